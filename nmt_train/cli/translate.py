@@ -1,0 +1,69 @@
+"""nmt-translate: lines of source text on stdin, lines of translations on stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from nmt_train import cli
+
+
+def parser() -> cli.Parser:
+    options = cli.Parser(prog="nmt-translate", description="Translate lines of text from stdin to stdout, in order.")
+    options.add_argument("--model", required=True, type=Path, metavar="PATH", help="run folder (its last checkpoint) or checkpoint")
+    options.add_argument("--average", type=cli.positive, default=1, metavar="N", help="average the run's last N checkpoints")
+    options.add_argument("--beam", type=cli.positive, default=5, metavar="N", help="hypotheses kept per sentence (default 5)")
+    options.add_argument(
+        "--normalisation", type=float, default=1.0, metavar="X", help="scores are divided by length to this power (default 1)"
+    )
+    options.add_argument(
+        "--n-best", type=cli.positive, default=None, metavar="N", help="print N lines each: number ||| text ||| log p ||| score"
+    )
+    options.add_argument("--batch-tokens", type=cli.positive, default=2048, metavar="N", help="source pieces per batch")
+    options.add_argument(
+        "--window", type=cli.positive, default=None, metavar="N", help="lines read ahead (default 2000; 1 on a terminal)"
+    )
+    options.add_argument("--devices", default="auto", help="auto, cpu or cuda (default auto)")
+    options.add_argument("--threads", type=int, default=0, metavar="N", help="compute threads on the CPU; 0: one per core")
+    options.add_argument("--debug", action="store_true", help="show the stack of an error")
+    return options
+
+
+def command(arguments: Sequence[str]) -> int:
+    given = parser().parse_args(arguments)
+    from nmt_train import device
+    from nmt_train.corpus.text import decode_lines
+    from nmt_train.errors import UserError
+    from nmt_train.model.search import SearchConfig
+    from nmt_train.run import find_checkpoints
+    from nmt_train.state import load_model
+    from nmt_train.translate import Translator
+
+    if given.n_best is not None and given.n_best > given.beam:
+        raise UserError(f"command line: --n-best {given.n_best} needs a --beam of at least as many, not {given.beam}")
+    device.prepare(given.threads)
+    model, vocabulary, _ = load_model(find_checkpoints(given.model)[-given.average :], device.choose(given.devices)[0])
+    search = SearchConfig(beam=given.beam, normalisation=given.normalisation)
+    translator = Translator(model, vocabulary, search, given.batch_tokens)
+    window = given.window or (1 if sys.stdin.isatty() else 2000)
+    lines = decode_lines(sys.stdin.buffer, "standard input")
+    for number, found in enumerate(translator.stream(lines, window)):
+        if given.n_best is None:
+            output = found[0][0] + "\n"
+        else:
+            output = "".join(
+                f"{number} ||| {text} ||| {hypothesis.log_probability:.4f} ||| {hypothesis.score:.4f}\n"
+                for text, hypothesis in found[: given.n_best]
+            )
+        sys.stdout.buffer.write(output.encode("utf-8"))
+        if window == 1:
+            sys.stdout.buffer.flush()
+    sys.stdout.buffer.flush()
+    if translator.cut:
+        print(f"warning: {translator.cut} lines were longer than 1,000 pieces and were cut", file=sys.stderr)
+    return 0
+
+
+def main() -> None:
+    sys.exit(cli.run(command))

@@ -1,0 +1,230 @@
+"""The whole configuration: defaults, then YAML files, then `--section.key value`; checked by pydantic before anything runs.
+
+Each section's dataclass stands beside the code that it configures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from nmt_train.checkpoint import CheckpointConfig
+from nmt_train.corpus import BatchConfig, CorpusConfig
+from nmt_train.duration import Span
+from nmt_train.errors import UserError
+from nmt_train.log import LogConfig
+from nmt_train.model import ModelConfig
+from nmt_train.optim import OptimizerConfig
+from nmt_train.section import STRICT
+from nmt_train.stop import StopConfig
+from nmt_train.validate import ValidationConfig
+
+
+@dataclass(frozen=True, config=STRICT)
+class Config:
+    """Everything that determines a run."""
+
+    corpus: CorpusConfig
+    stop: StopConfig
+    run: str = Field("run", min_length=1, description="folder for everything that the run writes")
+    seed: int = Field(1, ge=0, description="of initial parameters, data order and dropout")
+    mode: str = Field("single", description="how workers update the parameters; this version: single")
+    devices: str | list[int] = Field("auto", description="auto (a GPU if there is one), cpu, cuda, all, or GPU numbers: [0]")
+    threads: int = Field(0, ge=0, description="compute threads on the CPU; 0: one per core")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="of matrix products: fp32, or bf16 by autocast")
+    trace: bool = Field(False, description="record spans of forward, backward, update in run/trace")
+    batch: BatchConfig = Field(default_factory=BatchConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    validation: ValidationConfig = Field(default_factory=ValidationConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    log: LogConfig = Field(default_factory=LogConfig)
+
+
+# A run may continue with other values of these without becoming another experiment.
+HARMLESS = (
+    "run", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
+    "corpus.max_skipped",
+)  # fmt: skip
+_SECTIONS = TypeAdapter(Config)
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One leaf of the configuration, `name` dotted."""
+
+    name: str
+    type: str
+    default: Any
+    required: bool
+    description: str
+
+
+def keys(section: Any = Config, prefix: str = "") -> Iterator[Key | str]:
+    """Every leaf in order of appearance, each section preceded by `its name: its description` as a string."""
+    for name, info in section.__pydantic_fields__.items():
+        if dataclasses.is_dataclass(info.annotation) and info.annotation is not Span:
+            yield f"{prefix}{name}: {(info.annotation.__doc__ or '').strip()}"
+            yield from keys(info.annotation, f"{prefix}{name}.")
+        else:
+            default = info.get_default(call_default_factory=True)
+            shown = str(info.annotation).replace("nmt_train.duration.", "")
+            yield Key(prefix + name, shown, default, info.is_required(), info.description or "")
+
+
+def leaves() -> dict[str, Key]:
+    return {key.name: key for key in keys() if isinstance(key, Key)}
+
+
+def load(files: Sequence[str], overrides: Mapping[str, str]) -> Config:
+    """Later files override earlier ones, `overrides` (dotted key to YAML text, from the command line) override both.
+
+    UserError names the file and line, or the command line, the key, and the nearest known key for an unknown one.
+    """
+    values: dict[str, Any] = {}
+    where: dict[str, str] = {}
+    for file in files:
+        _merge(values, _read(Path(file), where))
+    for name, text in overrides.items():
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        nested: Any = value
+        for part in reversed(name.split(".")):
+            nested = {part: nested}
+        _merge(values, nested)
+        where[name] = "command line"
+    return validate(values, where)
+
+
+def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
+    """Check nested `values`; `where` says for dotted keys which file and line set them, for the error message."""
+    known = leaves()
+    for name in _flatten(values):
+        if name not in known and not any(name.startswith(key + ".") for key in known):
+            raise UserError(f"{where.get(name, 'config')}: {unknown(name)}")
+    try:
+        return _SECTIONS.validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = [str(part) for part in first["loc"]]
+        name = next((".".join(path[:n]) for n in range(len(path), 0, -1) if ".".join(path[:n]) in known), ".".join(path))
+        place = next((where[key] for key in (name, *where) if key in where and key.startswith(name)), "config")
+        if first["type"] == "missing":
+            raise UserError(f"{next(iter(where.values()), 'config').split(',')[0]}: {name} is missing; give it") from None
+        message = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+        given = "" if first["type"] == "value_error" else f", not {first['input']!r}"
+        raise UserError(f"{place}: {name}: {message}{given}; see nmt-train --help") from None
+
+
+def unknown(name: str) -> str:
+    """The sentence for a key that does not exist."""
+    sections = {key.rsplit(".", 1)[0] for key in leaves() if "." in key}
+    if name in sections:
+        return f"{name} is a section; give its keys, as in {name}.{next(k for k in leaves() if k.startswith(name))}"
+    near = difflib.get_close_matches(name, leaves(), n=1, cutoff=0.5)
+    if not near:
+        last = name.rsplit(".", 1)[-1]
+        near = [key for key in leaves() if key.rsplit(".", 1)[-1] == last][:1]
+    return f"unknown key {name}" + (f"; did you mean {near[0]}?" if near else "; see nmt-train --help")
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """Nested dictionaries of YAML's own types; `validate` reads them back."""
+    result: dict[str, Any] = _SECTIONS.dump_python(config, mode="json")
+    return result
+
+
+def to_yaml(config: Config) -> str:
+    """The whole resolved configuration with a comment above every key."""
+    lines: list[str] = []
+    flat = _flatten(plain(config))
+    for key in keys():
+        if isinstance(key, str):
+            name, _, description = key.partition(": ")
+            depth = name.count(".")
+            lines += ["", f"{'  ' * depth}# {description}", f"{'  ' * depth}{name.rsplit('.', 1)[-1]}:"]
+        else:
+            indent = "  " * key.name.count(".")
+            value = yaml.safe_dump(flat[key.name], default_flow_style=True, width=10_000).removesuffix("\n...\n").strip()
+            lines += [f"{indent}# {key.description}", f"{indent}{key.name.rsplit('.', 1)[-1]}: {value}"]
+    return "\n".join(lines).strip() + "\n"
+
+
+def differences(old: dict[str, Any], new: Config) -> list[str]:
+    """Keys, with both values, in which a run's saved config differs from the present one, harmless ones left out."""
+    before, after = _flatten(old), _flatten(plain(new))
+    return [
+        f"{name} was {before.get(name)}, now {after.get(name)}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name) and not name.startswith(HARMLESS)
+    ]
+
+
+def _read(path: Path, where: dict[str, str]) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give an existing YAML file to --config") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8; save the file as UTF-8") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise UserError(f"{path}{line}: not YAML: {getattr(error, 'problem', None) or error}; mend the line") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: holds no keys; write `key: value` lines")
+    _locate(node, path, "", where)
+    return values
+
+
+def _locate(node: yaml.Node, path: Path, prefix: str, where: dict[str, str]) -> None:
+    """Remember each key's file and line; refuse one given twice, which YAML itself lets pass."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[str] = set()
+    for key, value in node.value:
+        name = f"{prefix}{key.value}"
+        place = f"{path}, line {key.start_mark.line + 1}"
+        if name in seen:
+            raise UserError(f"{place}: {name} is given twice; remove one")
+        seen.add(name)
+        where[name] = place
+        _locate(value, path, f"{name}.", where)
+
+
+def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _flatten(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def shown(value: Any) -> str:
+    """A default as help and comments print it."""
+    if isinstance(value, list):
+        return "[" + ", ".join(map(str, value)) + "]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,184 @@
+"""Batches of a store: shuffled by epoch, grouped by length inside a window, in an order that seed and epoch determine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmt_train.corpus import BatchConfig, CorpusConfig
+from nmt_train.corpus.store import Store
+from nmt_train.corpus.vocabulary import BEGIN, END, PAD, Vocabulary
+from nmt_train.errors import UserError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sentence pairs padded to rectangles of ids.
+
+    source (sentences, source) ends each sentence with END; target_in begins with BEGIN, target_out ends with END, both
+    (sentences, target). source_mask (sentences, 1, 1, source) is 0 on words and -inf on padding, None without padding;
+    target_filled lists the positions of words in the flattened target, None if all are. target_tokens counts END too.
+    """
+
+    source: Tensor
+    source_mask: Tensor | None
+    target_in: Tensor
+    target_out: Tensor
+    target_filled: Tensor | None
+    source_tokens: int
+    target_tokens: int
+    pairs: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch with its tensors on `device`."""
+        if device.type == "cpu":
+            return self
+        moved = {
+            name: value.pin_memory().to(device, non_blocking=True)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        return Batch(**{**vars(self), **moved})
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Pairs of the corpus that are not trained on, by reason."""
+
+    empty: int
+    long: int
+    total: int
+
+    def __str__(self) -> str:
+        return f"{self.empty:,} with an empty side, {self.long:,} over-long, of {self.total:,} pairs"
+
+
+class Batches:
+    """The batches of every epoch. Batch i of epoch e is the same in every process that has the same seed."""
+
+    def __init__(
+        self, store: Store, corpus: CorpusConfig, batch: BatchConfig, vocabulary: Vocabulary, seed: int
+    ) -> None:
+        self.store, self._config, self._vocabulary, self._seed = store, batch, vocabulary, seed
+        self._window, self._sampling = corpus.window, corpus.vocabulary.sampling
+        self._candidates = corpus.vocabulary.sampling_candidates
+        self._lengths = store.source.lengths.astype(np.int32), store.target.lengths.astype(np.int32)
+        longest, shortest = np.maximum(*self._lengths), np.minimum(*self._lengths)
+        kept = (shortest > 0) & (longest <= corpus.max_length)
+        empty = int((shortest == 0).sum())
+        self.left_out = LeftOut(empty, len(kept) - empty - int(kept.sum()), len(kept))
+        self._kept = np.flatnonzero(kept).astype(np.int32 if len(kept) < 1 << 31 else np.int64)
+        self._check(corpus)
+
+    def _check(self, corpus: CorpusConfig) -> None:
+        if len(self._kept) == 0:
+            raise UserError(f"corpus.train: no pair is left to train on ({self.left_out}); see corpus.max_length")
+        share = 1 - len(self._kept) / self.left_out.total
+        if share > corpus.max_skipped:
+            raise UserError(
+                f"corpus.train: {share:.1%} of the pairs would be left out ({self.left_out}), more than"
+                f" corpus.max_skipped {corpus.max_skipped:.1%}; raise it or corpus.max_length {corpus.max_length}"
+            )
+        if self._config.sentences is None and self._config.tokens <= corpus.max_length:
+            raise UserError(
+                f"batch.tokens: {self._config.tokens} cannot hold one sentence of corpus.max_length {corpus.max_length}"
+                " pieces and its end; raise the one or lower the other"
+            )
+
+    def __len__(self) -> int:
+        """Pairs in an epoch."""
+        return len(self._kept)
+
+    def stream(self, epoch: int, first: int = 0) -> Iterator[tuple[Batch, bool]]:
+        """Batches without end, from number `first` of `epoch` (both counted from 0) on; True with the last of an epoch."""
+        while True:
+            groups = enumerate(self.groups(epoch))
+            waiting = next(groups, None)
+            while waiting is not None:
+                (number, pairs), waiting = waiting, next(groups, None)
+                if number >= first:
+                    random = np.random.default_rng([self._seed, epoch, number])
+                    yield self._assemble(pairs, random), waiting is None
+            epoch, first = epoch + 1, 0
+
+    def groups(self, epoch: int) -> Iterator[np.ndarray]:
+        """Pair numbers of each batch of `epoch`, in training order; every kept pair appears exactly once."""
+        random = np.random.default_rng([self._seed, epoch])
+        order = random.permutation(self._kept)
+        for start in range(0, len(order), self._window):
+            window = order[start : start + self._window]
+            source, target = (lengths[window] for lengths in self._lengths)
+            # Back and forth through the sources: where one target length ends, the next begins at a like source length.
+            window = window[np.lexsort((np.where(target % 2, source, -source), target))]
+            cuts = self._cut(self._lengths[1][window] + 1)
+            for number in random.permutation(len(cuts) - 1):
+                yield window[cuts[number] : cuts[number + 1]]
+
+    def _cut(self, lengths: np.ndarray) -> list[int]:
+        """Borders of batches in sentences sorted by target length (END counted)."""
+        if self._config.sentences is not None:
+            return [*range(0, len(lengths), self._config.sentences), len(lengths)]
+        cuts = [0]
+        while cuts[-1] < len(lengths):
+            # The longest is the last: binary search for the largest batch whose rectangle fits.
+            low, high = cuts[-1] + 1, min(len(lengths), cuts[-1] + self._config.tokens // int(lengths[cuts[-1]]))
+            while low < high:
+                middle = (low + high + 1) // 2
+                if (middle - cuts[-1]) * int(lengths[middle - 1]) <= self._config.tokens:
+                    low = middle
+                else:
+                    high = middle - 1
+            cuts.append(low)
+        return cuts
+
+    def _assemble(self, pairs: np.ndarray, random: np.random.Generator) -> Batch:
+        source = [self.store.source[pair] for pair in pairs]
+        target = [self.store.target[pair] for pair in pairs]
+        if self._sampling:
+            source, target = (
+                [np.array(self._vocabulary.resample(ids, self._sampling, self._candidates, random)) for ids in side]
+                for side in (source, target)
+            )
+        return assemble(source, target, tuple(int(pair) for pair in pairs))
+
+
+def assemble(source: list[np.ndarray], target: list[np.ndarray], pairs: tuple[int, ...] = ()) -> Batch:
+    """Pad sentences (ids without begin or end) into a `Batch`."""
+    source_ids = pad([np.append(ids, END) for ids in source])
+    target_in = pad([np.concatenate(([BEGIN], ids)) for ids in target])
+    target_out = pad([np.append(ids, END) for ids in target])
+    source_filled, filled = source_ids != PAD, target_out != PAD
+    return Batch(
+        source=source_ids,
+        source_mask=padding_mask(source_ids),
+        target_in=target_in,
+        target_out=target_out,
+        target_filled=None if filled.all() else filled.flatten().nonzero().flatten(),
+        source_tokens=int(source_filled.sum()),
+        target_tokens=int(filled.sum()),
+        pairs=pairs,
+    )
+
+
+def pad(sentences: list[np.ndarray]) -> Tensor:
+    """Ids (sentences, longest), int64, filled up with PAD on the right."""
+    ids = np.full((len(sentences), max(map(len, sentences))), PAD, dtype=np.int64)
+    for row, sentence in zip(ids, sentences, strict=True):
+        row[: len(sentence)] = sentence
+    return torch.from_numpy(ids)
+
+
+def padding_mask(ids: Tensor) -> Tensor | None:
+    """(sentences, 1, 1, length): -inf where `ids` (sentences, length) is padding, else 0; None if nothing is."""
+    padding = ids == PAD
+    if not padding.any():
+        return None
+    return torch.zeros(ids.shape).masked_fill_(padding, -math.inf)[:, None, None, :]

@@ -1,0 +1,163 @@
+"""The corpus as piece ids in memory-mapped files, tokenised once, so that memory does not grow with the corpus.
+
+A store is a folder made beside the data under a name that holds a digest of the files (path, size, time of change) and of
+the vocabulary; any difference gives another name. It is written elsewhere and renamed, so two runs may build it at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from nmt_train.corpus import Files
+from nmt_train.corpus.text import read_pairs, sides
+from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.errors import UserError
+
+_FORMAT = 1
+_CHUNK = 20_000  # pairs tokenised at a time
+
+
+@dataclass(frozen=True)
+class Side:
+    """The ids of one language: those of pair i are `tokens[offsets[i]:offsets[i + 1]]`, without begin or end."""
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+
+    def __getitem__(self, pair: int) -> np.ndarray:
+        ids: np.ndarray = self.tokens[self.offsets[pair] : self.offsets[pair + 1]]
+        return ids
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Pieces of each pair's side (pairs,)."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class Store:
+    """Both sides of a corpus; pair i is line i + 1 of its files, empty lines included."""
+
+    path: Path
+    source: Side
+    target: Side
+
+    def __len__(self) -> int:
+        return len(self.source.offsets) - 1
+
+
+def open_store(files: Files, key: str, vocabulary: Vocabulary, fallback: Path) -> Store:
+    """The store of `files` (config `key`), built beside the first file, or in folder `fallback` where that is read-only.
+
+    UserError for whatever is wrong with the text, or a disk that cannot take it.
+    """
+    digest = _digest(files, key, vocabulary)
+    first = Path(sides(files, key)[0][0])
+    for folder in (first.parent, fallback):
+        path = folder / f"{first.name}.{digest}.store"
+        if (path / "store.json").exists():
+            return _map(path)
+    for folder in (first.parent, fallback):
+        path = folder / f"{first.name}.{digest}.store"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            building = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=folder))
+        except OSError as error:
+            reason = error
+            continue
+        try:
+            _build(building, files, key, vocabulary)
+            _publish(building, path)
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}; free some space or move the corpus to another disk") from None
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+        return _map(path)
+    raise UserError(f"{fallback}: {reason.strerror}; the tokenised corpus can be written neither there nor beside {first}")
+
+
+def _digest(files: Files, key: str, vocabulary: Vocabulary) -> str:
+    facts: list[object] = [_FORMAT, vocabulary.digest]
+    for paths in sides(files, key):
+        for path in paths:
+            try:
+                status = os.stat(path)
+            except OSError as error:
+                raise UserError(f"{key}: {path}: {error.strerror}; check the path") from None
+            facts.append([os.path.abspath(path), status.st_size, status.st_mtime_ns])
+        facts.append("side")
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def _build(folder: Path, files: Files, key: str, vocabulary: Vocabulary) -> None:
+    pairs = read_pairs(files, key)
+    dtype = np.uint16 if len(vocabulary) <= 1 << 16 else np.uint32
+    counts = [0, 0]
+    with (
+        open(folder / "source.tokens", "wb") as source_tokens,
+        open(folder / "target.tokens", "wb") as target_tokens,
+        open(folder / "source.offsets", "wb") as source_offsets,
+        open(folder / "target.offsets", "wb") as target_offsets,
+    ):
+        outputs = ((source_tokens, source_offsets), (target_tokens, target_offsets))
+        for _, offsets in outputs:
+            offsets.write(np.zeros(1, np.int64).tobytes())
+        total = 0
+        for chunk in _chunks(pairs):
+            total += len(chunk)
+            for side, (tokens, offsets) in enumerate(outputs):
+                ids = vocabulary.encode([pair[side] for pair in chunk])
+                lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+                offsets.write((counts[side] + np.cumsum(lengths)).tobytes())
+                tokens.write(np.fromiter((i for line in ids for i in line), dtype, int(lengths.sum())).tobytes())
+                counts[side] += int(lengths.sum())
+    if total == 0 or not all(counts):
+        empty = "source" if counts[1] else "target"
+        raise UserError(f"{key}: the {'files are' if not any(counts) else empty + ' side is'} empty; there is nothing to read")
+    (folder / "store.json").write_text(json.dumps({"pairs": total, "dtype": np.dtype(dtype).name}))
+
+
+def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    while chunk := list(islice(pairs, _CHUNK)):
+        yield chunk
+
+
+def _publish(building: Path, path: Path) -> None:
+    """Make a finished store appear whole; if another run was faster, its store is as good as ours."""
+    for file in building.iterdir():
+        with open(file, "rb") as stream:
+            os.fsync(stream.fileno())
+    building.chmod(0o755)
+    try:
+        building.rename(path)
+    except OSError:
+        if not (path / "store.json").exists():
+            raise
+
+
+def _map(path: Path) -> Store:
+    try:
+        facts = json.loads((path / "store.json").read_text())
+        source, target = (
+            Side(
+                np.memmap(path / f"{name}.tokens", dtype=facts["dtype"], mode="r"),
+                np.memmap(path / f"{name}.offsets", dtype=np.int64, mode="r"),
+            )
+            for name in ("source", "target")
+        )
+        for side in (source, target):
+            if len(side.offsets) != facts["pairs"] + 1 or side.offsets[-1] != len(side.tokens):
+                raise ValueError("sizes disagree")
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path}: damaged ({error}); delete this folder and it is made anew") from None
+    return Store(path, source, target)

@@ -1,0 +1,100 @@
+"""Lines of text files as the trainer understands them: UTF-8, ended by a line feed alone, free of control characters."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from nmt_train.corpus import Files
+from nmt_train.errors import UserError
+
+# Control characters and Unicode's own line ends, which would break the rule of one line per line; tabs stay.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+_BOM = b"\xef\xbb\xbf"
+
+
+def clean(line: str) -> str:
+    """`line` with every control character, U+0085, U+2028 and U+2029 replaced by a space."""
+    return _CONTROL.sub(" ", line)
+
+
+def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
+    """Cleaned lines without their end (LF or CRLF) of a binary `stream`; UserError names the file and line of bad UTF-8."""
+    for number, raw in enumerate(stream, 1):
+        if number == 1:
+            raw = raw.removeprefix(_BOM)
+        try:
+            yield clean(raw.rstrip(b"\n").removesuffix(b"\r").decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{name}, line {number}: not UTF-8 (byte {error.start + 1} of the line); convert the file, e.g. with iconv"
+            ) from None
+
+
+def read_lines(path: str | Path) -> Iterator[str]:
+    """Cleaned lines of a plain or .gz file; UserError if it is missing, unreadable, damaged or not UTF-8."""
+    try:
+        with open_binary(path) as stream:
+            yield from decode_lines(stream, str(path))
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{path}: {reason}; check the path and that the file can be read") from None
+
+
+def open_binary(path: str | Path) -> BinaryIO:
+    if str(path).endswith(".gz"):
+        return gzip.open(path, "rb")  # type: ignore[return-value]
+    return open(path, "rb")
+
+
+def sides(files: Files, key: str) -> list[list[str]]:
+    """`files` as the config gives them, as one list of TSV files or as two lists, source's and target's."""
+    entries = [files] if isinstance(files, str) else files
+    lists = [[entry] if isinstance(entry, str) else list(entry) for entry in entries]
+    if len(lists) not in (1, 2) or not all(lists):
+        raise UserError(f"{key}: give [source, target] or [pairs.tsv]; there are {len(lists)} entries")
+    return lists
+
+
+def read_pairs(files: Files, key: str) -> Iterator[tuple[str, str]]:
+    """(source, target) lines of the files under config `key`.
+
+    UserError where the sides differ in length (both counts), a TSV line has no second column, or a file cannot be read.
+    """
+    lists = sides(files, key)
+    if len(lists) == 1:
+        for path in lists[0]:
+            yield from _read_tsv(path)
+        return
+    source, target = (_numbered(paths) for paths in lists)
+    count = 0
+    while True:
+        left, right = next(source, None), next(target, None)
+        if left is None and right is None:
+            return
+        if left is None or right is None:
+            longer = count + 1 + sum(1 for _ in (target if left is None else source))
+            lines = (count, longer) if left is None else (longer, count)
+            names = [", ".join(paths) for paths in lists]
+            raise UserError(
+                f"{key}: {names[0]} has {lines[0]:,} lines and {names[1]} has {lines[1]:,}; both sides must be line by line"
+                " translations of each other"
+            )
+        count += 1
+        yield left, right
+
+
+def _numbered(paths: list[str]) -> Iterator[str]:
+    for path in paths:
+        yield from read_lines(path)
+
+
+def _read_tsv(path: str) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(read_lines(path), 1):
+        columns = line.split("\t")
+        if len(columns) < 2:
+            raise UserError(f"{path}, line {number}: no tab; a .tsv corpus has source and target separated by one tab")
+        yield columns[0], columns[1]

@@ -1,0 +1,126 @@
+"""The joint SentencePiece vocabulary: trained in the run when it is missing, and shared by both languages."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+
+from nmt_train.corpus import CorpusConfig, VocabularyConfig
+from nmt_train.corpus.text import read_pairs
+from nmt_train.errors import UserError
+
+PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
+
+
+class Vocabulary:
+    """Text to piece ids and back. Ids 0 to 3 are padding, unknown, begin and end of sentence."""
+
+    def __init__(self, model: bytes, where: str) -> None:
+        """`model`: a serialised SentencePiece model; `where` names it in errors."""
+        self.model = model
+        self._processor = sentencepiece.SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(model)
+        except (RuntimeError, ValueError):
+            raise UserError(f"{where}: not a SentencePiece model; delete it to train a new one, or name another") from None
+        ids = self._processor.pad_id(), self._processor.unk_id(), self._processor.bos_id(), self._processor.eos_id()
+        if ids != (PAD, UNKNOWN, BEGIN, END):
+            raise UserError(
+                f"{where}: padding, unknown, begin, end have ids {ids}; this trainer needs (0, 1, 2, 3):"
+                " train it with --pad_id=0 --unk_id=1 --bos_id=2 --eos_id=3"
+            )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Vocabulary:
+        try:
+            return cls(Path(path).read_bytes(), str(path))
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}; give a SentencePiece model or let the run train one") from None
+
+    def __len__(self) -> int:
+        return int(self._processor.get_piece_size())
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the model, by which a checkpoint knows its vocabulary."""
+        return hashlib.sha256(self.model).hexdigest()
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Piece ids of each line, without begin or end."""
+        ids: list[list[int]] = self._processor.encode(list(lines), num_threads=os.cpu_count() or 1)
+        return ids
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Detokenised text of each sequence; begin, end and padding leave nothing."""
+        return [self._processor.decode([int(i) for i in sequence if i > END or i == UNKNOWN]) for sequence in ids]
+
+    def resample(self, ids: np.ndarray, power: float, candidates: int, random: np.random.Generator) -> list[int]:
+        """Another segmentation of the same text, drawn from the n best with probability^`power` (Kudo 2018).
+
+        Text with unknown pieces keeps its ids, since its characters cannot be told from them.
+        """
+        if len(ids) == 0 or (ids == UNKNOWN).any():
+            return list(ids)
+        text = self._processor.decode(ids.tolist())
+        found: list[list[int]] = self._processor.nbest_encode_as_ids(text, candidates)
+        scores = power * np.array([self._scores[candidate].sum() for candidate in found])
+        weights = np.exp(scores - scores.max())
+        return found[int(random.choice(len(found), p=weights / weights.sum()))]
+
+    @cached_property
+    def _scores(self) -> np.ndarray:
+        """Log-probability of each piece under the unigram model."""
+        return np.array([self._processor.get_score(piece) for piece in range(len(self))])
+
+
+def train(config: CorpusConfig) -> Vocabulary:
+    """Train the joint vocabulary of `config.vocabulary` on both sides of the training corpus.
+
+    UserError if the corpus has too few lines or characters for the size asked.
+    """
+    vocabulary = config.vocabulary
+    output = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_both_sides(config),
+            model_writer=output,
+            vocab_size=vocabulary.size,
+            model_type=vocabulary.type,
+            character_coverage=vocabulary.character_coverage,
+            input_sentence_size=vocabulary.sample_lines,
+            shuffle_input_sentence=True,
+            pad_id=PAD,
+            unk_id=UNKNOWN,
+            bos_id=BEGIN,
+            eos_id=END,
+            num_threads=os.cpu_count() or 1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise UserError(f"corpus.vocabulary.size: {_explain(str(error), vocabulary)}") from None
+    return Vocabulary(output.getvalue(), "the vocabulary just trained")
+
+
+def _both_sides(config: CorpusConfig) -> Iterable[str]:
+    for source, target in read_pairs(config.train, "corpus.train"):
+        if source.strip() and target.strip():
+            yield source
+            yield target
+
+
+def _explain(message: str, vocabulary: VocabularyConfig) -> str:
+    """SentencePiece's reason for refusing, in the user's terms."""
+    largest = re.search(r"value <= (\d+)", message)
+    if largest:
+        return f"{vocabulary.size} pieces are more than this corpus can fill; at most {largest[1]} are possible"
+    if "required_chars" in message or "smaller than required" in message:
+        return f"{vocabulary.size} pieces are fewer than the characters of this corpus need; choose a larger size"
+    return f"{vocabulary.size} pieces could not be trained on this corpus; choose a smaller size ({message[-160:]})"

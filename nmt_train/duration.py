@@ -1,0 +1,66 @@
+"""Lengths of training as Marian writes them: `10e` epochs, `500u` updates, `300Kt` target tokens, `2h`, `30m`, `90s`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol
+
+from pydantic import BeforeValidator, PlainSerializer
+
+_MULTIPLES = {"": 1, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+_PATTERN = re.compile(r"(\d+(?:\.\d+)?)([KMG]?)([eutsmh])")
+_FORM = "a number and a unit: e (epochs), u (updates), t (target tokens), s, m or h, as in 10e, 500u, 300Kt, 2h"
+
+
+class Progressed(Protocol):
+    """What a duration is measured on; `seconds` is wall-clock time."""
+
+    epochs: int
+    updates: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Span:
+    """A positive amount of one unit; `text` is how the user wrote it."""
+
+    amount: float
+    unit: str
+    text: str
+
+    @classmethod
+    def parse(cls, text: Any) -> Span:
+        """Read `10e`, `500u`, `300Kt`, `2h`; ValueError says the accepted form."""
+        if isinstance(text, Span):
+            return text
+        match = _PATTERN.fullmatch(str(text))
+        if match is None:
+            raise ValueError(f"{text!r} is not a duration: write {_FORM}")
+        number, multiple, unit = match.groups()
+        amount = float(number) * _MULTIPLES[multiple] * _SECONDS.get(unit, 1)
+        if amount <= 0:
+            raise ValueError(f"{text!r} is not a duration: it must be more than zero")
+        if unit in "eut" and amount != int(amount):
+            raise ValueError(f"{text!r} is not a duration: epochs, updates and tokens are whole numbers")
+        return cls(amount, unit, str(text))
+
+    def measure(self, progress: Progressed) -> float:
+        """How much of this unit has gone by."""
+        return {"e": progress.epochs, "u": progress.updates, "t": progress.tokens}.get(self.unit, progress.seconds)
+
+    def reached(self, progress: Progressed) -> bool:
+        """Whether at least this much has gone by since the start of training."""
+        return self.measure(progress) >= self.amount
+
+    def crossed(self, before: Progressed, after: Progressed) -> bool:
+        """Whether a multiple of this duration lies in (before, after]; needs no state of its own."""
+        return self.measure(after) // self.amount > self.measure(before) // self.amount
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Duration = Annotated[Span, BeforeValidator(Span.parse), PlainSerializer(str)]

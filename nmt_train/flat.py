@@ -1,0 +1,58 @@
+"""A model whose parameters and gradients are views of one flat vector each, so that what is exchanged is a slice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from nmt_train.errors import UserError
+
+
+class Flat:
+    """`parameters` and `gradient`, both (elements,) fp32 on the model's device; the model reads and writes them in place.
+
+    `layout` lists (name, shape) in the order of the vector.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        named = list(model.named_parameters())
+        self.layout = [(name, tuple(parameter.shape)) for name, parameter in named]
+        self.parameters = torch.cat([parameter.detach().flatten() for _, parameter in named])
+        self.gradient = torch.zeros_like(self.parameters)
+        for (_, parameter), value, gradient in zip(
+            named, self.named(self.parameters).values(), self.named(self.gradient).values(), strict=True
+        ):
+            parameter.data = value
+            parameter.grad = gradient
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """The views of a flat `vector` by parameter name, in the parameters' shapes."""
+        sizes = [torch.Size(shape).numel() for _, shape in self.layout]
+        return {name: part.view(shape) for (name, shape), part in zip(self.layout, vector.split(sizes), strict=True)}
+
+    @contextmanager
+    def using(self, vector: Tensor | None) -> Iterator[None]:
+        """Give the model the values of `vector` for a while (None: its own), then its own back, bit for bit."""
+        if vector is None:
+            yield
+            return
+        own = self.parameters.clone()
+        self.parameters.copy_(vector)
+        try:
+            yield
+        finally:
+            self.parameters.copy_(own)
+
+    def load(self, tensors: Mapping[str, Tensor], into: Tensor, where: str) -> None:
+        """Copy named tensors into a flat vector; UserError where names or shapes are another model's."""
+        views = self.named(into)
+        for name in sorted(views.keys() ^ tensors.keys()):
+            raise UserError(f"{where}: parameter {name} is in only one of checkpoint and model; is it of another model?")
+        for name, view in views.items():
+            if tensors[name].shape != view.shape:
+                shapes = f"{tuple(tensors[name].shape)} there, {tuple(view.shape)} in this model"
+                raise UserError(f"{where}: parameter {name} has another shape: {shapes}; use the model's own config")
+            view.copy_(tensors[name])

@@ -1,0 +1,132 @@
+"""What a run says: Marian's log lines to the terminal and `train.log`, JSON objects to `metrics.jsonl`, TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass as plain_dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from tqdm import tqdm
+
+from nmt_train.duration import Duration, Span
+from nmt_train.errors import UserError
+from nmt_train.progress import Progress
+from nmt_train.section import STRICT
+from nmt_train.stop import Verdict
+
+
+@dataclass(frozen=True, config=STRICT)
+class LogConfig:
+    """What is written while training."""
+
+    every: Duration = Field(Span.parse("100u"), description="between two log lines, as 100u, 1e, 50Kt or 1m")
+    tensorboard: bool = Field(False, description="also write TensorBoard events (needs the extra nmt_train[tensorboard])")
+
+
+@plain_dataclass
+class Log:
+    """Lines go to the terminal and `train.log`; events (JSON) to `metrics.jsonl` and, if asked, to TensorBoard."""
+
+    text: TextIO
+    metrics: TextIO
+    board: Any = None
+    bar: Any = None
+
+    @classmethod
+    def open(cls, folder: Path, config: LogConfig) -> Log:
+        """Append to the files of the run folder."""
+        board = _tensorboard(folder) if config.tensorboard else None
+        bar = tqdm(unit="tok", unit_scale=True, leave=False, dynamic_ncols=True) if sys.stderr.isatty() else None
+        text = open(folder / "train.log", "a", encoding="utf-8")
+        metrics = open(folder / "metrics.jsonl", "a", encoding="utf-8")
+        return cls(text, metrics, board, bar)
+
+    def say(self, message: str) -> None:
+        """One line in Marian's shape, `[date time] message`."""
+        line = f"[{datetime.now():%Y-%m-%d %H:%M:%S}] {message}"
+        tqdm.write(line, file=sys.stderr)
+        print(line, file=self.text, flush=True)
+
+    def train(self, progress: Progress, gradient_norm: float, learning_rate: float) -> None:
+        """The cost, speed, gradient norm and rate since the last such line."""
+        cost, seconds = progress.mean_cost(), progress.training_seconds - progress.logged_seconds
+        speed = progress.cost_tokens / seconds if seconds else 0.0
+        self.say(
+            f"Ep. {progress.epoch} : Up. {progress.updates} : Sen. {progress.sentences:,} : Cost {cost:.8f}"
+            f" : Time {seconds:.2f}s : {speed:.2f} words/s : gNorm {gradient_norm:.4f} : L.r. {learning_rate:.4e}"
+        )
+        self._event(
+            "train", progress,
+            {"cost": cost, "words_per_second": speed, "gradient_norm": gradient_norm, "learning_rate": learning_rate},
+        )  # fmt: skip
+        progress.logged()
+
+    def validation(self, progress: Progress, scores: dict[str, float], verdicts: dict[str, Verdict]) -> None:
+        """One line per metric, new best or stalled."""
+        for metric, value in scores.items():
+            verdict = verdicts[metric]
+            times = f"{verdict.stalled} time{'s' if verdict.stalled > 1 else ''}"
+            judged = f"stalled {times} (last best: {verdict.best:.4f})" if verdict.stalled else "new best"
+            self.say(f"[valid] Ep. {progress.epoch} : Up. {progress.updates} : {metric} : {value:.4f} : {judged}")
+        self._event("validation", progress, dict(scores))
+
+    def advance(self, progress: Progress) -> None:
+        """Move the bar of a terminal."""
+        if self.bar is not None:
+            self.bar.set_description(f"epoch {progress.epoch}, update {progress.updates}", refresh=False)
+            self.bar.update(progress.tokens - self.bar.n)
+
+    def _event(self, kind: str, progress: Progress, values: dict[str, Any]) -> None:
+        record = {
+            "event": kind, "update": progress.updates, "epoch": progress.epochs, "sentences": progress.sentences,
+            "words": progress.tokens, "seconds": round(progress.seconds, 3),
+            "training_seconds": round(progress.training_seconds, 3), **values,
+        }  # fmt: skip
+        print(json.dumps(record), file=self.metrics, flush=True)
+        if self.board is not None:
+            for name, value in values.items():
+                self.board.add_scalar(f"{kind}/{name}", value, progress.updates)
+
+    def close(self) -> None:
+        for stream in (self.bar, self.board, self.text, self.metrics):
+            if stream is not None:
+                stream.close()
+
+
+def _tensorboard(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError("log.tensorboard: tensorboard is not installed; pip install 'nmt_train[tensorboard]'") from None
+    return SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The events of a `metrics.jsonl`; UserError names a damaged line. An unfinished last line is left out."""
+    events = []
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; is this a run folder?") from None
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            raise UserError(f"{path}, line {number}: not a JSON object; remove the line") from None
+        events.append(event)
+    return events
+
+
+def rewind_metrics(path: Path, update: int) -> None:
+    """Take out events after `update`: a run that continues from there will write them again."""
+    if not path.exists():
+        return
+    kept = [event for event in read_metrics(path) if event["update"] <= update]
+    beside = path.with_suffix(".tmp")
+    beside.write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
+    beside.replace(path)

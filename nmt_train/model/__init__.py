@@ -1,0 +1,60 @@
+"""The model's section of the configuration: its sizes, by preset or one by one."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
+
+from nmt_train.section import STRICT
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {"encoder_layers": 4, "decoder_layers": 4, "dim": 128, "ffn_dim": 256, "heads": 4, "dropout": 0.3},
+    "small": {"encoder_layers": 3, "decoder_layers": 3, "dim": 256, "ffn_dim": 1024, "heads": 4, "dropout": 0.1},
+    "base": {"encoder_layers": 6, "decoder_layers": 6, "dim": 512, "ffn_dim": 2048, "heads": 8, "dropout": 0.1},
+    "big": {"encoder_layers": 6, "decoder_layers": 6, "dim": 1024, "ffn_dim": 4096, "heads": 16, "dropout": 0.3},
+}
+Preset = Literal["tiny", "small", "base", "big"]
+
+
+@dataclass(frozen=True, config=STRICT)
+class ModelConfig:
+    """An encoder-decoder transformer (Vaswani et al. 2017); a preset gives the sizes that are not given themselves."""
+
+    preset: Preset = Field("small", description="sizes to start from: tiny, small, base or big; any key below overrides")
+    encoder_layers: int = Field(3, ge=1, description="layers of the encoder")
+    decoder_layers: int = Field(3, ge=1, description="layers of the decoder")
+    dim: int = Field(256, ge=2, description="width of embeddings and layers [elements, even]")
+    ffn_dim: int = Field(1024, ge=1, description="inner width of the feed-forward blocks [elements]")
+    heads: int = Field(4, ge=1, description="attention heads; must divide dim")
+    norm: Literal["pre", "post"] = Field("pre", description="layer norm before each block, or after its residual sum")
+    tied: Literal["all", "target-output", "none"] = Field(
+        "all", description="which embeddings share one matrix: source, target and output; target and output; none"
+    )
+    dropout: float = Field(0.1, ge=0, lt=1, description="dropout of embeddings and of each block's output [probability]")
+    dropout_attention: float = Field(0.0, ge=0, lt=1, description="dropout of attention weights [probability]")
+    dropout_ffn: float = Field(0.0, ge=0, lt=1, description="dropout inside feed-forward blocks [probability]")
+    dropout_source_words: float = Field(0.0, ge=0, lt=1, description="whole source words zeroed [probability]")
+    dropout_target_words: float = Field(0.0, ge=0, lt=1, description="whole target words zeroed [probability]")
+    label_smoothing: float = Field(
+        0.1, ge=0, lt=1, description="share of each label spread evenly over the vocabulary, in training only"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_preset(cls, given: Any) -> Any:
+        values = dict(given.kwargs or {}) if isinstance(given, ArgsKwargs) else given
+        if not isinstance(values, dict):
+            return given
+        sizes = PRESETS.get(str(values.get("preset", "small")), {})
+        return {**sizes, **values}
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> ModelConfig:
+        if self.dim % self.heads:
+            raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}")
+        if self.dim % 2:
+            raise ValueError(f"dim {self.dim} is odd; sinusoidal positions need an even width")
+        return self

@@ -1,0 +1,69 @@
+"""Multi-head attention (Vaswani et al. 2017, section 3.2), with one matrix product for all that is read from one input."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nmt_train.model.dropout import dropout
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop: float) -> Tensor:
+    """softmax(query key^T / sqrt(dim) + mask) value, for (batch, heads, length, dim) each; `mask` is added, or None.
+
+    On the CPU sentences are short: three plain operations beat torch's fused kernel, in bfloat16 by a factor of four.
+    """
+    if query.device.type != "cpu":
+        mask = None if mask is None else mask.to(query.dtype)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=drop)
+    with torch.autocast("cpu", enabled=False):  # it would copy the scores to fp32 and back for the softmax
+        scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+        if mask is not None:
+            scores += mask.to(scores.dtype)
+        return dropout(torch.softmax(scores, dim=-1), drop, training=True) @ value
+
+
+class Attention(nn.Module):
+    """Projections around `attend`. Self-attention reads queries, keys and values from one input with one product."""
+
+    def __init__(self, dim: int, heads: int, drop: float, cross: bool) -> None:
+        super().__init__()
+        self.heads, self.drop, self.cross = heads, drop, cross
+        if cross:
+            self.query = nn.Linear(dim, dim)
+            self.key_value = nn.Linear(dim, 2 * dim)
+        else:
+            self.query_key_value = nn.Linear(dim, 3 * dim)
+        self.output = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, memory: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
+        """`x` (batch, length, dim) attends to itself, or to `memory`, the keys and values of `project_memory`."""
+        if self.cross:
+            assert memory is not None
+            query, (key, value) = self._split(self.query(x), 1)[0], memory
+        else:
+            query, key, value = self._split(self.query_key_value(x), 3)
+        return self._finish(query, key, value, mask)
+
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (batch, heads, length, dim / heads) of an encoder's output (batch, length, dim)."""
+        key, value = self._split(self.key_value(memory), 2)
+        return key, value
+
+    def extend(self, x: Tensor, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """One new position `x` (rows, 1, dim) attends to the `past` keys and values and to itself."""
+        query, key, value = self._split(self.query_key_value(x), 3)
+        if past is not None:
+            key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
+        return self._finish(query, key, value, None), (key, value)
+
+    def _finish(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        context = attend(query, key, value, mask, self.drop if self.training else 0.0)
+        return self.output(context.transpose(1, 2).flatten(2))
+
+    def _split(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """(batch, length, parts * dim) to `parts` tensors of (batch, heads, length, dim / heads)."""
+        batch, length, width = projected.shape
+        heads = projected.view(batch, length, parts, self.heads, width // parts // self.heads)
+        return heads.permute(2, 0, 3, 1, 4).unbind(0)

@@ -1,0 +1,96 @@
+"""Cross-entropy with label smoothing that computes logits, their softmax and both gradients block by block.
+
+Only one block of logits exists at a time, and its softmax replaces it: neither the logits of a whole batch nor a second
+copy of them is ever held, and a block still lies in the cache when the gradients are taken from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Logits per block: 32 MB in fp32, about the last-level cache of a server core complex. GPUs need more to be busy.
+_BLOCK = {"cpu": 1 << 23, "cuda": 1 << 28}
+
+
+def smoothed_cross_entropy(hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float, dtype: torch.dtype) -> Tensor:
+    """The sum over rows of -(1 - smoothing) log p(label) - smoothing * mean_v log p(v), with p = softmax(hidden output^T).
+
+    hidden: (rows, dim); output: (vocabulary, dim); labels: (rows,). Products run in `dtype`; the sum is fp32.
+    """
+    loss: Tensor = _SmoothedCrossEntropy.apply(hidden, output, labels, smoothing, dtype)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _SmoothedCrossEntropy(torch.autograd.Function):
+    """With q the smoothed label, the gradient of the logits is p - q. The even part of q touches every logit by the same
+    amount, so its share of the gradients is one vector each, subtracted once instead of logit by logit."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float, dtype: torch.dtype
+    ) -> Tensor:
+        # Autocast would run the softmax in fp32 and copy every block of logits to and fro; the dtypes here are chosen.
+        with torch.autocast(hidden.device.type, enabled=False):
+            total, *gradients = _loss_and_gradients(hidden, output, labels, smoothing, dtype)
+        ctx.save_for_backward(*gradients)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_gradient, output_gradient = ctx.saved_tensors
+        return hidden_gradient * scale, output_gradient * scale, None, None, None
+
+
+def _loss_and_gradients(
+    hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    vocabulary = output.shape[0]
+    rows, weights = hidden.to(dtype), output.to(dtype)
+    hidden_gradient, output_gradient = torch.empty_like(rows), torch.zeros_like(output)
+    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    weights_sum = output.sum(0)
+    size = max(1, _BLOCK[hidden.device.type] // vocabulary)
+    for start in range(0, len(rows), size):
+        block = rows[start : start + size]
+        label = torch.arange(len(block), device=labels.device), labels[start : start + size]
+        logits = block @ weights.T
+        label_logits = logits[label].float()
+        probabilities = torch.softmax(logits, dim=1)
+        del logits
+        label_probabilities = probabilities[label].float()
+        log_label = label_probabilities.clamp_min(1e-37).log()
+        mean_log = block.float() @ weights_sum / vocabulary - (label_logits - log_label)
+        total -= (1 - smoothing) * log_label.sum() + smoothing * mean_log.sum()
+        probabilities[label] = (label_probabilities - (1 - smoothing)).to(dtype)
+        torch.mm(probabilities, weights, out=hidden_gradient[start : start + size])
+        _accumulate(output_gradient, probabilities, block)
+    hidden_gradient = hidden_gradient.to(hidden.dtype)
+    if smoothing:
+        hidden_gradient -= weights_sum * (smoothing / vocabulary)
+        output_gradient -= rows.sum(0, dtype=torch.float32) * (smoothing / vocabulary)
+    return total, hidden_gradient, output_gradient
+
+
+def _accumulate(gradient: Tensor, probabilities: Tensor, block: Tensor) -> None:
+    if gradient.dtype == block.dtype:
+        gradient.addmm_(probabilities.T, block)
+    else:
+        gradient += (probabilities.T @ block).to(gradient.dtype)
+
+
+def cross_entropy(hidden: Tensor, output: Tensor, labels: Tensor) -> Tensor:
+    """The sum over rows of -log p(label), in fp32, for validation: no smoothing, no gradient."""
+    size = max(1, _BLOCK[hidden.device.type] // output.shape[0])
+    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    with torch.autocast(hidden.device.type, enabled=False):
+        for start in range(0, len(hidden), size):
+            logits = hidden[start : start + size].float() @ output.T
+            total += torch.nn.functional.cross_entropy(logits, labels[start : start + size], reduction="sum")
+    return total
+
+

@@ -1,0 +1,94 @@
+"""Beam search over batches: every sentence's result is its own, whatever is translated beside it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN
+from nmt_train.model.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """beam: hypotheses kept per sentence; normalisation: log-probabilities are divided by length^this; a translation has
+    at most length_factor x source + length_extra pieces, END included."""
+
+    beam: int = 5
+    normalisation: float = 1.0
+    length_factor: float = 2.0
+    length_extra: int = 10
+
+    def limit(self, source: int) -> int:
+        """Longest translation of a source with so many pieces, END included in both."""
+        return int(self.length_factor * source) + self.length_extra
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """Piece ids without BEGIN and END; `log_probability` is their sum with END's, `score` the same, normalised."""
+
+    ids: list[int]
+    log_probability: float
+    score: float
+
+
+@torch.inference_mode()
+def search(model: Transformer, source: Tensor, mask: Tensor | None, config: SearchConfig) -> list[list[Hypothesis]]:
+    """The best translations of each sentence of `source` (sentences, length), best first, at most `beam` each.
+
+    A hypothesis that ends in END while among its sentence's `beam` best candidates is finished; a sentence is done when it
+    has `beam` finished ones, or at its longest length, where only END may follow.
+    """
+    beam = config.beam
+    limits = torch.tensor([config.limit(int(n)) for n in (source != PAD).sum(1)], device=source.device)
+    state = model.start(source, mask)
+    sentences = torch.arange(len(source), device=source.device)  # which are still being translated
+    words = torch.full((len(source), beam), BEGIN, device=source.device)
+    scores = torch.full((len(source), beam), -math.inf, device=source.device)
+    scores[:, 0] = 0.0  # one hypothesis to start from, or all would be the same
+    history = words.new_empty(len(source), beam, 0)
+    finished: list[list[Hypothesis]] = [[] for _ in range(len(source))]
+    while len(sentences):
+        length = history.shape[2] + 1
+        candidates, parents, pieces = _extend(model.step(words, state), scores, length >= limits[sentences])
+        ended = pieces == END
+        for row, rank in (ended[:, :beam] & candidates[:, :beam].isfinite()).nonzero().tolist():
+            done = finished[int(sentences[row])]
+            if len(done) < beam:
+                total = float(candidates[row, rank])
+                ids = history[row, parents[row, rank]].tolist()
+                done.append(Hypothesis(ids, total, total / length**config.normalisation))
+        scores, places = candidates.masked_fill(ended, -math.inf).topk(beam, dim=1)
+        parents, words = parents.gather(1, places), pieces.gather(1, places)
+        alive = torch.tensor([len(finished[int(s)]) < beam for s in sentences], device=source.device)
+        alive &= scores[:, 0].isfinite()
+        kept = alive.nonzero().flatten()
+        history = torch.cat([history.gather(1, parents[..., None].expand_as(history)), words[..., None]], dim=2)[kept]
+        rows = (kept[:, None] * beam + parents[kept]).flatten()
+        state.select(None if len(kept) == len(alive) else kept, rows)
+        sentences, words, scores = sentences[kept], words[kept], scores[kept]
+    return [sorted(done, key=lambda hypothesis: -hypothesis.score) for done in finished]
+
+
+def _extend(logits: Tensor, scores: Tensor, at_limit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The 2 x beam best ways to extend each sentence's hypotheses, best first: (totals, parents, pieces).
+
+    At most `beam` of them end (one per hypothesis), so `beam` to go on with always remain.
+    logits (sentences, beam, vocabulary); scores (sentences, beam); at_limit (sentences,): only END may follow.
+    """
+    sentences, beam, vocabulary = logits.shape
+    logits = logits.float()
+    totals = torch.log_softmax(logits, dim=-1) + scores[..., None]
+    totals[..., [PAD, UNKNOWN, BEGIN]] = -math.inf
+    if at_limit.any():
+        ends = totals[at_limit][..., END].clone()
+        totals[at_limit] = -math.inf
+        totals[at_limit, :, END] = ends
+    width = min(2 * beam, vocabulary)
+    best, pieces = totals.topk(width, dim=2)  # first per hypothesis: many short sorts run side by side
+    candidates, places = best.flatten(1).topk(min(2 * beam, width * beam), dim=1)
+    return candidates, places // width, pieces.flatten(1).gather(1, places)

@@ -1,0 +1,208 @@
+"""The transformer of Vaswani et al. (2017), with pre- or post-norm, tied embeddings and a step-wise decoder for search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nmt_train.corpus.batches import Batch
+from nmt_train.model import ModelConfig
+from nmt_train.model.attention import Attention
+from nmt_train.model.dropout import drop_words, dropout
+from nmt_train.model.loss import cross_entropy, smoothed_cross_entropy
+
+
+class FeedForward(nn.Module):
+    """Two products with a ReLU between (section 3.3)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.inner = nn.Linear(config.dim, config.ffn_dim)
+        self.outer = nn.Linear(config.ffn_dim, config.dim)
+        self.drop = config.dropout_ffn
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(dropout(F.relu(self.inner(x), inplace=True), self.drop, self.training))
+
+
+class Residual(nn.Module):
+    """x + block(norm(x)), or norm(x + block(x)) for post-norm; dropout on what the block returns."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.dim)
+        self.pre, self.drop = config.norm == "pre", config.dropout
+
+    def forward(self, x: Tensor, block: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.pre:
+            return x + dropout(block(self.norm(x)), self.drop, self.training)
+        return self.norm(x + dropout(block(x), self.drop, self.training))
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config.dim, config.heads, config.dropout_attention, cross=False)
+        self.attention_residual = Residual(config)
+        self.ffn = FeedForward(config)
+        self.ffn_residual = Residual(config)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        x = self.attention_residual(x, lambda y: self.attention(y, None, mask))
+        return self.ffn_residual(x, self.ffn)
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config.dim, config.heads, config.dropout_attention, cross=False)
+        self.attention_residual = Residual(config)
+        self.cross = Attention(config.dim, config.heads, config.dropout_attention, cross=True)
+        self.cross_residual = Residual(config)
+        self.ffn = FeedForward(config)
+        self.ffn_residual = Residual(config)
+
+    def forward(self, x: Tensor, causal: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        x = self.attention_residual(x, lambda y: self.attention(y, None, causal))
+        x = self.cross_residual(x, lambda y: self.cross(y, memory, mask))
+        return self.ffn_residual(x, self.ffn)
+
+
+@dataclass
+class DecoderState:
+    """What the decoder remembers between steps, for `sentences` x `beam` hypotheses.
+
+    memory: per layer, keys and values of the source (sentences, heads, source, dim / heads), shared by the beam;
+    mask: (sentences, 1, 1, source), added to scores, or None; past: per layer, keys and values (sentences * beam, heads,
+    steps, dim / heads), None before the first step.
+    """
+
+    memory: list[tuple[Tensor, Tensor]]
+    mask: Tensor | None
+    past: list[tuple[Tensor, Tensor] | None]
+    steps: int = 0
+
+    def select(self, sentences: Tensor | None, hypotheses: Tensor) -> None:
+        """Keep the given sentences (None: all of them) and hypotheses, in the given order."""
+        self.past = [None if p is None else (p[0][hypotheses], p[1][hypotheses]) for p in self.past]
+        if sentences is not None:
+            self.memory = [(key[sentences], value[sentences]) for key, value in self.memory]
+            self.mask = None if self.mask is None else self.mask[sentences]
+
+
+class Transformer(nn.Module):
+    """`vocabulary` pieces on both sides; ids and padding are the batch's."""
+
+    def __init__(self, config: ModelConfig, vocabulary: int) -> None:
+        super().__init__()
+        self.config = config
+        self.target_embedding = nn.Parameter(torch.empty(vocabulary, config.dim))
+        if config.tied != "all":
+            self.source_embedding = nn.Parameter(torch.empty(vocabulary, config.dim))
+        if config.tied == "none":
+            self.output_embedding = nn.Parameter(torch.empty(vocabulary, config.dim))
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        final = nn.LayerNorm if config.norm == "pre" else nn.Identity
+        self.encoder_norm, self.decoder_norm = final(config.dim), final(config.dim)
+        self._positions = torch.empty(0)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Glorot for each square block of a fused projection, N(0, 1/dim) for embeddings, zero biases."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("embedding"):
+                nn.init.normal_(parameter, std=self.config.dim**-0.5)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.dim() == 2:
+                fused = 3 if "query_key_value" in name else 2 if "key_value" in name else 1
+                for block in parameter.data.chunk(fused):
+                    nn.init.xavier_uniform_(block)
+
+    @property
+    def source_matrix(self) -> Tensor:
+        return self.target_embedding if self.config.tied == "all" else self.source_embedding
+
+    @property
+    def output_matrix(self) -> Tensor:
+        return self.output_embedding if self.config.tied == "none" else self.target_embedding
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The mean label-smoothed cross-entropy per target token, fp32 scalar; training's objective."""
+        hidden, labels = self._hidden(batch)
+        device = hidden.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        total = smoothed_cross_entropy(hidden, self.output_matrix, labels, self.config.label_smoothing, dtype)
+        return total / batch.target_tokens
+
+    def cross_entropy(self, batch: Batch) -> Tensor:
+        """The sum over target tokens of -log p, fp32 scalar, without label smoothing: validation's measure."""
+        hidden, labels = self._hidden(batch)
+        return cross_entropy(hidden, self.output_matrix, labels)
+
+    def _hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The decoder's output (target tokens, dim) and labels (target tokens,), padding left out."""
+        x = self.decode(batch.target_in, self.encode(batch.source, batch.source_mask), batch.source_mask)
+        if batch.target_filled is None:
+            return x.flatten(0, 1), batch.target_out.flatten()
+        return x.flatten(0, 1)[batch.target_filled], batch.target_out.flatten()[batch.target_filled]
+
+    def encode(self, source: Tensor, mask: Tensor | None) -> Tensor:
+        """(batch, source) ids to (batch, source, dim); `mask` (batch, 1, 1, source) is added to attention scores."""
+        x = self._embed(source, self.source_matrix, 0, self.config.dropout_source_words)
+        for layer in self.encoder:
+            x = layer(x, mask)
+        return self.encoder_norm(x)
+
+    def decode(self, target: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
+        """(batch, target) ids, each position seeing itself and those before, to (batch, target, dim)."""
+        x = self._embed(target, self.target_embedding, 0, self.config.dropout_target_words)
+        length = target.shape[1]
+        causal = torch.full((length, length), -math.inf, device=target.device).triu_(1)
+        for layer in self.decoder:
+            x = layer(x, causal, layer.cross.project_memory(memory), mask)
+        return self.decoder_norm(x)
+
+    def start(self, source: Tensor, mask: Tensor | None) -> DecoderState:
+        """The state before the first word, from source ids (sentences, source)."""
+        memory = self.encode(source, mask)
+        return DecoderState([layer.cross.project_memory(memory) for layer in self.decoder], mask, [None] * len(self.decoder))
+
+    def step(self, words: Tensor, state: DecoderState) -> Tensor:
+        """Read one word per hypothesis, ids (sentences, beam); returns logits of the next (sentences, beam, vocabulary)."""
+        sentences, beam = words.shape
+        x = self._embed(words.view(-1, 1), self.target_embedding, state.steps, 0.0)
+        for index, layer in enumerate(self.decoder):
+            x = layer.attention_residual(x, lambda y, i=index, at=layer: self._extend(at, y, state, i))
+            x = x.view(sentences, beam, -1)  # the hypotheses of a sentence query its memory side by side
+            x = layer.cross_residual(x, lambda y, i=index, at=layer: at.cross(y, state.memory[i], state.mask))
+            x = layer.ffn_residual(x, layer.ffn).view(sentences * beam, 1, -1)
+        state.steps += 1
+        return F.linear(self.decoder_norm(x), self.output_matrix).view(sentences, beam, -1)
+
+    @staticmethod
+    def _extend(layer: DecoderLayer, x: Tensor, state: DecoderState, index: int) -> Tensor:
+        x, state.past[index] = layer.attention.extend(x, state.past[index])
+        return x
+
+    def _embed(self, ids: Tensor, matrix: Tensor, first: int, drop: float) -> Tensor:
+        x = F.embedding(ids, matrix) * math.sqrt(self.config.dim)
+        x = drop_words(x, drop, self.training)
+        x = x + self._position_table(first + ids.shape[1], x.device)[first:]
+        return dropout(x, self.config.dropout, self.training)
+
+    def _position_table(self, length: int, device: torch.device) -> Tensor:
+        """Sinusoids (length, dim) of section 3.5, grown when a longer sentence comes."""
+        if len(self._positions) < length or self._positions.device != device:
+            size = max(256, 1 << (length - 1).bit_length())
+            half = self.config.dim // 2
+            rates = torch.exp(torch.arange(half) * (-math.log(10000.0) / half))
+            angles = torch.arange(size)[:, None] * rates
+            self._positions = torch.cat([angles.sin(), angles.cos()], dim=1).to(device)
+        return self._positions[:length]

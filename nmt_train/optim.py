@@ -1,0 +1,170 @@
+"""Optimisers, learning-rate schedules and exponential smoothing over a flat vector of parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from nmt_train.errors import NotFinite, UserError
+from nmt_train.section import STRICT
+
+Name = Literal["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adadelta", "adam", "adamw"]
+
+
+@dataclass(frozen=True, config=STRICT)
+class OptimizerConfig:
+    """How gradients become updates. Where a key does not apply to the named optimiser, it has no effect."""
+
+    name: Name = Field("adam", description="sgd, momentum, nesterov, adagrad, rmsprop, adadelta, adam or adamw")
+    learning_rate: float = Field(3e-4, gt=0, description="the schedule's peak")
+    schedule: Literal["constant", "inverse-sqrt", "step", "cosine"] = Field(
+        "inverse-sqrt", description="after warm-up: constant, inverse-sqrt, step or cosine"
+    )
+    warmup: int = Field(4000, ge=0, description="linear rise from zero to learning_rate [updates]")
+    step_every: int = Field(10_000, ge=1, description="step: updates between two decays [updates]")
+    step_factor: float = Field(0.5, gt=0, le=1, description="step: what each decay multiplies the rate with")
+    cosine_updates: int = Field(100_000, ge=1, description="cosine: when the rate reaches minimum [updates]")
+    minimum: float = Field(0.0, ge=0, description="cosine: the rate at its end")
+    stall_factor: float = Field(
+        1.0, gt=0, le=1, description="what every validation without a new best multiplies the rate with; 1: nothing"
+    )
+    clip_norm: float = Field(1.0, ge=0, description="longest gradient, by Euclidean norm; 0: any")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum, nesterov: share of the last step kept")
+    beta1: float = Field(0.9, ge=0, lt=1, description="adam, adamw: decay of the mean of gradients")
+    beta2: float = Field(0.98, ge=0, lt=1, description="adam, adamw: decay of the mean of squared gradients")
+    decay: float = Field(0.9, ge=0, lt=1, description="rmsprop, adadelta: decay of the mean of squared gradients")
+    epsilon: float | None = Field(None, gt=0, description="added to denominators; null: torch's default for the optimiser")
+    weight_decay: float = Field(0.01, ge=0, description="adamw: share of parameters x rate subtracted per update")
+    smoothing: float = Field(
+        0.0, ge=0, lt=1, description="weight of the newest parameters in their running mean, which validation uses; 0: off"
+    )
+    not_finite: Literal["stop", "skip"] = Field(
+        "stop", description="when a loss or gradient is infinite or not a number: stop, or skip the batch"
+    )
+
+
+def learning_rate(config: OptimizerConfig, update: int) -> float:
+    """The rate of `update` (counted from 1), before any decay on stall."""
+    if update < config.warmup:
+        return config.learning_rate * update / config.warmup
+    past = update - config.warmup
+    if config.schedule == "inverse-sqrt":
+        return config.learning_rate * math.sqrt(max(config.warmup, 1) / max(update, 1))
+    if config.schedule == "step":
+        return config.learning_rate * config.step_factor ** (past // config.step_every)
+    if config.schedule == "cosine":
+        share = min(1.0, past / max(1, config.cosine_updates - config.warmup))
+        low = min(config.minimum, config.learning_rate)
+        return low + (config.learning_rate - low) * (1 + math.cos(math.pi * share)) / 2
+    return config.learning_rate
+
+
+class Optimizer:
+    """Applies gradients to a flat vector (or a shard of one) in place, by one of torch's optimisers.
+
+    `updates` counts applications; `smoothed` is the running mean of the parameters, or None.
+    """
+
+    def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
+        self.config, self.updates = config, 0
+        self._parameter = torch.nn.Parameter(parameters)
+        self._torch = _BY_NAME[config.name](config, self._parameter)
+        self._factor = 1.0
+        self.smoothed = parameters.clone() if config.smoothing else None
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the next update."""
+        return learning_rate(self.config, self.updates + 1) * self._factor
+
+    @torch.no_grad()
+    def apply(self, gradient: Tensor) -> None:
+        """One update by `gradient`, of the same shape as the parameters; the gradient's values may be overwritten."""
+        self._torch.param_groups[0]["lr"] = self.learning_rate
+        self._parameter.grad = gradient
+        self._torch.step()
+        self.updates += 1
+        if self.smoothed is not None:
+            # Young means forget faster, else they would remember the random start (as Marian does).
+            weight = max(self.config.smoothing, 9 / (self.updates + 10))
+            self.smoothed.lerp_(self._parameter, weight)
+
+    def stalled(self) -> None:
+        """A validation brought nothing new: decay the rate by `stall_factor`."""
+        self._factor *= self.config.stall_factor
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """torch's flat vectors by name, and numbers, from which `load` continues exactly; `smoothed` is kept apart."""
+        vectors = {key: value for key, value in self._state().items() if value.shape == self._parameter.shape}
+        numbers = {key: float(value) for key, value in self._state().items() if key not in vectors}
+        return vectors, {"updates": self.updates, "factor": self._factor, "torch": numbers}
+
+    def load(self, vectors: Mapping[str, Tensor], numbers: Mapping[str, Any], where: str) -> None:
+        """Continue from what `state` gave; UserError if it belongs to another optimiser or size."""
+        if numbers["updates"]:
+            self._materialise()
+        expected = self.state()[0]
+        if expected.keys() != vectors.keys():
+            names = ", ".join(sorted(vectors)) or "nothing"
+            raise UserError(f"{where}: keeps {names}, which optimizer.name {self.config.name} does not; name the one it was")
+        for name, vector in vectors.items():
+            if vector.shape != self._parameter.shape:
+                raise UserError(f"{where}: {name} has {vector.numel()} elements instead of {self._parameter.numel()}")
+            expected[name].copy_(vector)
+        for name, value in numbers["torch"].items():
+            self._state()[name].fill_(value)
+        self.updates, self._factor = int(numbers["updates"]), float(numbers["factor"])
+
+    def _state(self) -> dict[str, Tensor]:
+        return {
+            key: value for key, value in self._torch.state.get(self._parameter, {}).items() if isinstance(value, Tensor)
+        }
+
+    def _materialise(self) -> None:
+        """Make torch allocate its lazily made state by a step that changes nothing."""
+        kept = self._parameter.detach().clone()
+        self._torch.param_groups[0]["lr"] = 0.0
+        self._parameter.grad = torch.zeros_like(kept)
+        self._torch.step()
+        self._parameter.data.copy_(kept)
+
+
+def clip(gradient: Tensor, limit: float, batches: int) -> float:
+    """Average a gradient summed over `batches`, shorten it to norm `limit` (0: any) in place; returns the norm before.
+
+    NotFinite if the norm is infinite or not a number; the gradient is then left as it is.
+    """
+    norm = float(torch.linalg.vector_norm(gradient)) / batches
+    if not math.isfinite(norm):
+        raise NotFinite(f"gradient norm is {norm}")
+    scale = (limit / norm if 0 < limit < norm else 1.0) / batches
+    if scale != 1.0:
+        gradient.mul_(scale)
+    return norm
+
+
+def _epsilon(config: OptimizerConfig) -> dict[str, float]:
+    return {} if config.epsilon is None else {"eps": config.epsilon}
+
+
+_Builder = Callable[[OptimizerConfig, torch.nn.Parameter], torch.optim.Optimizer]
+_BY_NAME: dict[str, _Builder] = {
+    "sgd": lambda c, p: torch.optim.SGD([p], lr=c.learning_rate, fused=True),
+    "momentum": lambda c, p: torch.optim.SGD([p], lr=c.learning_rate, momentum=c.momentum, fused=True),
+    "nesterov": lambda c, p: torch.optim.SGD([p], lr=c.learning_rate, momentum=c.momentum, nesterov=True, fused=True),
+    "adagrad": lambda c, p: torch.optim.Adagrad([p], lr=c.learning_rate, **_epsilon(c)),
+    "rmsprop": lambda c, p: torch.optim.RMSprop([p], lr=c.learning_rate, alpha=c.decay, **_epsilon(c)),
+    "adadelta": lambda c, p: torch.optim.Adadelta([p], lr=c.learning_rate, rho=c.decay, **_epsilon(c)),
+    "adam": lambda c, p: torch.optim.Adam(
+        [p], lr=c.learning_rate, betas=(c.beta1, c.beta2), fused=True, **_epsilon(c)
+    ),
+    "adamw": lambda c, p: torch.optim.AdamW(
+        [p], lr=c.learning_rate, betas=(c.beta1, c.beta2), weight_decay=c.weight_decay, fused=True, **_epsilon(c)
+    ),
+}

@@ -1,0 +1,102 @@
+"""How far training has come, in every unit that a user may count in."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from nmt_train.corpus.batches import Batch
+
+
+class Mark(NamedTuple):
+    epochs: int
+    updates: int
+    tokens: int
+    seconds: float
+
+
+@dataclass
+class Progress:
+    """Counters since the very first start, restarts included. Tokens are the target's, its END counted.
+
+    epochs: completed; batches: so far in the epoch under way; sentences: in the epoch of the last batch; skipped: batches left out as not finite;
+    seconds: wall-clock time; training_seconds: the same without validation and checkpoints;
+    cost, cost_tokens, logged_seconds: summed cost, its tokens and training_seconds since the last log line.
+    """
+
+    epochs: int = 0
+    batches: int = 0
+    updates: int = 0
+    sentences: int = 0
+    tokens: int = 0
+    source_tokens: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    training_seconds: float = 0.0
+    cost: float = 0.0
+    cost_tokens: int = 0
+    logged_seconds: float = 0.0
+    _waiting: list[tuple[Tensor, int]] = field(default_factory=list, repr=False)
+    _last: float = field(default_factory=time.perf_counter, repr=False)
+
+    def advance(self, loss: Tensor, batch: Batch, last: bool) -> None:
+        """Count one batch, the `last` of its epoch or not. `loss`, its mean cost per token, is read only when logged, so
+        that a GPU need not be waited for."""
+        self._count(last)
+        self.sentences += len(batch)
+        self.tokens += batch.target_tokens
+        self.source_tokens += batch.source_tokens
+        self._waiting.append((loss.detach(), batch.target_tokens))
+
+    def skip(self, last: bool) -> None:
+        """Count a batch that was left out."""
+        self._count(last)
+        self.skipped += 1
+
+    def _count(self, last: bool) -> None:
+        if self.batches == 0:
+            self.sentences = 0
+        self.batches = 0 if last else self.batches + 1
+        self.epochs += last
+        self.tick(training=True)
+
+    def tick(self, training: bool) -> None:
+        """Add the time since the last tick to the clocks."""
+        now = time.perf_counter()
+        self.seconds += now - self._last
+        if training:
+            self.training_seconds += now - self._last
+        self._last = now
+
+    def start_clock(self) -> None:
+        """Time from here on counts."""
+        self._last = time.perf_counter()
+
+    def mean_cost(self) -> float:
+        """Cost per target token since the last `logged`."""
+        for loss, tokens in self._waiting:
+            self.cost += float(loss) * tokens
+            self.cost_tokens += tokens
+        self._waiting.clear()
+        return self.cost / max(1, self.cost_tokens)
+
+    def logged(self) -> None:
+        """A log line was written: start the next one's sums."""
+        self.cost, self.cost_tokens, self.logged_seconds = 0.0, 0, self.training_seconds
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last batch, counted from 1."""
+        return max(1, self.epochs + (self.batches > 0))
+
+    def mark(self) -> Mark:
+        """What durations are measured on, as it is now."""
+        return Mark(self.epochs, self.updates, self.tokens, self.seconds)
+
+    def state(self) -> dict[str, Any]:
+        """The counters as JSON, from which `Progress(**state)` goes on."""
+        self.mean_cost()
+        return {name: value for name, value in asdict(self).items() if not name.startswith("_")}

@@ -1,0 +1,59 @@
+"""Metrics of checkpoints on a test set, a row each, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nmt_train import checkpoint
+from nmt_train.corpus import Files
+from nmt_train.run import find_checkpoints
+from nmt_train.state import load_model
+from nmt_train.validate import TestSet, ValidationConfig
+
+
+def measure(
+    paths: list[Path], average: int | None, test: list[str] | None, config: ValidationConfig, device: torch.device
+) -> Iterator[dict[str, Any]]:
+    """One row per checkpoint (of a run: all, or the mean of the last `average`), with metrics and their signatures.
+
+    test: source and target file, or one TSV; None: the corpus.valid of each run. UserError as its parts raise it.
+    """
+    sets: dict[tuple[str, str], TestSet] = {}
+    for path in paths:
+        found = find_checkpoints(path)
+        for group in [[one] for one in found] if average is None else [found[-average:]]:
+            model, vocabulary, facts = load_model(group, device)
+            files: Files = list(test) if test else facts["config"]["corpus"]["valid"]
+            key = (vocabulary.digest, str(files))
+            if key not in sets:
+                sets[key] = TestSet(files, "--test" if test else "corpus.valid", vocabulary)
+            scores = sets[key].measure(model, config)
+            update = checkpoint.load(group[-1]).facts["progress"]["updates"]
+            yield {
+                "checkpoint": str(group[-1]), "averaged": len(group), "update": update, "test": files,
+                **scores.values, "signatures": scores.signatures, "beam": config.beam,
+            }  # fmt: skip
+
+
+def table(rows: list[dict[str, Any]], metrics: list[str]) -> str:
+    """Aligned columns, then each signature once."""
+    head = ["checkpoint", "update", *metrics]
+    body = [
+        [
+            row["checkpoint"] + (f" (mean of {row['averaged']})" if row["averaged"] > 1 else ""),
+            f"{row['update']:,}",
+            *(f"{row[metric]:.4f}" if "entropy" in metric else f"{row[metric]:.2f}" for metric in metrics),
+        ]
+        for row in rows
+    ]
+    widths = [max(len(line[column]) for line in [head, *body]) for column in range(len(head))]
+    lines = [
+        "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(zip(line, widths, strict=True)))
+        for line in [head, *body]
+    ]
+    signatures = {f"{name}: {text}" for row in rows for name, text in row["signatures"].items()}
+    return "\n".join([*lines, "", *sorted(signatures), f"beam {rows[0]['beam']}, cross-entropy per target piece, END included"])

@@ -1,0 +1,102 @@
+"""A run's folder: who may write in it, where its parts are, and which checkpoints its links name."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from nmt_train import checkpoint
+from nmt_train.errors import UserError
+
+
+_WRITTEN = frozenset({"metrics.jsonl", "train.log", "vocabulary.model", "config.yml"})
+
+
+@dataclass
+class Run:
+    """`checkpoints/<update>/` are whole checkpoints; `last` and `best-<metric>` are links to them."""
+
+    folder: Path
+    _lock: TextIO | None = None
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        """Make the folder if need be and lock it; UserError if another process has it, or it cannot be written."""
+        try:
+            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+            lock = open(folder / ".lock", "a+", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"run: {folder}: {error.strerror}; choose a folder that can be written") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            owner = lock.read().strip() or "another process"
+            lock.close()
+            raise UserError(f"run: {folder} is in use by {owner}; wait for it, or choose another folder") from None
+        lock.truncate(0)
+        print(f"process {os.getpid()} on {socket.gethostname()}", file=lock, flush=True)
+        checkpoint.clean(folder / "checkpoints")
+        return cls(folder, lock)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    def checkpoint(self, update: int) -> Path:
+        return self.folder / "checkpoints" / str(update)
+
+    def checkpoints(self) -> list[Path]:
+        """Whole checkpoints, oldest first."""
+        folders = [path for path in (self.folder / "checkpoints").glob("*") if path.name.isdigit()]
+        return sorted(folders, key=lambda path: int(path.name))
+
+    def last(self) -> Path | None:
+        """The newest checkpoint, or None: the folder tells, since a kill may come between a save and its link."""
+        checkpoints = self.checkpoints()
+        return checkpoints[-1] if checkpoints else None
+
+    def link(self, name: str, update: int) -> None:
+        """Point the link `name` at a checkpoint, in one step."""
+        beside = self.folder / f".{name}.tmp"
+        beside.unlink(missing_ok=True)
+        beside.symlink_to(Path("checkpoints") / str(update))
+        beside.replace(self.folder / name)
+
+    def keep_translations(self, update: int, lines: list[str]) -> None:
+        """Keep the translations of a validation in `translations/<update>.txt`."""
+        folder = self.folder / "translations"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{update}.txt").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+
+    def prune(self, keep: int) -> None:
+        """Delete all but the newest `keep` checkpoints and those that a link names."""
+        linked = {link.resolve() for link in self.folder.iterdir() if link.is_symlink()}
+        for path in self.checkpoints()[:-keep]:
+            if path.resolve() not in linked:
+                checkpoint.remove(path)
+
+    def empty(self) -> None:
+        """Forget everything that training wrote here."""
+        for name in ("checkpoints", "trace", "translations", "tensorboard"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        for path in self.folder.iterdir():
+            if path.is_symlink() or path.name in _WRITTEN:
+                path.unlink()
+        (self.folder / "checkpoints").mkdir()
+
+
+def find_checkpoints(path: Path) -> list[Path]:
+    """The checkpoints that a user means by `path`, oldest first: one checkpoint (or link), or all of a run folder."""
+    if (path / "checkpoint.json").exists():
+        return [path]
+    found = Run(path).checkpoints()
+    if not found:
+        what = "does not exist" if not path.exists() else "holds no checkpoint"
+        raise UserError(f"{path}: {what}; give a run folder or one of its checkpoints")
+    return found

@@ -1,0 +1,33 @@
+"""Exchange after every step, or after every n steps whose gradients are averaged (thesis 3.1, Algorithm 1)."""
+
+from __future__ import annotations
+
+from nmt_train.exchange import Exchange
+from nmt_train.flat import Flat
+from nmt_train.optim import clip
+
+
+class EveryStep:
+    """Gradients pile up in the flat gradient over `accumulate` steps and are then exchanged as one."""
+
+    def __init__(self, flat: Flat, exchange: Exchange, clip_norm: float, accumulate: int) -> None:
+        self.exchange, self.gradient_norm = exchange, 0.0
+        self._flat, self._clip_norm, self._accumulate = flat, clip_norm, accumulate
+        self._steps = 0
+
+    def step(self) -> bool:
+        self._steps += 1
+        if self._steps < self._accumulate:
+            return False
+        self._steps = 0
+        try:
+            self.gradient_norm = clip(self._flat.gradient, self._clip_norm, self._accumulate)
+            self.exchange.sync(self._flat.gradient, self._flat.parameters)
+        finally:
+            self._flat.gradient.zero_()
+        return True
+
+    def drain(self) -> None:
+        """Nothing is ever in flight; a sum of fewer than `accumulate` gradients stays until its update is due."""
+
+

@@ -1,0 +1,131 @@
+"""Metrics of a set of parameters on a test set: cross-entropy per word, perplexity, BLEU and chrF of translations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from nmt_train.corpus import Files
+from nmt_train.corpus.batches import assemble
+from nmt_train.corpus.text import read_pairs
+from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.duration import Duration, Span
+from nmt_train.errors import UserError
+from nmt_train.model.search import SearchConfig
+from nmt_train.model.transformer import Transformer
+from nmt_train.section import STRICT
+from nmt_train.translate import Translator, best_text
+
+Metric = Literal["cross-entropy", "perplexity", "bleu", "chrf"]
+TRANSLATED = frozenset({"bleu", "chrf"})
+
+
+@dataclass(frozen=True, config=STRICT)
+class ValidationConfig:
+    """When the validation set is measured, and how."""
+
+    every: Duration | None = Field(
+        Span.parse("1000u"), description="between two validations, as 500u, 1e, 300Kt or 10m; null: never"
+    )
+    metrics: list[Metric] = Field(
+        ["cross-entropy", "bleu"], description="cross-entropy (per target piece, END included), perplexity, bleu, chrf"
+    )
+    beam: int = Field(4, ge=1, description="hypotheses kept per sentence by beam search")
+    normalisation: float = Field(1.0, ge=0, description="log-probabilities are divided by length to this power")
+    batch_tokens: int = Field(2048, ge=1, description="sentences times longest source or target per batch [pieces]")
+
+
+class Interrupted(Exception):
+    """Validation was asked to stop before it had finished."""
+
+
+@plain_dataclass
+class Scores:
+    """Values by metric, sacreBLEU's signatures, and the translations if any metric needed them."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    signatures: dict[str, str] = field(default_factory=dict)
+    translations: list[str] | None = None
+
+
+class TestSet:
+    """A parallel test set in memory, its pairs as they stand: nothing is filtered, empty lines included."""
+
+    __test__ = False  # not a test case, whatever pytest thinks of the name
+
+    def __init__(self, files: Files, key: str, vocabulary: Vocabulary) -> None:
+        """UserError if the files, named by config `key`, cannot be read or hold nothing."""
+        pairs = list(read_pairs(files, key))
+        if not pairs:
+            raise UserError(f"{key}: the files are empty; there is nothing to validate on")
+        self.references = [target for _, target in pairs]
+        self.source = [np.array(ids, dtype=np.int64) for ids in vocabulary.encode([source for source, _ in pairs])]
+        self.target = [np.array(ids, dtype=np.int64) for ids in vocabulary.encode(self.references)]
+        self._vocabulary = vocabulary
+
+    def measure(
+        self, model: Transformer, config: ValidationConfig, asked_to_stop: Callable[[], bool] = lambda: False
+    ) -> Scores:
+        """All of `config.metrics` for the model as it is; Interrupted soon after `asked_to_stop` says so."""
+        scores = Scores()
+        if {"cross-entropy", "perplexity"} & set(config.metrics):
+            entropy = self._cross_entropy(model, config.batch_tokens, asked_to_stop)
+            measured = {"cross-entropy": entropy, "perplexity": math.exp(min(entropy, 700.0))}
+            scores.values |= {metric: value for metric, value in measured.items() if metric in config.metrics}
+        if TRANSLATED & set(config.metrics):
+            scores.translations = self._translate(model, config, asked_to_stop)
+            self._judge(scores, config)
+        scores.values = {metric: scores.values[metric] for metric in config.metrics}
+        return scores
+
+    @torch.inference_mode()
+    def _cross_entropy(self, model: Transformer, batch_tokens: int, asked_to_stop: Callable[[], bool]) -> float:
+        device = next(model.parameters()).device
+        total, tokens = 0.0, 0
+        order = sorted(range(len(self.source)), key=lambda i: (len(self.target[i]), len(self.source[i])))
+        was_training = model.training
+        model.eval()
+        try:
+            while order:
+                if asked_to_stop():
+                    raise Interrupted
+                size = max(1, batch_tokens // (1 + max(len(self.target[order[-1]]), len(self.source[order[-1]]))))
+                group, order = order[-size:], order[:-size]
+                batch = assemble([self.source[i] for i in group], [self.target[i] for i in group]).to(device)
+                total += float(model.cross_entropy(batch))
+                tokens += batch.target_tokens
+        finally:
+            model.train(was_training)
+        return total / tokens
+
+    def _translate(
+        self, model: Transformer, config: ValidationConfig, asked_to_stop: Callable[[], bool]
+    ) -> list[str]:
+        search = SearchConfig(beam=config.beam, normalisation=config.normalisation)
+        translator = Translator(model, self._vocabulary, search, config.batch_tokens)
+        order = sorted(range(len(self.source)), key=lambda i: -len(self.source[i]))
+        found: dict[int, str] = {}
+        for start in range(0, len(order), 500):
+            if asked_to_stop():
+                raise Interrupted
+            part = order[start : start + 500]
+            texts = best_text(self._vocabulary, translator.translate([self.source[i] for i in part]))
+            found |= dict(zip(part, texts, strict=True))
+        return [found[i] for i in range(len(self.source))]
+
+    def _judge(self, scores: Scores, config: ValidationConfig) -> None:
+        from sacrebleu.metrics import BLEU, CHRF  # slow to import, and most commands do without
+
+        judges: dict[str, Any] = {"bleu": BLEU, "chrf": CHRF}
+        for metric in sorted(TRANSLATED & set(config.metrics)):
+            judge = judges[metric]()
+            scores.values[metric] = judge.corpus_score(scores.translations, [self.references]).score
+            scores.signatures[metric] = str(judge.get_signature())
