@@ -80,16 +80,16 @@ class Optimizer:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next update."""
-        return learning_rate(self.config, self.updates + 1) * self._factor
+        """The rate of the last update."""
+        return learning_rate(self.config, self.updates) * self._factor
 
     @torch.no_grad()
     def apply(self, gradient: Tensor) -> None:
         """One update by `gradient`, of the same shape as the parameters; the gradient's values may be overwritten."""
+        self.updates += 1
         self._torch.param_groups[0]["lr"] = self.learning_rate
         self._parameter.grad = gradient
         self._torch.step()
-        self.updates += 1
         if self.smoothed is not None:
             # Young means forget faster, else they would remember the random start (as Marian does).
             weight = max(self.config.smoothing, 9 / (self.updates + 10))
@@ -122,9 +122,7 @@ class Optimizer:
         self.updates, self._factor = int(numbers["updates"]), float(numbers["factor"])
 
     def _state(self) -> dict[str, Tensor]:
-        return {
-            key: value for key, value in self._torch.state.get(self._parameter, {}).items() if isinstance(value, Tensor)
-        }
+        return {key: value for key, value in self._torch.state.get(self._parameter, {}).items() if isinstance(value, Tensor)}
 
     def _materialise(self) -> None:
         """Make torch allocate its lazily made state by a step that changes nothing."""
@@ -161,9 +159,7 @@ _BY_NAME: dict[str, _Builder] = {
     "adagrad": lambda c, p: torch.optim.Adagrad([p], lr=c.learning_rate, **_epsilon(c)),
     "rmsprop": lambda c, p: torch.optim.RMSprop([p], lr=c.learning_rate, alpha=c.decay, **_epsilon(c)),
     "adadelta": lambda c, p: torch.optim.Adadelta([p], lr=c.learning_rate, rho=c.decay, **_epsilon(c)),
-    "adam": lambda c, p: torch.optim.Adam(
-        [p], lr=c.learning_rate, betas=(c.beta1, c.beta2), fused=True, **_epsilon(c)
-    ),
+    "adam": lambda c, p: torch.optim.Adam([p], lr=c.learning_rate, betas=(c.beta1, c.beta2), fused=True, **_epsilon(c)),
     "adamw": lambda c, p: torch.optim.AdamW(
         [p], lr=c.learning_rate, betas=(c.beta1, c.beta2), weight_decay=c.weight_decay, fused=True, **_epsilon(c)
     ),

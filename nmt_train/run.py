@@ -13,7 +13,6 @@ from typing import TextIO
 from nmt_train import checkpoint
 from nmt_train.errors import UserError
 
-
 _WRITTEN = frozenset({"metrics.jsonl", "train.log", "vocabulary.model", "config.yml"})
 
 

@@ -97,7 +97,9 @@ def _vocabulary(run: Run, config: Config, saved: Checkpoint | None) -> Vocabular
         return vocabulary
     vocabulary = Vocabulary.load(path)
     if given is not None and given.digest != vocabulary.digest:
-        raise UserError(f"corpus.vocabulary.path: {wanted.path} is not the vocabulary that run {run.folder} began with ({path})")
+        raise UserError(
+            f"corpus.vocabulary.path: {wanted.path} is not the vocabulary that run {run.folder} began with ({path})"
+        )
     if given is None and saved is None and len(vocabulary) != wanted.size:
         raise UserError(
             f"{path}: has {len(vocabulary)} pieces, but corpus.vocabulary.size is {wanted.size}; delete it, or name it as"

@@ -20,7 +20,11 @@ class Trace:
     """
 
     def __init__(
-        self, path: Path | None, rank: int = 0, now: Callable[[], float] = time.perf_counter, settle: Callable[[], None] | None = None
+        self,
+        path: Path | None,
+        rank: int = 0,
+        now: Callable[[], float] = time.perf_counter,
+        settle: Callable[[], None] | None = None,
     ) -> None:
         """`path`: None switches tracing off; `settle` waits for a device's queued work, so that spans time the work."""
         self._path, self._rank, self._now, self._settle = path, rank, now, settle

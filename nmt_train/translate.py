@@ -64,5 +64,3 @@ class Translator:
 def best_text(vocabulary: Vocabulary, hypotheses: list[list[Hypothesis]]) -> list[str]:
     """The detokenised first hypothesis of each sentence."""
     return vocabulary.decode([found[0].ids for found in hypotheses])
-
-

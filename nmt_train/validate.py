@@ -106,9 +106,7 @@ class TestSet:
             model.train(was_training)
         return total / tokens
 
-    def _translate(
-        self, model: Transformer, config: ValidationConfig, asked_to_stop: Callable[[], bool]
-    ) -> list[str]:
+    def _translate(self, model: Transformer, config: ValidationConfig, asked_to_stop: Callable[[], bool]) -> list[str]:
         search = SearchConfig(beam=config.beam, normalisation=config.normalisation)
         translator = Translator(model, self._vocabulary, search, config.batch_tokens)
         order = sorted(range(len(self.source)), key=lambda i: -len(self.source[i]))

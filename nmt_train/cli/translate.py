@@ -11,7 +11,9 @@ from nmt_train import cli
 
 def parser() -> cli.Parser:
     options = cli.Parser(prog="nmt-translate", description="Translate lines of text from stdin to stdout, in order.")
-    options.add_argument("--model", required=True, type=Path, metavar="PATH", help="run folder (its last checkpoint) or checkpoint")
+    options.add_argument(
+        "--model", required=True, type=Path, metavar="PATH", help="run folder (its last checkpoint) or checkpoint"
+    )
     options.add_argument("--average", type=cli.positive, default=1, metavar="N", help="average the run's last N checkpoints")
     options.add_argument("--beam", type=cli.positive, default=5, metavar="N", help="hypotheses kept per sentence (default 5)")
     options.add_argument(

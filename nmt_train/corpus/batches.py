@@ -64,9 +64,7 @@ class LeftOut:
 class Batches:
     """The batches of every epoch. Batch i of epoch e is the same in every process that has the same seed."""
 
-    def __init__(
-        self, store: Store, corpus: CorpusConfig, batch: BatchConfig, vocabulary: Vocabulary, seed: int
-    ) -> None:
+    def __init__(self, store: Store, corpus: CorpusConfig, batch: BatchConfig, vocabulary: Vocabulary, seed: int) -> None:
         self.store, self._config, self._vocabulary, self._seed = store, batch, vocabulary, seed
         self._window, self._sampling = corpus.window, corpus.vocabulary.sampling
         self._candidates = corpus.vocabulary.sampling_candidates

@@ -30,9 +30,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     amount, so its share of the gradients is one vector each, subtracted once instead of logit by logit."""
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float, dtype: torch.dtype
-    ) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float, dtype: torch.dtype) -> Tensor:
         # Autocast would run the softmax in fp32 and copy every block of logits to and fro; the dtypes here are chosen.
         with torch.autocast(hidden.device.type, enabled=False):
             total, *gradients = _loss_and_gradients(hidden, output, labels, smoothing, dtype)
@@ -92,5 +90,3 @@ def cross_entropy(hidden: Tensor, output: Tensor, labels: Tensor) -> Tensor:
             logits = hidden[start : start + size].float() @ output.T
             total += torch.nn.functional.cross_entropy(logits, labels[start : start + size], reduction="sum")
     return total
-
-

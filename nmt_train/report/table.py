@@ -52,7 +52,10 @@ def table(rows: list[dict[str, Any]], metrics: list[str]) -> str:
     ]
     widths = [max(len(line[column]) for line in [head, *body]) for column in range(len(head))]
     lines = [
-        "  ".join(cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
         for line in [head, *body]
     ]
     signatures = {f"{name}: {text}" for row in rows for name, text in row["signatures"].items()}

@@ -29,5 +29,3 @@ class EveryStep:
 
     def drain(self) -> None:
         """Nothing is ever in flight; a sum of fewer than `accumulate` gradients stays until its update is due."""
-
-

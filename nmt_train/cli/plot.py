@@ -1,0 +1,48 @@
+"""nmt-plot: pictures of runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from nmt_train import cli
+from nmt_train.report import convergence, timeline
+
+
+def parser() -> cli.Parser:
+    options = cli.Parser(prog="nmt-plot", description="Draw runs: convergence over time, and what happened when.")
+    kinds = options.add_subparsers(dest="kind", required=True)
+    curves = kinds.add_parser("convergence", help="a validation metric against wall-clock time, with a CSV")
+    curves.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    curves.add_argument("--metric", choices=list(convergence.LABELS), default="cross-entropy")
+    curves.add_argument("--clock", choices=list(convergence.CLOCKS), default="seconds", help="with or without validation")
+    curves.add_argument("--output", type=Path, default=Path("convergence.png"), metavar="FILE", help=".png, .svg or .pdf")
+    spans = kinds.add_parser("timeline", help="forward, backward and update of a window, from a trace")
+    spans.add_argument("run", type=Path, metavar="RUN")
+    spans.add_argument("--start", type=float, default=None, metavar="S", help="first second shown (default: step 10)")
+    spans.add_argument("--seconds", type=float, default=None, metavar="S", help="length shown (default: ten steps)")
+    spans.add_argument("--output", type=Path, default=Path("timeline.png"), metavar="FILE", help=".png, .svg or .pdf")
+    trace = kinds.add_parser("trace", help="a trace for other programs")
+    trace.add_argument("run", type=Path, metavar="RUN")
+    trace.add_argument("--chrome", action="store_true", required=True, help="Trace Event JSON, for ui.perfetto.dev")
+    trace.add_argument("--output", type=Path, default=Path("trace.json"), metavar="FILE")
+    for kind in (curves, spans, trace):
+        kind.add_argument("--debug", action="store_true", help="show the stack of an error")
+    return options
+
+
+def command(arguments: Sequence[str]) -> int:
+    given = parser().parse_args(arguments)
+    if given.kind == "convergence":
+        written = convergence.plot(given.runs, given.metric, given.clock, given.output)
+    elif given.kind == "timeline":
+        written = timeline.plot(given.run, given.start, given.seconds, given.output)
+    else:
+        written = timeline.chrome(given.run, given.output)
+    print(*written, sep="\n")
+    return 0
+
+
+def main() -> None:
+    sys.exit(cli.run(command))

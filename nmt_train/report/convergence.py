@@ -1,0 +1,59 @@
+"""Validation curves against wall-clock time, one line per run: as a picture and as a table (thesis Figure 4.3b)."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from nmt_train.errors import UserError
+from nmt_train.log import read_metrics
+from nmt_train.report.figure import new_figure, save_figure
+
+LABELS = {
+    "cross-entropy": "validation cross-entropy per word (nats)", "perplexity": "validation perplexity",
+    "bleu": "validation BLEU", "chrf": "validation chrF",
+}  # fmt: skip
+CLOCKS = {"seconds": "wall-clock time", "training_seconds": "training time without validation"}
+
+
+def curve(run: Path, metric: str) -> list[dict[str, Any]]:
+    """The validation events of a run that measured `metric`; UserError if there are none."""
+    events = [event for event in read_metrics(run / "metrics.jsonl") if event["event"] == "validation" and metric in event]
+    if not events:
+        raise UserError(f"{run}: no validation measured {metric}; add it to validation.metrics, or let the run go on")
+    return events
+
+
+def plot(runs: list[Path], metric: str, clock: str, output: Path) -> list[Path]:
+    """Draw `metric` of each run against `clock`; writes `output` (PNG, SVG or PDF by its ending) and a CSV beside it."""
+    curves = {str(run): curve(run, metric) for run in runs}
+    longest = max(events[-1][clock] for events in curves.values())
+    unit, seconds = ("hours", 3600) if longest > 3 * 3600 else ("minutes", 60) if longest > 180 else ("seconds", 1)
+    figure, axes = new_figure(width=7.5, height=4.6)
+    names = _short_names(runs)
+    for run, events in curves.items():
+        axes.plot(
+            [event[clock] / seconds for event in events], [event[metric] for event in events],
+            marker="o", markersize=3.5, linewidth=1.8, label=names[run],
+        )  # fmt: skip
+    axes.set_xlabel(f"{CLOCKS[clock]} ({unit})")
+    axes.set_ylabel(LABELS[metric])
+    axes.set_xlim(left=0)
+    axes.legend(frameon=False)
+    save_figure(figure, output)
+    table = output.with_suffix(".csv")
+    with open(table, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["run", "update", "epoch", "words", "seconds", "training_seconds", metric])
+        for run, events in curves.items():
+            for event in events:
+                keys = ("update", "epoch", "words", "seconds", "training_seconds", metric)
+                writer.writerow([run, *(event[key] for key in keys)])
+    return [output, table]
+
+
+def _short_names(runs: list[Path]) -> dict[str, str]:
+    """Folder names where they tell the runs apart, else whole paths."""
+    last = [run.resolve().name for run in runs]
+    return {str(run): name if last.count(name) == 1 else str(run) for run, name in zip(runs, last, strict=True)}

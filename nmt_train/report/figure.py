@@ -1,0 +1,36 @@
+"""One look for every picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nmt_train.errors import UserError
+
+# A colour per task, the same in every timeline; blue and orange stay apart for the colour-blind.
+TASK_COLOURS = {
+    "forward": "#4e79a7", "backward": "#f28e2b", "update": "#59a14f", "sync": "#e15759",
+    "receive gradients": "#76b7b2", "send parameters": "#b07aa1",
+}  # fmt: skip
+
+
+def new_figure(width: float, height: float) -> tuple[Any, Any]:
+    """A figure (inches) with one pair of axes, drawn without a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="both", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def save_figure(figure: Any, output: Path) -> None:
+    """Write by the ending of `output`; UserError for an ending that is no picture's."""
+    if output.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"{output}: a picture ends in .png, .svg or .pdf")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(output, dpi=150)

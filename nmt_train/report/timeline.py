@@ -1,0 +1,100 @@
+"""Spans of a run over time: thesis Figure 4.1 and its kin as pictures, and the same for Perfetto."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from nmt_train.errors import UserError
+from nmt_train.report.figure import TASK_COLOURS, new_figure, save_figure
+
+Span = dict[str, Any]
+
+
+def read_spans(run: Path) -> list[Span]:
+    """Every span of every rank of a run, by start; UserError if it was not traced or a line is damaged."""
+    spans: list[Span] = []
+    files = sorted((run / "trace").glob("*.jsonl"))
+    for path in files:
+        lines = path.read_text(encoding="utf-8").split("\n")
+        for number, line in enumerate(lines[:-1], 1):
+            try:
+                span = json.loads(line)
+                spans.append({**span, "start": float(span["start"]), "end": float(span["end"]), "name": str(span["name"])})
+            except (ValueError, KeyError, TypeError):
+                raise UserError(f"{path}, line {number}: not a span; delete the line") from None
+    if not spans:
+        raise UserError(f"{run}: no trace; train with --trace true")
+    return sorted(spans, key=lambda span: span["start"])
+
+
+def plot(run: Path, start: float | None, seconds: float | None, output: Path) -> list[Path]:
+    """Draw the window of `seconds` from `start` (both in seconds since the first span; None: a telling window)."""
+    spans = read_spans(run)
+    origin = spans[0]["start"]
+    first, length = _window(spans, start, seconds)
+    rows = sorted({(span["rank"], span["thread"]) for span in spans})
+    figure, axes = new_figure(width=10, height=1.6 + 0.55 * len(rows))
+    seen: dict[str, Any] = {}
+    for span in spans:
+        left, right = span["start"] - origin - first, span["end"] - origin - first
+        if right < 0 or left > length:
+            continue
+        colour = TASK_COLOURS.get(span["name"], "#9c9c9c")
+        seen[span["name"]] = axes.barh(
+            rows.index((span["rank"], span["thread"])), right - left, left=left, height=0.62, color=colour, edgecolor="white",
+            linewidth=0.4,
+        )  # fmt: skip
+    axes.set_yticks(range(len(rows)), [f"rank {rank}, {_thread(thread)}" for rank, thread in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(0, length)
+    axes.set_xlabel(f"wall-clock time (seconds, from second {first:.1f} of the trace)")
+    axes.grid(axis="y", visible=False)
+    names = sorted(seen, key=lambda name: ([*TASK_COLOURS, name].index(name), name))
+    figure.legend([seen[name] for name in names], names, loc="outside upper center", ncols=len(names), frameon=False)
+    save_figure(figure, output)
+    return [output]
+
+
+def _window(spans: list[Span], start: float | None, seconds: float | None) -> tuple[float, float]:
+    """By default ten steps after the first ten, in which caches and allocators settle."""
+    origin, end = spans[0]["start"], max(span["end"] for span in spans)
+    lead = [span for span in spans if (span["rank"], span["thread"]) == (spans[0]["rank"], spans[0]["thread"])]
+    steps = [span["start"] - origin for span in lead if span["name"] == lead[0]["name"]]
+    if start is None:
+        start = steps[min(10, len(steps) // 2)]
+    if not 0 <= start < end - origin:
+        raise UserError(f"--start {start:g}: the trace is {end - origin:.1f} seconds long; choose a second inside it")
+    if seconds is None:
+        later = [step for step in steps if step > start]
+        seconds = (later[min(9, len(later) - 1)] - start) if later else end - origin - start
+    if seconds <= 0:
+        raise UserError(f"--seconds {seconds:g}: the window must be longer than zero")
+    return start, seconds
+
+
+def _thread(name: str) -> str:
+    return "worker" if name == "MainThread" else name
+
+
+def chrome(run: Path, output: Path) -> list[Path]:
+    """Write the spans in the Trace Event format that Perfetto and chrome://tracing read; times in microseconds."""
+    spans = read_spans(run)
+    rows = sorted({(span["rank"], span["thread"]) for span in spans})
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
+        for rank in sorted({r for r, _ in rows})
+    ]
+    threads = {row: number for number, row in enumerate(rows)}
+    for (rank, thread), number in threads.items():
+        events.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": number, "args": {"name": _thread(thread)}})
+    for span in spans:
+        events.append({
+            "ph": "X", "name": span["name"], "pid": span["rank"], "tid": threads[span["rank"], span["thread"]],
+            "ts": round(span["start"] * 1e6), "dur": round((span["end"] - span["start"]) * 1e6),
+            "args": {"update": span["update"]},
+        })  # fmt: skip
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+    return [output]
