@@ -33,13 +33,13 @@ class Config:
 
     corpus: CorpusConfig
     stop: StopConfig
-    run: str = Field("run", min_length=1, description="folder for everything that the run writes")
-    seed: int = Field(1, ge=0, description="of initial parameters, data order and dropout")
-    mode: str = Field("single", description="how workers update the parameters; this version: single")
-    devices: str | list[int] = Field("auto", description="auto (a GPU if there is one), cpu, cuda, all, or GPU numbers: [0]")
-    threads: int = Field(0, ge=0, description="compute threads on the CPU; 0: one per core")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="of matrix products: fp32, or bf16 by autocast")
-    trace: bool = Field(False, description="record spans of forward, backward, update in run/trace")
+    run: str = Field(default="run", min_length=1, description="folder for everything that the run writes")
+    seed: int = Field(default=1, ge=0, description="of initial parameters, data order and dropout")
+    mode: str = Field(default="single", description="how workers update the parameters; this version: single")
+    devices: str | list[int] = Field(default="auto", description="auto (a GPU, if any), cpu, cuda, all, or GPU numbers: [0]")
+    threads: int = Field(default=0, ge=0, description="compute threads on the CPU; 0: one per core")
+    precision: Literal["fp32", "bf16"] = Field(default="fp32", description="of matrix products: fp32, or bf16 by autocast")
+    trace: bool = Field(default=False, description="record spans of forward, backward, update in run/trace")
     batch: BatchConfig = Field(default_factory=BatchConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
@@ -67,12 +67,12 @@ class Key:
     description: str
 
 
-def keys(section: Any = Config, prefix: str = "") -> Iterator[Key | str]:
+def entries(section: Any = Config, prefix: str = "") -> Iterator[Key | str]:
     """Every leaf in order of appearance, each section preceded by `its name: its description` as a string."""
     for name, info in section.__pydantic_fields__.items():
         if dataclasses.is_dataclass(info.annotation) and info.annotation is not Span:
             yield f"{prefix}{name}: {(info.annotation.__doc__ or '').strip()}"
-            yield from keys(info.annotation, f"{prefix}{name}.")
+            yield from entries(info.annotation, f"{prefix}{name}.")
         else:
             default = info.get_default(call_default_factory=True)
             shown = str(info.annotation).replace("nmt_train.duration.", "")
@@ -80,7 +80,7 @@ def keys(section: Any = Config, prefix: str = "") -> Iterator[Key | str]:
 
 
 def leaves() -> dict[str, Key]:
-    return {key.name: key for key in keys() if isinstance(key, Key)}
+    return {key.name: key for key in entries() if isinstance(key, Key)}
 
 
 def load(files: Sequence[str], overrides: Mapping[str, str]) -> Config:
@@ -147,7 +147,7 @@ def to_yaml(config: Config) -> str:
     """The whole resolved configuration with a comment above every key."""
     lines: list[str] = []
     flat = _flatten(plain(config))
-    for key in keys():
+    for key in entries():
         if isinstance(key, str):
             name, _, description = key.partition(": ")
             depth = name.count(".")
@@ -190,7 +190,7 @@ def _read(path: Path, where: dict[str, str]) -> dict[str, Any]:
     return values
 
 
-def _locate(node: yaml.Node, path: Path, prefix: str, where: dict[str, str]) -> None:
+def _locate(node: yaml.Node | None, path: Path, prefix: str, where: dict[str, str]) -> None:
     """Remember each key's file and line; refuse one given twice, which YAML itself lets pass."""
     if not isinstance(node, yaml.MappingNode):
         return

@@ -17,10 +17,14 @@ _FORM = "a number and a unit: e (epochs), u (updates), t (target tokens), s, m o
 class Progressed(Protocol):
     """What a duration is measured on; `seconds` is wall-clock time."""
 
-    epochs: int
-    updates: int
-    tokens: int
-    seconds: float
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def updates(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from nmt_train.stop import Verdict
 class LogConfig:
     """What is written while training."""
 
-    every: Duration = Field(Span.parse("100u"), description="between two log lines, as 100u, 1e, 50Kt or 1m")
-    tensorboard: bool = Field(False, description="also write TensorBoard events (needs the extra nmt_train[tensorboard])")
+    every: Duration = Field(default=Span.parse("100u"), description="between two log lines, as 100u, 1e, 50Kt or 1m")
+    tensorboard: bool = Field(default=False, description="also write TensorBoard events (extra nmt_train[tensorboard])")
 
 
 @plain_dataclass
@@ -103,7 +103,7 @@ def _tensorboard(folder: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UserError("log.tensorboard: tensorboard is not installed; pip install 'nmt_train[tensorboard]'") from None
-    return SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder / "tensorboard"))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

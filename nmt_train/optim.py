@@ -21,31 +21,36 @@ Name = Literal["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adadelta", 
 class OptimizerConfig:
     """How gradients become updates. Where a key does not apply to the named optimiser, it has no effect."""
 
-    name: Name = Field("adam", description="sgd, momentum, nesterov, adagrad, rmsprop, adadelta, adam or adamw")
-    learning_rate: float = Field(3e-4, gt=0, description="the schedule's peak")
+    name: Name = Field(default="adam", description="sgd, momentum, nesterov, adagrad, rmsprop, adadelta, adam or adamw")
+    learning_rate: float = Field(default=3e-4, gt=0, description="the schedule's peak")
     schedule: Literal["constant", "inverse-sqrt", "step", "cosine"] = Field(
-        "inverse-sqrt", description="after warm-up: constant, inverse-sqrt, step or cosine"
+        default="inverse-sqrt", description="after warm-up: constant, inverse-sqrt, step or cosine"
     )
-    warmup: int = Field(4000, ge=0, description="linear rise from zero to learning_rate [updates]")
-    step_every: int = Field(10_000, ge=1, description="step: updates between two decays [updates]")
-    step_factor: float = Field(0.5, gt=0, le=1, description="step: what each decay multiplies the rate with")
-    cosine_updates: int = Field(100_000, ge=1, description="cosine: when the rate reaches minimum [updates]")
-    minimum: float = Field(0.0, ge=0, description="cosine: the rate at its end")
+    warmup: int = Field(default=4000, ge=0, description="linear rise from zero to learning_rate [updates]")
+    step_every: int = Field(default=10_000, ge=1, description="step: updates between two decays [updates]")
+    step_factor: float = Field(default=0.5, gt=0, le=1, description="step: what each decay multiplies the rate with")
+    cosine_updates: int = Field(default=100_000, ge=1, description="cosine: when the rate reaches minimum [updates]")
+    minimum: float = Field(default=0.0, ge=0, description="cosine: the rate at its end")
     stall_factor: float = Field(
-        1.0, gt=0, le=1, description="what every validation without a new best multiplies the rate with; 1: nothing"
+        default=1.0, gt=0, le=1, description="what every validation without a new best multiplies the rate with; 1: nothing"
     )
-    clip_norm: float = Field(1.0, ge=0, description="longest gradient, by Euclidean norm; 0: any")
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum, nesterov: share of the last step kept")
-    beta1: float = Field(0.9, ge=0, lt=1, description="adam, adamw: decay of the mean of gradients")
-    beta2: float = Field(0.98, ge=0, lt=1, description="adam, adamw: decay of the mean of squared gradients")
-    decay: float = Field(0.9, ge=0, lt=1, description="rmsprop, adadelta: decay of the mean of squared gradients")
-    epsilon: float | None = Field(None, gt=0, description="added to denominators; null: torch's default for the optimiser")
-    weight_decay: float = Field(0.01, ge=0, description="adamw: share of parameters x rate subtracted per update")
+    clip_norm: float = Field(default=1.0, ge=0, description="longest gradient, by Euclidean norm; 0: any")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum, nesterov: share of the last step kept")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="adam, adamw: decay of the mean of gradients")
+    beta2: float = Field(default=0.98, ge=0, lt=1, description="adam, adamw: decay of the mean of squared gradients")
+    decay: float = Field(default=0.9, ge=0, lt=1, description="rmsprop, adadelta: decay of the mean of squared gradients")
+    epsilon: float | None = Field(
+        default=None, gt=0, description="added to denominators; null: torch's default for the optimiser"
+    )
+    weight_decay: float = Field(default=0.01, ge=0, description="adamw: share of parameters x rate subtracted per update")
     smoothing: float = Field(
-        0.0, ge=0, lt=1, description="weight of the newest parameters in their running mean, which validation uses; 0: off"
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="weight of the newest parameters in their running mean, which validation uses; 0: off",
     )
     not_finite: Literal["stop", "skip"] = Field(
-        "stop", description="when a loss or gradient is infinite or not a number: stop, or skip the batch"
+        default="stop", description="when a loss or gradient is infinite or not a number: stop, or skip the batch"
     )
 
 
@@ -147,7 +152,7 @@ def clip(gradient: Tensor, limit: float, batches: int) -> float:
     return norm
 
 
-def _epsilon(config: OptimizerConfig) -> dict[str, float]:
+def _epsilon(config: OptimizerConfig) -> dict[str, Any]:
     return {} if config.epsilon is None else {"eps": config.epsilon}
 
 
@@ -156,7 +161,7 @@ _BY_NAME: dict[str, _Builder] = {
     "sgd": lambda c, p: torch.optim.SGD([p], lr=c.learning_rate, fused=True),
     "momentum": lambda c, p: torch.optim.SGD([p], lr=c.learning_rate, momentum=c.momentum, fused=True),
     "nesterov": lambda c, p: torch.optim.SGD([p], lr=c.learning_rate, momentum=c.momentum, nesterov=True, fused=True),
-    "adagrad": lambda c, p: torch.optim.Adagrad([p], lr=c.learning_rate, **_epsilon(c)),
+    "adagrad": lambda c, p: torch.optim.Adagrad([p], lr=c.learning_rate, fused=p.device.type == "cpu", **_epsilon(c)),
     "rmsprop": lambda c, p: torch.optim.RMSprop([p], lr=c.learning_rate, alpha=c.decay, **_epsilon(c)),
     "adadelta": lambda c, p: torch.optim.Adadelta([p], lr=c.learning_rate, rho=c.decay, **_epsilon(c)),
     "adam": lambda c, p: torch.optim.Adam([p], lr=c.learning_rate, betas=(c.beta1, c.beta2), fused=True, **_epsilon(c)),

@@ -22,8 +22,8 @@ class Mark(NamedTuple):
 class Progress:
     """Counters since the very first start, restarts included. Tokens are the target's, its END counted.
 
-    epochs: completed; batches: so far in the epoch under way; sentences: in the epoch of the last batch; skipped: batches left out as not finite;
-    seconds: wall-clock time; training_seconds: the same without validation and checkpoints;
+    epochs: completed; batches: so far in the epoch under way; sentences: in the epoch of the last batch; skipped: batches
+    left out as not finite; seconds: wall-clock time; training_seconds: the same without validation and checkpoints;
     cost, cost_tokens, logged_seconds: summed cost, its tokens and training_seconds since the last log line.
     """
 

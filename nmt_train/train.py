@@ -61,7 +61,7 @@ class Trainer:
             with trace.span("forward"), device.autocast(self.device, self.config.precision):
                 loss = self.model.loss(batch.to(self.device))
             with trace.span("backward"):
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
             try:
                 with trace.span("update"):
                     updated = schedule.step()

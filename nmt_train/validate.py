@@ -33,14 +33,14 @@ class ValidationConfig:
     """When the validation set is measured, and how."""
 
     every: Duration | None = Field(
-        Span.parse("1000u"), description="between two validations, as 500u, 1e, 300Kt or 10m; null: never"
+        default=Span.parse("1000u"), description="between two validations, as 500u, 1e, 300Kt or 10m; null: never"
     )
     metrics: list[Metric] = Field(
-        ["cross-entropy", "bleu"], description="cross-entropy (per target piece, END included), perplexity, bleu, chrf"
+        default=["cross-entropy", "bleu"], description="cross-entropy (per target piece, END included), perplexity, bleu, chrf"
     )
-    beam: int = Field(4, ge=1, description="hypotheses kept per sentence by beam search")
-    normalisation: float = Field(1.0, ge=0, description="log-probabilities are divided by length to this power")
-    batch_tokens: int = Field(2048, ge=1, description="sentences times longest source or target per batch [pieces]")
+    beam: int = Field(default=4, ge=1, description="hypotheses kept per sentence by beam search")
+    normalisation: float = Field(default=1.0, ge=0, description="log-probabilities are divided by length to this power")
+    batch_tokens: int = Field(default=2048, ge=1, description="sentences times longest source or target per batch [pieces]")
 
 
 class Interrupted(Exception):
@@ -120,9 +120,9 @@ class TestSet:
         return [found[i] for i in range(len(self.source))]
 
     def _judge(self, scores: Scores, config: ValidationConfig) -> None:
-        from sacrebleu.metrics import BLEU, CHRF  # slow to import, and most commands do without
+        import sacrebleu  # slow to import, and most commands do without
 
-        judges: dict[str, Any] = {"bleu": BLEU, "chrf": CHRF}
+        judges: dict[str, Any] = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF}
         for metric in sorted(TRANSLATED & set(config.metrics)):
             judge = judges[metric]()
             scores.values[metric] = judge.corpus_score(scores.translations, [self.references]).score

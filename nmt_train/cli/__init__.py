@@ -15,10 +15,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser whose complaints are `UserError`s, and which takes no abbreviations."""
-
-    def __init__(self, *arguments: object, **options: object) -> None:
-        super().__init__(*arguments, allow_abbrev=False, **options)  # type: ignore[arg-type]
+    """An argparse parser whose complaints are `UserError`s."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"command line: {message}; see {self.prog} --help")

@@ -11,7 +11,9 @@ from nmt_train.report import convergence, timeline
 
 
 def parser() -> cli.Parser:
-    options = cli.Parser(prog="nmt-plot", description="Draw runs: convergence over time, and what happened when.")
+    options = cli.Parser(
+        prog="nmt-plot", allow_abbrev=False, description="Draw runs: convergence over time, and what happened when."
+    )
     kinds = options.add_subparsers(dest="kind", required=True)
     curves = kinds.add_parser("convergence", help="a validation metric against wall-clock time, with a CSV")
     curves.add_argument("runs", nargs="+", type=Path, metavar="RUN")

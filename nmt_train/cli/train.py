@@ -12,14 +12,14 @@ from nmt_train.errors import UserError
 def parser() -> cli.Parser:
     """One option per configuration key, named by its dotted path."""
     described = "Train a translation model; the same command continues a run that was interrupted."
-    options = cli.Parser(prog="nmt-train", description=described)
+    options = cli.Parser(prog="nmt-train", allow_abbrev=False, description=described)
     options.add_argument("--config", action="append", default=[], metavar="FILE", help="YAML file; later ones override")
     options.add_argument("--print-config", action="store_true", help="print the whole resolved configuration and exit")
     options.add_argument("--force", action="store_true", help="continue a run although its configuration changed")
     options.add_argument("--overwrite", action="store_true", help="forget what the run folder holds and start anew")
     options.add_argument("--debug", action="store_true", help="show the stack of an error")
     group = options.add_argument_group("run")
-    for key in config.keys():
+    for key in config.entries():
         if isinstance(key, str):
             name, _, description = key.partition(": ")
             group = options.add_argument_group(name, description.replace("%", "%%"))

@@ -10,7 +10,9 @@ from nmt_train import cli
 
 
 def parser() -> cli.Parser:
-    options = cli.Parser(prog="nmt-translate", description="Translate lines of text from stdin to stdout, in order.")
+    options = cli.Parser(
+        prog="nmt-translate", allow_abbrev=False, description="Translate lines of text from stdin to stdout, in order."
+    )
     options.add_argument(
         "--model", required=True, type=Path, metavar="PATH", help="run folder (its last checkpoint) or checkpoint"
     )

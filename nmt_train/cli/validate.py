@@ -13,7 +13,9 @@ _METRICS = ["cross-entropy", "perplexity", "bleu", "chrf"]
 
 
 def parser() -> cli.Parser:
-    options = cli.Parser(prog="nmt-validate", description="Measure checkpoints on a test set: one table row each.")
+    options = cli.Parser(
+        prog="nmt-validate", allow_abbrev=False, description="Measure checkpoints on a test set: one table row each."
+    )
     options.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_CHECKPOINT", help="a run means all of its checkpoints")
     options.add_argument(
         "--test", nargs="+", metavar="FILE", help="source and target, or one .tsv file (default: the run's corpus.valid)"

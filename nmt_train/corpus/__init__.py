@@ -17,28 +17,28 @@ Files = list[str | list[str]] | str
 class VocabularyConfig:
     """The SentencePiece model shared by both languages; trained when the run has none yet."""
 
-    path: str | None = Field(None, description="an existing SentencePiece model to use instead of training one")
-    size: int = Field(8000, ge=16, description="pieces")
-    type: Literal["unigram", "bpe"] = Field("unigram", description="how pieces are chosen: unigram or bpe")
-    character_coverage: float = Field(0.9999, gt=0.9, le=1, description="share of characters that get pieces")
-    sample_lines: int = Field(2_000_000, ge=1, description="at most so many lines, drawn at random, train it")
+    path: str | None = Field(default=None, description="an existing SentencePiece model to use instead of training one")
+    size: int = Field(default=8000, ge=16, description="pieces")
+    type: Literal["unigram", "bpe"] = Field(default="unigram", description="how pieces are chosen: unigram or bpe")
+    character_coverage: float = Field(default=0.9999, gt=0.9, le=1, description="share of characters that get pieces")
+    sample_lines: int = Field(default=2_000_000, ge=1, description="at most so many lines, drawn at random, train it")
     sampling: float = Field(
-        0.0, ge=0, description="subword regularisation (unigram only): power of a segmentation's probability; 0: off"
+        default=0.0, ge=0, description="subword regularisation (unigram only): power of a segmentation's probability; 0: off"
     )
-    sampling_candidates: int = Field(16, ge=2, description="segmentations to draw from when sampling")
+    sampling_candidates: int = Field(default=16, ge=2, description="segmentations to draw from when sampling")
 
 
 @dataclass(frozen=True, config=STRICT)
 class CorpusConfig:
     """Parallel text: UTF-8, plain or .gz, one sentence per line; or .tsv with source and target columns."""
 
-    train: Files = Field(..., description="[source, target], each a file or a list of files; or [pairs.tsv]")
-    valid: Files = Field(..., description="the same for the validation set")
-    max_length: int = Field(100, ge=1, description="training pairs with a longer side are left out, and counted [pieces]")
+    train: Files = Field(description="[source, target], each a file or a list of files; or [pairs.tsv]")
+    valid: Files = Field(description="the same for the validation set")
+    max_length: int = Field(default=100, ge=1, description="pairs with a longer side are not trained on, but counted [pieces]")
     max_skipped: float = Field(
-        1.0, ge=0, le=1, description="refuse to train when a larger share of pairs is left out (empty or over-long)"
+        default=1.0, ge=0, le=1, description="refuse to train when a larger share of pairs is left out (empty or over-long)"
     )
-    window: int = Field(100_000, ge=1, description="pairs shuffled, then grouped by length, together [sentences]")
+    window: int = Field(default=100_000, ge=1, description="pairs shuffled, then grouped by length, together [sentences]")
     vocabulary: VocabularyConfig = Field(default_factory=VocabularyConfig)
 
 
@@ -46,6 +46,6 @@ class CorpusConfig:
 class BatchConfig:
     """How large a batch is: by `sentences` if given, else by `tokens`."""
 
-    tokens: int = Field(2048, ge=1, description="a batch's sentences times its longest target [target tokens]")
-    sentences: int | None = Field(None, ge=1, description="exactly so many sentences per batch instead of tokens")
-    accumulate: int = Field(1, ge=1, description="batches whose gradients are averaged for one update")
+    tokens: int = Field(default=2048, ge=1, description="a batch's sentences times its longest target [target tokens]")
+    sentences: int | None = Field(default=None, ge=1, description="exactly so many sentences per batch instead of tokens")
+    accumulate: int = Field(default=1, ge=1, description="batches whose gradients are averaged for one update")

@@ -23,23 +23,23 @@ Preset = Literal["tiny", "small", "base", "big"]
 class ModelConfig:
     """An encoder-decoder transformer (Vaswani et al. 2017); a preset gives the sizes that are not given themselves."""
 
-    preset: Preset = Field("small", description="sizes to start from: tiny, small, base or big; any key below overrides")
-    encoder_layers: int = Field(3, ge=1, description="layers of the encoder")
-    decoder_layers: int = Field(3, ge=1, description="layers of the decoder")
-    dim: int = Field(256, ge=2, description="width of embeddings and layers [elements, even]")
-    ffn_dim: int = Field(1024, ge=1, description="inner width of the feed-forward blocks [elements]")
-    heads: int = Field(4, ge=1, description="attention heads; must divide dim")
-    norm: Literal["pre", "post"] = Field("pre", description="layer norm before each block, or after its residual sum")
+    preset: Preset = Field(default="small", description="sizes to start from, tiny, small, base or big; keys below override")
+    encoder_layers: int = Field(default=3, ge=1, description="layers of the encoder")
+    decoder_layers: int = Field(default=3, ge=1, description="layers of the decoder")
+    dim: int = Field(default=256, ge=2, description="width of embeddings and layers [elements, even]")
+    ffn_dim: int = Field(default=1024, ge=1, description="inner width of the feed-forward blocks [elements]")
+    heads: int = Field(default=4, ge=1, description="attention heads; must divide dim")
+    norm: Literal["pre", "post"] = Field(default="pre", description="layer norm before each block, or after its residual sum")
     tied: Literal["all", "target-output", "none"] = Field(
-        "all", description="which embeddings share one matrix: source, target and output; target and output; none"
+        default="all", description="which embeddings share one matrix: source, target and output; target and output; none"
     )
-    dropout: float = Field(0.1, ge=0, lt=1, description="dropout of embeddings and of each block's output [probability]")
-    dropout_attention: float = Field(0.0, ge=0, lt=1, description="dropout of attention weights [probability]")
-    dropout_ffn: float = Field(0.0, ge=0, lt=1, description="dropout inside feed-forward blocks [probability]")
-    dropout_source_words: float = Field(0.0, ge=0, lt=1, description="whole source words zeroed [probability]")
-    dropout_target_words: float = Field(0.0, ge=0, lt=1, description="whole target words zeroed [probability]")
+    dropout: float = Field(default=0.1, ge=0, lt=1, description="dropout of embeddings and blocks' outputs [probability]")
+    dropout_attention: float = Field(default=0.0, ge=0, lt=1, description="dropout of attention weights [probability]")
+    dropout_ffn: float = Field(default=0.0, ge=0, lt=1, description="dropout inside feed-forward blocks [probability]")
+    dropout_source_words: float = Field(default=0.0, ge=0, lt=1, description="whole source words zeroed [probability]")
+    dropout_target_words: float = Field(default=0.0, ge=0, lt=1, description="whole target words zeroed [probability]")
     label_smoothing: float = Field(
-        0.1, ge=0, lt=1, description="share of each label spread evenly over the vocabulary, in training only"
+        default=0.1, ge=0, lt=1, description="share of each label spread evenly over the vocabulary, in training only"
     )
 
     @model_validator(mode="before")

@@ -80,7 +80,7 @@ def _extend(logits: Tensor, scores: Tensor, at_limit: Tensor) -> tuple[Tensor, T
     At most `beam` of them end (one per hypothesis), so `beam` to go on with always remain.
     logits (sentences, beam, vocabulary); scores (sentences, beam); at_limit (sentences,): only END may follow.
     """
-    sentences, beam, vocabulary = logits.shape
+    beam, vocabulary = logits.shape[1:]
     logits = logits.float()
     totals = torch.log_softmax(logits, dim=-1) + scores[..., None]
     totals[..., [PAD, UNKNOWN, BEGIN]] = -math.inf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -106,8 +106,10 @@ class Transformer(nn.Module):
             self.source_embedding = nn.Parameter(torch.empty(vocabulary, config.dim))
         if config.tied == "none":
             self.output_embedding = nn.Parameter(torch.empty(vocabulary, config.dim))
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
-        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        encoder = [EncoderLayer(config) for _ in range(config.encoder_layers)]
+        decoder = [DecoderLayer(config) for _ in range(config.decoder_layers)]
+        self.encoder: Sequence[EncoderLayer] = nn.ModuleList(encoder)  # type: ignore[assignment]
+        self.decoder: Sequence[DecoderLayer] = nn.ModuleList(decoder)  # type: ignore[assignment]
         final = nn.LayerNorm if config.norm == "pre" else nn.Identity
         self.encoder_norm, self.decoder_norm = final(config.dim), final(config.dim)
         self._positions = torch.empty(0)
