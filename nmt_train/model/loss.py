@@ -62,7 +62,7 @@ def _loss_and_gradients(
         del logits
         label_probabilities = probabilities[label].float()
         log_label = label_probabilities.clamp_min(1e-37).log()
-        mean_log = block.float() @ weights_sum / vocabulary - (label_logits - log_label)
+        mean_log = block.to(weights_sum.dtype) @ weights_sum / vocabulary - (label_logits - log_label)
         total -= (1 - smoothing) * log_label.sum() + smoothing * mean_log.sum()
         probabilities[label] = (label_probabilities - (1 - smoothing)).to(dtype)
         torch.mm(probabilities, weights, out=hidden_gradient[start : start + size])

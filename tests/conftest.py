@@ -1,0 +1,74 @@
+"""What many specifications need: a small corpus of real sentences, and the configuration of a run that takes seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nmt_train import config as configuration
+from nmt_train.config import Config
+from nmt_train.corpus.vocabulary import Vocabulary, train
+
+ROOT = Path(__file__).parent.parent
+Make = Callable[..., Config]
+
+torch.set_num_threads(1)  # small matrices: a second thread only adds noise beside other processes
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train, valid and test .en and .de of the demo grammar."""
+    folder = tmp_path_factory.mktemp("demo")
+    subprocess.run([sys.executable, ROOT / "scripts" / "make_demo_corpus", folder, "--pairs", "600"], check=True)
+    for part in ("valid", "test"):
+        for language in ("en", "de"):
+            path = folder / f"{part}.{language}"
+            path.write_text("".join(path.read_text(encoding="utf-8").splitlines(True)[:20]), encoding="utf-8")
+    return folder
+
+
+def small(demo: Path, run: Path) -> dict[str, Any]:
+    """Values of a run on the demo corpus with a model of a few thousand parameters; three batches to an epoch or so."""
+    return {
+        "run": str(run),
+        "threads": 1,
+        "devices": "cpu",
+        "corpus": {
+            "train": [f"{demo}/train.en", f"{demo}/train.de"],
+            "valid": [f"{demo}/valid.en", f"{demo}/valid.de"],
+            "vocabulary": {"size": 120},
+        },
+        "batch": {"tokens": 1500},
+        "model": {"encoder_layers": 1, "decoder_layers": 1, "dim": 16, "ffn_dim": 32, "heads": 2, "dropout": 0.1},
+        "optimizer": {"learning_rate": 0.01, "warmup": 5},
+        "validation": {"every": None, "metrics": ["cross-entropy"]},
+        "stop": {"after": "6u"},
+    }
+
+
+@pytest.fixture
+def make(demo: Path, tmp_path: Path) -> Make:
+    """make(**changes) is a small configuration; changes are dotted keys with `__` for the dot."""
+
+    def make_config(**changes: Any) -> Config:
+        values = small(demo, tmp_path / "run")
+        for name, value in changes.items():
+            *parents, last = name.split("__")
+            section = values
+            for parent in parents:
+                section = section.setdefault(parent, {})
+            section[last] = value
+        return configuration.validate(values, {})
+
+    return make_config
+
+
+@pytest.fixture(scope="session")
+def vocabulary(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    return train(configuration.validate(small(demo, tmp_path_factory.mktemp("run")), {}).corpus)
