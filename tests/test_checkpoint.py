@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import builtins
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nmt_train import checkpoint
+from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.errors import UserError
+from nmt_train.run import Run
+
+REMOVE = shutil.rmtree
+TENSORS = {"parameters": {"weight": torch.arange(6.0).view(2, 3)}, "random": {"cpu": torch.get_rng_state()}}
+
+
+class Killed(BaseException):
+    """The process dies here: nothing after this point runs, not even handlers of ordinary exceptions."""
+
+
+def save(path: Path, vocabulary: Vocabulary, number: int = 0) -> None:
+    checkpoint.save(path, TENSORS, {"progress": {"updates": number}}, vocabulary)
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    save(tmp_path / "5", vocabulary, 5)
+    loaded = checkpoint.load(tmp_path / "5")
+    assert torch.equal(loaded.tensors("parameters")["weight"], TENSORS["parameters"]["weight"])
+    assert torch.equal(loaded.tensors("random")["cpu"], TENSORS["random"]["cpu"])
+    assert loaded.facts["progress"] == {"updates": 5}
+    assert loaded.vocabulary().digest == vocabulary.digest == loaded.facts["vocabulary"]
+    with pytest.raises(UserError, match="holds no smoothed"):
+        loaded.tensors("smoothed")
+
+
+def interruptions(monkeypatch: pytest.MonkeyPatch, after: int, error: Callable[[], BaseException]) -> None:
+    """Let every call that touches the disk pass until `after` of them have, then fail."""
+    calls = 0
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > after:
+                raise error()
+            return real(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(checkpoint, "save_file", counted(checkpoint.save_file))
+    for name in ("fsync",):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+    for name in ("write_bytes", "write_text", "rename", "mkdir"):
+        monkeypatch.setattr(Path, name, counted(getattr(Path, name)))
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", counted(checkpoint.shutil.rmtree))
+
+
+@pytest.mark.parametrize("same_update", [False, True])
+def test_death_at_any_moment_of_a_save_leaves_the_last_good_checkpoint(
+    tmp_path: Path, vocabulary: Vocabulary, same_update: bool
+) -> None:
+    for after in range(100):
+        run = Run.open(tmp_path / str(after))
+        save(run.checkpoint(10), vocabulary, 10)
+        with pytest.MonkeyPatch.context() as patch:
+            interruptions(patch, after, Killed)
+            try:
+                save(run.checkpoint(10 if same_update else 20), vocabulary, 20)
+                finished = True
+            except Killed:
+                finished = False
+        run.close()
+        survivor = Run.open(tmp_path / str(after))
+        last = survivor.last()
+        assert last is not None
+        updates = checkpoint.load(last).facts["progress"]["updates"]
+        assert updates == 20 if finished else updates in (10, 20)
+        assert [path.name for path in (survivor.folder / "checkpoints").glob(".*")] == [], "leftovers are cleaned up"
+        survivor.close()
+        if finished:
+            assert after > 10, "the loop went through every moment"
+            return
+    pytest.fail("a save takes fewer steps than that")
+
+
+def test_a_full_disk_at_any_moment_is_one_sentence_and_leaves_the_last_good_checkpoint(
+    tmp_path: Path, vocabulary: Vocabulary
+) -> None:
+    def full() -> OSError:
+        return OSError(errno.ENOSPC, "No space left on device")
+
+    for after in range(1, 100):
+        folder = tmp_path / str(after)
+        save(folder / "10", vocabulary, 10)
+        with pytest.MonkeyPatch.context() as patch:
+            interruptions(patch, after, full)
+            patch.setattr(checkpoint.shutil, "rmtree", REMOVE)  # removing works on a full disk
+            try:
+                save(folder / "20", vocabulary, 20)
+                return
+            except UserError as error:
+                assert "20: the checkpoint could not be written: No space left on device" in str(error)
+        assert checkpoint.load(folder / "10").facts["progress"] == {"updates": 10}
+        assert not list(folder.glob(".*.tmp"))
+
+
+@pytest.mark.parametrize("file", ["parameters.safetensors", "vocabulary.model"])
+def test_truncated_changed_and_missing_files_are_named(tmp_path: Path, vocabulary: Vocabulary, file: str) -> None:
+    save(tmp_path / "5", vocabulary)
+    path = tmp_path / "5" / file
+    data = path.read_bytes()
+    path.write_bytes(data[:-3])
+    with pytest.raises(UserError, match=rf"{file}: has {len(data) - 3} bytes instead of {len(data)}"):
+        checkpoint.load(tmp_path / "5")
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(UserError, match=f"{file}: was changed since it was saved"):
+        checkpoint.load(tmp_path / "5")
+    path.unlink()
+    with pytest.raises(UserError, match=f"{file}: No such file"):
+        checkpoint.load(tmp_path / "5")
+
+
+@pytest.mark.parametrize(
+    "manifest", ["", "[]", "{", '{"format": 99, "files": {}}', '{"format": 1}', '{"format": 1, "files": {"../../x": {}}}']
+)
+def test_a_damaged_manifest_is_named(tmp_path: Path, vocabulary: Vocabulary, manifest: str) -> None:
+    save(tmp_path / "5", vocabulary)
+    (tmp_path / "5" / "checkpoint.json").write_text(manifest, encoding="utf-8")
+    with pytest.raises(UserError, match=str(tmp_path / "5")):
+        checkpoint.load(tmp_path / "5")
+    with pytest.raises(UserError, match="no checkpoint here"):
+        checkpoint.load(tmp_path / "6")
+
+
+def test_loading_runs_no_code(tmp_path: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "5", vocabulary)
+    for module, name in ((torch, "load"), (__import__("pickle"), "loads"), (__import__("pickle"), "load"), (builtins, "eval")):
+        monkeypatch.setattr(module, name, lambda *arguments, **options: pytest.fail("code could have run"))
+    loaded = checkpoint.load(tmp_path / "5")
+    loaded.tensors("parameters")
+    files = {path.suffix for path in (tmp_path / "5").iterdir()}
+    assert files == {".safetensors", ".json", ".model"}
+    json.loads((tmp_path / "5" / "checkpoint.json").read_text(encoding="utf-8"))
+
+
+def test_pruning_keeps_the_newest_and_whatever_a_link_names(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    run = Run.open(tmp_path / "run")
+    for update in (1, 2, 3, 4, 10):
+        save(run.checkpoint(update), vocabulary, update)
+    run.link("best-bleu", 2)
+    run.link("last", 10)
+    run.prune(keep=2)
+    assert [path.name for path in run.checkpoints()] == ["2", "4", "10"]
+    run.link("best-bleu", 10)
+    run.prune(keep=2)
+    assert [path.name for path in run.checkpoints()] == ["4", "10"]
+    assert (run.folder / "best-bleu").resolve() == run.checkpoint(10).resolve()
+
+
+def test_a_run_folder_in_use_is_refused_naming_the_process(tmp_path: Path) -> None:
+    first = Run.open(tmp_path / "run")
+    with pytest.raises(UserError, match=rf"in use by process {os.getpid()} on "):
+        Run.open(tmp_path / "run")
+    first.close()
+    Run.open(tmp_path / "run").close()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"run: .*choose a folder that can be written"):
+        Run.open(tmp_path / "file" / "run")

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from nmt_train.errors import UserError
+from nmt_train.flat import Flat
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def test_the_vectors_are_the_models_own_parameters_and_gradients() -> None:
+    model = network()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    flat = Flat(model)
+    assert flat.parameters.numel() == 3 * 4 + 4 + 4 * 2 + 2
+    for parameter, value in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter, value)
+    model(torch.ones(5, 3)).sum().backward()
+    assert torch.equal(flat.gradient, torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))  # type: ignore[union-attr]
+    first = flat.gradient.clone()
+    model(torch.ones(5, 3)).sum().backward()
+    torch.testing.assert_close(flat.gradient, 2 * first)
+    flat.parameters.fill_(1.0)
+    assert all(bool((parameter == 1).all()) for parameter in model.parameters())
+
+
+def test_borrowed_values_are_given_back_bit_for_bit_even_after_an_error() -> None:
+    model = network()
+    flat = Flat(model)
+    own = flat.parameters.clone()
+    with pytest.raises(RuntimeError), flat.using(torch.zeros_like(own)):
+        assert not any(bool(parameter.any()) for parameter in model.parameters())
+        raise RuntimeError
+    assert torch.equal(flat.parameters, own)
+
+
+def test_named_tensors_load_back_and_those_of_another_model_are_refused() -> None:
+    flat = Flat(network())
+    saved = {name: tensor.clone() for name, tensor in flat.named(flat.parameters).items()}
+    target = torch.zeros_like(flat.parameters)
+    flat.load(saved, target, "here")
+    assert torch.equal(target, flat.parameters)
+    with pytest.raises(UserError, match="here: parameter 0.weight has another shape"):
+        flat.load({**saved, "0.weight": torch.zeros(1, 3)}, target, "here")
+    with pytest.raises(UserError, match="here: parameter 7.bias is in only one of"):
+        flat.load({**saved, "7.bias": torch.zeros(1)}, target, "here")
