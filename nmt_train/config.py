@@ -37,7 +37,7 @@ class Config:
     seed: int = Field(default=1, ge=0, description="of initial parameters, data order and dropout")
     mode: str = Field(default="single", description="how workers update the parameters; this version: single")
     devices: str | list[int] = Field(default="auto", description="auto (a GPU, if any), cpu, cuda, all, or GPU numbers: [0]")
-    threads: int = Field(default=0, ge=0, description="compute threads on the CPU; 0: one per core")
+    threads: int = Field(default=0, ge=0, description="compute threads on the CPU; 0: OMP_NUM_THREADS, else one per core")
     precision: Literal["fp32", "bf16"] = Field(default="fp32", description="of matrix products: fp32, or bf16 by autocast")
     trace: bool = Field(default=False, description="record spans of forward, backward, update in run/trace")
     batch: BatchConfig = Field(default_factory=BatchConfig)

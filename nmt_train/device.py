@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -37,12 +36,13 @@ def choose(devices: str | list[int]) -> list[torch.device]:
 
 
 def prepare(threads: int) -> None:
-    """Set the number of compute threads (0: every core) and keep freed memory in the process.
+    """Set the number of compute threads (0: torch's default) and keep freed memory in the process.
 
     A training step frees and takes the same large blocks again and again; glibc would hand each back to the kernel,
     which must then clear its pages anew. Keeping them made a step about a tenth faster.
     """
-    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    if threads:
+        torch.set_num_threads(threads)
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

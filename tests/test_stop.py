@@ -25,11 +25,11 @@ def test_training_stops_when_any_or_all_metrics_ran_out_of_patience(when: str, s
     judge = patience(patience=2, patience_on=when)
     bleu = [10.0, 9.0, 9.0, 9.0, 9.0]
     entropy = [3.0, 2.9, 2.8, 3.5, 3.5]
-    for number, values in enumerate(zip(entropy, bleu, strict=True), 1):
+    exhausted = []
+    for values in zip(entropy, bleu, strict=True):
         judge.record(dict(zip(("cross-entropy", "bleu"), values, strict=True)))
-        if judge.exhausted:
-            break
-    assert number == stops_at
+        exhausted.append(judge.exhausted)
+    assert exhausted.index(True) + 1 == stops_at
 
 
 def test_no_patience_means_never() -> None:

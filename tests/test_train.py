@@ -65,8 +65,8 @@ def assert_same(left: Config, right: Config) -> None:
 
 ELABORATE = {
     "batch__accumulate": 2, "optimizer__smoothing": 0.1, "optimizer__stall_factor": 0.7, "log__every": "3u",
-    "validation__every": "4u", "validation__metrics": ["cross-entropy", "bleu"], "checkpoint__every": "5u", "stop__after": "13u",
-    "corpus__vocabulary": {"size": 120, "sampling": 0.3},
+    "validation__every": "4u", "validation__metrics": ["cross-entropy", "bleu"], "checkpoint__every": "5u",
+    "stop__after": "13u", "corpus__vocabulary": {"size": 120, "sampling": 0.3},
 }  # fmt: skip
 
 
@@ -346,7 +346,10 @@ def test_or_the_batch_is_skipped_said_aloud_and_training_goes_on(make: Make) -> 
 
 
 def test_accumulating_two_halves_is_one_update_of_their_mean(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = make(batch__accumulate=2, stop__after="1u", model__dropout=0.0, optimizer={"name": "sgd", "learning_rate": 1.0, "warmup": 0, "schedule": "constant", "clip_norm": 0})  # fmt: skip
+    config = make(
+        batch__accumulate=2, stop__after="1u", model__dropout=0.0,
+        optimizer={"name": "sgd", "learning_rate": 1.0, "warmup": 0, "schedule": "constant", "clip_norm": 0},
+    )  # fmt: skip
     gradients: list[torch.Tensor] = []
     original = torch.Tensor.backward
 
@@ -371,7 +374,7 @@ def test_accumulating_two_halves_is_one_update_of_their_mean(make: Make, monkeyp
 
 def test_training_learns(make: Make) -> None:
     config = make(
-        stop__after="200u", batch__tokens=3000, validation__every="100u", log__every="50u",
+        stop__after="80u", batch__tokens=3000, validation__every="40u", log__every="20u",
         model={"preset": "tiny", "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0},
     )  # fmt: skip
     run(config)

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from nmt_train.errors import UserError
 
+_READER_GONE = 141  # as a shell reports SIGPIPE
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -24,34 +25,32 @@ class Parser(argparse.ArgumentParser):
 def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit status is 2 for the user's mistakes, 1 for ours, each with one sentence on stderr."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
     try:
         return command([argument for argument in given if argument != "--debug"])
-    except UserError as error:
-        status, message = 2, f"error: {error}"
+    except Exception as error:
+        if "--debug" in given:
+            traceback.print_exception(error)
+        status, message = _explain(error)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader went away; the interpreter must not complain about it at exit
-        return 141
-    except OSError as error:
-        status = 2 if error.errno in _FULL else 1
-        message = f"error: {error.filename or 'output'}: {error.strerror}; check free space and permissions"
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
-            status, message = 1, _ours(error)
-        else:
-            status, message = 2, "error: out of memory; make batch.tokens, model or beam smaller"
-    except Exception as error:
-        status, message = 1, _ours(error)
-    if debug:
-        traceback.print_exc()
-    print(message, file=sys.stderr)
+    if status == _READER_GONE:
+        sys.stderr.close()  # or the interpreter would complain about the broken pipe at exit
+    else:
+        print(message, file=sys.stderr)
     return status
 
 
-def _ours(error: Exception) -> str:
-    return f"internal error: {type(error).__name__}: {error}; please report it, with what --debug shows"
+def _explain(error: Exception) -> tuple[int, str]:
+    """The exit status and sentence of an error."""
+    if isinstance(error, UserError):
+        return 2, f"error: {error}"
+    if isinstance(error, BrokenPipeError):
+        return _READER_GONE, ""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return 2, f"error: {error.filename or 'output'}: {error.strerror}; check free space and permissions"
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
+        return 2, "error: out of memory; make batch.tokens, model or beam smaller"
+    return 1, f"internal error: {type(error).__name__}: {error}; please report it, with what --debug shows"
 
 
 def positive(text: str) -> int:

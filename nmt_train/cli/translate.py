@@ -29,7 +29,9 @@ def parser() -> cli.Parser:
         "--window", type=cli.positive, default=None, metavar="N", help="lines read ahead (default 2000; 1 on a terminal)"
     )
     options.add_argument("--devices", default="auto", help="auto, cpu or cuda (default auto)")
-    options.add_argument("--threads", type=int, default=0, metavar="N", help="compute threads on the CPU; 0: one per core")
+    options.add_argument(
+        "--threads", type=int, default=0, metavar="N", help="compute threads on the CPU; 0: OMP_NUM_THREADS, else one per core"
+    )
     options.add_argument("--debug", action="store_true", help="show the stack of an error")
     return options
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from nmt_train.section import STRICT
@@ -26,6 +26,12 @@ class VocabularyConfig:
         default=0.0, ge=0, description="subword regularisation (unigram only): power of a segmentation's probability; 0: off"
     )
     sampling_candidates: int = Field(default=16, ge=2, description="segmentations to draw from when sampling")
+
+    @model_validator(mode="after")
+    def _check_sampling(self) -> VocabularyConfig:
+        if self.sampling and self.type != "unigram":
+            raise ValueError(f"sampling needs type unigram, not {self.type}")
+        return self
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -88,9 +88,10 @@ def train(config: CorpusConfig) -> Vocabulary:
     """
     vocabulary = config.vocabulary
     output = io.BytesIO()
+    lines = _BothSides(config)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_both_sides(config),
+            sentence_iterator=iter(lines),
             model_writer=output,
             vocab_size=vocabulary.size,
             model_type=vocabulary.type,
@@ -105,15 +106,29 @@ def train(config: CorpusConfig) -> Vocabulary:
             minloglevel=2,
         )
     except RuntimeError as error:
+        if lines.error is not None:  # too little was read
+            raise lines.error from None
         raise UserError(f"corpus.vocabulary.size: {_explain(str(error), vocabulary)}") from None
+    if lines.error is not None:
+        raise lines.error
     return Vocabulary(output.getvalue(), "the vocabulary just trained")
 
 
-def _both_sides(config: CorpusConfig) -> Iterable[str]:
-    for source, target in read_pairs(config.train, "corpus.train"):
-        if source.strip() and target.strip():
-            yield source
-            yield target
+class _BothSides:
+    """The lines of both sides, for SentencePiece, which would hide what goes wrong while it reads them: `error` keeps it."""
+
+    def __init__(self, config: CorpusConfig) -> None:
+        self._config = config
+        self.error: UserError | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            for source, target in read_pairs(self._config.train, "corpus.train"):
+                if source.strip() and target.strip():
+                    yield source
+                    yield target
+        except UserError as error:
+            self.error = error
 
 
 def _explain(message: str, vocabulary: VocabularyConfig) -> str:

@@ -1,0 +1,367 @@
+"""The console commands as a user calls them: what they print, and the one sentence for every mistake."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sacrebleu
+
+from conftest import ROOT, small
+from nmt_train import cli, config
+from nmt_train.cli import plot, train, translate, validate
+
+
+@pytest.fixture(scope="module")
+def run(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short, traced run with two checkpoints."""
+    values = small(demo, tmp_path_factory.mktemp("commands") / "run")
+    values |= {"trace": True, "stop": {"after": "8u"}, "checkpoint": {"every": "4u"}, "log": {"every": "2u"}}
+    values["validation"] = {"every": "4u", "metrics": ["cross-entropy", "bleu"]}
+    path = Path(values["run"]).with_suffix(".yml")
+    path.write_text(json.dumps(values), encoding="utf-8")
+    assert cli.run(train.command, ["--config", str(path)]) == 0
+    return Path(values["run"])
+
+
+def call(command: Any, *arguments: Any, stdin: bytes = b"", monkeypatch: pytest.MonkeyPatch | None = None) -> int:
+    if monkeypatch is not None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+    return cli.run(command.command, [str(argument) for argument in arguments])
+
+
+def test_print_config_prints_what_would_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run.with_suffix(".yml")
+    assert call(train, "--config", path, "--print-config", "--batch.tokens", "777", "--trace") == 0
+    printed = capsys.readouterr().out
+    assert "  tokens: 777\n" in printed
+    assert "trace: true\n" in printed
+    assert "# " in printed
+
+
+def test_validate_prints_a_row_per_checkpoint_with_signatures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(validate, run, run / "last", "--beam", 2) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"checkpoint +update +cross-entropy +perplexity +bleu +chrf", lines[0])
+    assert [line.split()[1] for line in lines[1:4]] == ["4", "8", "8"]
+    assert any(line.startswith("bleu: nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:") for line in lines)
+    assert any(line.startswith("chrf: nrefs:1|case:mixed") for line in lines)
+
+
+def test_validate_json_averages_and_takes_any_test_set(run: Path, demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    test = [demo / "test.en", demo / "test.de"]
+    assert call(validate, run, "--average", 2, "--test", *test, "--json", "--metrics", "chrf", "perplexity") == 0
+    (row,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert row["averaged"] == 2
+    assert {"chrf", "perplexity", "signatures"} <= row.keys()
+    assert "bleu" not in row
+    assert list(row["signatures"]) == ["chrf"]
+
+
+def test_validates_bleu_is_sacrebleus_on_translates_output(
+    run: Path, demo: Path, capfdbinary: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call(validate, run / "last", "--test", demo / "test.en", demo / "test.de", "--json") == 0
+    row = json.loads(capfdbinary.readouterr().out)
+    assert call(translate, "--model", run, stdin=(demo / "test.en").read_bytes(), monkeypatch=monkeypatch) == 0
+    translations = capfdbinary.readouterr().out.decode().split("\n")[:-1]
+    references = (demo / "test.de").read_text(encoding="utf-8").split("\n")[:-1]
+    assert sacrebleu.corpus_bleu(translations, [references]).score == pytest.approx(row["bleu"], abs=1e-6)
+    assert sacrebleu.corpus_chrf(translations, [references]).score == pytest.approx(row["chrf"], abs=1e-6)
+
+
+def lines_of(capfdbinary: Any) -> list[bytes]:
+    return capfdbinary.readouterr().out.split(b"\n")
+
+
+def test_translate_gives_one_line_per_line_in_order_whatever_is_in_them(
+    run: Path, capfdbinary: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentences = [
+        b"twelve",
+        b"",
+        b"The train leaves at four o'clock.",
+        b"   ",
+        "漢字 \u2028 \x85".encode(),
+        b"a\x00b",
+        b"six",
+    ] * 3
+    assert call(translate, "--model", run, stdin=b"\n".join(sentences), monkeypatch=monkeypatch) == 0
+    together = lines_of(capfdbinary)
+    assert len(together) == len(sentences) + 1
+    assert together[1] == together[3] == b""
+    assert (
+        call(
+            translate, "--model", run, "--window", 2, "--batch-tokens", 1, stdin=b"\n".join(sentences), monkeypatch=monkeypatch
+        )
+        == 0
+    )
+    assert lines_of(capfdbinary) == together, "neither window nor batches change a translation"
+
+
+def test_n_best_lists_are_numbered_and_sorted(run: Path, capfdbinary: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(translate, "--model", run, "--n-best", 3, stdin=b"twelve\nsix\n", monkeypatch=monkeypatch) == 0
+    rows = [line.decode().split(" ||| ") for line in lines_of(capfdbinary)[:-1]]
+    assert [row[0] for row in rows] == ["0"] * 3 + ["1"] * 3
+    for number in ("0", "1"):
+        scores = [float(row[3]) for row in rows if row[0] == number]
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_translation_reads_no_further_than_its_window(run: Path) -> None:
+    from itertools import count
+
+    import torch
+
+    from nmt_train.model.search import SearchConfig
+    from nmt_train.state import load_model
+    from nmt_train.translate import Translator
+
+    model, vocabulary, _ = load_model([run / "last"], torch.device("cpu"))
+    read: list[int] = []
+
+    def endless() -> Any:
+        for number in count():
+            read.append(number)
+            yield "twelve"
+
+    stream = Translator(model, vocabulary, SearchConfig(beam=1)).stream(endless(), window=10)
+    for _ in range(25):
+        next(stream)
+    assert len(read) <= 31
+
+
+def test_plots_of_a_real_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(plot, "convergence", run, "--output", tmp_path / "c.svg") == 0
+    assert (
+        call(plot, "convergence", run, "--metric", "bleu", "--clock", "training_seconds", "--output", tmp_path / "b.png") == 0
+    )
+    assert call(plot, "timeline", run, "--output", tmp_path / "t.png") == 0
+    assert call(plot, "trace", run, "--chrome", "--output", tmp_path / "t.json") == 0
+    names = {event["name"] for event in json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))["traceEvents"]}
+    assert {"forward", "backward", "update"} <= names
+    assert {path.name for path in tmp_path.iterdir()} == {"c.svg", "c.csv", "b.png", "b.csv", "t.png", "t.json"}
+    assert capsys.readouterr().out.split() == [
+        str(tmp_path / name) for name in ("c.svg", "c.csv", "b.png", "b.csv", "t.png", "t.json")
+    ]
+
+
+def prepare(demo: Path, folder: Path, changes: dict[str, Any]) -> list[str]:
+    values = small(demo, folder / "run")
+    for name, value in changes.items():
+        section, _, key = name.partition(".")
+        if key:
+            values.setdefault(section, {})[key] = value
+        else:
+            values[section] = value
+    path = folder / "config.yml"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    return ["--config", str(path)]
+
+
+def write(folder: Path, name: str, data: bytes) -> str:
+    (folder / name).write_bytes(data)
+    return str(folder / name)
+
+
+def text(demo: Path, name: str) -> bytes:
+    return (demo / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"corpus.train": ["absent.en", "absent.de"]}, "absent.en: No such file"),
+        ({"corpus.valid": ["absent.en", "absent.de"]}, "absent.en: No such file"),
+        ({"corpus.train": ["@longer", "{demo}/train.de"]}, "has 601 lines and .* has 600"),
+        ({"corpus.train": ["@latin1", "{demo}/train.de"]}, "latin1, line 600: not UTF-8"),
+        ({"corpus.train": ["@empty", "@empty"]}, "empty"),
+        ({"corpus.valid": ["@empty", "@empty"]}, "corpus.valid: the files are empty"),
+        ({"corpus.train": ["@blank", "{demo}/train.de"]}, "corpus"),
+        ({"corpus.max_length": 2}, "no pair is left to train on .* 600 over-long"),
+        ({"corpus.max_length": 12, "corpus.max_skipped": 0.01}, "would be left out .* corpus.max_skipped"),
+        ({"corpus.vocabulary": {"size": 30_000}}, "30000 pieces are more than this corpus can fill; at most"),
+        ({"corpus.vocabulary": {"path": "@latin1"}}, "latin1: not a SentencePiece model"),
+        ({"devices": "cuda"}, "asks for a GPU, but this machine offers none"),
+        ({"devices": [0]}, "asks for a GPU, but this machine offers none"),
+        ({"devices": "gpu"}, "devices: 'gpu' is unknown"),
+        ({"mode": "sparse"}, "mode: 'sparse' is unknown; this version has single"),
+        ({"batch.tokens": 50}, "batch.tokens: 50 cannot hold one sentence"),
+        ({"run": "@latin1"}, "latin1: .*choose a folder that can be written"),
+        ({"corpus.vocabulary": {"size": 120, "type": "bpe", "sampling": 0.1}}, "sampling needs type unigram"),
+    ],
+)  # fmt: skip
+def test_every_mistake_before_training_is_one_sentence_with_status_2(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], sentence: str
+) -> None:
+    made = {
+        "longer": text(demo, "train.en") + b"one more\n",
+        "latin1": text(demo, "train.en").rsplit(b"\n", 2)[0] + b"\nsch\xf6n\n",
+        "empty": b"",
+        "blank": b"\n" * 600,
+    }
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, list):
+            return [fill(item) for item in value]
+        if isinstance(value, dict):
+            return {key: fill(item) for key, item in value.items()}
+        if isinstance(value, str) and value.startswith("@"):
+            return write(tmp_path, value[1:], made[value[1:]])
+        return value.format(demo=demo) if isinstance(value, str) else value
+
+    arguments = prepare(demo, tmp_path, {key: fill(value) for key, value in changes.items()})
+    assert cli.run(train.command, arguments) == 2
+    output = capsys.readouterr().err
+    complaint = output.splitlines()[-1]
+    assert complaint.startswith("error: ")
+    assert re.search(sentence, complaint), complaint
+    assert "Traceback" not in output
+
+
+def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    english, german = (text(demo, f"train.{language}").split(b"\n")[:200] for language in ("en", "de"))
+    english[:6] = [b"a\x00b", "x\u2028y\x85z".encode(), b"\xef\xbb\xbfone", b"two\r", b"", b"word " * 500]
+    files = [write(tmp_path, "t.en", b"\n".join(english)), write(tmp_path, "t.de", b"\r\n".join(german))]
+    arguments = prepare(demo, tmp_path, {"corpus.train": files, "stop": {"after": "1u"}})
+    assert cli.run(train.command, arguments) == 0
+    assert "left out: 1 with an empty side, 1 over-long, of 200 pairs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "sentence"),
+    [
+        (translate, ["--model", "absent"], "absent: does not exist; give a run folder"),
+        (translate, ["--model", "{tmp}"], "holds no checkpoint"),
+        (translate, [], "command line: the following arguments are required: --model"),
+        (translate, ["--model", "{run}", "--beam", "0"], "argument --beam"),
+        (translate, ["--model", "{run}", "--n-best", "9"], "--n-best 9 needs a --beam of at least as many"),
+        (translate, ["--model", "{run}", "--devices", "cuda"], "offers none"),
+        (validate, ["{run}", "--test", "absent"], "absent: No such file"),
+        (validate, ["{run}", "--metrics", "ter"], "argument --metrics: invalid choice"),
+        (plot, ["convergence", "{tmp}"], "is this a run folder"),
+        (plot, ["convergence", "{run}", "--output", "{tmp}/x.doc"], "a picture ends in"),
+        (plot, ["timeline", "{run}", "--start", "1e9"], "choose a second inside it"),
+        (plot, ["draw"], "invalid choice: 'draw'"),
+        (train, ["stray"], "'stray' belongs to no option"),
+        (train, ["--config", "absent.yml"], "absent.yml: No such file"),
+        (train, ["--config"], "expected one argument"),
+        (train, [], "is missing"),
+    ],
+)  # fmt: skip
+def test_every_wrong_call_is_one_sentence_with_status_2(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: Any, arguments: list[str], sentence: str
+) -> None:
+    assert cli.run(command.command, [argument.format(run=run, tmp=tmp_path) for argument in arguments]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(rf"error: .*{re.escape(sentence)}.*", errors[-1]), errors
+    assert len(errors) == 1
+
+
+def test_bad_text_on_standard_input_is_named_by_line(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call(translate, "--model", run, stdin=b"one\n\xff\n", monkeypatch=monkeypatch) == 2
+    assert "standard input, line 2: not UTF-8" in capsys.readouterr().err
+
+
+def test_a_vocabulary_of_another_model_is_refused(
+    run: Path, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy, symlinks=True)
+    other = tmp_path / "other"
+    values = small(demo, other) | {"stop": {"after": "1u"}}
+    values["corpus"]["vocabulary"] = {"size": 121}
+    config_file = tmp_path / "other.yml"
+    config_file.write_text(json.dumps(values), encoding="utf-8")
+    assert cli.run(train.command, ["--config", str(config_file)]) == 0
+    shutil.copy(other / "vocabulary.model", copy / "vocabulary.model")
+    same = config.load([str(run.with_suffix(".yml"))], {})
+    arguments = ["--config", str(run.with_suffix(".yml")), "--run", str(copy), "--stop.after", "9u"]
+    assert str(same.run) == str(run)
+    assert cli.run(train.command, arguments) == 2
+    assert "was trained with another vocabulary" in capsys.readouterr().err
+
+
+def test_our_own_mistakes_have_status_1_and_debug_shows_the_stack(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(arguments: Any) -> int:
+        raise ZeroDivisionError("oops")
+
+    assert cli.run(broken, []) == 1
+    assert capsys.readouterr().err == "internal error: ZeroDivisionError: oops; please report it, with what --debug shows\n"
+    assert cli.run(broken, ["--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_full_disk_anywhere_is_the_users_to_mend(capsys: pytest.CaptureFixture[str]) -> None:
+    def full(arguments: Any) -> int:
+        raise OSError(28, "No space left on device", "train.log")
+
+    assert cli.run(full, []) == 2
+    assert capsys.readouterr().err == "error: train.log: No space left on device; check free space and permissions\n"
+
+
+def test_a_reader_that_goes_away_is_no_error(run: Path) -> None:
+    code = "from nmt_train.cli.translate import main; main()"
+    command = f"yes twelve | head -5000 | {sys.executable} -c '{code}' --model {run} --beam 1 --window 5 | head -1"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert result.stderr == ""
+    assert len(result.stdout.splitlines()) == 1
+
+
+def test_a_built_wheel_in_a_clean_environment_trains_validates_translates_and_plots(demo: Path, tmp_path: Path) -> None:
+    """The wheel is installed alone: what it needs comes from this environment's packages, nmt_train itself does not."""
+    wheels, home = tmp_path / "wheels", tmp_path / "venv"
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    venv.create(home, with_pip=False)
+    (wheel,) = wheels.iterdir()
+    packages = next((home / "lib").glob("python*")) / "site-packages"
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        f"--python={home}/bin/python",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        str(wheel),
+    ]
+    subprocess.run(install, check=True, capture_output=True)
+    (packages / "needs.pth").write_text(str(Path(sacrebleu.__file__).parent.parent) + "\n")
+    arguments = prepare(demo, tmp_path, {"trace": True, "validation.every": "3u"})
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+
+    def console(name: str, *arguments: str, **options: Any) -> str:
+        done = subprocess.run(
+            [str(home / "bin" / name), *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            **options,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    where = [str(home / "bin" / "python"), "-c", "import nmt_train; print(nmt_train.__file__)"]
+    assert str(home) in subprocess.run(where, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
+    console("nmt-train", *arguments)
+    assert "cross-entropy" in console("nmt-validate", "run")
+    assert len(console("nmt-translate", "--model", "run", input="six\ntwo\n").split("\n")) == 3
+    assert "t.png" in console("nmt-plot", "timeline", "run", "--output", "t.png")
+    assert "usage: nmt-train" in console("nmt-train", "--help")
