@@ -380,7 +380,7 @@ def test_training_learns(make: Make) -> None:
     run(config)
     entropies = [event["cross-entropy"] for event in events(config) if event["event"] == "validation"]
     costs = [event["cost"] for event in events(config) if event["event"] == "train"]
-    assert costs[-1] < 0.5 * costs[0]
+    assert costs[-1] < 0.6 * costs[0]
     assert entropies[-1] < entropies[0] < 4
 
 
