@@ -27,12 +27,10 @@ from nmt_train.stop import StopConfig
 from nmt_train.validate import ValidationConfig
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=STRICT, kw_only=True)
 class Config:
     """Everything that determines a run."""
 
-    corpus: CorpusConfig
-    stop: StopConfig
     run: str = Field(default="run", min_length=1, description="folder for everything that the run writes")
     seed: int = Field(default=1, ge=0, description="of initial parameters, data order and dropout")
     mode: str = Field(default="single", description="how workers update the parameters; this version: single")
@@ -40,9 +38,11 @@ class Config:
     threads: int = Field(default=0, ge=0, description="compute threads on the CPU; 0: OMP_NUM_THREADS, else one per core")
     precision: Literal["fp32", "bf16"] = Field(default="fp32", description="of matrix products: fp32, or bf16 by autocast")
     trace: bool = Field(default=False, description="record spans of forward, backward, update in run/trace")
+    corpus: CorpusConfig
     batch: BatchConfig = Field(default_factory=BatchConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    stop: StopConfig
     validation: ValidationConfig = Field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     log: LogConfig = Field(default_factory=LogConfig)

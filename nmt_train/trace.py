@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+# Seconds since 1970 that never run backwards, so that spans of several starts and hosts lie on one axis.
+_EPOCH = time.time() - time.perf_counter()
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -23,7 +25,7 @@ class Trace:
         self,
         path: Path | None,
         rank: int = 0,
-        now: Callable[[], float] = time.perf_counter,
+        now: Callable[[], float] = lambda: _EPOCH + time.perf_counter(),
         settle: Callable[[], None] | None = None,
     ) -> None:
         """`path`: None switches tracing off; `settle` waits for a device's queued work, so that spans time the work."""

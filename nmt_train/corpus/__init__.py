@@ -18,7 +18,7 @@ class VocabularyConfig:
     """The SentencePiece model shared by both languages; trained when the run has none yet."""
 
     path: str | None = Field(default=None, description="an existing SentencePiece model to use instead of training one")
-    size: int = Field(default=8000, ge=16, description="pieces")
+    size: int = Field(default=8000, ge=16, description="pieces in the vocabulary, the four special ones included")
     type: Literal["unigram", "bpe"] = Field(default="unigram", description="how pieces are chosen: unigram or bpe")
     character_coverage: float = Field(default=0.9999, gt=0.9, le=1, description="share of characters that get pieces")
     sample_lines: int = Field(default=2_000_000, ge=1, description="at most so many lines, drawn at random, train it")

@@ -43,8 +43,8 @@ def plot(run: Path, start: float | None, seconds: float | None, output: Path) ->
             continue
         colour = TASK_COLOURS.get(span["name"], "#9c9c9c")
         seen[span["name"]] = axes.barh(
-            rows.index((span["rank"], span["thread"])), right - left, left=left, height=0.62, color=colour, edgecolor="white",
-            linewidth=0.4,
+            rows.index((span["rank"], span["thread"])), right - left, left=left, height=0.62, color=colour,
+            linewidth=0,
         )  # fmt: skip
     axes.set_yticks(range(len(rows)), [f"rank {rank}, {_thread(thread)}" for rank, thread in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
