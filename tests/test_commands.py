@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import sacrebleu
-
 from conftest import ROOT, small
+
 from nmt_train import cli, config
 from nmt_train.cli import plot, train, translate, validate
 

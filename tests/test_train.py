@@ -380,7 +380,7 @@ def test_training_learns(make: Make) -> None:
     run(config)
     entropies = [event["cross-entropy"] for event in events(config) if event["event"] == "validation"]
     costs = [event["cost"] for event in events(config) if event["event"] == "train"]
-    assert costs[-1] < 0.6 * costs[0]
+    assert costs[-1] < 0.7 * costs[0]
     assert entropies[-1] < entropies[0] < 4
 
 
@@ -403,3 +403,16 @@ def test_training_lets_no_time_go_uncounted(make: Make) -> None:
     assert last is not None
     progress = checkpoint.load(last).facts["progress"]
     assert 0 < progress["training_seconds"] < progress["seconds"] < time.perf_counter() - begin
+
+
+def test_tensorboard_gets_the_same_values(make: Make) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = make(stop__after="2u", log={"every": "1u", "tensorboard": True}, validation__every="2u")
+    run(config)
+    board = EventAccumulator(str(Path(config.run) / "tensorboard"))
+    board.Reload()
+    costs = [event["cost"] for event in events(config) if event["event"] == "train"]
+    assert [scalar.value for scalar in board.Scalars("train/cost")] == pytest.approx(costs)
+    assert board.Scalars("validation/cross-entropy")[0].step == 2

@@ -1,0 +1,71 @@
+"""The demo corpus and the corpus fetcher."""
+
+from __future__ import annotations
+
+import gzip
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+GRAMMAR = runpy.run_path(str(ROOT / "scripts" / "make_demo_corpus"))
+
+
+@pytest.mark.parametrize(
+    ("number", "english", "german"),
+    [
+        (0, "zero", "null"), (1, "one", "eins"), (16, "sixteen", "sechzehn"), (21, "twenty-one", "einundzwanzig"),
+        (70, "seventy", "siebzig"), (101, "one hundred and one", "einhunderteins"),
+        (1021, "one thousand and twenty-one", "eintausendeinundzwanzig"),
+        (101_300, "one hundred and one thousand three hundred", "einhunderteintausenddreihundert"),
+        (999_999, "nine hundred and ninety-nine thousand nine hundred and ninety-nine",
+         "neunhundertneunundneunzigtausendneunhundertneunundneunzig"),
+    ],
+)  # fmt: skip
+def test_numbers_in_words(number: int, english: str, german: str) -> None:
+    assert GRAMMAR["english"](number) == english
+    assert GRAMMAR["german"](number) == german
+
+
+def test_ordinals_in_words() -> None:
+    assert [GRAMMAR["ordinal_english"](n) for n in (1, 2, 12, 20, 23, 30)] == [
+        "first", "second", "twelfth", "twentieth", "twenty-third", "thirtieth",
+    ]  # fmt: skip
+    assert [GRAMMAR["ordinal_german"](n) for n in (1, 3, 7, 19, 20, 31)] == [
+        "erste", "dritte", "siebte", "neunzehnte", "zwanzigste", "einunddreißigste",
+    ]  # fmt: skip
+
+
+def test_the_demo_corpus_is_repeatable_and_its_parts_share_no_sentence(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        GRAMMAR["make"](tmp_path / name, seed, pairs=2000, held_out=100)
+    parts = {
+        part: (tmp_path / "a" / f"{part}.en").read_text(encoding="utf-8").splitlines() for part in ("train", "valid", "test")
+    }
+    assert {part: len(lines) for part, lines in parts.items()} == {"train": 2000, "valid": 100, "test": 100}
+    assert len({line for lines in parts.values() for line in lines}) == 2200
+    same, other = ((tmp_path / name / "train.de").read_bytes() for name in ("b", "c"))
+    assert (tmp_path / "a" / "train.de").read_bytes() == same != other
+
+
+def test_get_data_refuses_what_is_not_the_corpus_it_knows(tmp_path: Path) -> None:
+    def get(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, ROOT / "scripts" / "get_data", *arguments], capture_output=True, text=True)
+
+    missing = get("multi30k", "--from", str(tmp_path))
+    assert missing.returncode == 2
+    assert "give their folder with --from" in missing.stderr
+    homeless = get("tatoeba-en-de")
+    assert homeless.returncode == 2
+    assert "has no fixed public home" in homeless.stderr
+    script = runpy.run_path(str(ROOT / "scripts" / "get_data"))
+    (tmp_path / "from").mkdir()
+    (tmp_path / "into").mkdir()
+    name = "val.en.gz"
+    (tmp_path / "from" / name).write_bytes(gzip.compress(b"something else\n"))
+    with pytest.raises(script["Mistake"], match=r"val\.en\.gz: the text has SHA-256 .* not the corpus we know"):
+        script["fetch"]("multi30k", name, tmp_path / "from", tmp_path / "into")
+    assert list((tmp_path / "into").iterdir()) == []
