@@ -46,14 +46,15 @@ class Patience:
         self.verdicts: dict[str, Verdict] = {}
 
     def record(self, scores: dict[str, float]) -> dict[str, Verdict]:
-        """Judge one validation; a verdict with `stalled` 0 is a new best."""
+        """Judge one validation; a verdict with `stalled` 0 is a new best. Metrics no longer measured are forgotten."""
+        before, self.verdicts = self.verdicts, {}
         for metric, value in scores.items():
-            last = self.verdicts.get(metric)
+            last = before.get(metric)
             if last is None or (value < last.best if metric in LOWER_IS_BETTER else value > last.best):
                 self.verdicts[metric] = Verdict(value, 0)
             else:
                 self.verdicts[metric] = Verdict(last.best, last.stalled + 1)
-        return {metric: self.verdicts[metric] for metric in scores}
+        return self.verdicts
 
     @property
     def exhausted(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from nmt_train.stop import Patience
 from nmt_train.trace import Trace
 from nmt_train.validate import Interrupted, TestSet
 
+_MOST_SKIPPED = 50  # batches in a row that are not finite: the parameters themselves must be beyond repair
+
 
 class Trainer:
     """One worker: its model, data and device, and the state that a checkpoint keeps."""
@@ -46,6 +49,7 @@ class Trainer:
         settle = torch.cuda.synchronize if self.device.type == "cuda" else None
         self.trace = Trace(run.folder / "trace" / "rank0.jsonl" if config.trace else None, settle=settle)
         self.signal: signal.Signals | None = None
+        self._skipped = 0  # batches since the last update
 
     def train(self) -> str:
         """Train until it is time to stop; returns the reason."""
@@ -53,7 +57,7 @@ class Trainer:
         progress = state.progress
         progress.start_clock()
         if state.validation_pending:
-            self._validate()
+            self._save(self._validate())
         before, reason = progress.mark(), self._reason_to_stop()
         stream = self.batches.stream(progress.epochs, progress.batches)
         while reason is None:
@@ -71,6 +75,7 @@ class Trainer:
                 continue
             progress.advance(loss, batch, last)
             if updated:
+                self._skipped = 0
                 progress.updates = trace.update = schedule.exchange.updates
                 reason = self._after_update(before, progress.mark())
                 before = progress.mark()
@@ -144,10 +149,11 @@ class Trainer:
             f"update {progress.updates + 1}, batch {progress.batches + 1} of epoch {progress.epochs + 1} (lines {pairs}):"
             f" cost {float(loss):.4g}, {error}"
         )
-        if self.config.optimizer.not_finite == "stop":
+        self._skipped += 1
+        if self.config.optimizer.not_finite == "stop" or self._skipped > _MOST_SKIPPED:
+            hint = ", or set optimizer.not_finite: skip" if self._skipped == 1 else f"; {_MOST_SKIPPED} were skipped before it"
             raise NotFinite(
-                f"{where}; the last checkpoint is intact: lower optimizer.learning_rate, lengthen optimizer.warmup, or set"
-                " optimizer.not_finite: skip"
+                f"{where}; the last checkpoint is intact: lower optimizer.learning_rate or lengthen optimizer.warmup{hint}"
             )
         self.log.say(f"skipped: {where}")
 
@@ -159,7 +165,8 @@ class Trainer:
             if self.signal:
                 raise KeyboardInterrupt
             self.signal = signal.Signals(number)
-            self.log.say(f"{self.signal.name}: saving and stopping; once more to stop without saving")
+            # Not through the log: the signal may have come while a line was being written.
+            os.write(2, f"\n{self.signal.name}: saving and stopping; once more to stop without saving\n".encode())
 
         previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

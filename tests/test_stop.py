@@ -48,3 +48,10 @@ def test_patience_survives_a_restart() -> None:
     assert not second.exhausted
     second.record({"bleu": 4.5})
     assert second.exhausted
+
+
+def test_a_metric_that_is_no_longer_measured_cannot_hold_training_up() -> None:
+    judge = patience(patience=1)
+    judge.record({"bleu": 1.0, "chrf": 1.0})
+    judge.record({"bleu": 1.0})
+    assert judge.exhausted

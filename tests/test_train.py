@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,8 @@ def test_a_signal_during_validation_puts_it_off_to_the_restart(
     assert final(pieces)[0]["validation_pending"]
     assert run(pieces) == 0
     assert_same(pieces, whole)
+    for name in ("best-bleu", "best-cross-entropy", "last"):
+        assert (Path(pieces.run) / name).readlink() == (Path(whole.run) / name).readlink()
 
 
 def test_killed_at_once_the_run_continues_from_its_last_checkpoint(
@@ -302,10 +304,10 @@ def test_cross_entropy_per_word_does_not_depend_on_how_sentences_are_batched(mak
 
 
 class poisoned:  # noqa: N801 - reads as a phrase
-    """The loss of batch number `number` is not a number, or its gradient infinite."""
+    """The losses of these batches, counted from 1, are not finite."""
 
-    def __init__(self, number: int, value: float) -> None:
-        self.number, self.value = number, value
+    def __init__(self, numbers: Container[int], value: float) -> None:
+        self.numbers, self.value = numbers, value
 
     def __enter__(self) -> None:
         self.patch = pytest.MonkeyPatch()
@@ -313,7 +315,7 @@ class poisoned:  # noqa: N801 - reads as a phrase
 
         def loss(model: Transformer, batch: Any) -> torch.Tensor:
             value = original(model, batch)
-            return value * self.value if next(calls) == self.number else value
+            return value * self.value if next(calls) in self.numbers else value
 
         self.patch.setattr(Transformer, "loss", loss)
 
@@ -325,7 +327,7 @@ class poisoned:  # noqa: N801 - reads as a phrase
 def test_a_loss_that_is_not_finite_stops_naming_update_and_batch_and_keeps_the_checkpoint(make: Make, value: float) -> None:
     config = make(stop__after="10u", checkpoint__every="2u")
     with (
-        poisoned(4, value),
+        poisoned([4], value),
         pytest.raises(NotFinite, match=r"update 4, batch \d+ of epoch \d+ \(lines \d+, .*not_finite: skip"),
     ):
         run(config)
@@ -336,13 +338,20 @@ def test_a_loss_that_is_not_finite_stops_naming_update_and_batch_and_keeps_the_c
 
 def test_or_the_batch_is_skipped_said_aloud_and_training_goes_on(make: Make) -> None:
     config = make(stop__after="10u", optimizer__not_finite="skip", log__every="1u")
-    with poisoned(4, float("nan")):
+    with poisoned([4], float("nan")):
         assert run(config) == 0
     facts, tensors = final(config)
     assert (facts["progress"]["updates"], facts["progress"]["skipped"]) == (10, 1)
     assert all(bool(tensor.isfinite().all()) for tensor in tensors.values() if tensor.is_floating_point())
     assert "skipped: update 4, batch " in (Path(config.run) / "train.log").read_text(encoding="utf-8")
     assert all(event["cost"] < 100 for event in events(config) if event["event"] == "train")
+
+
+def test_but_not_for_ever(make: Make) -> None:
+    config = make(stop__after="100u", optimizer__not_finite="skip", checkpoint__every="1u")
+    with poisoned(range(3, 1000), float("nan")), pytest.raises(NotFinite, match=r"update 3, .*; 50 were skipped before it"):
+        run(config)
+    assert final(config)[0]["progress"]["updates"] == 2
 
 
 def test_accumulating_two_halves_is_one_update_of_their_mean(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
