@@ -38,7 +38,7 @@ class CheckpointConfig:
         default=Span.parse("1000u"),
         description="between two checkpoints, as 500u, 1e, 300Kt or 10m; one is also written at each new best",
     )
-    keep: int = Field(default=3, ge=1, description="newest checkpoints that stay, besides the best of each metric")
+    keep: int = Field(default=3, ge=1, le=10**9, description="newest checkpoints that stay, besides the best of each metric")
 
 
 @dataclass(frozen=True)

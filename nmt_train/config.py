@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from nmt_train.checkpoint import CheckpointConfig
@@ -32,10 +32,12 @@ class Config:
     """Everything that determines a run."""
 
     run: str = Field(default="run", min_length=1, description="folder for everything that the run writes")
-    seed: int = Field(default=1, ge=0, description="of initial parameters, data order and dropout")
+    seed: int = Field(default=1, ge=0, lt=2**63, description="of initial parameters, data order and dropout")
     mode: str = Field(default="single", description="how workers update the parameters; this version: single")
     devices: str | list[int] = Field(default="auto", description="auto (a GPU, if any), cpu, cuda, all, or GPU numbers: [0]")
-    threads: int = Field(default=0, ge=0, description="compute threads on the CPU; 0: OMP_NUM_THREADS, else one per core")
+    threads: int = Field(
+        default=0, ge=0, le=1024, description="compute threads on the CPU; 0: OMP_NUM_THREADS, else one per core"
+    )
     precision: Literal["fp32", "bf16"] = Field(default="fp32", description="of matrix products: fp32, or bf16 by autocast")
     trace: bool = Field(default=False, description="record spans of forward, backward, update in run/trace")
     corpus: CorpusConfig
@@ -47,6 +49,12 @@ class Config:
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     log: LogConfig = Field(default_factory=LogConfig)
 
+    @model_validator(mode="after")
+    def _check_patience(self) -> Config:
+        if self.stop.patience and self.validation.every is None:
+            raise ValueError("stop.patience counts validations, but validation.every is null; give one of them up")
+        return self
+
 
 # A run may continue with other values of these without becoming another experiment.
 HARMLESS = (
@@ -54,6 +62,17 @@ HARMLESS = (
     "corpus.max_skipped",
 )  # fmt: skip
 _SECTIONS = TypeAdapter(Config)
+
+
+class _Loader(yaml.SafeLoader):
+    """Scalars stay as they are written, but for null: their types are the keys', not YAML's, which makes `1.10` a number,
+    `no` a truth value and `2026-01-01` a date."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag == "tag:yaml.org,2002:null"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +113,8 @@ def load(files: Sequence[str], overrides: Mapping[str, str]) -> Config:
         _merge(values, _read(Path(file), where))
     for name, text in overrides.items():
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
+            value = yaml.load(text, _Loader)
+        except (yaml.YAMLError, RecursionError):
             value = text
         nested: Any = value
         for part in reversed(name.split(".")):
@@ -129,7 +148,7 @@ def unknown(name: str) -> str:
     """The sentence for a key that does not exist."""
     sections = {key.rsplit(".", 1)[0] for key in leaves() if "." in key}
     if name in sections:
-        return f"{name} is a section; give its keys, as in {name}.{next(k for k in leaves() if k.startswith(name))}"
+        return f"{name} is a section; give its keys, as in {next(k for k in leaves() if k.startswith(name + '.'))}"
     near = difflib.get_close_matches(name, leaves(), n=1, cutoff=0.5)
     if not near:
         last = name.rsplit(".", 1)[-1]
@@ -172,12 +191,15 @@ def differences(old: dict[str, Any], new: Config) -> list[str]:
 def _read(path: Path, where: dict[str, str]) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
+        node = yaml.compose(text, _Loader)
+        values = yaml.load(text, _Loader)
+        _locate(node, path, "", where)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give an existing YAML file to --config") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8; save the file as UTF-8") from None
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply, or in itself; write the keys that nmt-train --help lists") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -186,11 +208,10 @@ def _read(path: Path, where: dict[str, str]) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise UserError(f"{path}: holds no keys; write `key: value` lines")
-    _locate(node, path, "", where)
     return values
 
 
-def _locate(node: yaml.Node | None, path: Path, prefix: str, where: dict[str, str]) -> None:
+def _locate(node: Any, path: Path, prefix: str, where: dict[str, str]) -> None:
     """Remember each key's file and line; refuse one given twice, which YAML itself lets pass."""
     if not isinstance(node, yaml.MappingNode):
         return
@@ -198,6 +219,9 @@ def _locate(node: yaml.Node | None, path: Path, prefix: str, where: dict[str, st
     for key, value in node.value:
         name = f"{prefix}{key.value}"
         place = f"{path}, line {key.start_mark.line + 1}"
+        if "." in str(key.value):
+            *outer, inner = name.split(".")
+            raise UserError(f"{place}: {name}: in a file keys are nested, not dotted: write `{inner}:` below `{outer[-1]}:`")
         if name in seen:
             raise UserError(f"{place}: {name} is given twice; remove one")
         seen.add(name)

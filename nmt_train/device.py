@@ -22,6 +22,10 @@ def choose(devices: str | list[int]) -> list[torch.device]:
         return [torch.device("cuda", 0)] if available else [torch.device("cpu")]
     if devices == "cpu":
         return [torch.device("cpu")]
+    if isinstance(devices, str) and devices.isdigit():
+        devices = [int(devices)]
+    if not devices:
+        raise UserError("devices: the list names no GPU; write auto, cpu, cuda, all or numbers like [0]")
     if isinstance(devices, str) and devices not in ("cuda", "all"):
         raise UserError(f"devices: {devices!r} is unknown; write auto, cpu, cuda, all or a list of GPU numbers like [0]")
     if not available:

@@ -26,10 +26,10 @@ class OptimizerConfig:
     schedule: Literal["constant", "inverse-sqrt", "step", "cosine"] = Field(
         default="inverse-sqrt", description="after warm-up: constant, inverse-sqrt, step or cosine"
     )
-    warmup: int = Field(default=4000, ge=0, description="linear rise from zero to learning_rate [updates]")
-    step_every: int = Field(default=10_000, ge=1, description="step: updates between two decays [updates]")
+    warmup: int = Field(default=4000, ge=0, le=10**9, description="linear rise from zero to learning_rate [updates]")
+    step_every: int = Field(default=10_000, ge=1, le=10**9, description="step: updates between two decays [updates]")
     step_factor: float = Field(default=0.5, gt=0, le=1, description="step: what each decay multiplies the rate with")
-    cosine_updates: int = Field(default=100_000, ge=1, description="cosine: when the rate reaches minimum [updates]")
+    cosine_updates: int = Field(default=100_000, ge=1, le=10**9, description="cosine: when the rate reaches minimum [updates]")
     minimum: float = Field(default=0.0, ge=0, description="cosine: the rate at its end")
     stall_factor: float = Field(
         default=1.0, gt=0, le=1, description="what every validation without a new best multiplies the rate with; 1: nothing"

@@ -67,6 +67,13 @@ class Run:
         beside.symlink_to(Path("checkpoints") / str(update))
         beside.replace(self.folder / name)
 
+    def begin(self, configuration: str, vocabulary: bytes) -> None:
+        """Keep the resolved configuration (YAML) and the SentencePiece model of the run."""
+        for name, data in (("config.yml", configuration.encode()), ("vocabulary.model", vocabulary)):
+            beside = self.folder / f".{name}.tmp"
+            beside.write_bytes(data)
+            beside.replace(self.folder / name)
+
     def keep_translations(self, update: int, lines: list[str]) -> None:
         """Keep the translations of a validation in `translations/<update>.txt`."""
         folder = self.folder / "translations"
@@ -90,12 +97,20 @@ class Run:
         (self.folder / "checkpoints").mkdir()
 
 
+def newest(path: Path, count: int) -> list[Path]:
+    """The last `count` checkpoints that a user means by `path`; UserError if there are fewer."""
+    found = find_checkpoints(path)
+    if len(found) < count:
+        raise UserError(f"{path}: has {len(found)} checkpoint{'s'[: len(found) != 1]}, not the {count} that --average asks for")
+    return found[-count:]
+
+
 def find_checkpoints(path: Path) -> list[Path]:
     """The checkpoints that a user means by `path`, oldest first: one checkpoint (or link), or all of a run folder."""
     if (path / "checkpoint.json").exists():
         return [path]
     found = Run(path).checkpoints()
     if not found:
-        what = "does not exist" if not path.exists() else "holds no checkpoint"
+        what = "holds no checkpoint" if path.exists() else "does not exist, or is a link to what no longer does"
         raise UserError(f"{path}: {what}; give a run folder or one of its checkpoints")
     return found

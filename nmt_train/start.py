@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 
-from nmt_train import checkpoint, device
+from nmt_train import checkpoint, device, modes
 from nmt_train import config as configuration
 from nmt_train.checkpoint import Checkpoint
 from nmt_train.config import Config
+from nmt_train.corpus.text import read_lines, read_pairs, sides
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.corpus.vocabulary import train as train_vocabulary
 from nmt_train.errors import UserError
@@ -22,45 +23,56 @@ def start(config: Config, force: bool, overwrite: bool) -> int:
     """Train as `config` says; returns the exit status: 0, or 128 + the signal that ended it.
 
     force: continue although the configuration changed; overwrite: forget what the run folder holds. UserError for all that
-    a user can mend.
+    a user can mend; the run folder is then as it was.
     """
     device.prepare(config.threads)
-    run = Run.open(Path(config.run))
+    _check_early(config)
+    run = Run.open(Path(config.run).expanduser())
     try:
-        if overwrite:
-            run.empty()
-        saved, damaged = _newest(run)
+        saved, damaged = (None, []) if overwrite else _newest(run)
         if saved is not None:
             _compare(saved, config, force)
-        vocabulary = _vocabulary(run, config, saved)
-        rewind_metrics(run.folder / "metrics.jsonl", saved.facts["progress"]["updates"] if saved else 0)
+        vocabulary = _vocabulary(run, config, saved, overwrite)
+        trainer = Trainer(config, run, vocabulary)
+        if saved is not None:
+            trainer.state.load(saved, vocabulary)
+        if overwrite:
+            run.empty()
+        run.begin(configuration.to_yaml(config), vocabulary.model)
+        rewind_metrics(run.folder / "metrics.jsonl", trainer.state.progress.updates)
         log = Log.open(run.folder, config.log)
         try:
-            for complaint in damaged:
-                log.say(f"warning: {complaint}")
-            return _train(config, run, log, vocabulary, saved)
+            _introduce(trainer, log, saved, damaged)
+            with trainer.signals():
+                reason = trainer.train(log)
+            _summary(trainer, reason)
         finally:
             log.close()
     finally:
         run.close()
+    return 128 + trainer.signal if trainer.signal else 0
 
 
-def _train(config: Config, run: Run, log: Log, vocabulary: Vocabulary, saved: Checkpoint | None) -> int:
-    trainer = Trainer(config, run, log, vocabulary)
-    (run.folder / "config.yml").write_text(configuration.to_yaml(config), encoding="utf-8")
-    flat, batches = trainer.state.flat, trainer.batches
+def _check_early(config: Config) -> None:
+    """What would be a pity to find only after a vocabulary was trained and a corpus tokenised."""
+    modes.check(config.mode, device.choose(config.devices))
+    for path in (path for side in sides(config.corpus.train, "corpus.train") for path in side):
+        next(read_lines(path), None)
+    for _ in read_pairs(config.corpus.valid, "corpus.valid"):
+        pass
+
+
+def _introduce(trainer: Trainer, log: Log, saved: Checkpoint | None, damaged: list[str]) -> None:
+    for complaint in damaged:
+        log.say(f"warning: {complaint}")
+    config, batches = trainer.config, trainer.batches
     log.say(
-        f"{flat.parameters.numel():,} parameters, {len(vocabulary):,} pieces, mode {config.mode} on {trainer.device},"
-        f" {config.precision}, {torch.get_num_threads()} threads"
+        f"{trainer.state.flat.parameters.numel():,} parameters, {len(trainer.vocabulary):,} pieces, mode {config.mode} on"
+        f" {trainer.device}, {config.precision}, {torch.get_num_threads()} threads"
     )
     log.say(f"corpus: {len(batches):,} pairs; left out: {batches.left_out}; tokenised in {batches.store.path}")
     if saved is not None:
-        trainer.state.load(saved, vocabulary)
         log.say(f"continuing from {saved.path} at update {trainer.state.progress.updates:,}")
-    with trainer.signals():
-        reason = trainer.train()
-    _summary(trainer, reason)
-    return 128 + trainer.signal if trainer.signal else 0
 
 
 def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
@@ -85,16 +97,12 @@ def _compare(saved: Checkpoint, config: Config, force: bool) -> None:
         )
 
 
-def _vocabulary(run: Run, config: Config, saved: Checkpoint | None) -> Vocabulary:
-    """The run's vocabulary: the one it has, else a given one, else one trained on the corpus."""
+def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: bool) -> Vocabulary:
+    """The run's vocabulary: the one it has (unless it is to be forgotten), else a given one, else one trained on the corpus."""
     path, wanted = run.folder / "vocabulary.model", config.corpus.vocabulary
     given = Vocabulary.load(wanted.path) if wanted.path else None
-    if not path.exists():
-        vocabulary = given or (saved.vocabulary() if saved else train_vocabulary(config.corpus))
-        beside = path.with_suffix(".tmp")
-        beside.write_bytes(vocabulary.model)
-        beside.replace(path)
-        return vocabulary
+    if overwrite or not path.exists():
+        return given or (saved.vocabulary() if saved else train_vocabulary(config.corpus))
     vocabulary = Vocabulary.load(path)
     if given is not None and given.digest != vocabulary.digest:
         raise UserError(

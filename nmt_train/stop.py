@@ -22,9 +22,12 @@ class StopConfig:
     """Training ends at whichever comes first."""
 
     after: Annotated[list[Duration], BeforeValidator(_as_list)] = Field(
-        description="length of training, as 40u, 10e, 300Kt or 2h (wall-clock, all starts added up); a list: the first"
+        min_length=1,
+        description="length of training, as 40u, 10e, 300Kt or 2h (wall-clock, all starts added up); a list: the first",
     )
-    patience: int = Field(default=0, ge=0, description="validations in a row without a new best before an early stop; 0: never")
+    patience: int = Field(
+        default=0, ge=0, le=10**9, description="validations in a row without a new best before an early stop; 0: never"
+    )
     patience_on: Literal["any", "all"] = Field(
         default="all", description="stop early when any one of validation.metrics, or all of them, ran out of patience"
     )

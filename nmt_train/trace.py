@@ -32,8 +32,6 @@ class Trace:
         self._path, self._rank, self._now, self._settle = path, rank, now, settle
         self._spans: list[tuple[str, str, float, float, int]] = []
         self.update = 0
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
 
     def span(self, name: str) -> AbstractContextManager[None]:
         """A context whose duration is recorded under `name` for the current thread."""
@@ -54,6 +52,7 @@ class Trace:
         if self._path is None or not self._spans:
             return
         spans, self._spans = self._spans, []
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self._path, "a", encoding="utf-8") as file:
             for name, thread, start, end, update in spans:
                 line: dict[str, Any] = {"name": name, "thread": thread, "rank": self._rank}

@@ -32,9 +32,11 @@ _MOST_SKIPPED = 50  # batches in a row that are not finite: the parameters thems
 class Trainer:
     """One worker: its model, data and device, and the state that a checkpoint keeps."""
 
-    def __init__(self, config: Config, run: Run, log: Log, vocabulary: Vocabulary) -> None:
-        """UserError for whatever is wrong with devices, mode or corpus."""
-        self.config, self.run, self.log, self.vocabulary = config, run, log, vocabulary
+    log: Log
+
+    def __init__(self, config: Config, run: Run, vocabulary: Vocabulary) -> None:
+        """UserError for whatever is wrong with devices, mode or corpus; nothing is written in the run folder but a store."""
+        self.config, self.run, self.vocabulary = config, run, vocabulary
         devices = device.choose(config.devices)
         mode = modes.check(config.mode, devices)
         self.device = devices[0]
@@ -51,8 +53,9 @@ class Trainer:
         self.signal: signal.Signals | None = None
         self._skipped = 0  # batches since the last update
 
-    def train(self) -> str:
+    def train(self, log: Log) -> str:
         """Train until it is time to stop; returns the reason."""
+        self.log = log
         state, schedule, trace = self.state, self.state.schedule, self.trace
         progress = state.progress
         progress.start_clock()
@@ -72,6 +75,9 @@ class Trainer:
             except NotFinite as error:
                 self._not_finite(error, loss, batch)
                 progress.skip(last)
+                reason = self._reason_to_stop()
+                if reason:
+                    self._save([])
                 continue
             progress.advance(loss, batch, last)
             if updated:
@@ -147,13 +153,13 @@ class Trainer:
         pairs = ", ".join(str(pair + 1) for pair in batch.pairs[:5]) + (", ..." if len(batch.pairs) > 5 else "")
         where = (
             f"update {progress.updates + 1}, batch {progress.batches + 1} of epoch {progress.epochs + 1} (lines {pairs}):"
-            f" cost {float(loss):.4g}, {error}"
+            f" cost {float(loss.detach()):.4g}, {error}"
         )
         self._skipped += 1
         if self.config.optimizer.not_finite == "stop" or self._skipped > _MOST_SKIPPED:
             hint = ", or set optimizer.not_finite: skip" if self._skipped == 1 else f"; {_MOST_SKIPPED} were skipped before it"
             raise NotFinite(
-                f"{where}; the last checkpoint is intact: lower optimizer.learning_rate or lengthen optimizer.warmup{hint}"
+                f"{where}; earlier checkpoints are intact: lower optimizer.learning_rate or lengthen optimizer.warmup{hint}"
             )
         self.log.say(f"skipped: {where}")
 

@@ -25,6 +25,7 @@ from nmt_train.section import STRICT
 from nmt_train.translate import Translator, best_text
 
 Metric = Literal["cross-entropy", "perplexity", "bleu", "chrf"]
+_LONGEST = 4000  # attention takes memory with the square of this
 TRANSLATED = frozenset({"bleu", "chrf"})
 
 
@@ -36,11 +37,15 @@ class ValidationConfig:
         default=Span.parse("1000u"), description="between two validations, as 500u, 1e, 300Kt or 10m; null: never"
     )
     metrics: list[Metric] = Field(
-        default=["cross-entropy", "bleu"], description="cross-entropy (per target piece, END included), perplexity, bleu, chrf"
+        default=["cross-entropy", "bleu"],
+        min_length=1,
+        description="cross-entropy (per target piece, END included), perplexity, bleu, chrf",
     )
-    beam: int = Field(default=4, ge=1, description="hypotheses kept per sentence by beam search")
-    normalisation: float = Field(default=1.0, ge=0, description="log-probabilities are divided by length to this power")
-    batch_tokens: int = Field(default=2048, ge=1, description="sentences times longest source or target per batch [pieces]")
+    beam: int = Field(default=4, ge=1, le=1000, description="hypotheses kept per sentence by beam search")
+    normalisation: float = Field(default=1.0, ge=0, le=10, description="log-probabilities are divided by length to this power")
+    batch_tokens: int = Field(
+        default=2048, ge=1, le=10**9, description="sentences times longest source or target per batch [pieces]"
+    )
 
 
 class Interrupted(Exception):
@@ -70,6 +75,11 @@ class TestSet:
         self.source = [np.array(ids, dtype=np.int64) for ids in vocabulary.encode([source for source, _ in pairs])]
         self.target = [np.array(ids, dtype=np.int64) for ids in vocabulary.encode(self.references)]
         self._vocabulary = vocabulary
+        for number, ids in enumerate(zip(self.source, self.target, strict=True), 1):
+            if max(map(len, ids)) > _LONGEST:
+                raise UserError(
+                    f"{key}, line {number}: longer than {_LONGEST:,} pieces; that is no sentence: split or remove it"
+                )
 
     def measure(
         self, model: Transformer, config: ValidationConfig, asked_to_stop: Callable[[], bool] = lambda: False
@@ -124,6 +134,6 @@ class TestSet:
 
         judges: dict[str, Any] = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF}
         for metric in sorted(TRANSLATED & set(config.metrics)):
-            judge = judges[metric]()
+            judge = judges[metric](force=True) if metric == "bleu" else judges[metric]()  # force: no advice on tokens
             scores.values[metric] = judge.corpus_score(scores.translations, [self.references]).score
             scores.signatures[metric] = str(judge.get_signature())

@@ -184,7 +184,7 @@ def text(demo: Path, name: str) -> bytes:
         ({"corpus.valid": ["absent.en", "absent.de"]}, "absent.en: No such file"),
         ({"corpus.train": ["@longer", "{demo}/train.de"]}, "has 601 lines and .* has 600"),
         ({"corpus.train": ["@latin1", "{demo}/train.de"]}, "latin1, line 600: not UTF-8"),
-        ({"corpus.train": ["@empty", "@empty"]}, "empty"),
+        ({"corpus.train": ["@empty", "@empty"]}, "corpus.train: no pair has text"),
         ({"corpus.valid": ["@empty", "@empty"]}, "corpus.valid: the files are empty"),
         ({"corpus.train": ["@blank", "{demo}/train.de"]}, "corpus"),
         ({"corpus.max_length": 2}, "no pair is left to train on .* 600 over-long"),
@@ -196,6 +196,9 @@ def text(demo: Path, name: str) -> bytes:
         ({"devices": "gpu"}, "devices: 'gpu' is unknown"),
         ({"mode": "sparse"}, "mode: 'sparse' is unknown; this version has single"),
         ({"batch.tokens": 50}, "batch.tokens: 50 cannot hold one sentence"),
+        ({"corpus.train": ["@blank", "@blank"]}, "corpus.train: no pair has text on both sides"),
+        ({"corpus.valid": ["/dev/zero", "/dev/zero"]}, "/dev/zero, line 1: longer than 10,000,000 bytes"),
+        ({"corpus.valid": ["@huge", "@huge"]}, "corpus.valid, line 1: longer than 4,000 pieces"),
         ({"run": "@latin1"}, "latin1: .*choose a folder that can be written"),
         ({"corpus.vocabulary": {"size": 120, "type": "bpe", "sampling": 0.1}}, "sampling needs type unigram"),
     ],
@@ -208,6 +211,7 @@ def test_every_mistake_before_training_is_one_sentence_with_status_2(
         "latin1": text(demo, "train.en").rsplit(b"\n", 2)[0] + b"\nsch\xf6n\n",
         "empty": b"",
         "blank": b"\n" * 600,
+        "huge": b"six " * 5000 + b"\n",
     }
 
     def fill(value: Any) -> Any:
@@ -228,6 +232,20 @@ def test_every_mistake_before_training_is_one_sentence_with_status_2(
     assert "Traceback" not in output
 
 
+def test_overwriting_forgets_nothing_until_the_new_configuration_is_found_good(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy, symlinks=True)
+    before = {path.name for path in copy.rglob("*")} - {".lock"}
+    arguments = ["--config", str(run.with_suffix(".yml")), "--run", str(copy), "--overwrite"]
+    for mistake in (["--corpus.train", "[nope, nope]"], ["--mode", "abc"], ["--corpus.max_length", "1"]):
+        assert cli.run(train.command, [*arguments, *mistake]) == 2
+        assert {path.name for path in copy.rglob("*")} - {".lock"} == before
+    assert cli.run(train.command, [*arguments, "--stop.after", "1u"]) == 0
+    assert [path.name for path in (copy / "checkpoints").iterdir()] == ["1"]
+
+
 def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
     demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,7 +260,7 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
 @pytest.mark.parametrize(
     ("command", "arguments", "sentence"),
     [
-        (translate, ["--model", "absent"], "absent: does not exist; give a run folder"),
+        (translate, ["--model", "absent"], "absent: does not exist, or is a link to what no longer does; give a run folder"),
         (translate, ["--model", "{tmp}"], "holds no checkpoint"),
         (translate, [], "command line: the following arguments are required: --model"),
         (translate, ["--model", "{run}", "--beam", "0"], "argument --beam"),
@@ -253,6 +271,11 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
         (plot, ["convergence", "{tmp}"], "is this a run folder"),
         (plot, ["convergence", "{run}", "--output", "{tmp}/x.doc"], "a picture ends in"),
         (plot, ["timeline", "{run}", "--start", "1e9"], "choose a second inside it"),
+        (plot, ["timeline", "{run}", "--seconds", "nan"], "nan is not a finite number"),
+        (translate, ["--model", "{run}", "--average", "9"], "has 2 checkpoints, not the 9 that --average asks for"),
+        (translate, ["--model", "{run}", "--threads", "-1"], "-1 is not between 0 and 1024"),
+        (validate, ["{run}", "--normalisation", "-1"], "-1 is not between 0 and 10"),
+        (train, ["--model", "tiny"], "model is a section; give its keys, as in model.preset"),
         (plot, ["draw"], "invalid choice: 'draw'"),
         (train, ["stray"], "'stray' belongs to no option"),
         (train, ["--config", "absent.yml"], "absent.yml: No such file"),

@@ -37,12 +37,17 @@ def test_the_command_line_overrides_later_files_which_override_earlier_ones_whic
         ("optimiser: {name: adam}", "line 6: unknown key optimiser.name; did you mean optimizer.name?"),
         ("optimizer:\n  learnig_rate: 1", "line 7: unknown key optimizer.learnig_rate; did you mean optimizer.learning_rate?"),
         ("batch:\n  tokens: many", "line 7: batch.tokens: it should be a valid integer"),
-        ("batch:\n  tokens: 0", "line 7: batch.tokens: it should be greater than or equal to 1, not 0"),
+        ("batch:\n  tokens: 0", "line 7: batch.tokens: it should be greater than or equal to 1, not '0'"),
         ("model: {preset: huge}", "line 6: model.preset: it should be 'tiny', 'small', 'base' or 'big', not 'huge'"),
         ("model: {dim: 100, heads: 3}", "dim 100 is not a multiple of heads 3"),
-        ("log: {every: 5}", "line 6: log.every: 5 is not a duration"),
+        ("log: {every: 5}", "line 6: log.every: '5' is not a duration"),
         ("seed: 1\nseed: 2", "line 7: seed is given twice"),
         ("seed: [1", "not YAML"),
+        ("run: &r {x: *r}", "line"),
+        ("stop.after: 5u", "line 6: stop.after: in a file keys are nested, not dotted: write `after:` below `stop:`"),
+        ("optimizer: {learning_rate: .inf}", "optimizer.learning_rate"),
+        ("validation: {metrics: []}", "line 6: validation.metrics"),
+        ("seed: 99999999999999999999999", "line 6: seed"),
         ("model: 5", "line 6: model is a section"),
         ("5", "line"),
     ],
@@ -53,6 +58,20 @@ def test_a_mistake_is_answered_with_file_line_key_and_remedy(tmp_path: Path, add
         load([path], {})
     assert sentence in str(caught.value)
     assert path in str(caught.value)
+
+
+def test_values_are_taken_as_they_are_written_whatever_yaml_would_make_of_them(tmp_path: Path) -> None:
+    for name in ("1.10", "3:10", "0x10", "1_000", "2026-01-01", "2026-99-99", "no", "~x"):
+        assert load([write(tmp_path, MINIMAL + f"run: {name}\n")], {}).run == name
+        assert load([write(tmp_path, MINIMAL)], {"run": name}).run == name
+    assert load([write(tmp_path, MINIMAL)], {"trace": "true", "validation.every": "null", "devices": "[0]"}).devices == [0]
+
+
+def test_patience_without_validations_and_no_end_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="stop.patience counts validations"):
+        load([write(tmp_path, MINIMAL + "validation: {every: null}\n")], {"stop.patience": "2"})
+    with pytest.raises(UserError, match=r"command line: stop\.after"):
+        load([write(tmp_path, MINIMAL)], {"stop.after": "[]"})
 
 
 def test_a_missing_required_key_is_named(tmp_path: Path) -> None:

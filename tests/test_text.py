@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def test_bad_utf8_is_named_with_file_and_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"latin1\.txt, line 2: not UTF-8"):
         list(read_lines(path))
     with pytest.raises(UserError, match="standard input, line 1"):
-        list(decode_lines([b"\xff\n"], "standard input"))
+        list(decode_lines(io.BytesIO(b"\xff\n"), "standard input"))
 
 
 def test_compressed_files_are_read_and_damaged_ones_named(tmp_path: Path) -> None:

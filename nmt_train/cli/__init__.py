@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import math
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -58,4 +59,28 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def threads(text: str) -> int:
+    """An argparse type: a number of threads, 0 for the default."""
+    value = int(text)
+    if not 0 <= value <= 1024:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1024")
+    return value
+
+
+def finite(text: str) -> float:
+    """An argparse type: a number that is neither infinite nor nan."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+    return value
+
+
+def power(text: str) -> float:
+    """An argparse type: the exponent of length normalisation."""
+    value = finite(text)
+    if not 0 <= value <= 10:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 10")
     return value

@@ -19,7 +19,11 @@ def parser() -> cli.Parser:
     options.add_argument("--average", type=cli.positive, default=1, metavar="N", help="average the run's last N checkpoints")
     options.add_argument("--beam", type=cli.positive, default=5, metavar="N", help="hypotheses kept per sentence (default 5)")
     options.add_argument(
-        "--normalisation", type=float, default=1.0, metavar="X", help="scores are divided by length to this power (default 1)"
+        "--normalisation",
+        type=cli.power,
+        default=1.0,
+        metavar="X",
+        help="scores are divided by length to this power (default 1)",
     )
     options.add_argument(
         "--n-best", type=cli.positive, default=None, metavar="N", help="print N lines each: number ||| text ||| log p ||| score"
@@ -28,9 +32,13 @@ def parser() -> cli.Parser:
     options.add_argument(
         "--window", type=cli.positive, default=None, metavar="N", help="lines read ahead (default 2000; 1 on a terminal)"
     )
-    options.add_argument("--devices", default="auto", help="auto, cpu or cuda (default auto)")
+    options.add_argument("--devices", default="auto", help="auto, cpu, cuda or a GPU's number (default auto)")
     options.add_argument(
-        "--threads", type=int, default=0, metavar="N", help="compute threads on the CPU; 0: OMP_NUM_THREADS, else one per core"
+        "--threads",
+        type=cli.threads,
+        default=0,
+        metavar="N",
+        help="compute threads on the CPU; 0: OMP_NUM_THREADS, else one per core",
     )
     options.add_argument("--debug", action="store_true", help="show the stack of an error")
     return options
@@ -42,16 +50,18 @@ def command(arguments: Sequence[str]) -> int:
     from nmt_train.corpus.text import decode_lines
     from nmt_train.errors import UserError
     from nmt_train.model.search import SearchConfig
-    from nmt_train.run import find_checkpoints
+    from nmt_train.run import newest
     from nmt_train.state import load_model
     from nmt_train.translate import Translator
 
     if given.n_best is not None and given.n_best > given.beam:
         raise UserError(f"command line: --n-best {given.n_best} needs a --beam of at least as many, not {given.beam}")
     device.prepare(given.threads)
-    model, vocabulary, _ = load_model(find_checkpoints(given.model)[-given.average :], device.choose(given.devices)[0])
+    model, vocabulary, _ = load_model(newest(given.model, given.average), device.choose(given.devices)[0])
     search = SearchConfig(beam=given.beam, normalisation=given.normalisation)
     translator = Translator(model, vocabulary, search, given.batch_tokens)
+    if sys.stdin is None:
+        raise UserError("standard input is closed; give the lines to translate, as in nmt-translate --model RUN < FILE")
     window = given.window or (1 if sys.stdin.isatty() else 2000)
     lines = decode_lines(sys.stdin.buffer, "standard input")
     for number, found in enumerate(translator.stream(lines, window)):

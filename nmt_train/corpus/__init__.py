@@ -18,14 +18,19 @@ class VocabularyConfig:
     """The SentencePiece model shared by both languages; trained when the run has none yet."""
 
     path: str | None = Field(default=None, description="an existing SentencePiece model to use instead of training one")
-    size: int = Field(default=8000, ge=16, description="pieces in the vocabulary, the four special ones included")
+    size: int = Field(default=8000, ge=16, le=10**6, description="pieces in the vocabulary, the four special ones included")
     type: Literal["unigram", "bpe"] = Field(default="unigram", description="how pieces are chosen: unigram or bpe")
     character_coverage: float = Field(default=0.9999, gt=0.9, le=1, description="share of characters that get pieces")
-    sample_lines: int = Field(default=2_000_000, ge=1, description="at most so many lines, drawn at random, train it")
-    sampling: float = Field(
-        default=0.0, ge=0, description="subword regularisation (unigram only): power of a segmentation's probability; 0: off"
+    sample_lines: int = Field(
+        default=2_000_000, ge=101, le=10**9, description="at most so many lines, drawn at random, train it"
     )
-    sampling_candidates: int = Field(default=16, ge=2, description="segmentations to draw from when sampling")
+    sampling: float = Field(
+        default=0.0,
+        ge=0,
+        le=100,
+        description="subword regularisation (unigram only): power of a segmentation's probability; 0: off",
+    )
+    sampling_candidates: int = Field(default=16, ge=2, le=1000, description="segmentations to draw from when sampling")
 
     @model_validator(mode="after")
     def _check_sampling(self) -> VocabularyConfig:
@@ -36,15 +41,19 @@ class VocabularyConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class CorpusConfig:
-    """Parallel text: UTF-8, plain or .gz, one sentence per line; or .tsv with source and target columns."""
+    """Parallel text: UTF-8, plain or .gz, one sentence per line; or .tsv with source and target in its first two columns."""
 
     train: Files = Field(description="[source, target], each a file or a list of files; or [pairs.tsv]")
     valid: Files = Field(description="the same for the validation set")
-    max_length: int = Field(default=100, ge=1, description="pairs with a longer side are not trained on, but counted [pieces]")
+    max_length: int = Field(
+        default=100, ge=1, le=10**9, description="pairs with a longer side are not trained on, but counted [pieces]"
+    )
     max_skipped: float = Field(
         default=1.0, ge=0, le=1, description="refuse to train when a larger share of pairs is left out (empty or over-long)"
     )
-    window: int = Field(default=100_000, ge=1, description="pairs shuffled, then grouped by length, together [sentences]")
+    window: int = Field(
+        default=100_000, ge=1, le=10**9, description="pairs shuffled, then grouped by length, together [sentences]"
+    )
     vocabulary: VocabularyConfig = Field(default_factory=VocabularyConfig)
 
 
@@ -52,6 +61,10 @@ class CorpusConfig:
 class BatchConfig:
     """How large a batch is: by `sentences` if given, else by `tokens`."""
 
-    tokens: int = Field(default=2048, ge=1, description="a batch's sentences times its longest target [target tokens]")
-    sentences: int | None = Field(default=None, ge=1, description="exactly so many sentences per batch instead of tokens")
-    accumulate: int = Field(default=1, ge=1, description="batches whose gradients are averaged for one update")
+    tokens: int = Field(
+        default=2048, ge=1, le=10**9, description="a batch's sentences times its longest target [target tokens]"
+    )
+    sentences: int | None = Field(
+        default=None, ge=1, le=10**9, description="exactly so many sentences per batch instead of tokens"
+    )
+    accumulate: int = Field(default=1, ge=1, le=10**9, description="batches whose gradients are averaged for one update")

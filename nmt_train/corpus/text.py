@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,6 +14,7 @@ from nmt_train.errors import UserError
 
 # Control characters and Unicode's own line ends, which would break the rule of one line per line; tabs stay.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+_LONGEST_LINE = 10_000_000
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -21,9 +23,12 @@ def clean(line: str) -> str:
     return _CONTROL.sub(" ", line)
 
 
-def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    """Cleaned lines without their end (LF or CRLF) of a binary `stream`; UserError names the file and line of bad UTF-8."""
-    for number, raw in enumerate(stream, 1):
+def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
+    """Cleaned lines without their end (LF or CRLF) of a binary `stream`; UserError names the file and line of bad UTF-8, or
+    of a line too long to be text, before it fills the memory."""
+    for number, raw in enumerate(iter(lambda: stream.readline(_LONGEST_LINE), b""), 1):
+        if len(raw) == _LONGEST_LINE:
+            raise UserError(f"{name}, line {number}: longer than {_LONGEST_LINE:,} bytes; is this a file of sentences?")
         if number == 1:
             raw = raw.removeprefix(_BOM)
         try:
@@ -53,7 +58,7 @@ def open_binary(path: str | Path) -> BinaryIO:
 def sides(files: Files, key: str) -> list[list[str]]:
     """`files` as the config gives them, as one list of TSV files or as two lists, source's and target's."""
     entries = [files] if isinstance(files, str) else files
-    lists = [[entry] if isinstance(entry, str) else list(entry) for entry in entries]
+    lists = [[os.path.expanduser(path) for path in ([entry] if isinstance(entry, str) else entry)] for entry in entries]
     if len(lists) not in (1, 2) or not all(lists):
         raise UserError(f"{key}: give [source, target] or [pairs.tsv]; there are {len(lists)} entries")
     return lists
@@ -96,5 +101,5 @@ def _read_tsv(path: str) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(read_lines(path), 1):
         columns = line.split("\t")
         if len(columns) < 2:
-            raise UserError(f"{path}, line {number}: no tab; a .tsv corpus has source and target separated by one tab")
+            raise UserError(f"{path}, line {number}: no tab; a .tsv corpus has source and target in its first two columns")
         yield columns[0], columns[1]

@@ -41,7 +41,7 @@ class Vocabulary:
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
         try:
-            return cls(Path(path).read_bytes(), str(path))
+            return cls(Path(path).expanduser().read_bytes(), str(path))
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; give a SentencePiece model or let the run train one") from None
 
@@ -108,6 +108,8 @@ def train(config: CorpusConfig) -> Vocabulary:
     except RuntimeError as error:
         if lines.error is not None:  # too little was read
             raise lines.error from None
+        if "sentences_.empty()" in str(error):
+            raise UserError("corpus.train: no pair has text on both sides; there is nothing to train on") from None
         raise UserError(f"corpus.vocabulary.size: {_explain(str(error), vocabulary)}") from None
     if lines.error is not None:
         raise lines.error

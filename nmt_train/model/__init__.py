@@ -24,11 +24,11 @@ class ModelConfig:
     """An encoder-decoder transformer (Vaswani et al. 2017); a preset gives the sizes that are not given themselves."""
 
     preset: Preset = Field(default="small", description="sizes to start from, tiny, small, base or big; keys below override")
-    encoder_layers: int = Field(default=3, ge=1, description="layers of the encoder")
-    decoder_layers: int = Field(default=3, ge=1, description="layers of the decoder")
-    dim: int = Field(default=256, ge=2, description="width of embeddings and layers [elements, even]")
-    ffn_dim: int = Field(default=1024, ge=1, description="inner width of the feed-forward blocks [elements]")
-    heads: int = Field(default=4, ge=1, description="attention heads; must divide dim")
+    encoder_layers: int = Field(default=3, ge=1, le=1000, description="layers of the encoder")
+    decoder_layers: int = Field(default=3, ge=1, le=1000, description="layers of the decoder")
+    dim: int = Field(default=256, ge=2, le=10**6, description="width of embeddings and layers [elements, even]")
+    ffn_dim: int = Field(default=1024, ge=1, le=10**6, description="inner width of the feed-forward blocks [elements]")
+    heads: int = Field(default=4, ge=1, le=10**6, description="attention heads; must divide dim")
     norm: Literal["pre", "post"] = Field(default="pre", description="layer norm before each block, or after its residual sum")
     tied: Literal["all", "target-output", "none"] = Field(
         default="all", description="which embeddings share one matrix: source, target and output; target and output; none"

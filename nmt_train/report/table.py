@@ -10,7 +10,7 @@ import torch
 
 from nmt_train import checkpoint
 from nmt_train.corpus import Files
-from nmt_train.run import find_checkpoints
+from nmt_train.run import find_checkpoints, newest
 from nmt_train.state import load_model
 from nmt_train.validate import TestSet, ValidationConfig
 
@@ -24,8 +24,7 @@ def measure(
     """
     sets: dict[tuple[str, str], TestSet] = {}
     for path in paths:
-        found = find_checkpoints(path)
-        for group in [[one] for one in found] if average is None else [found[-average:]]:
+        for group in [[one] for one in find_checkpoints(path)] if average is None else [newest(path, average)]:
             model, vocabulary, facts = load_model(group, device)
             files: Files = list(test) if test else facts["config"]["corpus"]["valid"]
             key = (vocabulary.digest, str(files))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import statistics
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +60,15 @@ def plot(run: Path, start: float | None, seconds: float | None, output: Path) ->
 
 
 def _window(spans: list[Span], start: float | None, seconds: float | None) -> tuple[float, float]:
-    """By default ten steps after the first ten, in which caches and allocators settle."""
+    """By default ten steps without a validation between them, after the first ten, in which caches and allocators settle."""
     origin, end = spans[0]["start"], max(span["end"] for span in spans)
     lead = [span for span in spans if (span["rank"], span["thread"]) == (spans[0]["rank"], spans[0]["thread"])]
     steps = [span["start"] - origin for span in lead if span["name"] == lead[0]["name"]]
     if start is None:
-        start = steps[min(10, len(steps) // 2)]
+        gaps = [after - before for before, after in pairwise(steps)]
+        usual = statistics.median(gaps) if gaps else 0.0
+        quiet = (i for i in range(min(10, len(gaps) // 2), len(gaps) - 9) if max(gaps[i : i + 10]) <= 3 * usual)
+        start = steps[next(quiet, min(10, len(steps) // 2))]
     if not 0 <= start < end - origin:
         raise UserError(f"--start {start:g}: the trace is {end - origin:.1f} seconds long; choose a second inside it")
     if seconds is None:
