@@ -43,7 +43,7 @@ def test_the_command_line_overrides_later_files_which_override_earlier_ones_whic
         ("log: {every: 5}", "line 6: log.every: '5' is not a duration"),
         ("seed: 1\nseed: 2", "line 7: seed is given twice"),
         ("seed: [1", "not YAML"),
-        ("run: &r {x: *r}", "line"),
+        ("run: &r {x: *r}", "nested too deeply, or in itself"),
         ("stop.after: 5u", "line 6: stop.after: in a file keys are nested, not dotted: write `after:` below `stop:`"),
         ("optimizer: {learning_rate: .inf}", "optimizer.learning_rate"),
         ("validation: {metrics: []}", "line 6: validation.metrics"),
