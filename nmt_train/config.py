@@ -16,15 +16,20 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from nmt_train.checkpoint import CheckpointConfig
+from nmt_train.codec import DroppingConfig
 from nmt_train.corpus import BatchConfig, CorpusConfig
 from nmt_train.duration import Span
 from nmt_train.errors import UserError
+from nmt_train.exchange import ExchangeConfig
 from nmt_train.log import LogConfig
 from nmt_train.model import ModelConfig
+from nmt_train.modes import OverrideConfig
 from nmt_train.optim import OptimizerConfig
+from nmt_train.schedule import OverlapConfig
 from nmt_train.section import STRICT
 from nmt_train.stop import StopConfig
 from nmt_train.validate import ValidationConfig
+from nmt_train.wire import WireConfig
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -33,10 +38,18 @@ class Config:
 
     run: str = Field(default="run", min_length=1, description="folder for everything that the run writes")
     seed: int = Field(default=1, ge=0, lt=2**63, description="of initial parameters, data order and dropout")
-    mode: str = Field(default="single", description="how workers update the parameters; this version: single")
-    devices: str | list[int] = Field(default="auto", description="auto (a GPU, if any), cpu, cuda, all, or GPU numbers: [0]")
+    mode: str = Field(
+        default="single",
+        description="how workers update the parameters: single (one machine), vanilla, overlap, sparse, sparse-overlap",
+    )
+    devices: str | list[int] = Field(
+        default="auto", description="auto (a GPU, if any), cpu, cpu x N, cuda, all (every GPU), or GPU numbers: [0, 1]"
+    )
     threads: int = Field(
-        default=0, ge=0, le=1024, description="compute threads on the CPU; 0: OMP_NUM_THREADS, else one per core"
+        default=0,
+        ge=0,
+        le=1024,
+        description="compute threads of each rank on the CPU; 0: OMP_NUM_THREADS, else the cores shared among a machine's ranks",
     )
     precision: Literal["fp32", "bf16"] = Field(default="fp32", description="of matrix products: fp32, or bf16 by autocast")
     trace: bool = Field(default=False, description="record spans of forward, backward, update in run/trace")
@@ -44,6 +57,11 @@ class Config:
     batch: BatchConfig = Field(default_factory=BatchConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    override: OverrideConfig = Field(default_factory=OverrideConfig)
+    overlap: OverlapConfig = Field(default_factory=OverlapConfig)
+    exchange: ExchangeConfig = Field(default_factory=ExchangeConfig)
+    dropping: DroppingConfig = Field(default_factory=DroppingConfig)
+    wire: WireConfig = Field(default_factory=WireConfig)
     stop: StopConfig
     validation: ValidationConfig = Field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
@@ -59,7 +77,7 @@ class Config:
 # A run may continue with other values of these without becoming another experiment.
 HARMLESS = (
     "run", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
-    "corpus.max_skipped",
+    "corpus.max_skipped", "mode", "override", "overlap", "exchange", "dropping", "wire",
 )  # fmt: skip
 _SECTIONS = TypeAdapter(Config)
 
@@ -127,7 +145,7 @@ def load(files: Sequence[str], overrides: Mapping[str, str]) -> Config:
 def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
     """Check nested `values`; `where` says for dotted keys which file and line set them, for the error message."""
     known = leaves()
-    for name in _flatten(values):
+    for name in flatten(values):
         if name not in known and not any(name.startswith(key + ".") for key in known):
             raise UserError(f"{where.get(name, 'config')}: {unknown(name)}")
     try:
@@ -165,7 +183,7 @@ def plain(config: Any) -> dict[str, Any]:
 def to_yaml(config: Config) -> str:
     """The whole resolved configuration with a comment above every key."""
     lines: list[str] = []
-    flat = _flatten(plain(config))
+    flat = flatten(plain(config))
     for key in entries():
         if isinstance(key, str):
             name, _, description = key.partition(": ")
@@ -180,7 +198,7 @@ def to_yaml(config: Config) -> str:
 
 def differences(old: dict[str, Any], new: Config) -> list[str]:
     """Keys, with both values, in which a run's saved config differs from the present one, harmless ones left out."""
-    before, after = _flatten(old), _flatten(plain(new))
+    before, after = flatten(old), flatten(plain(new))
     return [
         f"{name} was {before.get(name)}, now {after.get(name)}"
         for name in sorted(before.keys() | after.keys())
@@ -237,11 +255,11 @@ def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
             into[key] = value
 
 
-def _flatten(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value
     return flat

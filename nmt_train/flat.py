@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -56,3 +56,19 @@ class Flat:
                 shapes = f"{tuple(tensors[name].shape)} there, {tuple(view.shape)} in this model"
                 raise UserError(f"{where}: parameter {name} has another shape: {shapes}; use the model's own config")
             view.copy_(tensors[name])
+
+
+def cut(elements: int, nodes: Sequence[int]) -> list[slice]:
+    """The shard of each rank: `elements` are cut evenly over nodes, then each node's part over its ranks (thesis 3.6).
+
+    nodes: the node of each rank. Parts of one size differ by at most one element, and a node's part is contiguous.
+    """
+    order = sorted(set(nodes))
+    shards = [slice(0, 0)] * len(nodes)
+    for place, node in enumerate(order):
+        start, end = elements * place // len(order), elements * (place + 1) // len(order)
+        ranks = [rank for rank, its in enumerate(nodes) if its == node]
+        for number, rank in enumerate(ranks):
+            first, last = (start + (end - start) * part // len(ranks) for part in (number, number + 1))
+            shards[rank] = slice(first, last)
+    return shards

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from dataclasses import dataclass as plain_dataclass
@@ -49,7 +50,8 @@ class Log:
     def say(self, message: str) -> None:
         """One line in Marian's shape, `[date time] message`."""
         line = f"[{datetime.now():%Y-%m-%d %H:%M:%S}] {message}"
-        tqdm.write(line, file=sys.stderr)
+        with contextlib.suppress(BrokenPipeError):  # mpirun may be gone while its ranks still save
+            tqdm.write(line, file=sys.stderr)
         print(line, file=self.text, flush=True)
 
     def train(self, progress: Progress, gradient_norm: float, learning_rate: float) -> None:
@@ -65,6 +67,11 @@ class Log:
             {"cost": cost, "words_per_second": speed, "gradient_norm": gradient_norm, "learning_rate": learning_rate},
         )  # fmt: skip
         progress.logged()
+
+    def ranks(self, progress: Progress, line: str, values: dict[str, Any]) -> None:
+        """What was measured on every rank since the last such line."""
+        self.say(f"Up. {progress.updates} : {line}")
+        self._event("ranks", progress, values)
 
     def validation(self, progress: Progress, scores: dict[str, float], verdicts: dict[str, Verdict]) -> None:
         """One line per metric, new best or stalled."""
@@ -90,7 +97,8 @@ class Log:
         print(json.dumps(record), file=self.metrics, flush=True)
         if self.board is not None:
             for name, value in values.items():
-                self.board.add_scalar(f"{kind}/{name}", value, progress.updates)
+                if isinstance(value, float):
+                    self.board.add_scalar(f"{kind}/{name}", value, progress.updates)
 
     def close(self) -> None:
         for stream in (self.bar, self.board, self.text, self.metrics):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -33,6 +34,10 @@ class OptimizerConfig:
     minimum: float = Field(default=0.0, ge=0, description="cosine: the rate at its end")
     stall_factor: float = Field(
         default=1.0, gt=0, le=1, description="what every validation without a new best multiplies the rate with; 1: nothing"
+    )
+    at: Literal["shard", "worker"] = Field(
+        default="shard",
+        description="several ranks: who turns gradients into updates: the shards, or every worker, whose updates shards add up",
     )
     clip_norm: float = Field(default=1.0, ge=0, description="longest gradient, by Euclidean norm; 0: any")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum, nesterov: share of the last step kept")
@@ -88,17 +93,25 @@ class Optimizer:
         """The rate of the last update."""
         return learning_rate(self.config, self.updates) * self._factor
 
+    @property
+    def parameters(self) -> Tensor:
+        """The vector that is updated in place."""
+        return self._parameter.data
+
     @torch.no_grad()
     def apply(self, gradient: Tensor) -> None:
         """One update by `gradient`, of the same shape as the parameters; the gradient's values may be overwritten."""
         self.updates += 1
-        self._torch.param_groups[0]["lr"] = self.learning_rate
+        self._torch.param_groups[0]["lr"] = self._step_size()
         self._parameter.grad = gradient
         self._torch.step()
         if self.smoothed is not None:
             # Young means forget faster, else they would remember the random start (as Marian does).
             weight = max(self.config.smoothing, 9 / (self.updates + 10))
             self.smoothed.lerp_(self._parameter, weight)
+
+    def _step_size(self) -> float:
+        return self.learning_rate
 
     def stalled(self) -> None:
         """A validation brought nothing new: decay the rate by `stall_factor`."""
@@ -136,6 +149,16 @@ class Optimizer:
         self._parameter.grad = torch.zeros_like(kept)
         self._torch.step()
         self._parameter.data.copy_(kept)
+
+
+class Adder(Optimizer):
+    """Adds up finished updates, where the workers optimise; `learning_rate` is what the workers' own would be."""
+
+    def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
+        super().__init__(dataclasses.replace(config, name="sgd"), parameters)
+
+    def _step_size(self) -> float:
+        return -1.0  # plain gradient descent subtracts
 
 
 def clip(gradient: Tensor, limit: float, batches: int) -> float:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from nmt_train.corpus.batches import Batch
 
+_SUMS = ("sentences", "tokens", "source_tokens", "skipped", "cost", "cost_tokens")
+
 
 class Mark(NamedTuple):
     epochs: int
@@ -20,7 +22,7 @@ class Mark(NamedTuple):
 
 @dataclass
 class Progress:
-    """Counters since the very first start, restarts included. Tokens are the target's, its END counted.
+    """Counters of all workers since the very first start, restarts included. Tokens are the target's, its END counted.
 
     epochs: completed; batches: so far in the epoch under way; sentences: in the epoch of the last batch; skipped: batches
     left out as not finite; seconds: wall-clock time; training_seconds: the same without validation and checkpoints;
@@ -39,29 +41,45 @@ class Progress:
     cost: float = 0.0
     cost_tokens: int = 0
     logged_seconds: float = 0.0
+    _epoch_is_over: bool = field(default=True, repr=False)
     _waiting: list[tuple[Tensor, int]] = field(default_factory=list, repr=False)
     _last: float = field(default_factory=time.perf_counter, repr=False)
 
-    def advance(self, loss: Tensor, batch: Batch, last: bool) -> None:
-        """Count one batch, the `last` of its epoch or not. `loss`, its mean cost per token, is read only when logged, so
-        that a GPU need not be waited for."""
-        self._count(last)
+    def advance(self, loss: Tensor, batch: Batch) -> None:
+        """Count one batch. `loss`, its mean cost per token, is read only when logged, so that a GPU need not be waited for."""
+        self._begin_epoch()
         self.sentences += len(batch)
         self.tokens += batch.target_tokens
         self.source_tokens += batch.source_tokens
         self._waiting.append((loss.detach(), batch.target_tokens))
 
-    def skip(self, last: bool) -> None:
+    def skip(self) -> None:
         """Count a batch that was left out."""
-        self._count(last)
+        self._begin_epoch()
         self.skipped += 1
 
-    def _count(self, last: bool) -> None:
-        if self.batches == 0:
-            self.sentences = 0
-        self.batches = 0 if last else self.batches + 1
-        self.epochs += last
+    def at(self, epochs: int, batches: int) -> None:
+        """How many epochs are complete, and how many batches of the one under way."""
+        self._epoch_is_over |= epochs > self.epochs or not batches
+        self.epochs, self.batches = epochs, batches
+
+    def _begin_epoch(self) -> None:
+        if self._epoch_is_over:
+            self.sentences, self._epoch_is_over = 0, False
         self.tick(training=True)
+
+    def take(self) -> dict[str, Any]:
+        """What was counted since the last call, for `merge`; the counters start anew."""
+        self.mean_cost()
+        taken = {name: getattr(self, name) for name in _SUMS}
+        for name in _SUMS:
+            setattr(self, name, type(taken[name])())
+        return taken
+
+    def merge(self, taken: dict[str, Any]) -> None:
+        """Add what another worker counted."""
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + taken[name])
 
     def tick(self, training: bool) -> None:
         """Add the time since the last tick to the clocks."""
@@ -83,6 +101,11 @@ class Progress:
         self._waiting.clear()
         return self.cost / max(1, self.cost_tokens)
 
+    def words(self) -> int:
+        """Tokens since the last `logged`."""
+        self.mean_cost()
+        return self.cost_tokens
+
     def logged(self) -> None:
         """A log line was written: start the next one's sums."""
         self.cost, self.cost_tokens, self.logged_seconds = 0.0, 0, self.training_seconds
@@ -95,6 +118,9 @@ class Progress:
     def mark(self) -> Mark:
         """What durations are measured on, as it is now."""
         return Mark(self.epochs, self.updates, self.tokens, self.seconds)
+
+    def __post_init__(self) -> None:
+        self._epoch_is_over = not self.batches
 
     def state(self) -> dict[str, Any]:
         """The counters as JSON, from which `Progress(**state)` goes on."""

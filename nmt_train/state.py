@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,67 +14,158 @@ from nmt_train import __version__, checkpoint
 from nmt_train import config as configuration
 from nmt_train.checkpoint import Checkpoint
 from nmt_train.config import Config
+from nmt_train.corpus.deal import Position, resume
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.errors import UserError
 from nmt_train.flat import Flat
+from nmt_train.message import Message, from_json, to_json
 from nmt_train.model.transformer import Transformer
 from nmt_train.progress import Progress
-from nmt_train.schedule import Schedule
 from nmt_train.stop import Patience
+
+Vectors = dict[str, Tensor]
+
+
+@dataclasses.dataclass
+class Part:
+    """One rank's part of what a run continues from, and of what rank 0 hands out at the start.
+
+    shard: slices of `parameters`, `smoothed` (if kept) and the optimiser's vectors; carried: what the worker keeps, in full
+    length; random: states of torch's generators; numbers: the optimiser's counters; position: of the worker in the data.
+    """
+
+    shard: Vectors
+    carried: Vectors
+    random: Vectors
+    numbers: dict[str, Any]
+    position: Position
+
+    def pack(self) -> Message:
+        groups = {name: getattr(self, name) for name in ("shard", "carried", "random")}
+        tensors = [tensor for group in groups.values() for tensor in group.values()]
+        facts: dict[str, Any] = {name: list(group) for name, group in groups.items()}
+        facts |= {"numbers": self.numbers, "position": dataclasses.astuple(self.position)}
+        return Message((), (*from_json(facts).tensors, *tensors))
+
+    @classmethod
+    def unpack(cls, message: Message) -> Part:
+        facts, tensors = to_json(message), iter(message.tensors[1:])
+        shard, carried, random = ({name: next(tensors) for name in facts[group]} for group in ("shard", "carried", "random"))
+        return cls(shard, carried, random, facts["numbers"], Position(*facts["position"]))
+
+
+@dataclasses.dataclass
+class Snapshot:
+    """Everything that changes while training, of all ranks at one moment: flat vectors (elements,), and the workers' own.
+
+    stages: where the workers stopped in the data, after those of earlier starts with other numbers of workers.
+    """
+
+    vectors: Vectors
+    numbers: dict[str, Any]
+    carried: list[Vectors]
+    random: list[Vectors]
+    stages: list[list[Position]]
+
+    @classmethod
+    def join(cls, parts: list[Part], shards: list[slice], elements: int, stages: Sequence[Sequence[Position]]) -> Snapshot:
+        """Put the parts of all ranks together."""
+        if len(parts) == 1:
+            vectors = parts[0].shard
+        else:
+            vectors = {name: torch.empty(elements) for name in parts[0].shard}
+            for part, place in zip(parts, shards, strict=True):
+                for name, vector in part.shard.items():
+                    vectors[name][place] = vector.cpu()
+        positions = [*map(list, stages), [part.position for part in parts]]
+        return cls(vectors, parts[0].numbers, [p.carried for p in parts], [p.random for p in parts], positions)
+
+    def split(self, shards: list[slice]) -> list[Part]:
+        """Cut it anew for as many ranks as there are `shards`; residuals that have lost their worker go to another's."""
+        parts = []
+        for rank, place in enumerate(shards):
+            position = resume(rank, self.stages, len(shards))[1]
+            random = self.random[rank] if rank < len(self.random) else {}
+            shard = {name: vector[place] for name, vector in self.vectors.items()}
+            parts.append(Part(shard, self._carried_by(rank, len(shards)), random, self.numbers, position))
+        return parts
+
+    def _carried_by(self, rank: int, size: int) -> Vectors:
+        before = len(self.carried)
+        if not before:
+            return {}
+        mine = dict(self.carried[rank % before])
+        owed = [self.carried[old]["residual"] for old in range(rank, before, size) if "residual" in self.carried[old]]
+        mine.pop("residual", None)
+        if owed:
+            mine["residual"] = owed[0] if len(owed) == 1 else torch.stack(owed).sum(0)
+        return mine
 
 
 @dataclasses.dataclass
 class State:
-    """Everything that changes while training; `validation_pending` if a signal came before a validation was done."""
+    """What rank 0 alone keeps beside the snapshot; `validation_pending` if a signal came before a validation was done."""
 
-    flat: Flat
-    schedule: Schedule
     progress: Progress
     patience: Patience
     validation_pending: bool = False
 
-    def save(self, path: Path, config: Config, vocabulary: Vocabulary) -> None:
+    def save(self, path: Path, snapshot: Snapshot, flat: Flat, config: Config, vocabulary: Vocabulary) -> None:
         """Write a checkpoint to `path`, whole or not at all; UserError if it cannot be written."""
-        self.schedule.drain()
-        optimizer = self.schedule.exchange.optimizer
-        vectors, numbers = optimizer.state()
-        tensors: dict[str, dict[str, Tensor]] = {
-            "parameters": self.flat.named(self.flat.parameters),
-            "optimizer": vectors,
-            "random": {"cpu": torch.get_rng_state()},
-        }
-        if optimizer.smoothed is not None:
-            tensors["smoothed"] = self.flat.named(optimizer.smoothed)
-        if self.flat.parameters.is_cuda:
-            tensors["random"]["cuda"] = torch.cuda.get_rng_state(self.flat.parameters.device)
+        tensors: dict[str, dict[str, Tensor]] = {"optimizer": {}}
+        for name, vector in snapshot.vectors.items():
+            if name in ("parameters", "smoothed"):
+                tensors[name] = flat.named(vector)
+            else:
+                tensors["optimizer"][name] = vector
+        tensors["random"] = {_keyed(name, r): t for r, group in enumerate(snapshot.random) for name, t in group.items()}
+        for rank, carried in enumerate(snapshot.carried):
+            if carried:
+                tensors[f"worker-{rank}"] = carried
         facts = {
             "version": __version__,
             "config": configuration.plain(config),
             "progress": self.progress.state(),
             "patience": self.patience.state(),
-            "optimizer": numbers,
+            "optimizer": snapshot.numbers,
+            "stages": [[dataclasses.astuple(position) for position in stage] for stage in snapshot.stages],
             "validation_pending": self.validation_pending,
         }
         checkpoint.save(path, tensors, facts, vocabulary)
 
-    def load(self, saved: Checkpoint, vocabulary: Vocabulary) -> None:
-        """Continue from a checkpoint; UserError if it is of another model, optimiser or vocabulary."""
+    def load(self, saved: Checkpoint, flat: Flat, smoothing: bool, vocabulary: Vocabulary) -> Snapshot:
+        """Continue from a checkpoint; UserError if it is of another model or vocabulary."""
         where = str(saved.path)
         if saved.facts["vocabulary"] != vocabulary.digest:
             raise UserError(f"{where}: was trained with another vocabulary than the run's vocabulary.model; restore that one")
-        self.flat.load(saved.tensors("parameters"), self.flat.parameters, where)
-        optimizer = self.schedule.exchange.optimizer
-        optimizer.load(saved.tensors("optimizer"), saved.facts["optimizer"], f"{where}/optimizer.safetensors")
-        if optimizer.smoothed is not None:
-            kept = "smoothed" if saved.has("smoothed") else "parameters"
-            self.flat.load(saved.tensors(kept), optimizer.smoothed, where)
+        parameters = torch.empty_like(flat.parameters, device="cpu")
+        flat.load(saved.tensors("parameters"), parameters, where)
+        vectors = {"parameters": parameters, **saved.tensors("optimizer")}
+        if smoothing:
+            vectors["smoothed"] = torch.empty_like(parameters)
+            flat.load(saved.tensors("smoothed" if saved.has("smoothed") else "parameters"), vectors["smoothed"], where)
+        for name, vector in vectors.items():
+            if vector.shape != parameters.shape:
+                file = f"{where}/optimizer.safetensors"
+                raise UserError(f"{file}: {name} has {vector.numel()} elements instead of {parameters.numel()}")
         self.progress = Progress(**saved.facts["progress"])
         self.patience.load(saved.facts["patience"])
         self.validation_pending = bool(saved.facts["validation_pending"])
+        # Checkpoints of version 0.1.0 know one worker, whose position is the run's.
+        single = [[(self.progress.epochs, self.progress.batches)]]
+        stages = [[Position(*position) for position in stage] for stage in saved.facts.get("stages", single)]
+        ranks = range(len(stages[-1]))
         random = saved.tensors("random")
-        torch.set_rng_state(random["cpu"])
-        if self.flat.parameters.is_cuda and "cuda" in random:
-            torch.cuda.set_rng_state(random["cuda"], self.flat.parameters.device)
+        generators = [{name: random[_keyed(name, r)] for name in _GENERATORS if _keyed(name, r) in random} for r in ranks]
+        carried = [saved.tensors(f"worker-{rank}") if saved.has(f"worker-{rank}") else {} for rank in ranks]
+        return Snapshot(vectors, saved.facts["optimizer"], carried, generators, stages)
+
+
+_GENERATORS = ("cpu", "cuda")
+
+
+def _keyed(name: str, rank: int) -> str:
+    return f"{name}-{rank}" if rank else name
 
 
 def load_model(paths: list[Path], device: torch.device) -> tuple[Transformer, Vocabulary, dict[str, Any]]:

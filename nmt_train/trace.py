@@ -1,60 +1,70 @@
-"""Spans of time with a name and a thread, as JSON lines; nothing at all while tracing is off."""
+"""Spans of time with a name and a thread: always added up, and kept one by one, as JSON lines, where a run is traced."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# Seconds since 1970 that never run backwards, so that spans of several starts and hosts lie on one axis.
-_EPOCH = time.time() - time.perf_counter()
-_NOTHING: AbstractContextManager[None] = nullcontext()
+Span = tuple[str, str, float, float, int]  # name, thread, start and end in seconds on the trace's clock, update
 
 
 class Trace:
-    """Collects spans in memory and appends them to a file when flushed.
+    """Adds up the seconds of every kind of span in `spent`, by thread and name; keeps the spans themselves if `keep`."""
 
-    A line is {"name", "thread", "rank", "start", "end", "update"}, times in seconds on `now`'s clock.
-    """
-
-    def __init__(
-        self,
-        path: Path | None,
-        rank: int = 0,
-        now: Callable[[], float] = lambda: _EPOCH + time.perf_counter(),
-        settle: Callable[[], None] | None = None,
-    ) -> None:
-        """`path`: None switches tracing off; `settle` waits for a device's queued work, so that spans time the work."""
-        self._path, self._rank, self._now, self._settle = path, rank, now, settle
-        self._spans: list[tuple[str, str, float, float, int]] = []
+    def __init__(self, keep: bool, settle: Callable[[], None] | None = None) -> None:
+        """`settle` waits for a device's queued work, so that kept spans time the work."""
+        self.now: Callable[[], float] = _Clock().now
         self.update = 0
-
-    def span(self, name: str) -> AbstractContextManager[None]:
-        """A context whose duration is recorded under `name` for the current thread."""
-        return _NOTHING if self._path is None else self._timed(name)
+        self.spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self._keep, self._settle = keep, settle if keep else None
+        self._spans: list[Span] = []
 
     @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        start = self._now()
+    def span(self, name: str) -> Iterator[None]:
+        """A context whose duration is recorded under `name` for the current thread."""
+        start = self.now()
         try:
             yield
         finally:
             if self._settle is not None:
                 self._settle()
-            self._spans.append((name, threading.current_thread().name, start, self._now(), self.update))
+            self.add(name, threading.current_thread().name, start, self.now())
 
-    def flush(self) -> None:
-        """Append what was collected to the file."""
-        if self._path is None or not self._spans:
-            return
+    def add(self, name: str, thread: str, start: float, end: float) -> None:
+        """Record a span that has been timed elsewhere."""
+        self.spent[thread][name] += end - start
+        if self._keep:
+            self._spans.append((name, thread, start, end, self.update))
+
+    def take(self) -> list[Span]:
+        """The spans since the last call."""
         spans, self._spans = self._spans, []
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path, "a", encoding="utf-8") as file:
-            for name, thread, start, end, update in spans:
-                line: dict[str, Any] = {"name": name, "thread": thread, "rank": self._rank}
-                line |= {"start": round(start, 6), "end": round(end, 6), "update": update}
-                file.write(json.dumps(line) + "\n")
+        return spans
+
+
+class _Clock:
+    """Seconds since 1970 that never run backwards, so that spans of several starts and hosts lie on one axis."""
+
+    def __init__(self) -> None:
+        self._epoch = time.time() - time.perf_counter()
+
+    def now(self) -> float:
+        return self._epoch + time.perf_counter()
+
+
+def write_spans(folder: Path, rank: int, node: int, spans: Iterable[Span]) -> None:
+    """Append to `rank<rank>.jsonl`: {"name", "thread", "rank", "node", "start", "end", "update"}."""
+    lines = []
+    for name, thread, start, end, update in spans:
+        line: dict[str, Any] = {"name": name, "thread": thread, "rank": rank, "node": node}
+        lines.append(json.dumps(line | {"start": round(start, 6), "end": round(end, 6), "update": update}) + "\n")
+    if lines:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / f"rank{rank}.jsonl", "a", encoding="utf-8") as file:
+            file.writelines(lines)

@@ -27,7 +27,7 @@ def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
     """Run a command; its exit status is 2 for the user's mistakes, 1 for ours, each with one sentence on stderr."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return command([argument for argument in given if argument != "--debug"])
+        return command(given)
     except Exception as error:
         if "--debug" in given:
             traceback.print_exception(error)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
-from nmt_train import cli, config
+from nmt_train import cli, config, launch
 from nmt_train.errors import UserError
 
 
@@ -45,8 +46,17 @@ def command(arguments: Sequence[str]) -> int:
         return 0
     from nmt_train.start import start  # brings torch's heavier parts, which --help can do without
 
-    return start(resolved, given.force, given.overwrite)
+    return start(resolved, given.force, given.overwrite, list(arguments))
 
 
 def main() -> None:
-    sys.exit(cli.run(command))
+    status = cli.run(command)
+    if launch.launched():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # MPI's threads would not let go of a rank that leaves without the others
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -56,8 +56,8 @@ def command(arguments: Sequence[str]) -> int:
 
     if given.n_best is not None and given.n_best > given.beam:
         raise UserError(f"command line: --n-best {given.n_best} needs a --beam of at least as many, not {given.beam}")
-    device.prepare(given.threads)
-    model, vocabulary, _ = load_model(newest(given.model, given.average), device.choose(given.devices)[0])
+    own = device.prepare(given.devices, given.threads)
+    model, vocabulary, _ = load_model(newest(given.model, given.average), own)
     search = SearchConfig(beam=given.beam, normalisation=given.normalisation)
     translator = Translator(model, vocabulary, search, given.batch_tokens)
     if sys.stdin is None:

@@ -46,12 +46,12 @@ def command(arguments: Sequence[str]) -> int:
     from nmt_train.report.table import measure, table
     from nmt_train.validate import ValidationConfig
 
-    device.prepare(given.threads)
+    own = device.prepare(given.devices, given.threads)
     settings = ValidationConfig(
         metrics=given.metrics, beam=given.beam, normalisation=given.normalisation, batch_tokens=given.batch_tokens
     )
     rows = []
-    for row in measure(given.paths, given.average, given.test, settings, device.choose(given.devices)[0]):
+    for row in measure(given.paths, given.average, given.test, settings, own):
         rows.append(row)
         if given.json:
             print(json.dumps(row), flush=True)

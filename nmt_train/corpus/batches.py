@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nmt_train.corpus import BatchConfig, CorpusConfig
+from nmt_train.corpus.deal import Deal, Position
 from nmt_train.corpus.store import Store
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, Vocabulary
 from nmt_train.errors import UserError
@@ -95,16 +97,21 @@ class Batches:
         """Pairs in an epoch."""
         return len(self._kept)
 
-    def stream(self, epoch: int, first: int = 0) -> Iterator[tuple[Batch, bool]]:
-        """Batches without end, from number `first` of `epoch` (both counted from 0) on; True with the last of an epoch."""
+    def stream(self, deal: Deal, position: Position) -> Iterator[tuple[Batch | None, bool]]:
+        """One worker's batches without end, from `position` (as it is now) on; True with its last of an epoch.
+
+        None stands for an epoch in which the worker has no batch at all, or none left.
+        """
+        epoch, first = position.epochs, position.batches
         while True:
-            groups = enumerate(self.groups(epoch))
-            waiting = next(groups, None)
+            mine = itertools.islice(deal.pick(epoch, self.groups(epoch)), first, None)
+            waiting = next(mine, None)
+            if waiting is None:
+                yield None, True
             while waiting is not None:
-                (number, pairs), waiting = waiting, next(groups, None)
-                if number >= first:
-                    random = np.random.default_rng([self._seed, epoch, number])
-                    yield self._assemble(pairs, random), waiting is None
+                (number, pairs), waiting = waiting, next(mine, None)
+                random = np.random.default_rng([self._seed, epoch, number])
+                yield self._assemble(pairs, random), waiting is None
             epoch, first = epoch + 1, 0
 
     def groups(self, epoch: int) -> Iterator[np.ndarray]:

@@ -1,22 +1,71 @@
-"""With whom a worker exchanges: the protocol that every exchange follows."""
+"""With whom a worker exchanges: the protocol that every exchange follows, and the settings they share."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal, Protocol
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from nmt_train.optim import Optimizer
+from nmt_train.section import STRICT
+
+Vectors = dict[str, Tensor]
+
+
+@dataclass(frozen=True, config=STRICT)
+class ExchangeConfig:
+    """Workers and shards: what passes between them beside the choices of the mode."""
+
+    bypass: bool = Field(
+        default=True, description="a worker reaches the shard of its own rank directly: nothing is encoded, sent or dropped"
+    )
+    bundle: int = Field(
+        default=1, ge=1, le=10**6, description="pushes that a shard adds up before it updates (Aji & Heafield 2019) [pushes]"
+    )
+    per: Literal["device", "node"] = Field(
+        default="device", description="who exchanges: every device, or the devices of a node together (thesis 3.7)"
+    )
+    one_channel_per_node: bool = Field(
+        default=False, description="of the ranks of a node only one exchanges at any time (thesis 3.4)"
+    )
+    local_gradient: bool = Field(
+        default=False,
+        description="a worker goes on from what it received plus an update by its own dense gradient (Aji et al. 2019)",
+    )
 
 
 class Exchange(Protocol):
-    """`optimizer` serves this rank's shard of the parameters: all of them when the worker is alone."""
+    """`optimizer` serves this rank's shard of the parameters, `shard`: all of them when the worker is alone.
+
+    staleness: how many pushes met parameters that were so many updates older than the worker's.
+    """
 
     optimizer: Optimizer
+    shard: slice
+    staleness: Counter[int]
 
     @property
     def updates(self) -> int:
         """Updates of the global parameters, as far as this rank knows."""
 
     def sync(self, gradient: Tensor, parameters: Tensor) -> None:
-        """Give `gradient` away and bring `parameters` up to date; both flat (elements,), in place."""
+        """Give `gradient` away and bring `parameters` up to date; both flat (elements,), in place.
+
+        `parameters` are what this worker last received, and `gradient` may be overwritten.
+        """
+
+    def rest(self) -> None:
+        """Nothing more will come from this worker until its next `sync`: nobody should wait for it."""
+
+    def refresh(self, parameters: Tensor) -> None:
+        """Bring `parameters` to exactly the global ones, while no worker has anything under way."""
+
+    def carried(self) -> Vectors:
+        """What this worker keeps from one `sync` to the next, as vectors (elements,): residuals, its own optimiser."""
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        """Go on with what `carried` gave, here or, re-cut or added up, elsewhere."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 from torch import Tensor
 
+from nmt_train.exchange import Vectors
 from nmt_train.optim import Optimizer
+from nmt_train.trace import Trace
 
 
 class Alone:
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
+    def __init__(self, optimizer: Optimizer, trace: Trace) -> None:
+        self.optimizer, self._trace = optimizer, trace
+        self.shard = slice(0, optimizer.parameters.numel())
+        self.staleness = Counter[int]()
 
     @property
     def updates(self) -> int:
@@ -17,4 +24,17 @@ class Alone:
 
     def sync(self, gradient: Tensor, parameters: Tensor) -> None:
         """`parameters` is the vector that the optimiser was made for, so it is up to date as soon as it is updated."""
-        self.optimizer.apply(gradient)
+        with self._trace.span("update"):
+            self.optimizer.apply(gradient)
+
+    def rest(self) -> None:
+        """Nobody waits."""
+
+    def refresh(self, parameters: Tensor) -> None:
+        """They always are the global ones."""
+
+    def carried(self) -> Vectors:
+        return {}
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        """What another mode carried, residuals for example, is added to no gradient here: it was never part of one."""

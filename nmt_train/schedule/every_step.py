@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from nmt_train.exchange import Exchange
+from collections import Counter
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from nmt_train.exchange import Exchange, Vectors
 from nmt_train.flat import Flat
 from nmt_train.optim import clip
 
@@ -11,7 +16,7 @@ class EveryStep:
     """Gradients pile up in the flat gradient over `accumulate` steps and are then exchanged as one."""
 
     def __init__(self, flat: Flat, exchange: Exchange, clip_norm: float, accumulate: int) -> None:
-        self.exchange, self.gradient_norm = exchange, 0.0
+        self.exchange, self.gradient_norm, self.steps = exchange, 0.0, Counter[int]()
         self._flat, self._clip_norm, self._accumulate = flat, clip_norm, accumulate
         self._steps = 0
 
@@ -25,7 +30,18 @@ class EveryStep:
             self.exchange.sync(self._flat.gradient, self._flat.parameters)
         finally:
             self._flat.gradient.zero_()
+        self.steps[self._accumulate] += 1
         return True
 
     def drain(self) -> None:
         """Nothing is ever in flight; a sum of fewer than `accumulate` gradients stays until its update is due."""
+        self.exchange.rest()
+
+    def refresh(self) -> None:
+        self.exchange.refresh(self._flat.parameters)
+
+    def carried(self) -> Vectors:
+        return self.exchange.carried()
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        self.exchange.carry(vectors)

@@ -1,0 +1,60 @@
+"""What travels: the protocol that every codec follows, and its settings."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from nmt_train.message import Message
+from nmt_train.section import STRICT
+
+
+class Codec(Protocol):
+    """Turns a vector into a message and back. What a message leaves out of a vector is the codec's loss."""
+
+    def encode(self, vector: Tensor, update: int) -> Message:
+        """`vector` (elements,) as it is; `update` is how many updates there were, for what changes over training.
+
+        NotFinite if what would be sent is infinite or not a number.
+        """
+
+    def decode(self, message: Message, into: Tensor) -> None:
+        """Overwrite `into` (elements,) with the vector that the message stands for."""
+
+    def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
+        """Add that vector (or subtract it, with sign -1) instead."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class DroppingConfig:
+    """Gradient dropping (Aji & Heafield 2017; thesis 3.8): only the largest elements travel, the rest waits for its turn."""
+
+    up: float = Field(default=0.99, ge=0, lt=1, description="share of a worker's gradient that is not sent")
+    down: float = Field(default=0.99, ge=0, lt=1, description="share of a shard's delta that is not sent")
+    sample: int = Field(
+        default=10_000, ge=100, le=10**9, description="elements from which the threshold is estimated; it is exact for fewer"
+    )
+    excess: float = Field(
+        default=0.5, ge=0, le=100, description="most that may be sent beyond the target, as a share of it, when the sample errs"
+    )
+    values: Literal["fp32", "fp16"] = Field(default="fp16", description="precision of what is sent; the rounding waits too")
+    indices: Literal["int32", "gaps"] = Field(
+        default="gaps", description="positions of what is sent: 4 bytes each, or distances of 1 byte and more"
+    )
+    warmup: Literal["none", "dense", "exponential"] = Field(
+        default="exponential",
+        description="begin by sending all: dense, for warmup_updates; exponential: the share sent falls to its target over them",
+    )
+    warmup_updates: int = Field(default=200, ge=0, le=10**9, description="length of the warm-up [updates]")
+
+
+def kept(config: DroppingConfig, dropped: float, update: int) -> float:
+    """The share of a vector that is sent at `update` when `dropped` is the share left out after the warm-up."""
+    if config.warmup == "none" or update >= config.warmup_updates:
+        return 1 - dropped
+    if config.warmup == "dense":
+        return 1.0
+    return float((1 - dropped) ** (update / config.warmup_updates))

@@ -1,0 +1,25 @@
+"""All of a vector, in full or half precision."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nmt_train.message import Message
+
+
+class Dense:
+    """`dtype` of what travels; float32 loses nothing."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self._dtype = dtype
+
+    def encode(self, vector: Tensor, update: int) -> Message:
+        """In full precision the message holds `vector` itself, not a copy."""
+        return Message((), (vector.to(self._dtype),))
+
+    def decode(self, message: Message, into: Tensor) -> None:
+        into.copy_(message.tensors[0])
+
+    def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
+        into.add_(message.tensors[0].to(into), alpha=sign)

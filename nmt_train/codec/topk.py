@@ -1,0 +1,127 @@
+"""The largest elements of a vector, by a threshold estimated on a sample (Aji & Heafield 2017; thesis 3.8)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmt_train.codec import DroppingConfig, kept
+from nmt_train.codec.dense import Dense
+from nmt_train.errors import NotFinite
+from nmt_train.message import Message
+
+_BLOCK = 1 << 14  # elements; what is computed on them stays in the cache
+_SPARSE, _DENSE = 1, 0
+_HALF_MAX = 65504.0
+
+
+class TopK:
+    """Sends about a share of the elements, changing over the warm-up; all of them where positions would cost more than they
+    save. A message's number says which.
+    """
+
+    def __init__(self, config: DroppingConfig, dropped: float) -> None:
+        self._config, self._dropped, self._dense = config, dropped, Dense()
+        self._pack, self._unpack = _POSITIONS[config.indices]
+        self._half = config.values == "fp16"
+        self._shift = 0
+
+    def encode(self, vector: Tensor, update: int) -> Message:
+        target = self.target(vector.numel(), update)
+        if target > vector.numel() // 2:
+            if not torch.isfinite(torch.linalg.vector_norm(vector)):
+                raise NotFinite("the vector to be sent is not finite")
+            return self._dense.encode(vector, update).and_numbers(_DENSE)
+        positions = self._largest(vector, target)
+        values = vector[positions]
+        if not torch.isfinite(values).all():
+            raise NotFinite("the vector to be sent is not finite")
+        if self._half:
+            values = values.clamp_(-_HALF_MAX, _HALF_MAX).half()
+        return Message((_SPARSE, positions.numel()), (self._pack(positions), values))
+
+    def decode(self, message: Message, into: Tensor) -> None:
+        if message.numbers[0] == _DENSE:
+            self._dense.decode(message.without_numbers(1), into)
+        else:
+            into.zero_()
+            self.add(message, into)
+
+    def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
+        if message.numbers[0] == _DENSE:
+            self._dense.add(message.without_numbers(1), into, sign)
+            return
+        packed, values = message.tensors
+        positions = self._unpack(packed).to(into.device)
+        into.index_add_(0, positions, values.to(into), alpha=sign)
+
+    def target(self, elements: int, update: int) -> int:
+        """How many elements are to be sent: at least one, if there are any."""
+        return min(elements, math.ceil(elements * kept(self._config, self._dropped, update)))
+
+    def _largest(self, vector: Tensor, target: int) -> Tensor:
+        """Positions, ascending, of about `target` of the largest elements; never zeros, never much more than asked for."""
+        if vector.numel() <= self._config.sample:
+            positions = _exactly(vector, torch.arange(vector.numel(), device=vector.device), target)
+        else:
+            threshold = self._threshold(vector, target)
+            positions = _reaching(vector, threshold) if threshold > 0 else vector.nonzero().flatten()
+        most = math.floor(target * (1 + self._config.excess))
+        return positions if positions.numel() <= most else _exactly(vector, positions, target)
+
+    def _threshold(self, vector: Tensor, target: int) -> float:
+        """Estimated on elements at even distances, shifted each time, so that over time every element is looked at."""
+        size, sample = vector.numel(), self._config.sample
+        self._shift = (self._shift + 7919) % size
+        places = (torch.arange(sample, device=vector.device) * size // sample + self._shift) % size
+        share = max(1, round(sample * target / size))
+        found = vector[places].abs_().topk(share).values[-1]
+        return float(found) if not torch.isnan(found) else math.inf
+
+
+def _reaching(vector: Tensor, threshold: float) -> Tensor:
+    """Positions where |vector| is not below the threshold; what is not a number counts as large, so that it is noticed."""
+    if vector.is_cuda:
+        return (~(vector.abs() < threshold)).nonzero().flatten()
+    values, limit = vector.numpy(), np.float32(threshold)
+    magnitude, small = np.empty(_BLOCK, np.float32), np.empty(_BLOCK, np.bool_)
+    found = []
+    for start in range(0, len(values), _BLOCK):
+        block = values[start : start + _BLOCK]
+        above = np.less(np.abs(block, out=magnitude[: len(block)]), limit, out=small[: len(block)])
+        places = np.flatnonzero(np.logical_not(above, out=above))
+        places += start
+        found.append(places)
+    return torch.from_numpy(np.concatenate(found))
+
+
+def _exactly(vector: Tensor, positions: Tensor, count: int) -> Tensor:
+    """Of `positions`, ascending, the `count` with the largest elements, zeros left out."""
+    magnitude = vector[positions].abs_()
+    magnitude[torch.isnan(magnitude)] = math.inf
+    chosen = magnitude.topk(min(count, positions.numel())).indices
+    return positions[chosen[magnitude[chosen] > 0]].sort().values
+
+
+def pack_gaps(positions: Tensor) -> Tensor:
+    """Ascending positions as distances of one byte, 255 meaning "255 further, and more to come"."""
+    gaps = torch.diff(positions, prepend=positions.new_zeros(1)) if positions.numel() else positions
+    ends = torch.cumsum(gaps // 255 + 1, 0) - 1
+    packed = torch.full((int(ends[-1]) + 1 if ends.numel() else 0,), 255, dtype=torch.uint8, device=positions.device)
+    packed[ends] = (gaps % 255).to(torch.uint8)
+    return packed
+
+
+def unpack_gaps(packed: Tensor) -> Tensor:
+    """What `pack_gaps` was given, int64."""
+    return torch.cumsum(packed, 0, dtype=torch.int64)[packed != 255]
+
+
+_POSITIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "int32": (lambda positions: positions.to(torch.int32), lambda packed: packed.to(torch.int64)),
+    "gaps": (pack_gaps, unpack_gaps),
+}

@@ -1,0 +1,61 @@
+"""How the batches of an epoch are dealt to workers: batch i to worker i mod N, each to exactly one, also across restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass
+class Position:
+    """How far one worker has come: epochs completed, and batches of its share of the epoch under way."""
+
+    epochs: int = 0
+    batches: int = 0
+
+    def advance(self, last: bool) -> None:
+        """One batch is done, the `last` of the worker's share of the epoch or not."""
+        self.epochs, self.batches = (self.epochs + 1, 0) if last else (self.epochs, self.batches + 1)
+
+
+@dataclass(frozen=True)
+class Deal:
+    """The share of worker `rank` of `size`.
+
+    stages: positions of the workers of earlier starts with other numbers of workers, oldest first; what they had done of an
+    epoch is left out, and only the rest is dealt.
+    """
+
+    rank: int = 0
+    size: int = 1
+    stages: Sequence[Sequence[Position]] = field(default=())
+
+    def pick(self, epoch: int, batches: Iterator[T]) -> Iterator[tuple[int, T]]:
+        """This worker's batches of `epoch`, with their numbers in the epoch."""
+        seen = [0] * (len(self.stages) + 1)
+        for number, batch in enumerate(batches):
+            for stage, positions in enumerate(self.stages):
+                turn, worker = divmod(seen[stage], len(positions))
+                seen[stage] += 1
+                if (epoch, turn) < (positions[worker].epochs, positions[worker].batches):
+                    break  # done then
+            else:
+                if seen[-1] % self.size == self.rank:
+                    yield number, batch
+                seen[-1] += 1
+
+
+def resume(rank: int, stages: Sequence[Sequence[Position]], size: int) -> tuple[Deal, Position]:
+    """The deal and place from which worker `rank` of `size` goes on; the last of `stages` is where the workers stopped."""
+    if not stages:
+        return Deal(rank, size), Position()
+    *earlier, last = stages
+    if len(last) == size:
+        return Deal(rank, size, earlier), Position(last[rank].epochs, last[rank].batches)
+    first = min(position.epochs for position in last)
+    # Stages whose every worker is past a finished epoch have nothing more to leave out.
+    open_ones = [stage for stage in stages if max(position.epochs for position in stage) >= first]
+    return Deal(rank, size, open_ones), Position(first, 0)

@@ -1,0 +1,75 @@
+"""One exchange per node (thesis 3.7): the devices of a node add up first, and all consume what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from nmt_train.exchange import Exchange, Vectors
+from nmt_train.message import Message
+from nmt_train.wire import Tag, Wire
+
+_REST = Message((0,))
+
+
+class PerNode:
+    """Any exchange, used by the first rank of each node for all of the node's ranks.
+
+    It waits for the gradients of all that have not said that they rest.
+    """
+
+    def __init__(self, exchange: Exchange, wire: Wire, parameters: Tensor) -> None:
+        self._exchange, self._wire = exchange, wire
+        self.optimizer, self.shard, self.staleness = exchange.optimizer, exchange.shard, exchange.staleness
+        node = wire.nodes[wire.rank]
+        self._members = [rank for rank, its in enumerate(wire.nodes) if its == node]
+        self._received = parameters.clone() if wire.rank == self._members[0] else None
+        if self._received is not None:
+            wire.spawn("node", self._gather)
+
+    @property
+    def updates(self) -> int:
+        return self._exchange.updates
+
+    def sync(self, gradient: Tensor, parameters: Tensor) -> None:
+        self._wire.send(self._members[0], Tag.NODE, Message((1,), (gradient,)))
+        parameters.copy_(self._wire.receive(self._members[0], Tag.GRANT).result()[1].tensors[0])
+
+    @torch.no_grad()
+    def _gather(self) -> None:
+        assert self._received is not None
+        total = torch.zeros_like(self._received)
+        resting: set[int] = set()
+        given: list[int] = []
+        while True:
+            source, message = self._wire.receive(None, Tag.NODE).result()
+            if message.numbers == _REST.numbers:
+                resting.add(source)
+            else:
+                resting.discard(source)
+                given.append(source)
+                total.add_(message.tensors[0].to(total.device))
+            if not given or len(resting.union(given)) < len(self._members):
+                continue
+            self._exchange.sync(total, self._received)
+            for rank in given:
+                self._wire.send(rank, Tag.GRANT, Message((), (self._received.clone(),)))
+            total.zero_()
+            given.clear()
+
+    def rest(self) -> None:
+        self._wire.send(self._members[0], Tag.NODE, _REST)
+        self._exchange.rest()
+
+    def refresh(self, parameters: Tensor) -> None:
+        self._exchange.refresh(parameters)
+        if self._received is not None:
+            self._received.copy_(parameters)
+
+    def carried(self) -> Vectors:
+        return self._exchange.carried()
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        self._exchange.carry(vectors)

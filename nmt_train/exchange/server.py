@@ -1,0 +1,190 @@
+"""An asynchronous parameter server in shards, one on every rank (thesis 3.3, 3.5, 3.6; sparse: 3.8, Algorithms 8 and 9).
+
+A worker pushes a slice of its gradient to every shard at once; each shard updates with what it gets, when it gets it, and
+answers with its parameters, or with what changed since the worker's last answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmt_train.codec import Codec
+from nmt_train.codec.feedback import Feedback
+from nmt_train.exchange import ExchangeConfig, Vectors
+from nmt_train.exchange.shard import Shard
+from nmt_train.flat import cut
+from nmt_train.message import Message
+from nmt_train.optim import Adder, Optimizer, OptimizerConfig
+from nmt_train.trace import Trace
+from nmt_train.wire import Tag, Wire
+
+_GRADIENT, _PULL = 0, 1
+
+
+class Server:
+    """The worker's end and this rank's shard. `up` makes the codec of pushes, `down` that of deltas (None: parameters)."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        parameters: Tensor,
+        optimizer: OptimizerConfig,
+        config: ExchangeConfig,
+        up: Callable[[], Codec],
+        down: Callable[[], Codec] | None,
+        feedback: bool,
+        trace: Trace,
+    ) -> None:
+        self._wire, self._trace, self._bypass = wire, trace, config.bypass
+        self.shards = cut(parameters.numel(), wire.nodes)
+        self.shard = self.shards[wire.rank]
+        at_worker = optimizer.at == "worker"
+        self.optimizer = (Adder if at_worker else Optimizer)(optimizer, parameters[self.shard].clone())
+        self._own = Shard(self.optimizer, wire.size, up(), down() if down else None, config.bundle)
+        self.staleness = self._own.staleness
+        self._lock = wire.lock()
+        residual = torch.zeros_like(parameters) if feedback else None
+        self._up: list[Codec] = [
+            Feedback(up(), residual[part].clone()) if residual is not None else up() for part in self.shards
+        ]
+        self._owed: Tensor | None = None  # a residual, from another layout, for the shard that is now reached directly
+        self._local = _OwnOptimizer(optimizer, parameters) if at_worker or config.local_gradient else None
+        self._at_worker = at_worker
+        self._received = parameters.clone() if config.local_gradient else None
+        self._others = [rank for rank in range(wire.size) if rank != wire.rank or not config.bypass]
+        # Everybody begins with another shard: else all would queue at the first.
+        self._others = [rank for rank in self._others if rank > wire.rank] + [
+            rank for rank in self._others if rank <= wire.rank
+        ]
+        wire.spawn("server", self._serve)
+
+    @property
+    def updates(self) -> int:
+        return self.optimizer.updates
+
+    @torch.no_grad()
+    def sync(self, gradient: Tensor, parameters: Tensor) -> None:
+        with self._trace.span("sync"):
+            received = parameters if self._received is None else self._received
+            given = gradient
+            if self._local is not None:
+                stepped = self._local.step(gradient.clone() if self._received is not None else gradient, received, self.updates)
+                given = torch.sub(stepped, received, out=gradient) if self._at_worker else gradient
+            answers = [(rank, self._push(rank, given)) for rank in self._others]
+            if self._bypass:
+                self._push_directly(given[self.shard], received[self.shard])
+            for rank, answer in answers:
+                with self._trace.span("waiting"):
+                    message = answer.result()[1]
+                with self._trace.span("decode"):
+                    self._own.bring(_on(received.device, message), received[self.shards[rank]])
+            if self._received is not None and self._local is not None:
+                parameters.copy_(received).add_(self._local.last)
+
+    def _push(self, rank: int, gradient: Tensor) -> Any:
+        with self._trace.span("encode"):
+            message = self._up[rank].encode(gradient[self.shards[rank]], self.updates)
+        self._wire.send(rank, Tag.PUSH, message.and_numbers(_GRADIENT))
+        return self._wire.receive(rank, Tag.ANSWER)
+
+    def _push_directly(self, gradient: Tensor, parameters: Tensor) -> None:
+        if self._owed is not None:
+            gradient.add_(self._owed)
+            self._owed = None
+        with self._lock, self._trace.span("update"):
+            self._own.push_directly(self._wire.rank, gradient)
+            self._own.copy_to(self._wire.rank, parameters)
+
+    def rest(self) -> None:
+        """Every worker exchanges by itself: nobody waits for it."""
+
+    @torch.no_grad()
+    def refresh(self, parameters: Tensor) -> None:
+        everybody = range(self._wire.size)
+        for rank in everybody:
+            self._wire.send(rank, Tag.PUSH, Message((_PULL,)))
+        for rank in everybody:
+            parameters[self.shards[rank]].copy_(self._wire.receive(rank, Tag.ANSWER).result()[1].tensors[0])
+        if self._received is not None:
+            self._received.copy_(parameters)
+
+    def carried(self) -> Vectors:
+        vectors: Vectors = {}
+        if any(isinstance(codec, Feedback) for codec in self._up):
+            parts = [codec.residual for codec in self._up if isinstance(codec, Feedback)]
+            vectors["residual"] = torch.empty(sum(map(len, parts)), device=parts[0].device)
+            for place, part in zip(self.shards, parts, strict=True):
+                vectors["residual"][place] = part
+        if self._local is not None:
+            vectors |= self._local.state()
+        return vectors
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        residual = vectors.get("residual")
+        self._owed = None
+        if residual is not None:
+            for rank, codec in enumerate(self._up):
+                part = residual[self.shards[rank]]
+                if rank == self._wire.rank and self._bypass:
+                    self._owed = part.to(self.optimizer.parameters, copy=True) if part.any() else None
+                elif isinstance(codec, Feedback):
+                    codec.residual.copy_(part)
+        if self._local is not None:
+            self._local.load(vectors)
+
+    @torch.no_grad()
+    def _serve(self) -> None:
+        """Answer whoever pushes, until the wire is closed."""
+        parameters = self.optimizer.parameters
+        while True:
+            source, message = self._wire.receive(None, Tag.PUSH).result()
+            if message.numbers[0] == _PULL:
+                with self._lock:
+                    self._wire.send(source, Tag.ANSWER, Message((), (self._own.pull(source),)))
+                continue
+            gradient = _on(parameters.device, message.without_numbers(1))
+            with self._lock:
+                with self._trace.span("update"):
+                    self._own.push(source, gradient)
+                with self._trace.span("encode"):
+                    answer = self._own.answer(source)
+            self._wire.send(source, Tag.ANSWER, answer)
+
+
+class _OwnOptimizer:
+    """A worker's own optimiser, which steps from given parameters; its rate follows the global count of updates."""
+
+    def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
+        self._scratch = parameters.clone()
+        self._optimizer = Optimizer(config, self._scratch)
+        self.last = torch.zeros_like(parameters)
+
+    def step(self, gradient: Tensor, start: Tensor, updates: int) -> Tensor:
+        """Where one step by `gradient` leads from `start`; `last` is the way there. Both stay valid until the next step."""
+        self._scratch.copy_(start)
+        self._optimizer.updates = updates
+        self._optimizer.apply(gradient)
+        torch.sub(self._scratch, start, out=self.last)
+        return self._scratch
+
+    def state(self) -> Vectors:
+        vectors, numbers = self._optimizer.state()
+        steps = {f"optimizer.{name}": torch.tensor([value]) for name, value in numbers["torch"].items()}
+        return {f"optimizer.{name}": vector for name, vector in vectors.items()} | steps
+
+    def load(self, vectors: Mapping[str, Tensor]) -> None:
+        mine = {name.removeprefix("optimizer."): v for name, v in vectors.items() if name.startswith("optimizer.")}
+        full = {name: vector for name, vector in mine.items() if vector.shape == self._scratch.shape}
+        numbers = {name: float(vector) for name, vector in mine.items() if name not in full}
+        if mine:
+            self._optimizer.load(full, {"updates": 1, "factor": 1.0, "torch": numbers}, "worker's optimiser")
+
+
+def _on(device: torch.device, message: Message) -> Message:
+    if device.type == "cpu":
+        return message
+    return Message(message.numbers, tuple(tensor.to(device, non_blocking=True) for tensor in message.tensors))

@@ -1,0 +1,96 @@
+"""A shard: a slice of the global parameters with its optimiser, and what each worker has of it (thesis Algorithms 2, 7, 9)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from nmt_train.codec import Codec
+from nmt_train.message import Message
+from nmt_train.optim import Optimizer
+
+
+class Shard:
+    """Not safe for several tasks at once: callers hold `lock` of the server.
+
+    up decodes pushes. down encodes deltas against what each worker has, so that what one delta leaves out is in the next;
+    None: workers are sent the parameters themselves.
+    """
+
+    def __init__(self, optimizer: Optimizer, workers: int, up: Codec, down: Codec | None, bundle: int) -> None:
+        self.optimizer, self.staleness = optimizer, Counter[int]()
+        self._up, self._down, self._bundle = up, down, bundle
+        self._parameters = optimizer.parameters
+        self._gradient = torch.zeros_like(self._parameters)
+        self._pushes = 0  # added up in _gradient, but not yet applied
+        self._held: dict[int, Tensor] = {}
+        self._seen = [0] * workers  # updates that each worker has received
+
+    def push(self, worker: int, message: Message) -> None:
+        """Take a worker's gradient and update, or wait for the rest of the bundle."""
+        if self._pushes:
+            self._up.add(message, self._gradient)
+        else:
+            self._up.decode(message, self._gradient)
+        self._count(worker)
+        if self._pushes == self._bundle:
+            self._apply(self._gradient)
+
+    def push_directly(self, worker: int, gradient: Tensor) -> None:
+        """The same with the gradient itself, which may be overwritten."""
+        if self._bundle == 1:
+            self._count(worker)
+            self._apply(gradient)
+            return
+        if self._pushes:
+            self._gradient.add_(gradient)
+        else:
+            self._gradient.copy_(gradient)
+        self._count(worker)
+        if self._pushes == self._bundle:
+            self._apply(self._gradient)
+
+    def answer(self, worker: int) -> Message:
+        """What brings the worker up to date, as far as the codec sends it."""
+        self._seen[worker] = self.optimizer.updates
+        if self._down is None:
+            return Message((), (self._parameters.clone(),))
+        held = self._held[worker]
+        message = self._down.encode(self._parameters - held, self.optimizer.updates)
+        self._down.add(message, held)
+        return message
+
+    def bring(self, message: Message, parameters: Tensor) -> None:
+        """On the worker's side: `answer`'s message into its slice of the parameters."""
+        if self._down is None:
+            parameters.copy_(message.tensors[0])
+        else:
+            self._down.add(message, parameters)
+
+    def copy_to(self, worker: int, parameters: Tensor) -> None:
+        """The answer for a worker of the same rank."""
+        self._seen[worker] = self.optimizer.updates
+        parameters.copy_(self._parameters)
+
+    def pull(self, worker: int) -> Tensor:
+        """The parameters as they are, with what waits for its bundle applied; the worker has all of them from now on."""
+        self.flush()
+        self._seen[worker] = self.optimizer.updates
+        if self._down is not None:
+            self._held[worker] = self._parameters.clone()
+        return self._parameters.clone()
+
+    def flush(self) -> None:
+        """Update with a bundle that is not full."""
+        if self._pushes:
+            self._apply(self._gradient)
+
+    def _count(self, worker: int) -> None:
+        self._pushes += 1
+        self.staleness[self.optimizer.updates - self._seen[worker]] += 1
+
+    def _apply(self, gradient: Tensor) -> None:
+        self._pushes = 0
+        self.optimizer.apply(gradient)

@@ -1,0 +1,108 @@
+"""What every rank but the first does between two steps: report to rank 0, and do as it says."""
+
+from __future__ import annotations
+
+import math
+from types import FrameType
+from typing import Any
+
+from nmt_train.corpus.deal import Deal, Position
+from nmt_train.message import Message, from_json, to_json
+from nmt_train.state import Part
+from nmt_train.stop import StopConfig
+from nmt_train.train import Worker
+from nmt_train.wire import Tag
+
+LEAD = 1  # epochs that a worker may be ahead of the slowest
+
+
+def last_epoch(config: StopConfig) -> float:
+    """The number of epochs after which training ends for certain."""
+    return min((span.amount for span in config.after if span.unit == "e"), default=math.inf)
+
+
+class Follower:
+    """Reports are JSON: what was counted and measured, and answers to what rank 0 has said (see lead.py)."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._wire = worker, worker.wire
+        self._limit = last_epoch(worker.config.stop)
+        self._epochs = worker.position.epochs  # completed by all workers
+        self._orders = self._wire.receive(0, Tag.CONTROL)
+        self._over, self._signal = False, 0
+
+    def go_on(self) -> bool:
+        """Obey what has come, and wait at the end of an epoch for workers that are far behind."""
+        while not self._over and self._orders.done():
+            self._obey()
+        while not self._over and self._too_far():
+            self._worker.drain(self)
+            self._report()
+            self._obey()
+        return not self._over
+
+    def _too_far(self) -> bool:
+        epoch = self._worker.position.epochs
+        return epoch >= self._limit or epoch > self._epochs + LEAD
+
+    def step_done(self, updated: bool) -> None:
+        if updated or self._worker.position.batches == 0:
+            self._report()
+
+    def skipped(self, what: str) -> None:
+        self._report(said=what)
+
+    def ask(self, number: int, frame: FrameType | None) -> None:
+        """A signal handler: rank 0 hears of it with the next report; a second one ends at once."""
+        if self._signal:
+            raise KeyboardInterrupt
+        self._signal = number
+
+    def _report(self, **more: Any) -> None:
+        worker = self._worker
+        if self._signal:
+            more["signal"] = self._signal
+        if worker.config.trace:
+            more["spans"] = worker.trace.take()
+        position = [worker.position.epochs, worker.position.batches]
+        facts = {"counted": worker.progress.take(), "position": position, "measured": worker.measured(), **more}
+        self._wire.send(0, Tag.REPORT, from_json(facts))
+
+    def _obey(self) -> str:
+        """Do what rank 0 says next, and return it."""
+        order = to_json(self._orders.result()[1])
+        self._orders = self._wire.receive(0, Tag.CONTROL)
+        match order["do"]:
+            case "epochs":
+                self._epochs = order["epochs"]
+            case "stalled":
+                self._worker.schedule.exchange.optimizer.stalled()
+            case "drain":
+                self._worker.drain(self)
+                self._report(drained=True)
+            case "hand over":
+                self._worker.schedule.refresh()
+                self._wire.send(0, Tag.STATE, self._worker.part().pack())
+                self._until("go on")  # when everybody has handed over
+            case "end":
+                self._over = True
+                self._until("part")
+        return str(order["do"])
+
+    def _until(self, what: str) -> None:
+        while self._obey() != what:
+            pass
+
+    def begin(self) -> None:
+        """Take rank 0's part over: what a checkpoint held, or its initial parameters."""
+        message: Message = self._wire.receive(0, Tag.STATE).result()[1]
+        facts = to_json(Message((), message.tensors[:1]))
+        stages = [[Position(*position) for position in stage] for stage in facts["stages"]]
+        part = Part.unpack(Message((), message.tensors[1:]))
+        self._worker.place(part, Deal(self._wire.rank, self._wire.size, stages), "rank 0's checkpoint")
+        self._epochs = part.position.epochs
+        self._report(drained=True)
+        self._until("go on")  # when everybody has its part
+        self._worker.schedule.refresh()
+        self._report(drained=True)
+        self._until("go on")  # when everybody has the parameters

@@ -1,0 +1,269 @@
+"""What rank 0 does between two steps: log, validate, save, and tell the others when to hand over their state and when to end.
+
+The others' state is collected when all are drained, so that every push is in all shards or in none. They go on as soon as rank
+0 has it, while it validates and writes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+from nmt_train.corpus.deal import Deal, Position
+from nmt_train.flat import cut
+from nmt_train.follow import LEAD, last_epoch
+from nmt_train.log import Log
+from nmt_train.message import Message, from_json, to_json
+from nmt_train.meter import Meter
+from nmt_train.progress import Mark
+from nmt_train.run import Run
+from nmt_train.state import Part, Snapshot, State
+from nmt_train.trace import write_spans
+from nmt_train.train import Worker
+from nmt_train.validate import Interrupted, TestSet
+from nmt_train.wire import Tag
+
+
+class Leader:
+    """`reason` says why training is over, once it is."""
+
+    def __init__(self, worker: Worker, run: Run, log: Log, state: State, test_set: TestSet) -> None:
+        self._worker, self._wire, self._config = worker, worker.wire, worker.config
+        self._run, self._log, self._state, self._test_set = run, log, state, test_set
+        self._progress = worker.progress = state.progress
+        self._followers = range(1, self._wire.size)
+        self._positions = [Position() for _ in range(self._wire.size)]
+        self._drained = 0
+        self._meter = Meter(worker)
+        self._reports = self._wire.receive(None, Tag.REPORT) if self._followers else None
+        self._before: Mark | None = None
+        self._saved: tuple[int, list[Position]] | None = None
+        self._held: Snapshot | None = None  # the last one, while the others still wait
+        self._limit = last_epoch(self._config.stop)
+        self.reason: str | None = None
+        self.signal: signal.Signals | None = None
+
+    # At the start
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """Hand everybody's part out; training goes on from `snapshot`."""
+        elements, nodes = self._worker.flat.parameters.numel(), self._wire.nodes
+        parts = snapshot.split(cut(elements, nodes))
+        same = snapshot.stages and len(snapshot.stages[-1]) == len(nodes)
+        stages = snapshot.stages[:-1] if same else snapshot.stages
+        facts = {"stages": [[[position.epochs, position.batches] for position in stage] for stage in stages]}
+        for rank in self._followers:
+            self._wire.send(rank, Tag.STATE, Message((), (*from_json(facts).tensors, *parts[rank].pack().tensors)))
+        self._worker.place(parts[0], Deal(0, len(nodes), stages), str(self._run.folder))
+        self._positions = [part.position for part in parts]
+        for _ in range(2):
+            self._wait_for_drained()
+            self._tell("go on")
+            self._worker.schedule.refresh()
+        self._count()
+        if snapshot.stages:
+            self._saved = (snapshot.numbers["updates"], snapshot.stages[-1])
+        self._progress.start_clock()
+
+    def first(self) -> None:
+        """What a signal had put off, before the first batch."""
+        if self._state.validation_pending:
+            snapshot = self._collect()
+            self._save(snapshot, self._validate(snapshot))
+        self._before, self.reason = self._progress.mark(), self._reason_to_stop()
+
+    # Between two steps
+
+    def go_on(self) -> bool:
+        while self.reason is None and self._too_far():
+            self._worker.drain(self)
+            self._hear(wait=True)
+            self._after_update()
+        if self.reason is not None:
+            self._finish()
+        return self.reason is None
+
+    def step_done(self, updated: bool) -> None:
+        self._count()
+        self._hear()
+        if updated:
+            self._after_update()
+
+    def skipped(self, what: str) -> None:
+        self._log.say(what)
+        self._count()
+        self.reason = self._reason_to_stop()
+
+    def _too_far(self) -> bool:
+        epoch = self._worker.position.epochs
+        return bool(self._followers) and (epoch >= self._limit or epoch > self._progress.epochs + LEAD)
+
+    def _count(self) -> None:
+        """Bring the run's position in the data up to date, and tell the others when an epoch is complete."""
+        self._positions[0] = self._worker.position
+        epochs = min(position.epochs for position in self._positions)
+        ended = epochs > self._progress.epochs
+        self._progress.at(epochs, sum(position.batches for position in self._positions if position.epochs == epochs))
+        if ended:
+            self._tell("epochs", epochs=epochs)
+
+    def _hear(self, wait: bool = False) -> None:
+        """Take in the reports that have come; `wait` for one at least."""
+        while self._reports is not None and (wait or self._reports.done()):
+            wait = False
+            source, message = self._reports.result()
+            self._reports = self._wire.receive(None, Tag.REPORT)
+            report: dict[str, Any] = to_json(message)
+            self._progress.merge(report["counted"])
+            self._positions[source] = Position(*report["position"])
+            self._meter.report(source, report["counted"]["tokens"], report["measured"])
+            self._drained += report.get("drained", False)
+            if "signal" in report and self.signal is None:
+                self.signal = signal.Signals(report["signal"])
+            if "said" in report:
+                self._log.say(report["said"])
+            write_spans(self._run.folder / "trace", source, self._wire.nodes[source], report.get("spans", []))
+            self._count()
+
+    def _tell(self, what: str, **more: Any) -> None:
+        for rank in self._followers:
+            self._wire.send(rank, Tag.CONTROL, from_json({"do": what, **more}))
+
+    def _after_update(self) -> None:
+        """Log, validate and save whatever is due; sets the reason to stop, if there is one."""
+        config, progress, schedule = self._config, self._progress, self._worker.schedule
+        progress.updates = schedule.exchange.updates
+        before, now = self._before or progress.mark(), progress.mark()
+        self._before = now
+        self._log.advance(progress)
+        self.reason = self._reason_to_stop()
+        if config.log.every.crossed(before, now):
+            words = progress.words()
+            self._log.train(progress, schedule.gradient_norm, schedule.exchange.optimizer.learning_rate)
+            self._meter.log(self._log, progress, words)
+            self._write_spans()
+        every = config.validation.every
+        validate = every and (every.crossed(before, now) or (self.reason and not self.signal))
+        if not (validate or self.reason or config.checkpoint.every.crossed(before, now)):
+            return
+        snapshot = self._collect()
+        best: list[str] = []
+        if validate:
+            best = self._validate(snapshot)
+            self.reason = self._reason_to_stop()
+        self._save(snapshot, best)
+
+    def _reason_to_stop(self) -> str | None:
+        if self.signal:
+            return f"{self.signal.name} received"
+        for span in self._config.stop.after:
+            if span.reached(self._progress):
+                return f"stop.after {span} reached"
+        if self._state.patience.exhausted:
+            return f"no new best in {self._config.stop.patience} validations (stop.patience)"
+        return None
+
+    def _collect(self) -> Snapshot:
+        """Everything, of all ranks at one moment. On one rank it is not a copy."""
+        worker = self._worker
+        self._tell("drain")
+        worker.drain(self)
+        self._wait_for_drained()
+        self._tell("hand over")
+        worker.schedule.refresh()
+        parts = [worker.part()]
+        for rank in self._followers:
+            parts.append(Part.unpack(self._wire.receive(rank, Tag.STATE).result()[1]))
+        self._progress.updates = worker.schedule.exchange.updates
+        shards = cut(worker.flat.parameters.numel(), self._wire.nodes)
+        snapshot = Snapshot.join(parts, shards, worker.flat.parameters.numel(), worker.deal.stages)
+        if self.reason is None:
+            self._tell("go on")
+        else:
+            self._held = snapshot  # nothing more will change: the others wait for the end
+        return snapshot
+
+    def _wait_for_drained(self) -> None:
+        while self._drained < len(self._followers):
+            self._hear(wait=True)
+        self._drained = 0
+
+    def _validate(self, snapshot: Snapshot) -> list[str]:
+        """Measure the global parameters, smoothed if so configured; returns the metrics with a new best."""
+        state, progress, worker = self._state, self._progress, self._worker
+        progress.tick(training=True)
+        state.validation_pending = True
+        measured = snapshot.vectors.get("smoothed")
+        if measured is None and self._followers:
+            measured = snapshot.vectors["parameters"]
+        try:
+            with worker.trace.span("validate"), worker.flat.using(measured):
+                scores = self._test_set.measure(worker.model, self._config.validation, lambda: self.signal is not None)
+        except Interrupted:
+            return []
+        finally:
+            progress.tick(training=False)
+        state.validation_pending = False
+        verdicts = state.patience.record(scores.values)
+        self._log.validation(progress, scores.values, verdicts)
+        if scores.translations is not None:
+            self._run.keep_translations(progress.updates, scores.translations)
+        best = [metric for metric, verdict in verdicts.items() if not verdict.stalled]
+        if not best:
+            worker.schedule.exchange.optimizer.stalled()
+            snapshot.numbers["factor"] = worker.schedule.exchange.optimizer.state()[1]["factor"]
+            self._tell("stalled")
+        return best
+
+    def _save(self, snapshot: Snapshot, best: list[str]) -> None:
+        update = snapshot.numbers["updates"]
+        self._state.save(self._run.checkpoint(update), snapshot, self._worker.flat, self._config, self._worker.vocabulary)
+        for name in ["last", *(f"best-{metric}" for metric in best)]:
+            self._run.link(name, update)
+        self._run.prune(self._config.checkpoint.keep)
+        self._progress.tick(training=False)
+        self._saved = (update, snapshot.stages[-1])
+
+    def _finish(self) -> None:
+        """Save where training ended, and let the others go."""
+        snapshot = self._held or self._collect()
+        if self._saved != (snapshot.numbers["updates"], snapshot.stages[-1]):
+            self._save(snapshot, [])
+        self._tell("go on")
+        self._tell("end")
+        self._hear()
+        self._write_spans()
+        self._tell("part")
+
+    def _write_spans(self) -> None:
+        write_spans(self._run.folder / "trace", 0, self._wire.nodes[0], self._worker.trace.take())
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """SIGINT, SIGTERM and SIGUSR1 ask for a checkpoint and an end; a second one ends at once."""
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self.signal:
+                raise KeyboardInterrupt
+            self.signal = signal.Signals(number)
+            # Not through the log: the signal may have come while a line was being written.
+            with suppress(OSError):
+                os.write(2, f"\n{self.signal.name}: saving and stopping; once more to stop without saving\n".encode())
+
+        with handling(ask):
+            yield
+
+
+@contextmanager
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Give the signals that ask for an end to `handler` for a while."""
+    previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)

@@ -1,0 +1,118 @@
+"""Exchange while computing on: a second task, the courier, exchanges one sum of gradients while the next one grows.
+
+Thesis 3.4, Algorithms 5 (courier) and 6 (worker).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from nmt_train.exchange import Exchange, Vectors
+from nmt_train.flat import Flat
+from nmt_train.optim import Optimizer, OptimizerConfig, clip
+from nmt_train.schedule import OverlapConfig
+from nmt_train.trace import Trace
+from nmt_train.wire import Wire
+
+
+class Overlap:
+    """Gradients pile up in the flat gradient; whenever the courier is idle, parameters are swapped in and the sum out."""
+
+    def __init__(
+        self, flat: Flat, exchange: Exchange, wire: Wire, trace: Trace, config: OverlapConfig, optimizer: OptimizerConfig
+    ) -> None:
+        self.exchange, self.gradient_norm, self.steps = exchange, 0.0, Counter[int]()
+        self._flat, self._trace, self._config, self._clip_norm = flat, trace, config, optimizer.clip_norm
+        self._given = flat.gradient.clone()  # the sum that the courier has
+        self._received = flat.parameters.clone()  # what came back for the one before
+        self._step_gradient = flat.gradient.clone() if config.local_update == "optimizer" else None
+        self._local = Optimizer(optimizer, flat.parameters) if config.local_update != "none" else None
+        self._steps, self._in_flight = 0, False
+        self._work, self._idle = wire.event(), wire.event()
+        self._idle.set()
+        self._task = wire.spawn("courier", self._carry_on)
+
+    def step(self) -> bool:
+        self._steps += 1
+        if not self._idle.is_set():
+            if not self._config.bound or self._steps < self._config.bound:
+                self._update_locally()
+                return False
+            with self._trace.span("waiting"):
+                self._idle.wait()
+        return self._swap()
+
+    def drain(self) -> None:
+        """Exchange what has piled up, and take over what comes back; NotFinite as in `step`: drain again then."""
+        self._wait()
+        if self._steps:
+            self._swap()
+            self._wait()
+        if self._in_flight:
+            self._flat.parameters.copy_(self._received)
+            self._in_flight = False
+        self.exchange.rest()
+
+    def _wait(self) -> None:
+        with self._trace.span("waiting"):
+            self._idle.wait()
+        if self._task.done():
+            self._task.result()
+
+    def _swap(self) -> bool:
+        """Take over what the courier brought, and give it what has piled up."""
+        if self._task.done():
+            self._task.result()
+        gradient = self._flat.gradient
+        steps, self._steps = self._steps, 0
+        try:
+            with self._trace.span("swap"):
+                self.gradient_norm = clip(gradient, self._clip_norm, steps)
+                if steps > 1:
+                    gradient.mul_(steps)  # a sum, as the thesis has it, but clipped as the mean is
+                self._given.copy_(gradient)
+                if self._in_flight:
+                    self._flat.parameters.copy_(self._received)
+                if self._config.local_update == "sum" and self._local is not None:
+                    self._local.updates = self.exchange.updates
+                    self._local.apply(gradient)
+        finally:
+            gradient.zero_()
+            if self._step_gradient is not None:
+                self._step_gradient.zero_()
+        self._in_flight = True
+        self.steps[steps] += 1
+        self._idle.clear()
+        self._work.set()
+        return True
+
+    def _update_locally(self) -> None:
+        """Between two exchanges: step by the newest gradient alone, which is the sum less what it was before."""
+        if self._local is None or self._step_gradient is None:
+            return
+        newest = self._flat.gradient - self._step_gradient
+        self._step_gradient.copy_(self._flat.gradient)
+        clip(newest, self._clip_norm, 1)
+        self._local.updates = self.exchange.updates
+        self._local.apply(newest)
+
+    def _carry_on(self) -> None:
+        """The courier (Algorithm 5)."""
+        while True:
+            self._work.wait()
+            self._work.clear()
+            self.exchange.sync(self._given, self._received)
+            self._idle.set()
+
+    def refresh(self) -> None:
+        self.exchange.refresh(self._received)
+        self._flat.parameters.copy_(self._received)
+
+    def carried(self) -> Vectors:
+        return self.exchange.carried()
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        self.exchange.carry(vectors)

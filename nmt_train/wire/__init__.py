@@ -1,0 +1,115 @@
+"""Over what messages travel: the protocol that every wire follows, and what may go wrong on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from enum import IntEnum
+from typing import Any, Protocol, TypeVar
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from nmt_train.errors import UserError
+from nmt_train.message import Message
+from nmt_train.section import STRICT
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, config=STRICT)
+class WireConfig:
+    """How ranks reach each other, and how long they wait for one another."""
+
+    deadline: float = Field(
+        default=60.0, ge=1, le=86400, description="a rank silent for so long is given up, and training ends [seconds]"
+    )
+    start_deadline: float = Field(
+        default=120.0, ge=1, le=86400, description="how long ranks may take to come together at the start [seconds]"
+    )
+    chunk: int = Field(
+        default=1 << 20, ge=1 << 10, le=1 << 30, description="longer tensors travel in pieces of this size [bytes]"
+    )
+
+
+class Tag(IntEnum):
+    """Kinds of messages; traffic is counted by them."""
+
+    PUSH = 1  # a worker's gradient (or update) for a shard, or its wish for the parameters as they are
+    ANSWER = 2  # a shard's parameters or delta for a worker
+    NODE = 3  # gradients and parameters between the ranks of a node
+    CHANNEL = 4  # a rank asks to communicate for its node, or has done
+    GRANT = 9  # it may
+    STATE = 5  # parameters, optimiser states and residuals, to and from rank 0
+    CONTROL = 6  # what rank 0 decides
+    REPORT = 7  # what the others have done
+    HELLO = 8  # the comparison at the start
+
+
+class Lost(UserError):
+    """Another rank went silent or ended; the message says which, on which host, and for how long."""
+
+
+class Aborted(Lost):
+    """Another rank failed and has itself said why."""
+
+
+class Future(Protocol[T_co]):
+    def done(self) -> bool: ...
+
+    def result(self) -> T_co:
+        """Wait for it; Lost if its sender goes silent first, or whatever the task behind it raised."""
+
+
+class Event(Protocol):
+    """Something that one task waits for and another brings about, as often as they like."""
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def is_set(self) -> bool: ...
+
+    def wait(self) -> None:
+        """Return once set; Aborted if the wire is closed or has failed before."""
+
+
+class Wire(Protocol):
+    """`nodes[r]` is the node of rank r, `hosts[r]` its host's name; nodes are numbered in order of their first ranks.
+
+    Messages of one sender, receiver and tag arrive in the order in which they were sent.
+    """
+
+    rank: int
+    size: int
+    nodes: tuple[int, ...]
+    hosts: tuple[str, ...]
+    sent: dict[Tag, list[int]]  # by tag: messages, bytes
+    received: dict[Tag, list[int]]
+
+    def send(self, to: int, tag: Tag, message: Message) -> Future[None]:
+        """The tensors must stay as they are until the future is done."""
+
+    def receive(self, source: int | None, tag: Tag) -> Future[tuple[int, Message]]:
+        """The next message with `tag` from `source` (None: from anybody), with its sender."""
+
+    def spawn(self, name: str, function: Callable[[], Any]) -> Future[None]:
+        """Run `function` as a task beside this one; it must end when the wire is closed (its waits raise Aborted)."""
+
+    def event(self) -> Event: ...
+
+    def lock(self) -> AbstractContextManager[Any]: ...
+
+    def now(self) -> float:
+        """Seconds since 1970 on rank 0's clock, never running backwards."""
+
+    def close(self) -> None:
+        """End together with the other ranks: call it when no message is under way."""
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the other ranks to end as well, and wake whoever waits here."""
+
+
+def describe(wire: Wire, rank: int) -> str:
+    """`rank 3 (host b)` for messages."""
+    return f"rank {rank} (host {wire.hosts[rank]})"
