@@ -85,12 +85,13 @@ class Follower:
                 self._wire.send(0, Tag.STATE, self._worker.part().pack())
                 self._until("go on")  # when everybody has handed over
             case "end":
+                while self._obey() != "part":
+                    pass
                 self._over = True
-                self._until("part")
         return str(order["do"])
 
     def _until(self, what: str) -> None:
-        while self._obey() != what:
+        while self._obey() != what and not self._over:
             pass
 
     def begin(self) -> None:

@@ -233,7 +233,6 @@ class Leader:
         snapshot = self._held or self._collect()
         if self._saved != (snapshot.numbers["updates"], snapshot.stages[-1]):
             self._save(snapshot, [])
-        self._tell("go on")
         self._tell("end")
         self._hear()
         self._write_spans()

@@ -50,7 +50,7 @@ class Worker:
             torch.manual_seed(config.seed + 0x9E3779B9 * wire.rank)  # every worker drops out others
         self.flat = Flat(self.model)
         self.trace = Trace(config.trace, torch.cuda.synchronize if own.type == "cuda" else None)
-        self.trace.now = wire.now
+        self.trace.now, wire.observe = wire.now, self.trace.add
         self.schedule = modes.build(mode, config, self.flat, wire, self.trace)
         self.batches = Batches(store, config.corpus, config.batch, vocabulary, config.seed)
         self.progress, self.position, self.deal = Progress(), Position(), Deal(wire.rank, wire.size)

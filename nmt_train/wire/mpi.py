@@ -14,7 +14,9 @@ import socket
 import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +31,23 @@ from nmt_train.wire.threads import ThreadWire
 
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 5e-5, 4e-3  # seconds
 _SHORT = 16 << 10  # bytes that travel with their header
-_WINDOW = 4  # pieces of one message under way at once
 _SLOTS = 30_000  # every MPI allows tags up to 32,767
 _BEAT, _ABORT, _PATIENCE = 0, 255, 10.0
 _BEATS = 8  # signs of life within a deadline
+_KINDS = frozenset(Tag)
+_NAMES = {
+    (Tag.PUSH, True): "receive gradients", (Tag.ANSWER, False): "send parameters",
+    (Tag.PUSH, False): "send gradients", (Tag.ANSWER, True): "receive parameters",
+}  # fmt: skip
 
 
 @dataclass
 class _Transfer:
-    """A long message on its way: the pieces still to be handed to MPI, and how many of its requests are open."""
+    """A message on its way: how many of its MPI requests are open, and what is to be done when none is."""
 
     peer: int
-    slot: int
-    pieces: deque[np.ndarray]
-    finish: Any
+    arrives: bool
+    finish: Callable[[], None]
     open: int = 0
 
 
@@ -248,13 +253,11 @@ class Mpi(ThreadWire):
             frame = np.array(header, dtype=np.int64).view(np.uint8)
             if short:
                 frame = np.concatenate([frame, *(np.pad(part, (0, -part.size % 8)) for part in payload)])
-            done = letter.done
-            transfer = _Transfer(letter.to, slot, deque(), lambda done=done: done.set_result(None))
-            if not short:
-                transfer.pieces.extend(self._cut(payload))
-            transfer.open += 1
+            transfer = _Transfer(letter.to, False, self._timed(letter.tag, False, partial(letter.done.set_result, None)))
             self._track(self._comm.Isend([frame, self._mpi.BYTE], letter.to, 0), transfer)
-            self._advance(transfer)
+            # All pieces at once: MPI shakes hands for each, and would do so behind the data that goes the other way.
+            for piece in [] if short else self._cut(payload):
+                self._track(self._comm.Isend([piece, self._mpi.BYTE], letter.to, slot), transfer)
         return moved
 
     def _poll(self) -> bool:
@@ -284,7 +287,10 @@ class Mpi(ThreadWire):
         if slot:
             arrival = [message, False]
             self._arriving[source, tag].append(arrival)
-            self._advance(_Transfer(source, -slot, deque(self._cut(payload)), lambda: self._arrived(source, tag, arrival)))
+            finish = self._timed(tag, True, partial(self._arrived, source, tag, arrival))
+            transfer = _Transfer(source, True, finish)
+            for piece in self._cut(payload):
+                self._track(self._comm.Irecv([piece, self._mpi.BYTE], source, slot), transfer)
             return
         for part in payload:
             part[:] = frame[end : end + part.size]
@@ -304,17 +310,21 @@ class Mpi(ThreadWire):
         size = self._config.chunk
         return [part[start : start + size] for part in payload for start in range(0, part.size, size)]
 
-    def _advance(self, transfer: _Transfer) -> None:
-        """Keep a window of a transfer's pieces under way; a negative slot is one that arrives."""
-        while transfer.pieces and transfer.open < _WINDOW:
-            transfer.open += 1
-            piece = [transfer.pieces.popleft(), self._mpi.BYTE]
-            if transfer.slot < 0:
-                self._track(self._comm.Irecv(piece, transfer.peer, -transfer.slot), transfer)
-            else:
-                self._track(self._comm.Isend(piece, transfer.peer, transfer.slot), transfer)
+    def _timed(self, tag: int, arrives: bool, finish: Callable[[], None]) -> Callable[[], None]:
+        """`finish`, told to whoever observes transfers of this kind."""
+        name, observe = _NAMES.get((Tag(tag), arrives)) if tag in _KINDS else None, self.observe
+        if name is None or observe is None:
+            return finish
+        start = self.now()
+
+        def tell() -> None:
+            observe(name, "network in" if arrives else "network out", start, self.now())
+            finish()
+
+        return tell
 
     def _track(self, request: Any, transfer: _Transfer) -> None:
+        transfer.open += 1
         self._requests.append(request)
         self._owners.append(transfer)
 
@@ -330,10 +340,9 @@ class Mpi(ThreadWire):
             del self._requests[place], self._owners[place]
         for transfer in owners:
             transfer.open -= 1
-            if transfer.slot < 0:
+            if transfer.arrives:
                 self._heard[transfer.peer] = time.monotonic()
-            self._advance(transfer)
-            if not transfer.open and not transfer.pieces:
+            if not transfer.open:
                 transfer.finish()
         return True
 
