@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Protocol
 
 import torch
@@ -126,6 +127,7 @@ class Worker:
             "spent": {thread: dict(spans) for thread, spans in list(self.trace.spent.items())},
             "staleness": dict(schedule.exchange.staleness),
             "steps": dict(schedule.steps),
+            "cpu": {"all": time.process_time(), "postman": wire.cpu},
         }
 
     def _not_finite(self, error: NotFinite, loss: Tensor | None, batch: Batch | None) -> str:

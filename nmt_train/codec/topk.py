@@ -14,7 +14,7 @@ from nmt_train.codec.dense import Dense
 from nmt_train.errors import NotFinite
 from nmt_train.message import Message
 
-_BLOCK = 1 << 14  # elements; what is computed on them stays in the cache
+_BLOCK = 1 << 20  # elements at a time: many small calls would each wait for the interpreter beside a busy worker
 _SPARSE, _DENSE = 1, 0
 _HALF_MAX = 65504.0
 

@@ -86,6 +86,7 @@ class Wire(Protocol):
     hosts: tuple[str, ...]
     sent: dict[Tag, list[int]]  # by tag: messages, bytes
     received: dict[Tag, list[int]]
+    cpu: float  # seconds of a core that carrying messages has taken so far
     observe: Callable[[str, str, float, float], None] | None  # is told of transfers: name, thread, start and end on `now`
 
     def send(self, to: int, tag: Tag, message: Message) -> Future[None]:

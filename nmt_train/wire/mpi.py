@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import os
+import queue
 import socket
 import threading
 import time
@@ -29,7 +30,7 @@ from nmt_train.message import DTYPES, Message, from_json, to_json
 from nmt_train.wire import Aborted, Lost, Tag, WireConfig
 from nmt_train.wire.threads import ThreadWire
 
-_SHORTEST_SLEEP, _LONGEST_SLEEP = 5e-5, 4e-3  # seconds
+_SHORTEST_SLEEP, _LONGEST_SLEEP = 5e-5, 2e-3  # seconds
 _SHORT = 16 << 10  # bytes that travel with their header
 _SLOTS = 30_000  # every MPI allows tags up to 32,767
 _BEAT, _ABORT, _PATIENCE = 0, 255, 10.0
@@ -66,8 +67,7 @@ class Mpi(ThreadWire):
         """UserError where MPI cannot be loaded, offers too little, or a rank does not come."""
         super().__init__()
         self._config = config
-        self._queue: deque[_Letter] = deque()
-        self._wake = threading.Event()
+        self._queue: queue.SimpleQueue[_Letter | None] = queue.SimpleQueue()
         self._requests: list[Any] = []
         self._owners: list[_Transfer] = []
         self._arriving: dict[tuple[int, int], deque[list[Any]]] = defaultdict(deque)  # [message, complete], as sent
@@ -93,20 +93,19 @@ class Mpi(ThreadWire):
 
     def _carry(self, to: int, tag: Tag, message: Message) -> concurrent.futures.Future[None]:
         letter = _Letter(to, int(tag), Message(message.numbers, tuple(_on_host(tensor) for tensor in message.tensors)))
-        self._queue.append(letter)
-        self._wake.set()
+        self._queue.put(letter)
         return letter.done
 
     def close(self) -> None:
         self._closed = True
-        self._wake.set()
+        self._queue.put(None)
         self._postman.join(min(self._config.deadline, _PATIENCE))
 
     def fail(self, error: BaseException) -> None:
         super().fail(error)
         told = [_Letter(peer, _ABORT, Message()) for peer in range(self.size) if peer != self.rank]
-        self._queue.extend(told)
-        self._wake.set()
+        for letter in told:
+            self._queue.put(letter)
         concurrent.futures.wait([letter.done for letter in told], timeout=1.0)
 
     def _check(self, source: int | None = None) -> None:
@@ -195,13 +194,17 @@ class Mpi(ThreadWire):
         ready.set_result(None)
         try:
             sleep = _SHORTEST_SLEEP
-            while not self._closed or self._queue or self._requests:
+            while not self._closed or self._requests or not self._queue.empty():
                 self._beat()
-                if self._post() | self._poll() | self._collect():
-                    sleep = _SHORTEST_SLEEP
-                self._wake.wait(sleep)
-                self._wake.clear()
-                sleep = min(2 * sleep, _LONGEST_SLEEP)
+                moved = self._poll() | self._collect()
+                sleep = _SHORTEST_SLEEP if moved else min(2 * sleep, _LONGEST_SLEEP)
+                try:
+                    letter = self._queue.get(timeout=sleep)
+                except queue.Empty:
+                    continue
+                sleep = _SHORTEST_SLEEP
+                if letter is not None:
+                    self._post(letter)
             self._part()
         except BaseException as error:
             self._failure = self._failure or UserError(f"MPI failed on host {socket.gethostname()}: {error}")
@@ -220,7 +223,7 @@ class Mpi(ThreadWire):
         level = MPI.Init_thread(MPI.THREAD_SERIALIZED)
         if level < MPI.THREAD_FUNNELED:
             raise UserError("MPI: this library offers only MPI_THREAD_SINGLE; use one built with threads (FUNNELED or more)")
-        self._comm = MPI.COMM_WORLD
+        self._comm, self._status = MPI.COMM_WORLD, MPI.Status()
         self.rank, self.size = self._comm.rank, self._comm.size
         self._heard = [time.monotonic()] * self.size
         self._beaten = [None] * self.size
@@ -231,39 +234,35 @@ class Mpi(ThreadWire):
         if now < self._next_beat:
             return
         self._next_beat = now + self._config.deadline / _BEATS
+        self.cpu = time.thread_time()
         for peer in range(self.size):
             last = self._beaten[peer]
             if peer != self.rank and (last is None or last.done()):
                 letter = _Letter(peer, _BEAT, Message())
                 self._beaten[peer] = letter.done
-                self._queue.append(letter)
+                self._post(letter)
 
-    def _post(self) -> bool:
-        """Hand queued messages to MPI."""
-        moved = False
-        while self._queue:
-            letter, moved = self._queue.popleft(), True
-            message = letter.message
-            payload = [tensor.reshape(-1).view(torch.uint8).numpy() for tensor in message.tensors]
-            short = sum(part.size for part in payload) <= _SHORT
-            slot = 0 if short else next(self._slots)
-            header = [letter.tag, slot, len(message.numbers), len(message.tensors), *message.numbers]
-            for tensor in message.tensors:
-                header += [DTYPES.index(tensor.dtype), tensor.numel()]
-            frame = np.array(header, dtype=np.int64).view(np.uint8)
-            if short:
-                frame = np.concatenate([frame, *(np.pad(part, (0, -part.size % 8)) for part in payload)])
-            transfer = _Transfer(letter.to, False, self._timed(letter.tag, False, partial(letter.done.set_result, None)))
-            self._track(self._comm.Isend([frame, self._mpi.BYTE], letter.to, 0), transfer)
-            # All pieces at once: MPI shakes hands for each, and would do so behind the data that goes the other way.
-            for piece in [] if short else self._cut(payload):
-                self._track(self._comm.Isend([piece, self._mpi.BYTE], letter.to, slot), transfer)
-        return moved
+    def _post(self, letter: _Letter) -> None:
+        """Hand a message to MPI."""
+        message = letter.message
+        payload = [tensor.reshape(-1).view(torch.uint8).numpy() for tensor in message.tensors]
+        short = sum(part.size for part in payload) <= _SHORT
+        slot = 0 if short else next(self._slots)
+        header = [letter.tag, slot, len(message.numbers), len(message.tensors), *message.numbers]
+        for tensor in message.tensors:
+            header += [DTYPES.index(tensor.dtype), tensor.numel()]
+        frame = np.array(header, dtype=np.int64).view(np.uint8)
+        if short:
+            frame = np.concatenate([frame, *(np.pad(part, (0, -part.size % 8)) for part in payload)])
+        transfer = _Transfer(letter.to, False, self._timed(letter.tag, False, partial(letter.done.set_result, None)))
+        self._track(self._comm.Isend([frame, self._mpi.BYTE], letter.to, 0), transfer)
+        # All pieces at once: MPI shakes hands for each, and would do so behind the data that goes the other way.
+        for piece in [] if short else self._cut(payload):
+            self._track(self._comm.Isend([piece, self._mpi.BYTE], letter.to, slot), transfer)
 
     def _poll(self) -> bool:
         """Take in headers that have arrived."""
-        moved = False
-        status = self._mpi.Status()
+        moved, status = False, self._status
         while (found := self._comm.Improbe(self._mpi.ANY_SOURCE, 0, status)) is not None:
             moved, source = True, status.Get_source()
             frame = np.empty(status.Get_count(self._mpi.BYTE), dtype=np.uint8)

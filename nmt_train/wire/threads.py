@@ -59,6 +59,7 @@ class ThreadWire:
         self.sent: dict[Tag, list[int]] = defaultdict(lambda: [0, 0])
         self.received: dict[Tag, list[int]] = defaultdict(lambda: [0, 0])
         self.offset = 0.0  # seconds to add to this host's clock to get rank 0's
+        self.cpu = 0.0  # seconds of a core that carrying messages has taken
         self.observe: Callable[[str, str, float, float], None] | None = None  # of transfers: name, thread, start, end
         self._mail: dict[Tag, deque[Mail]] = defaultdict(deque)
         self._waiting: dict[Tag, list[tuple[int | None, Receipt]]] = defaultdict(list)
