@@ -69,8 +69,9 @@ class Log:
         progress.logged()
 
     def ranks(self, progress: Progress, line: str, values: dict[str, Any]) -> None:
-        """What was measured on every rank since the last such line."""
-        self.say(f"Up. {progress.updates} : {line}")
+        """What was measured on every rank since the last such line; `line` is empty for one that is alone."""
+        if line:
+            self.say(f"[ranks] Up. {progress.updates} : {line}")
         self._event("ranks", progress, values)
 
     def validation(self, progress: Progress, scores: dict[str, float], verdicts: dict[str, Verdict]) -> None:

@@ -48,7 +48,7 @@ class Meter:
             for rank, (new, old) in enumerate(zip(self._totals, self._before, strict=True))
         ]
         self._before, self._words, self._others = [dict(total) for total in self._totals], [0] * len(ranks), 0
-        log.ranks(progress, _line(ranks, seconds), {"interval": seconds, "ranks": ranks})
+        log.ranks(progress, _line(ranks, seconds) if len(ranks) > 1 else "", {"interval": seconds, "ranks": ranks})
 
 
 def _less(new: Any, old: Any) -> Any:
@@ -71,9 +71,7 @@ def _line(ranks: list[dict[str, Any]], seconds: float) -> str:
         spent = sum(threads.get(name, 0.0) for threads in (main if name in ("waiting", "sync") else other))
         if spent:
             shares.append(f"{name} {spent / seconds / len(ranks):.1%}")
-    text = f"{speeds} words/s"
-    if len(ranks) > 1:
-        text += f" : sent {sent / 1e6 / seconds:.2f} MB/s : received {received / 1e6 / seconds:.2f} MB/s"
+    text = f"{speeds} words/s : sent {sent / 1e6 / seconds:.2f} MB/s : received {received / 1e6 / seconds:.2f} MB/s"
     text += f" : {' '.join(shares)}"
     for what in ("staleness", "steps"):
         counts = {int(key): sum(rank[what].get(key, 0) for rank in ranks) for rank_ in ranks for key in rank_[what]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from nmt_train.wire.threads import ThreadWire
 _LOCAL = ("run", "threads", "devices", "corpus.train", "corpus.valid")
 
 
-def start(config: Config, force: bool, overwrite: bool, arguments: list[str]) -> int:
+def start(config: Config, force: bool, overwrite: bool, arguments: Sequence[str] = ()) -> int:
     """Train as `config` says; returns the exit status: 0, or 128 + the signal that ended it.
 
     force: continue although the configuration changed; overwrite: forget what the run folder holds; arguments: of the command,

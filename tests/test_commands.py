@@ -194,7 +194,7 @@ def text(demo: Path, name: str) -> bytes:
         ({"devices": "cuda"}, "asks for a GPU, but this machine offers none"),
         ({"devices": [0]}, "asks for a GPU, but this machine offers none"),
         ({"devices": "gpu"}, "devices: 'gpu' is unknown"),
-        ({"mode": "sparse"}, "mode: 'sparse' is unknown; this version has single"),
+        ({"mode": "hogwild"}, "mode: 'hogwild' is unknown; this version has single, vanilla, overlap, sparse, sparse-overlap"),
         ({"batch.tokens": 50}, "batch.tokens: 50 cannot hold one sentence"),
         ({"corpus.train": ["@blank", "@blank"]}, "corpus.train: no pair has text on both sides"),
         ({"corpus.valid": ["/dev/zero", "/dev/zero"]}, "/dev/zero, line 1: longer than 10,000,000 bytes"),

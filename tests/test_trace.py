@@ -3,43 +3,48 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from nmt_train.trace import Trace
+import pytest
+
+from nmt_train.trace import Trace, write_spans
+
+
+def clocked(trace: Trace, *ticks: float) -> None:
+    times = iter(ticks)
+    trace.now = lambda: next(times)
 
 
 def test_spans_have_name_thread_and_times_of_the_given_clock(tmp_path: Path) -> None:
-    ticks = iter([1.0, 1.5, 2.0, 4.0])
-    trace = Trace(tmp_path / "trace" / "rank0.jsonl", now=lambda: next(ticks))
+    trace = Trace(keep=True)
+    clocked(trace, 1.0, 1.5, 2.0, 4.0)
     with trace.span("forward"):
         pass
     trace.update = 7
     with trace.span("backward"):
         pass
-    trace.flush()
-    trace.flush()
-    lines = [json.loads(line) for line in (tmp_path / "trace" / "rank0.jsonl").read_text(encoding="utf-8").splitlines()]
+    write_spans(tmp_path / "trace", 3, 1, trace.take())
+    write_spans(tmp_path / "trace", 3, 1, trace.take())
+    lines = [json.loads(line) for line in (tmp_path / "trace" / "rank3.jsonl").read_text(encoding="utf-8").splitlines()]
     assert lines == [
-        {"name": "forward", "thread": "MainThread", "rank": 0, "start": 1.0, "end": 1.5, "update": 0},
-        {"name": "backward", "thread": "MainThread", "rank": 0, "start": 2.0, "end": 4.0, "update": 7},
+        {"name": "forward", "thread": "MainThread", "rank": 3, "node": 1, "start": 1.0, "end": 1.5, "update": 0},
+        {"name": "backward", "thread": "MainThread", "rank": 3, "node": 1, "start": 2.0, "end": 4.0, "update": 7},
     ]
 
 
-def test_a_span_that_fails_is_still_recorded_and_device_work_is_waited_for(tmp_path: Path) -> None:
+def test_a_span_that_fails_is_still_recorded_and_device_work_is_waited_for() -> None:
     settled = []
-    trace = Trace(tmp_path / "t.jsonl", settle=lambda: settled.append(1))
-    try:
-        with trace.span("update"):
-            raise KeyError
-    except KeyError:
-        pass
-    trace.flush()
+    trace = Trace(keep=True, settle=lambda: settled.append(1))
+    with pytest.raises(KeyError), trace.span("update"):
+        raise KeyError
     assert settled == [1]
-    assert len((tmp_path / "t.jsonl").read_text().splitlines()) == 1
+    assert len(trace.take()) == 1
 
 
-def test_off_means_one_shared_context_and_no_file(tmp_path: Path) -> None:
-    trace = Trace(None)
-    assert trace.span("forward") is trace.span("backward")
-    with trace.span("forward"):
-        pass
-    trace.flush()
+def test_without_keeping_only_sums_remain(tmp_path: Path) -> None:
+    trace = Trace(keep=False, settle=lambda: pytest.fail("waiting for the device costs time"))
+    clocked(trace, 1.0, 1.5, 2.0, 4.0)
+    for _ in range(2):
+        with trace.span("forward"):
+            pass
+    write_spans(tmp_path / "trace", 0, 0, trace.take())
+    assert trace.spent["MainThread"]["forward"] == 2.5
     assert list(tmp_path.iterdir()) == []

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from nmt_train import checkpoint
 from nmt_train import config as configuration
+from nmt_train import lead as lead_module
 from nmt_train import state as state_module
 from nmt_train import train as train_module
 from nmt_train.config import Config
@@ -51,7 +52,8 @@ def final(config: Config) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 def events(config: Config) -> list[dict[str, Any]]:
     found = read_metrics(Path(config.run) / "metrics.jsonl")
-    return [{key: value for key, value in event.items() if key not in CLOCKS} for event in found]
+    timed = [event for event in found if event["event"] != "ranks"]  # those say little else than times
+    return [{key: value for key, value in event.items() if key not in CLOCKS} for event in timed]
 
 
 def assert_same(left: Config, right: Config) -> None:
@@ -106,14 +108,14 @@ class interrupted_after:  # noqa: N801 - reads as a phrase
 
     def __enter__(self) -> None:
         self.patch = pytest.MonkeyPatch()
-        original, update = train_module.Trainer._after_update, self.update
+        original, update = lead_module.Leader._after_update, self.update
 
-        def after_update(trainer: Any, *marks: Any) -> Any:
-            if trainer.state.progress.updates == update:
+        def after_update(leader: Any) -> None:
+            if leader._worker.schedule.exchange.updates == update:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return original(trainer, *marks)
+            original(leader)
 
-        self.patch.setattr(train_module.Trainer, "_after_update", after_update)
+        self.patch.setattr(lead_module.Leader, "_after_update", after_update)
 
     def __exit__(self, *error: object) -> None:
         self.patch.undo()
@@ -364,21 +366,21 @@ def test_accumulating_two_halves_is_one_update_of_their_mean(make: Make, monkeyp
 
     def backward(loss: torch.Tensor, *arguments: Any) -> None:
         original(loss, *arguments)
-        gradients.append(trainers[0].state.flat.gradient.clone())
+        gradients.append(workers[0].flat.gradient.clone())
 
-    trainers: list[Any] = []
-    begin = train_module.Trainer.__init__
+    workers: list[Any] = []
+    begin = train_module.Worker.__init__
 
-    def remember(trainer: Any, *arguments: Any) -> None:
-        begin(trainer, *arguments)
-        trainers.append(trainer)
-        starts.append(trainer.state.flat.parameters.clone())
+    def remember(worker: Any, *arguments: Any) -> None:
+        begin(worker, *arguments)
+        workers.append(worker)
+        starts.append(worker.flat.parameters.clone())
 
     starts: list[torch.Tensor] = []
-    monkeypatch.setattr(train_module.Trainer, "__init__", remember)
+    monkeypatch.setattr(train_module.Worker, "__init__", remember)
     monkeypatch.setattr(torch.Tensor, "backward", backward)
     run(config)
-    torch.testing.assert_close(trainers[0].state.flat.parameters, starts[0] - gradients[1] / 2)
+    torch.testing.assert_close(workers[0].flat.parameters, starts[0] - gradients[1] / 2)
 
 
 def test_training_learns(make: Make) -> None:
