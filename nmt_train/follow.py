@@ -80,6 +80,7 @@ class Follower:
             case "drain":
                 self._worker.drain(self)
                 self._report(drained=True)
+                self._until("hand over")  # not a step before
             case "hand over":
                 self._worker.schedule.refresh()
                 self._wire.send(0, Tag.STATE, self._worker.part().pack())

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from nmt_train.errors import UserError
-from nmt_train.flat import Flat
+from nmt_train.flat import Flat, cut
 
 
 def network() -> nn.Module:
@@ -49,3 +53,23 @@ def test_named_tensors_load_back_and_those_of_another_model_are_refused() -> Non
         flat.load({**saved, "0.weight": torch.zeros(1, 3)}, target, "here")
     with pytest.raises(UserError, match="here: parameter 7.bias is in only one of"):
         flat.load({**saved, "7.bias": torch.zeros(1)}, target, "here")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10_000), st.lists(st.integers(1, 5), min_size=1, max_size=6))
+def test_shards_tile_the_parameters_and_nodes_carry_the_same(elements: int, devices: list[int]) -> None:
+    nodes = [node for node, count in enumerate(devices) for _ in range(count)]
+    shards = cut(elements, nodes)
+    ordered = sorted(shards, key=lambda shard: (shard.start, shard.stop))
+    assert ordered[0].start == 0
+    assert ordered[-1].stop == elements
+    assert all(left.stop == right.start for left, right in pairwise(ordered))
+    sizes = [sum(s.stop - s.start for s, its in zip(shards, nodes, strict=True) if its == node) for node in range(len(devices))]
+    assert max(sizes) - min(sizes) <= 1
+    for node in range(len(devices)):
+        within = [s.stop - s.start for s, its in zip(shards, nodes, strict=True) if its == node]
+        assert max(within) - min(within) <= 1
+
+
+def test_ranks_of_a_node_need_not_be_neighbours() -> None:
+    assert cut(8, (0, 1, 0, 1)) == [slice(0, 2), slice(4, 6), slice(2, 4), slice(6, 8)]

@@ -61,7 +61,7 @@ class TopK:
 
     def target(self, elements: int, update: int) -> int:
         """How many elements are to be sent: at least one, if there are any."""
-        return min(elements, math.ceil(elements * kept(self._config, self._dropped, update)))
+        return min(elements, math.ceil(elements * kept(self._config, self._dropped, update) - 1e-6))
 
     def _largest(self, vector: Tensor, target: int) -> Tensor:
         """Positions, ascending, of about `target` of the largest elements; never zeros, never much more than asked for."""

@@ -1,0 +1,133 @@
+"""What every codec must keep: nothing is lost under feedback, rates are kept, odd vectors do no harm."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmt_train.codec import Codec, DroppingConfig, kept
+from nmt_train.codec.dense import Dense
+from nmt_train.codec.feedback import Feedback
+from nmt_train.codec.topk import TopK, _reaching, pack_gaps, unpack_gaps
+from nmt_train.errors import NotFinite
+
+CODECS = {
+    "dense": lambda: Dense(),
+    "half": lambda: Dense(torch.float16),
+    "top-k": lambda: TopK(DroppingConfig(warmup="none", values="fp32", indices="int32"), 0.9),
+    "top-k, sampled": lambda: TopK(DroppingConfig(warmup="none", sample=100), 0.99),
+    "top-k, warming up": lambda: TopK(DroppingConfig(warmup="exponential", warmup_updates=10), 0.99),
+}
+NUMBERS = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, -0.0, 1e-30, 1e-42, 65504.0])
+VECTORS = st.lists(NUMBERS, max_size=400) | st.builds(lambda x, n: [x] * n, NUMBERS, st.integers(0, 2000))
+
+
+def both(codec: Codec, vector: torch.Tensor, update: int) -> tuple[torch.Tensor, int]:
+    message = codec.encode(vector, update)
+    decoded = torch.full_like(vector, math.nan)
+    codec.decode(message, decoded)
+    return decoded, message.bytes
+
+
+@pytest.mark.parametrize("name", CODECS)
+@settings(max_examples=60, deadline=None)
+@given(rounds=st.lists(VECTORS, min_size=1, max_size=3), update=st.integers(0, 20))
+def test_decoded_plus_residual_is_the_input_and_what_was_owed(name: str, rounds: list[list[float]], update: int) -> None:
+    size = len(rounds[0])
+    feedback = Feedback(CODECS[name](), torch.zeros(size))
+    for values in rounds:
+        vector = torch.tensor((values * (size // max(1, len(values)) + 1))[:size] if values else [0.0] * size)
+        owed = feedback.residual + vector
+        decoded, _ = both(feedback, vector, update)
+        assert torch.equal(decoded + feedback.residual, owed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(vector=VECTORS, dropped=st.floats(0.5, 0.999), sample=st.sampled_from([100, 10_000]))
+def test_never_much_more_than_the_target_is_sent(vector: list[float], dropped: float, sample: int) -> None:
+    config = DroppingConfig(warmup="none", sample=sample, excess=0.5)
+    codec = TopK(config, dropped)
+    target = codec.target(len(vector), 0)
+    decoded, _ = both(codec, torch.tensor(vector), 0)
+    if target <= len(vector) // 2:
+        assert int((decoded != 0).sum()) <= math.floor(target * 1.5)
+
+
+def test_exactly_the_largest_are_sent_where_the_vector_is_small() -> None:
+    vector = torch.randn(1000)
+    decoded, _ = both(TopK(DroppingConfig(warmup="none", values="fp32"), 0.99), vector, 0)
+    expected = torch.zeros(1000)
+    places = vector.abs().topk(10).indices
+    expected[places] = vector[places]
+    assert torch.equal(decoded, expected)
+
+
+def test_about_the_target_is_sent_where_the_threshold_is_estimated() -> None:
+    torch.manual_seed(0)
+    vector = torch.randn(300_000) * torch.rand(300_000)
+    decoded, size = both(TopK(DroppingConfig(warmup="none"), 0.99), vector, 0)
+    sent = int((decoded != 0).sum())
+    assert 0.7 * 3000 < sent < 1.5 * 3000
+    assert size < 3.2 * sent + 100, "two bytes for a value, hardly more than one for its position"
+    left = vector.abs()[decoded == 0].max()
+    assert left <= decoded[decoded != 0].abs().min() * 1.001, "whatever stays is smaller than whatever goes"
+
+
+def test_every_element_is_looked_at_in_time() -> None:
+    """A stride that never changes would be blind for what lies between (a bug of the first implementation)."""
+    vector = torch.zeros(100_003)
+    codec = TopK(DroppingConfig(warmup="none", sample=1000), 0.99)
+    seen = torch.zeros(100_003, dtype=torch.bool)
+    for _ in range(500):
+        codec._threshold(vector, 100)
+        seen[(torch.arange(1000) * 100_003 // 1000 + codec._shift) % 100_003] = True
+    assert seen.float().mean() > 0.95
+
+
+@pytest.mark.parametrize("vector", [torch.zeros(50_000), torch.cat([torch.zeros(49_990), torch.ones(10)])])
+def test_a_threshold_of_zero_sends_no_zeros(vector: torch.Tensor) -> None:
+    decoded, size = both(TopK(DroppingConfig(warmup="none"), 0.99), vector, 0)
+    assert torch.equal(decoded, vector)
+    assert size < 300
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("size", [20, 50_000])
+def test_what_is_not_finite_is_refused_and_the_residual_is_unharmed(bad: float, size: int) -> None:
+    for update in (0, 100):  # dense while warming up, then sparse
+        codec = Feedback(TopK(DroppingConfig(warmup="dense", warmup_updates=50), 0.9), torch.ones(size))
+        vector = torch.randn(size)
+        vector[size // 3] = bad
+        with pytest.raises(NotFinite):
+            codec.encode(vector, update)
+        assert torch.equal(codec.residual, torch.ones(size))
+
+
+def test_the_warm_up_begins_dense_and_ends_at_the_rate() -> None:
+    exponential = DroppingConfig(warmup="exponential", warmup_updates=100)
+    shares = [kept(exponential, 0.99, update) for update in range(120)]
+    assert shares[0] == 1
+    assert shares == sorted(shares, reverse=True)
+    assert shares[50] == pytest.approx(0.1)
+    assert shares[-1] == pytest.approx(0.01)
+    dense = DroppingConfig(warmup="dense", warmup_updates=3)
+    assert [kept(dense, 0.9, update) for update in range(5)] == pytest.approx([1, 1, 1, 0.1, 0.1])
+    assert kept(DroppingConfig(warmup="none"), 0.9, 0) == pytest.approx(0.1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sets(st.integers(0, 100_000), max_size=300))
+def test_gaps_tell_positions(places: set[int]) -> None:
+    positions = torch.tensor(sorted(places), dtype=torch.int64)
+    packed = pack_gaps(positions)
+    assert packed.dtype == torch.uint8
+    assert torch.equal(unpack_gaps(packed), positions)
+
+
+def test_selection_by_threshold_is_that_of_plain_comparison() -> None:
+    vector = torch.randn(2_500_000)
+    assert torch.equal(_reaching(vector, 2.0), (vector.abs() >= torch.tensor(2.0)).nonzero().flatten())

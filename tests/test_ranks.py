@@ -1,0 +1,259 @@
+"""Whole runs of several ranks with a real mpirun: what they promise, and what happens on bad days."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT, Make
+
+from nmt_train import checkpoint
+from nmt_train import config as configuration
+from nmt_train.config import Config
+from nmt_train.log import read_metrics
+from nmt_train.report.timeline import read_spans
+from nmt_train.run import Run
+from nmt_train.start import start
+
+BIN = Path(sys.executable).parent
+MPIRUN = [str(BIN / "mpirun"), "--oversubscribe", "--bind-to", "none"]
+ENVIRONMENT = {
+    **os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(ROOT),
+}  # fmt: skip
+OURS = [sys.executable, "-c", "from nmt_train.launch import nmt_train; nmt_train()"]
+TIMEOUT = 90
+
+
+def written(config: Config, name: str = "config.yml") -> str:
+    path = Path(config.run).parent / name
+    path.write_text(configuration.to_yaml(config), encoding="utf-8")
+    return str(path)
+
+
+def command(config: Config, *options: str) -> subprocess.CompletedProcess[str]:
+    """nmt-train as a user would call it."""
+    return finish([*OURS, "--config", written(config), *options])
+
+
+def finish(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=TIMEOUT, env=ENVIRONMENT, check=False)
+
+
+def background(arguments: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, start_new_session=True)
+
+
+def patched(code: str) -> list[str]:
+    """A rank whose `nmt_train` was tampered with: `code` runs first, and knows `rank`."""
+    begin = "import os; rank = int(os.environ['OMPI_COMM_WORLD_RANK']); import torch, time\n"
+    return [sys.executable, "-c", begin + code + "\nfrom nmt_train.cli.train import main; main()"]
+
+
+BATCHES = """
+from nmt_train.model.transformer import Transformer
+seen, loss = [0], Transformer.loss
+def tampered(model, batch):
+    seen[0] += model.training
+    value = loss(model, batch)
+    {}
+    return value
+Transformer.loss = tampered
+"""
+
+
+def last(config: Config) -> checkpoint.Checkpoint:
+    path = Run(Path(config.run)).last()
+    assert path is not None
+    return checkpoint.load(path)
+
+
+def words(config: Config) -> int:
+    return int(last(config).facts["progress"]["tokens"])
+
+
+@pytest.fixture(scope="module")
+def two_epochs(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any]]:
+    """Target tokens of two epochs, by one device; and the vocabulary that all runs share."""
+    from conftest import small
+
+    values = small(demo, tmp_path_factory.mktemp("single") / "run") | {"stop": {"after": "2e"}, "batch": {"tokens": 300}}
+    config = configuration.validate(values, {})
+    assert start(config, force=False, overwrite=False) == 0
+    return words(config), {}
+
+
+@pytest.mark.parametrize(
+    ("mode", "ranks"), [("vanilla", 2), ("overlap", 3), ("sparse", 4), ("sparse-overlap", 2), ("single", 2)]
+)
+def test_every_mode_reads_every_batch_of_an_epoch_once(
+    make: Make, two_epochs: tuple[int, dict[str, Any]], mode: str, ranks: int
+) -> None:
+    config = make(
+        mode=mode, devices=f"cpu x {ranks}", stop__after="2e", batch__tokens=300, validation__every="1e", log__every="10u",
+        dropping={"up": 0.9, "down": 0.9, "warmup_updates": 20},
+    )  # fmt: skip
+    done = command(config)
+    assert done.returncode == 0, done.stderr
+    assert "stop.after 2e reached" in done.stderr
+    assert words(config) == two_epochs[0]
+    assert last(config).facts["progress"]["epochs"] == 2
+    found = [event for event in read_metrics(Path(config.run) / "metrics.jsonl") if event["event"] == "ranks"]
+    assert len(found[0]["ranks"]) == ranks
+    assert all(sum(event["ranks"][rank]["sent"]["push"][1] for event in found) > 0 for rank in range(ranks))
+    assert all(torch.isfinite(tensor).all() for tensor in last(config).tensors("parameters").values())
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "sparse"])
+def test_one_worker_is_single_bit_for_bit(make: Make, tmp_path: Path, mode: str) -> None:
+    alone = make(run=str(tmp_path / "alone"))
+    assert start(alone, force=False, overwrite=False) == 0
+    one = make(mode=mode, run=str(tmp_path / "one"))
+    done = finish([*MPIRUN, "-np", "1", *OURS, "--config", written(one)])
+    assert done.returncode == 0, done.stderr
+    expected, found = last(alone).tensors("parameters"), last(one).tensors("parameters")
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+
+def test_a_checkpoint_of_four_ranks_goes_on_with_two_and_one_in_other_modes(
+    make: Make, two_epochs: tuple[int, dict[str, Any]]
+) -> None:
+    common = {"batch__tokens": 300, "dropping": {"up": 0.9, "warmup_updates": 5}, "optimizer__smoothing": 0.1}
+    four = make(mode="sparse", devices="cpu x 4", stop__after="30u", **common)
+    done = command(four)
+    assert done.returncode == 0, done.stderr
+    saved = last(four)
+    assert len(saved.facts["stages"][-1]) == 4
+    assert sum(float(saved.tensors(f"worker-{rank}")["residual"].abs().sum()) for rank in range(4)) > 0
+    two = make(mode="sparse-overlap", devices="cpu x 2", stop__after="50u", **common)
+    done = command(two)
+    assert done.returncode == 0, done.stderr
+    assert "continuing from" in done.stderr
+    one = make(mode="single", devices="cpu", stop__after="2e", **common)
+    assert start(one, force=False, overwrite=False) == 0
+    assert words(one) == two_epochs[0]
+
+
+def test_the_trace_has_every_thread_of_every_rank_on_one_clock(make: Make) -> None:
+    config = make(mode="overlap", devices="cpu x 2", stop__after="20u", trace=True)
+    begin = time.time()
+    assert command(config).returncode == 0
+    spans = read_spans(Path(config.run))
+    rows = {(span["rank"], span["thread"]) for span in spans}
+    assert {(rank, thread) for rank in (0, 1) for thread in ("MainThread", "courier", "server")} <= rows
+    assert all(begin < span["start"] <= span["end"] < time.time() for span in spans)
+
+
+def test_ranks_with_other_settings_are_refused_by_name(make: Make, tmp_path: Path) -> None:
+    left, right = make(mode="vanilla"), make(mode="vanilla", optimizer__learning_rate=0.02)
+    arguments = [*MPIRUN, "-np", "1", *OURS, "--config", written(left), ":", "-np", "1", *OURS]
+    done = finish([*arguments, "--config", written(right, "other.yml")])
+    assert done.returncode != 0
+    assert re.search(r"error: rank 1 \(host \S+\) disagrees .*optimizer.learning_rate: 0.02 there, 0.01 on rank 0", done.stderr)
+    assert done.stderr.count("error:") == 1
+
+
+def test_a_rank_that_raises_ends_the_job_at_once_with_its_error_and_leaves_checkpoints_whole(make: Make) -> None:
+    config = make(mode="sparse", stop__after="1000e", checkpoint__every="4u")
+    code = BATCHES.format("if rank == 1 and seen[0] > 15: raise RuntimeError('boom')")
+    begin = time.monotonic()
+    done = finish([*MPIRUN, "-np", "3", *patched(code), "--config", written(config)])
+    assert done.returncode != 0
+    assert time.monotonic() - begin < 45
+    assert done.stderr.count("internal error: RuntimeError: boom") == 1
+    assert "Traceback" not in done.stderr
+    last(config)
+
+
+def test_a_rank_that_is_killed_ends_the_job(make: Make) -> None:
+    config = make(mode="overlap", stop__after="1000e", checkpoint__every="4u")
+    code = BATCHES.format("if rank == 1 and seen[0] > 15: os.kill(os.getpid(), 9)")
+    done = finish([*MPIRUN, "-np", "2", *patched(code), "--config", written(config)])
+    assert done.returncode != 0
+    last(config)
+
+
+def test_a_rank_that_never_comes_is_missed_within_the_deadline(make: Make) -> None:
+    config = make(mode="vanilla", wire__start_deadline=4)
+    done = finish([*MPIRUN, "-np", "2", *patched("if rank == 1: time.sleep(60)"), "--config", written(config)])
+    assert done.returncode != 0
+    assert "wire.start_deadline" in done.stderr
+
+
+def test_a_rank_that_hangs_is_missed_by_name(make: Make) -> None:
+    config = make(mode="vanilla", stop__after="1000e", wire__deadline=3)
+    code = BATCHES.format("if rank == 1 and seen[0] > 15: os.kill(os.getpid(), 19)")  # SIGSTOP
+    done = finish([*MPIRUN, "-np", "2", *patched(code), "--config", written(config)])
+    assert done.returncode != 0
+    assert re.search(r"error: rank 1 on host \S+ has been silent for \d+ s \(wire.deadline\)", done.stderr)
+
+
+def test_a_gradient_that_is_not_finite_stays_with_its_worker(make: Make) -> None:
+    config = make(mode="vanilla", stop__after="40u", optimizer__not_finite="skip", optimizer__clip_norm=1.0)
+    code = BATCHES.format("value = value * float('nan') if rank == 1 and seen[0] == 4 else value")
+    done = finish([*MPIRUN, "-np", "2", *patched(code), "--config", written(config)])
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"skipped: rank 1 on host \S+, update \d+, batch \d+ of epoch \d+", done.stderr)) == 1
+    assert all(torch.isfinite(tensor).all() for tensor in last(config).tensors("parameters").values())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_command_saves_and_ends_all_ranks(make: Make, number: signal.Signals) -> None:
+    config = make(mode="sparse-overlap", devices="cpu x 2", stop__after="1000e", log__every="5u", checkpoint__every="10000u")
+    process = background([*OURS, "--config", written(config)])
+    assert process.stderr is not None
+    said = []
+    for line in iter(process.stderr.readline, ""):
+        said.append(line)
+        if "Ep. " in line and len(said) < 10_000:
+            process.send_signal(number)
+            break
+    said += process.stderr.readlines()
+    assert process.wait(timeout=TIMEOUT) == 128 + number, said
+    assert any("stopped: SIGUSR1 received" in line for line in said)
+    last(config)
+
+
+def test_a_signal_to_mpirun_itself_saves_although_mpirun_does_not_wait(make: Make) -> None:
+    config = make(mode="vanilla", stop__after="1000e", log__every="5u", checkpoint__every="10000u")
+    process = background([*MPIRUN, "-np", "2", *OURS, "--config", written(config)])
+    assert process.stderr is not None
+    for line in iter(process.stderr.readline, ""):
+        if "Ep. " in line:
+            break
+    process.terminate()
+    assert process.wait(timeout=TIMEOUT) != 0
+    log, patience = Path(config.run) / "train.log", time.monotonic() + 30
+    while "everything is in" not in log.read_text(encoding="utf-8"):
+        assert time.monotonic() < patience
+        os.sched_yield()
+    assert "stopped: SIGTERM received" in log.read_text(encoding="utf-8")
+    last(config)
+
+
+@pytest.mark.netlab
+@pytest.mark.skipif(
+    "not __import__('test_ranks').has_netlab()", reason="no network namespaces here: scripts/netlab check says why"
+)
+def test_two_hosts_train_together_over_a_shaped_link(make: Make) -> None:
+    lab = str(ROOT / "scripts" / "netlab")
+    checked = subprocess.run([lab, "check"], capture_output=True, text=True, check=False)
+    if checked.returncode:
+        pytest.skip(checked.stderr.strip())
+    config = make(mode="sparse-overlap", stop__after="30u", log__every="10u", trace=True)
+    subprocess.run([lab, "up", "--hosts", "2", "--rate", "1gbit"], check=True, capture_output=True)
+    try:
+        done = finish([lab, "mpirun", "--", "-np", "3", *OURS, "--config", written(config)])
+    finally:
+        subprocess.run([lab, "down"], check=True)
+    assert done.returncode == 0, done.stderr
+    assert "3 ranks on nmtlab1, nmtlab2" in done.stderr
+    assert {span["node"] for span in read_spans(Path(config.run))} == {0, 1}
