@@ -240,9 +240,6 @@ def test_a_signal_to_mpirun_itself_saves_although_mpirun_does_not_wait(make: Mak
 
 
 @pytest.mark.netlab
-@pytest.mark.skipif(
-    "not __import__('test_ranks').has_netlab()", reason="no network namespaces here: scripts/netlab check says why"
-)
 def test_two_hosts_train_together_over_a_shaped_link(make: Make) -> None:
     lab = str(ROOT / "scripts" / "netlab")
     checked = subprocess.run([lab, "check"], capture_output=True, text=True, check=False)
