@@ -49,7 +49,7 @@ class Config:
         default=0,
         ge=0,
         le=1024,
-        description="compute threads of each rank on the CPU; 0: OMP_NUM_THREADS, else the cores shared among a machine's ranks",
+        description="compute threads of each rank on the CPU; 0: OMP_NUM_THREADS, else a machine's cores divided by its ranks",
     )
     precision: Literal["fp32", "bf16"] = Field(default="fp32", description="of matrix products: fp32, or bf16 by autocast")
     trace: bool = Field(default=False, description="record spans of forward, backward, update in run/trace")

@@ -58,8 +58,8 @@ def prepare(devices: str | list[int], threads: int, nodes: tuple[int, ...] = (0,
         own = found[0]
     elif len(beside) > len(found):
         raise UserError(
-            f"devices: {len(beside)} ranks share {len(found)} GPU{'s' * (len(found) > 1)} on host {socket.gethostname()}; start at"
-            " most one rank per GPU, or use devices: cpu"
+            f"devices: {len(beside)} ranks share {len(found)} GPU{'s' * (len(found) > 1)} on host {socket.gethostname()};"
+            " start at most one rank per GPU, or use devices: cpu"
         )
     else:
         own = found[beside.index(rank)]

@@ -141,8 +141,8 @@ def _agree(config: Config, wire: Wire, vocabulary: Vocabulary, store: Store) -> 
             if value != theirs[what]:
                 differing = f"{theirs[what]} there, {value} on rank 0"
                 raise UserError(
-                    f"{describe(wire, rank)} disagrees with rank 0 (host {wire.hosts[0]}): {what}: {differing}; all ranks need the"
-                    " same version, configuration and corpus"
+                    f"{describe(wire, rank)} disagrees with rank 0 (host {wire.hosts[0]}): {what}: {differing}; all ranks need"
+                    " the same version, configuration and corpus"
                 )
 
 

@@ -46,7 +46,7 @@ class DroppingConfig:
     )
     warmup: Literal["none", "dense", "exponential"] = Field(
         default="exponential",
-        description="begin by sending all: dense, for warmup_updates; exponential: the share sent falls to its target over them",
+        description="begin by sending all: dense: for warmup_updates; exponential: the share falls to its target over them",
     )
     warmup_updates: int = Field(default=200, ge=0, le=10**9, description="length of the warm-up [updates]")
 

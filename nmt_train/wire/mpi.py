@@ -1,8 +1,7 @@
 """The wire over MPI: one thread per rank, the postman, makes all MPI calls, so that MPI_THREAD_FUNNELED is enough.
 
-It tests its requests and sleeps a little longer each time nothing moved: waiting costs no core. A message is a header of 64-bit
-integers (tag, slot, counts, numbers, types and lengths of the tensors); short contents follow in the same MPI message, long
-ones in pieces under an MPI tag of their own, the slot.
+It tests its requests and sleeps a little longer each time nothing moved: waiting costs no core. Long messages go in pieces,
+under an MPI tag of their own (their slot), after a header under MPI tag 0 (frame.py).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +24,10 @@ import torch
 from torch import Tensor
 
 from nmt_train.errors import UserError
-from nmt_train.message import DTYPES, Message, from_json, to_json
+from nmt_train.message import Message
 from nmt_train.wire import Aborted, Lost, Tag, WireConfig
+from nmt_train.wire.frame import contents, pack, unpack
+from nmt_train.wire.meet import meet
 from nmt_train.wire.threads import ThreadWire
 
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 5e-5, 2e-3  # seconds
@@ -84,10 +84,13 @@ class Mpi(ThreadWire):
         except concurrent.futures.TimeoutError:
             size = os.environ.get("OMPI_COMM_WORLD_SIZE", "some")
             raise UserError(
-                f"MPI: after {config.start_deadline:g} s (wire.start_deadline) not all of {size} ranks had started, as seen from"
-                f" {socket.gethostname()}; look for a host of the list that does not answer, or a rank that hangs there"
+                f"MPI: after {config.start_deadline:g} s (wire.start_deadline) not all of {size} ranks had started, as seen"
+                f" from {socket.gethostname()}; look for a host of the list that does not answer, or a rank that hangs there"
             ) from None
-        self._meet()
+        self.hosts = ("?",) * self.size
+        self.hosts, self.nodes, self.offset = meet(self, config.start_deadline)
+        self._heard = [time.monotonic()] * self.size
+        self._watching = True
 
     # What other threads call
 
@@ -117,71 +120,9 @@ class Mpi(ThreadWire):
             silent = now - self._heard[peer]
             if peer != self.rank and silent > self._config.deadline:
                 raise Lost(
-                    f"rank {peer} on host {self.hosts[peer]} has been silent for {silent:.0f} s (wire.deadline); training cannot"
-                    " go on without it: mend the host or the link, then start the same command again"
+                    f"rank {peer} on host {self.hosts[peer]} has been silent for {silent:.0f} s (wire.deadline); training"
+                    " cannot go on without it: mend the host or the link, then start the same command again"
                 )
-
-    # The start
-
-    def _meet(self) -> None:
-        """Learn everybody's host and node, and the offset of this host's clock from rank 0's."""
-        boot = Path("/proc/sys/kernel/random/boot_id")
-        mine = [socket.gethostname(), boot.read_text().strip() if boot.exists() else ""]
-        deadline = time.monotonic() + self._config.start_deadline
-        self.hosts = ("?",) * self.size
-        if self.rank == 0:
-            cards: list[list[str] | None] = [mine] + [None] * (self.size - 1)
-            while None in cards:
-                source, message = self._await(None, deadline, [r for r, card in enumerate(cards) if card is None])
-                cards[source] = to_json(message)
-            for peer in range(1, self.size):
-                self.send(peer, Tag.HELLO, from_json(cards))
-        else:
-            self.send(0, Tag.HELLO, from_json(mine))
-            cards = to_json(self._await(0, deadline, [0])[1])
-        known = [tuple(card) for card in cards if card]
-        self.hosts = tuple(card[0] for card in known)
-        self.nodes = tuple(list(dict.fromkeys(known)).index(card) for card in known)
-        for peer in range(1, self.size):
-            if known[peer][1] == known[0][1]:
-                continue  # the same kernel keeps both clocks
-            if self.rank == 0:
-                self.answer_pings(peer)
-            elif self.rank == peer:
-                self.offset = self.measure_offset()
-        self._heard = [time.monotonic()] * self.size
-        self._watching = True
-
-    def _await(self, source: int | None, deadline: float, missing: list[int]) -> tuple[int, Message]:
-        future = self.receive(source, Tag.HELLO)
-        while not future.done():
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"MPI: rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {self.size} did not show up within"
-                    f" {self._config.start_deadline:g} s (wire.start_deadline); look at what they do on their hosts"
-                )
-            concurrent.futures.wait([future], timeout=0.5)
-            self._check(None)
-        mail: tuple[int, Message] = future.result()
-        return mail
-
-    PINGS = 20
-
-    def measure_offset(self) -> float:
-        """Seconds by which rank 0's clock is ahead of this one's: the midpoint of the shortest of several round trips."""
-        best = (float("inf"), 0.0)
-        for _ in range(self.PINGS):
-            start = self.now()
-            self.send(0, Tag.HELLO, Message())
-            theirs = self.receive(0, Tag.HELLO).result()[1].numbers[0] / 1e9
-            end = self.now()
-            best = min(best, (end - start, theirs - (start + end) / 2))
-        return best[1]
-
-    def answer_pings(self, peer: int) -> None:
-        for _ in range(self.PINGS):
-            self.receive(peer, Tag.HELLO).result()
-            self.send(peer, Tag.HELLO, Message((int(self.now() * 1e9),)))
 
     # The postman's thread
 
@@ -244,16 +185,10 @@ class Mpi(ThreadWire):
 
     def _post(self, letter: _Letter) -> None:
         """Hand a message to MPI."""
-        message = letter.message
-        payload = [tensor.reshape(-1).view(torch.uint8).numpy() for tensor in message.tensors]
+        payload = contents(letter.message)
         short = sum(part.size for part in payload) <= _SHORT
         slot = 0 if short else next(self._slots)
-        header = [letter.tag, slot, len(message.numbers), len(message.tensors), *message.numbers]
-        for tensor in message.tensors:
-            header += [DTYPES.index(tensor.dtype), tensor.numel()]
-        frame = np.array(header, dtype=np.int64).view(np.uint8)
-        if short:
-            frame = np.concatenate([frame, *(np.pad(part, (0, -part.size % 8)) for part in payload)])
+        frame = pack(letter.tag, slot, letter.message)
         transfer = _Transfer(letter.to, False, self._timed(letter.tag, False, partial(letter.done.set_result, None)))
         self._track(self._comm.Isend([frame, self._mpi.BYTE], letter.to, 0), transfer)
         # All pieces at once: MPI shakes hands for each, and would do so behind the data that goes the other way.
@@ -272,31 +207,19 @@ class Mpi(ThreadWire):
         return moved
 
     def _open_frame(self, source: int, frame: np.ndarray) -> None:
-        tag, slot, numbers, tensors = (int(value) for value in frame[:32].view(np.int64))
+        tag, slot, message = unpack(frame)
         if tag == _ABORT:
             self._failure = self._failure or Aborted(f"rank {source} on host {self.hosts[source]} failed")
         if tag in (_BEAT, _ABORT):
             return
-        end = 8 * (4 + numbers + 2 * tensors)
-        values = tuple(int(value) for value in frame[32 : 32 + 8 * numbers].view(np.int64))
-        shapes = frame[32 + 8 * numbers : end].view(np.int64).reshape(-1, 2)
-        parts = [torch.empty(int(length), dtype=DTYPES[int(kind)]) for kind, length in shapes]
-        payload = [part.view(torch.uint8).numpy() for part in parts]
-        message = Message(values, tuple(parts))
-        if slot:
-            arrival = [message, False]
-            self._arriving[source, tag].append(arrival)
-            finish = self._timed(tag, True, partial(self._arrived, source, tag, arrival))
-            transfer = _Transfer(source, True, finish)
-            for piece in self._cut(payload):
-                self._track(self._comm.Irecv([piece, self._mpi.BYTE], source, slot), transfer)
-            return
-        for part in payload:
-            part[:] = frame[end : end + part.size]
-            end += part.size + -part.size % 8
         arrival = [message, False]
         self._arriving[source, tag].append(arrival)
-        self._arrived(source, tag, arrival)
+        if not slot:
+            self._arrived(source, tag, arrival)
+            return
+        transfer = _Transfer(source, True, self._timed(tag, True, partial(self._arrived, source, tag, arrival)))
+        for piece in self._cut(contents(message)):
+            self._track(self._comm.Irecv([piece, self._mpi.BYTE], source, slot), transfer)
 
     def _arrived(self, source: int, tag: int, arrival: list[Any]) -> None:
         """Deliver a message that is complete, unless one that was sent before it is not: a short one overtakes a long one."""
