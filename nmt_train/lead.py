@@ -19,6 +19,7 @@ from nmt_train.follow import LEAD, last_epoch
 from nmt_train.log import Log
 from nmt_train.message import Message, from_json, to_json
 from nmt_train.meter import Meter
+from nmt_train.optim import Adder
 from nmt_train.progress import Mark
 from nmt_train.run import Run
 from nmt_train.state import Part, Snapshot, State
@@ -52,7 +53,8 @@ class Leader:
     def begin(self, snapshot: Snapshot) -> None:
         """Hand everybody's part out; training goes on from `snapshot`."""
         elements, nodes = self._worker.flat.parameters.numel(), self._wire.nodes
-        parts = snapshot.split(cut(elements, nodes))
+        optimizer = self._worker.schedule.exchange.optimizer
+        parts = snapshot.settled(isinstance(optimizer, Adder)).split(cut(elements, nodes))
         same = snapshot.stages and len(snapshot.stages[-1]) == len(nodes)
         stages = snapshot.stages[:-1] if same else snapshot.stages
         facts = {"stages": [[[position.epochs, position.batches] for position in stage] for stage in stages]}
@@ -81,8 +83,10 @@ class Leader:
     def go_on(self) -> bool:
         while self.reason is None and self._too_far():
             self._worker.drain(self)
-            self._hear(wait=True)
+            self._count()
             self._after_update()
+            if self.reason is None:
+                self._hear(wait=True)  # somebody is behind, and will say when not any more
         if self.reason is not None:
             self._finish()
         return self.reason is None

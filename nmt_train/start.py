@@ -41,11 +41,9 @@ def start(config: Config, force: bool, overwrite: bool, arguments: Sequence[str]
     force: continue although the configuration changed; overwrite: forget what the run folder holds; arguments: of the command,
     to run it again as several ranks. UserError for all that a user can mend; the run folder is then as it was.
     """
-    devices = device.choose(config.devices)
+    devices = check(config)
     if len(devices) > 1 and not launch.launched():
-        modes.check(config, (0,) * len(devices))
         return launch.mpirun(len(devices), arguments)
-    modes.row(config)
     wire = _wire(config.wire)
     try:
         status = _lead(config, wire, force, overwrite) if wire.rank == 0 else _follow(config, wire)
@@ -58,6 +56,13 @@ def start(config: Config, force: bool, overwrite: bool, arguments: Sequence[str]
         raise
     wire.close()
     return status
+
+
+def check(config: Config) -> list[torch.device]:
+    """The devices of this machine; UserError for what is wrong on every rank alike, before they meet."""
+    devices = device.choose(config.devices)
+    modes.check(config, (0,) * len(devices))
+    return devices
 
 
 def _wire(config: WireConfig) -> Wire:

@@ -80,6 +80,25 @@ class Snapshot:
         positions = [*map(list, stages), [part.position for part in parts]]
         return cls(vectors, parts[0].numbers, [p.carried for p in parts], [p.random for p in parts], positions)
 
+    def settled(self, at_worker: bool) -> Snapshot:
+        """The same with the optimiser's vectors where they are wanted: with the shards, or with every worker."""
+        kept = {name: vector for name, vector in self.vectors.items() if name in _PARAMETERS}
+        mine = {name: vector for name, vector in self.vectors.items() if name not in _PARAMETERS}
+        theirs = {name: v for name, v in (self.carried or [{}])[0].items() if name.startswith(_OPTIMIZER)}
+        others = [{name: v for name, v in carried.items() if name not in theirs} for carried in self.carried]
+        if at_worker and mine:
+            steps = {_OPTIMIZER + name: torch.tensor([value]) for name, value in self.numbers["torch"].items()}
+            moved = {_OPTIMIZER + name: vector for name, vector in mine.items()} | steps
+            numbers = self.numbers | {"torch": {}}
+            return dataclasses.replace(self, vectors=kept, numbers=numbers, carried=[{**c, **moved} for c in others or [{}]])
+        if not at_worker and theirs:
+            named = {name.removeprefix(_OPTIMIZER): vector for name, vector in theirs.items()}
+            elements = self.vectors["parameters"].numel()
+            steps = {name: float(vector) for name, vector in named.items() if vector.numel() != elements}
+            full = {name: vector for name, vector in named.items() if name not in steps}
+            return dataclasses.replace(self, vectors=kept | full, numbers=self.numbers | {"torch": steps}, carried=others)
+        return self
+
     def split(self, shards: list[slice]) -> list[Part]:
         """Cut it anew for as many ranks as there are `shards`; residuals that have lost their worker go to another's."""
         parts = []
@@ -114,7 +133,7 @@ class State:
         """Write a checkpoint to `path`, whole or not at all; UserError if it cannot be written."""
         tensors: dict[str, dict[str, Tensor]] = {"optimizer": {}}
         for name, vector in snapshot.vectors.items():
-            if name in ("parameters", "smoothed"):
+            if name in _PARAMETERS:
                 tensors[name] = flat.named(vector)
             else:
                 tensors["optimizer"][name] = vector
@@ -162,6 +181,8 @@ class State:
 
 
 _GENERATORS = ("cpu", "cuda")
+_PARAMETERS = ("parameters", "smoothed")
+_OPTIMIZER = "optimizer."  # begins the names of a worker's own optimiser's vectors
 
 
 def _keyed(name: str, rank: int) -> str:

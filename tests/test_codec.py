@@ -22,7 +22,7 @@ CODECS = {
     "top-k, sampled": lambda: TopK(DroppingConfig(warmup="none", sample=100), 0.99),
     "top-k, warming up": lambda: TopK(DroppingConfig(warmup="exponential", warmup_updates=10), 0.99),
 }
-NUMBERS = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, -0.0, 1e-30, 1e-42, 65504.0])
+NUMBERS = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, -0.0, 1e-30, 1e-42, 65504.0, 1e6])
 VECTORS = st.lists(NUMBERS, max_size=400) | st.builds(lambda x, n: [x] * n, NUMBERS, st.integers(0, 2000))
 
 

@@ -40,12 +40,18 @@ def command(arguments: Sequence[str]) -> int:
             raise UserError(f"command line: {config.unknown(stray.removeprefix('--'))}")
         raise UserError(f"command line: {stray!r} belongs to no option; a list is written as one word: '[a, b]'")
     overrides = {name: text for name, text in vars(given).items() if name in config.leaves() and text is not None}
-    resolved = config.load(given.config, overrides)
-    if given.print_config:
-        print(config.to_yaml(resolved), end="")
-        return 0
-    from nmt_train.start import start  # brings torch's heavier parts, which --help can do without
+    try:
+        resolved = config.load(given.config, overrides)
+        if given.print_config:
+            print(config.to_yaml(resolved), end="")
+            return 0
+        from nmt_train.start import check, start  # brings torch's heavier parts, which --help can do without
 
+        check(resolved)
+    except UserError:
+        if launch.launched() and launch.local_rank():
+            return 2  # the machine's first rank says it
+        raise
     return start(resolved, given.force, given.overwrite, list(arguments))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nmt_train.errors import NotFinite
 from nmt_train.message import Message
 
 
@@ -15,8 +16,13 @@ class Dense:
         self._dtype = dtype
 
     def encode(self, vector: Tensor, update: int) -> Message:
-        """In full precision the message holds `vector` itself, not a copy."""
-        return Message((), (vector.to(self._dtype),))
+        """In full precision the message holds `vector` itself, not a copy; else NotFinite refuses what cannot be rounded."""
+        if self._dtype == vector.dtype:
+            return Message((), (vector,))
+        if not torch.isfinite(torch.linalg.vector_norm(vector)):
+            raise NotFinite("the vector to be sent is not finite")
+        largest = torch.finfo(self._dtype).max
+        return Message((), (vector.clamp(-largest, largest).to(self._dtype),))
 
     def decode(self, message: Message, into: Tensor) -> None:
         into.copy_(message.tensors[0])

@@ -36,7 +36,7 @@ def plot(run: Path, start: float | None, seconds: float | None, output: Path) ->
     spans = read_spans(run)
     origin = spans[0]["start"]
     first, length = _window(spans, start, seconds)
-    rows = sorted({(span["rank"], span["thread"]) for span in spans})
+    rows = _rows(spans)
     figure, axes = new_figure(width=10, height=1.6 + 0.55 * len(rows))
     seen: dict[str, Any] = {}
     for span in spans:
@@ -48,13 +48,17 @@ def plot(run: Path, start: float | None, seconds: float | None, output: Path) ->
             rows.index((span["rank"], span["thread"])), right - left, left=left, height=0.62, color=colour,
             linewidth=0,
         )  # fmt: skip
-    axes.set_yticks(range(len(rows)), [f"rank {rank}, {_thread(thread)}" for rank, thread in rows])
+    nodes = {span["rank"]: span.get("node", 0) for span in spans}
+    several = len(set(nodes.values())) > 1
+    labels = [f"{f'node {nodes[rank]}, ' if several else ''}rank {rank}, {_thread(thread)}" for rank, thread in rows]
+    axes.set_yticks(range(len(rows)), labels)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, length)
     axes.set_xlabel(f"wall-clock time (seconds, from second {first:.1f} of the trace)")
     axes.grid(axis="y", visible=False)
     names = sorted(seen, key=lambda name: ([*TASK_COLOURS, name].index(name), name))
-    figure.legend([seen[name] for name in names], names, loc="outside upper center", ncols=len(names), frameon=False)
+    columns = min(len(names), 6)
+    figure.legend([seen[name] for name in names], names, loc="outside upper center", ncols=columns, frameon=False)
     save_figure(figure, output)
     return [output]
 
@@ -62,7 +66,8 @@ def plot(run: Path, start: float | None, seconds: float | None, output: Path) ->
 def _window(spans: list[Span], start: float | None, seconds: float | None) -> tuple[float, float]:
     """By default ten steps without a validation between them, after the first ten, in which caches and allocators settle."""
     origin, end = spans[0]["start"], max(span["end"] for span in spans)
-    lead = [span for span in spans if (span["rank"], span["thread"]) == (spans[0]["rank"], spans[0]["thread"])]
+    rank, thread = _rows(spans)[0]
+    lead = [span for span in spans if (span["rank"], span["thread"]) == (rank, thread)]
     steps = [span["start"] - origin for span in lead if span["name"] == lead[0]["name"]]
     if start is None:
         gaps = [after - before for before, after in pairwise(steps)]
@@ -79,6 +84,18 @@ def _window(spans: list[Span], start: float | None, seconds: float | None) -> tu
     return start, seconds
 
 
+_ORDER = ("MainThread", "courier", "node", "server", "network in", "network out")
+
+
+def _rows(spans: list[Span]) -> list[tuple[int, str]]:
+    """Rank and thread of every row: the worker first, then those that serve it."""
+
+    def place(row: tuple[int, str]) -> tuple[int, int, str]:
+        return row[0], _ORDER.index(row[1]) if row[1] in _ORDER else len(_ORDER), row[1]
+
+    return sorted({(span["rank"], span["thread"]) for span in spans}, key=place)
+
+
 def _thread(name: str) -> str:
     return "worker" if name == "MainThread" else name
 
@@ -86,7 +103,7 @@ def _thread(name: str) -> str:
 def chrome(run: Path, output: Path) -> list[Path]:
     """Write the spans in the Trace Event format that Perfetto and chrome://tracing read; times in microseconds."""
     spans = read_spans(run)
-    rows = sorted({(span["rank"], span["thread"]) for span in spans})
+    rows = _rows(spans)
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
         for rank in sorted({r for r, _ in rows})
