@@ -62,10 +62,11 @@ class Leader:
             self._wire.send(rank, Tag.STATE, Message((), (*from_json(facts).tensors, *parts[rank].pack().tensors)))
         self._worker.place(parts[0], Deal(0, len(nodes), stages), str(self._run.folder))
         self._positions = [part.position for part in parts]
-        for _ in range(2):
-            self._wait_for_drained()
-            self._tell("go on")
-            self._worker.schedule.refresh()
+        self._wait_for_drained()  # everybody has its part
+        self._tell("go on")
+        self._worker.schedule.refresh()
+        self._wait_for_drained()  # everybody has the parameters
+        self._tell("go on")
         self._count()
         if snapshot.stages:
             self._saved = (snapshot.numbers["updates"], snapshot.stages[-1])
