@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from nmt_train.corpus.deal import Position
 from nmt_train.flat import cut
 from nmt_train.state import Part, Snapshot

