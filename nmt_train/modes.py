@@ -132,6 +132,7 @@ def _server(place: Place, mode: Mode) -> Exchange:
     server: Exchange = Server(
         wire, parameters, config.optimizer, config.exchange,
         up=lambda: CODECS[mode.up](dropping, dropping.up), down=down, feedback=mode.up != "dense", trace=place.trace,
+        delay=DELAYS[mode.schedule],
     )  # fmt: skip
     if config.exchange.per == "node":
         return PerNode(server, wire, parameters)
@@ -148,6 +149,7 @@ def _overlapped(place: Place, exchange: Exchange) -> Schedule:
 
 _CHOICES = frozenset(field.name for field in dataclasses.fields(Mode))
 SCHEDULES: dict[str, Callable[[Place, Exchange], Schedule]] = {"every-step": _every_step, "overlapped": _overlapped}
+DELAYS = {"every-step": 0, "overlapped": 1}  # exchanges that a gradient is behind
 EXCHANGES: dict[str, Callable[[Place, Mode], Exchange]] = {"alone": _alone, "server": _server}
 CODECS: dict[str, Callable[[DroppingConfig, float], Codec]] = {
     "dense": lambda config, dropped: Dense(),

@@ -107,6 +107,14 @@ def test_staleness_is_what_others_have_pushed_since_the_worker_last_heard() -> N
     assert dict(left.staleness) == dict(right.staleness) == {0: 2, 2: 1, 1: 1}
 
 
+def test_an_overlapped_gradient_is_of_the_parameters_before_the_last_answer() -> None:
+    wire, copy = wires([0])[0], START.clone()
+    made = Server(wire, START.clone(), SGD, ExchangeConfig(), Dense, None, False, Trace(False), delay=1)
+    for _ in range(4):
+        made.sync(torch.ones(101), copy)
+    assert dict(made.staleness) == {0: 1, 1: 3}
+
+
 def test_sparse_workers_and_shards_agree_on_what_was_sent_and_owe_the_rest() -> None:
     left, right = (server(wire, SGD, sparse=True, bypass=False) for wire in wires([0, 1]))
     copy, other = START.clone(), START.clone()

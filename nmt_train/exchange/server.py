@@ -26,7 +26,10 @@ _GRADIENT, _PULL = 0, 1
 
 
 class Server:
-    """The worker's end and this rank's shard. `up` makes the codec of pushes, `down` that of deltas (None: parameters)."""
+    """The worker's end and this rank's shard. `up` makes the codec of pushes, `down` that of deltas (None: parameters).
+
+    delay: how many exchanges a gradient is behind the parameters that came last: 1 where exchanges overlap with computing.
+    """
 
     def __init__(
         self,
@@ -38,13 +41,14 @@ class Server:
         down: Callable[[], Codec] | None,
         feedback: bool,
         trace: Trace,
+        delay: int = 0,
     ) -> None:
         self._wire, self._trace, self._bypass = wire, trace, config.bypass
         self.shards = cut(parameters.numel(), wire.nodes)
         self.shard = self.shards[wire.rank]
         at_worker = optimizer.at == "worker"
         self.optimizer = (Adder if at_worker else Optimizer)(optimizer, parameters[self.shard].clone())
-        self._own = Shard(self.optimizer, wire.size, up(), down() if down else None, config.bundle)
+        self._own = Shard(self.optimizer, wire.size, up(), down() if down else None, config.bundle, delay)
         self.staleness = self._own.staleness
         self._lock = wire.lock()
         residual = torch.zeros_like(parameters) if feedback else None

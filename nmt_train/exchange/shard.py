@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 
 import torch
 from torch import Tensor
@@ -16,17 +16,18 @@ class Shard:
     """Not safe for several tasks at once: callers hold `lock` of the server.
 
     up decodes pushes. down encodes deltas against what each worker has, so that what one delta leaves out is in the next;
-    None: workers are sent the parameters themselves.
+    None: workers are sent the parameters themselves. delay: answers that a worker got since the one that its gradient is of.
     """
 
-    def __init__(self, optimizer: Optimizer, workers: int, up: Codec, down: Codec | None, bundle: int) -> None:
+    def __init__(self, optimizer: Optimizer, workers: int, up: Codec, down: Codec | None, bundle: int, delay: int = 0) -> None:
         self.optimizer, self.staleness = optimizer, Counter[int]()
         self._up, self._down, self._bundle = up, down, bundle
         self._parameters = optimizer.parameters
         self._gradient = torch.zeros_like(self._parameters)
         self._pushes = 0  # added up in _gradient, but not yet applied
         self._held: dict[int, Tensor] = {}
-        self._seen = [0] * workers  # updates that each worker has received
+        # The updates that each worker's last answers held; the first is that of the parameters which its gradient is of.
+        self._seen = [deque([0], maxlen=delay + 1) for _ in range(workers)]
 
     def push(self, worker: int, message: Message) -> None:
         """Take a worker's gradient and update, or wait for the rest of the bundle."""
@@ -54,7 +55,7 @@ class Shard:
 
     def answer(self, worker: int) -> Message:
         """What brings the worker up to date, as far as the codec sends it."""
-        self._seen[worker] = self.optimizer.updates
+        self._seen[worker].append(self.optimizer.updates)
         if self._down is None:
             return Message((), (self._parameters.clone(),))
         held = self._held[worker]
@@ -71,13 +72,14 @@ class Shard:
 
     def copy_to(self, worker: int, parameters: Tensor) -> None:
         """The answer for a worker of the same rank."""
-        self._seen[worker] = self.optimizer.updates
+        self._seen[worker].append(self.optimizer.updates)
         parameters.copy_(self._parameters)
 
     def pull(self, worker: int) -> Tensor:
         """The parameters as they are, with what waits for its bundle applied; the worker has all of them from now on."""
         self.flush()
-        self._seen[worker] = self.optimizer.updates
+        self._seen[worker].clear()
+        self._seen[worker].append(self.optimizer.updates)
         if self._down is not None:
             self._held[worker] = self._parameters.clone()
         return self._parameters.clone()
@@ -89,7 +91,7 @@ class Shard:
 
     def _count(self, worker: int) -> None:
         self._pushes += 1
-        self.staleness[self.optimizer.updates - self._seen[worker]] += 1
+        self.staleness[self.optimizer.updates - self._seen[worker][0]] += 1
 
     def _apply(self, gradient: Tensor) -> None:
         self._pushes = 0
