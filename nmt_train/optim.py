@@ -139,6 +139,18 @@ class Optimizer:
             self._state()[name].fill_(value)
         self.updates, self._factor = int(numbers["updates"]), float(numbers["factor"])
 
+    def packed(self) -> dict[str, Tensor]:
+        """Vectors and numbers of `state` as tensors by name, for those who keep no JSON; `updates` is left to the caller."""
+        vectors, numbers = self.state()
+        return vectors | {name: torch.tensor([value]) for name, value in numbers["torch"].items()}
+
+    def unpack(self, packed: Mapping[str, Tensor], where: str) -> None:
+        """Continue from what `packed` gave, if that was anything."""
+        vectors = {name: vector for name, vector in packed.items() if vector.shape == self._parameter.shape}
+        numbers = {name: float(value) for name, value in packed.items() if name not in vectors}
+        if packed:
+            self.load(vectors, {"updates": 1, "factor": self._factor, "torch": numbers}, where)
+
     def _state(self) -> dict[str, Tensor]:
         return {key: value for key, value in self._torch.state.get(self._parameter, {}).items() if isinstance(value, Tensor)}
 

@@ -94,9 +94,9 @@ class Snapshot:
         if not at_worker and theirs:
             named = {name.removeprefix(_OPTIMIZER): vector for name, vector in theirs.items()}
             elements = self.vectors["parameters"].numel()
-            steps = {name: float(vector) for name, vector in named.items() if vector.numel() != elements}
-            full = {name: vector for name, vector in named.items() if name not in steps}
-            return dataclasses.replace(self, vectors=kept | full, numbers=self.numbers | {"torch": steps}, carried=others)
+            counts = {name: float(vector) for name, vector in named.items() if vector.numel() != elements}
+            full = {name: vector for name, vector in named.items() if name not in counts}
+            return dataclasses.replace(self, vectors=kept | full, numbers=self.numbers | {"torch": counts}, carried=others)
         return self
 
     def split(self, shards: list[slice]) -> list[Part]:

@@ -231,7 +231,8 @@ class Slow(Alone):
         parameters.copy_(self.optimizer.parameters)
 
 
-def overlapped(**settings: Any) -> tuple[Overlap, Slow, Flat]:
+def overlapped(local_update: str = "none", **settings: Any) -> tuple[Overlap, Slow, Flat]:
+    settings["local_update"] = local_update
     wire, flat = wires([0])[0], Flat(Line())
     slow = Slow(wire, flat.parameters.clone())
     return Overlap(flat, slow, wire, Trace(False), OverlapConfig(**settings), SGD), slow, flat
@@ -331,3 +332,25 @@ def test_one_worker_in_every_mode_is_as_good_as_alone(overlapping: bool, sparse:
         schedule.step()
         schedule.drain()
     assert torch.equal(flat.parameters, sequential(given))
+
+
+def test_with_local_updates_one_overlapped_worker_is_alone_and_goes_on_from_a_checkpoint_as_if_uninterrupted() -> None:
+    """What was received lacks the newest gradient alone, and the local update adds just that."""
+    given = gradients(8)
+
+    def fresh() -> tuple[Overlap, Flat]:
+        flat, wire = Flat(Line()), wires([0])[0]
+        return Overlap(flat, server(wire), wire, Trace(False), OverlapConfig(), ADAM), flat
+
+    schedule, flat = fresh()
+    for count, gradient in enumerate(given, 1):
+        flat.gradient += gradient
+        schedule.step()
+        schedule._idle.wait()
+        torch.testing.assert_close(flat.parameters, sequential(given[:count]))
+    schedule.drain()
+    carried = schedule.carried()
+    assert {"local.exp_avg", "local.exp_avg_sq", "local.step"} <= set(carried)
+    other, _ = fresh()
+    other.carry(carried)
+    assert all(torch.equal(vector, other.carried()[name]) for name, vector in carried.items())

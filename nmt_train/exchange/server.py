@@ -23,6 +23,7 @@ from nmt_train.trace import Trace
 from nmt_train.wire import Tag, Wire
 
 _GRADIENT, _PULL = 0, 1
+_PREFIX = "optimizer."  # of the vectors of a worker's own optimiser
 
 
 class Server:
@@ -176,16 +177,11 @@ class _OwnOptimizer:
         return self._scratch
 
     def state(self) -> Vectors:
-        vectors, numbers = self._optimizer.state()
-        steps = {f"optimizer.{name}": torch.tensor([value]) for name, value in numbers["torch"].items()}
-        return {f"optimizer.{name}": vector for name, vector in vectors.items()} | steps
+        return {_PREFIX + name: vector for name, vector in self._optimizer.packed().items()}
 
     def load(self, vectors: Mapping[str, Tensor]) -> None:
-        mine = {name.removeprefix("optimizer."): v for name, v in vectors.items() if name.startswith("optimizer.")}
-        full = {name: vector for name, vector in mine.items() if vector.shape == self._scratch.shape}
-        numbers = {name: float(vector) for name, vector in mine.items() if name not in full}
-        if mine:
-            self._optimizer.load(full, {"updates": 1, "factor": 1.0, "torch": numbers}, "worker's optimiser")
+        mine = {name.removeprefix(_PREFIX): vector for name, vector in vectors.items() if name.startswith(_PREFIX)}
+        self._optimizer.unpack(mine, "the worker's optimiser")
 
 
 def _on(device: torch.device, message: Message) -> Message:

@@ -20,9 +20,9 @@ class OverlapConfig:
 
     bound: int = Field(default=0, ge=0, le=10**6, description="most steps from one exchange to the next; 0: any [steps]")
     local_update: Literal["none", "sum", "optimizer"] = Field(
-        default="none",
-        description="sum: received parameters are updated with the gradients just given away; optimizer: a worker also updates"
-        " its own parameters at every step in between",
+        default="sum",
+        description="sum: what was received is updated with the gradients just given away, which it lacks; optimizer: a"
+        " worker updates its own parameters at every step in between; none: neither",
     )
 
 

@@ -17,6 +17,8 @@ from nmt_train.schedule import OverlapConfig
 from nmt_train.trace import Trace
 from nmt_train.wire import Wire
 
+_PREFIX = "local."  # of the vectors of the optimiser that updates a worker's own copy
+
 
 class Overlap:
     """Gradients pile up in the flat gradient; whenever the courier is idle, parameters are swapped in and the sum out."""
@@ -112,7 +114,11 @@ class Overlap:
         self._flat.parameters.copy_(self._received)
 
     def carried(self) -> Vectors:
-        return self.exchange.carried()
+        mine = self._local.packed() if self._local is not None else {}
+        return self.exchange.carried() | {_PREFIX + name: vector for name, vector in mine.items()}
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
         self.exchange.carry(vectors)
+        if self._local is not None:
+            mine = {name.removeprefix(_PREFIX): vector for name, vector in vectors.items() if name.startswith(_PREFIX)}
+            self._local.unpack(mine, "the worker's local optimiser")
