@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,8 +49,3 @@ def from_bytes(data: bytes) -> Message:
 
 def to_bytes(message: Message) -> bytes:
     return message.tensors[0].numpy().tobytes()
-
-
-def total(messages: Iterable[Message]) -> int:
-    """Their bytes together."""
-    return sum(message.bytes for message in messages)

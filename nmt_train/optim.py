@@ -139,13 +139,15 @@ class Optimizer:
             self._state()[name].fill_(value)
         self.updates, self._factor = int(numbers["updates"]), float(numbers["factor"])
 
-    def packed(self) -> dict[str, Tensor]:
-        """Vectors and numbers of `state` as tensors by name, for those who keep no JSON; `updates` is left to the caller."""
+    def packed(self, prefix: str) -> dict[str, Tensor]:
+        """Vectors and numbers of `state` as tensors by `prefix` and name; `updates` is left to the caller."""
         vectors, numbers = self.state()
-        return vectors | {name: torch.tensor([value]) for name, value in numbers["torch"].items()}
+        named = vectors | {name: torch.tensor([value]) for name, value in numbers["torch"].items()}
+        return {prefix + name: tensor for name, tensor in named.items()}
 
-    def unpack(self, packed: Mapping[str, Tensor], where: str) -> None:
-        """Continue from what `packed` gave, if that was anything."""
+    def unpack(self, prefix: str, tensors: Mapping[str, Tensor], where: str) -> None:
+        """Continue from what `packed` gave, if that is among `tensors`."""
+        packed = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         vectors = {name: vector for name, vector in packed.items() if vector.shape == self._parameter.shape}
         numbers = {name: float(value) for name, value in packed.items() if name not in vectors}
         if packed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,7 +46,3 @@ def together(*functions: Callable[[], Any]) -> list[Any]:
 def _single_threaded(function: Callable[[], Any]) -> Any:
     torch.set_num_threads(1)
     return function()
-
-
-def gate() -> threading.Event:
-    return threading.Event()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -81,22 +80,20 @@ def words(config: Config) -> int:
 
 
 @pytest.fixture(scope="module")
-def two_epochs(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any]]:
-    """Target tokens of two epochs, by one device; and the vocabulary that all runs share."""
+def two_epochs(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
+    """Target tokens of two epochs, by one device."""
     from conftest import small
 
     values = small(demo, tmp_path_factory.mktemp("single") / "run") | {"stop": {"after": "2e"}, "batch": {"tokens": 300}}
     config = configuration.validate(values, {})
     assert start(config, force=False, overwrite=False) == 0
-    return words(config), {}
+    return words(config)
 
 
 @pytest.mark.parametrize(
     ("mode", "ranks"), [("vanilla", 2), ("overlap", 3), ("sparse", 4), ("sparse-overlap", 2), ("single", 2)]
 )
-def test_every_mode_reads_every_batch_of_an_epoch_once(
-    make: Make, two_epochs: tuple[int, dict[str, Any]], mode: str, ranks: int
-) -> None:
+def test_every_mode_reads_every_batch_of_an_epoch_once(make: Make, two_epochs: int, mode: str, ranks: int) -> None:
     config = make(
         mode=mode, devices=f"cpu x {ranks}", stop__after="2e", batch__tokens=300, validation__every="1e", log__every="10u",
         dropping={"up": 0.9, "down": 0.9, "warmup_updates": 20},
@@ -104,7 +101,7 @@ def test_every_mode_reads_every_batch_of_an_epoch_once(
     done = command(config)
     assert done.returncode == 0, done.stderr
     assert "stop.after 2e reached" in done.stderr
-    assert words(config) == two_epochs[0]
+    assert words(config) == two_epochs
     assert last(config).facts["progress"]["epochs"] == 2
     found = [event for event in read_metrics(Path(config.run) / "metrics.jsonl") if event["event"] == "ranks"]
     assert len(found[0]["ranks"]) == ranks
@@ -123,9 +120,7 @@ def test_one_worker_is_single_bit_for_bit(make: Make, tmp_path: Path, mode: str)
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
 
 
-def test_a_checkpoint_of_four_ranks_goes_on_with_two_and_one_in_other_modes(
-    make: Make, two_epochs: tuple[int, dict[str, Any]]
-) -> None:
+def test_a_checkpoint_of_four_ranks_goes_on_with_two_and_one_in_other_modes(make: Make, two_epochs: int) -> None:
     common = {"batch__tokens": 300, "dropping": {"up": 0.9, "warmup_updates": 5}, "optimizer__smoothing": 0.1}
     four = make(mode="sparse", devices="cpu x 4", stop__after="30u", **common)
     done = command(four)
@@ -139,7 +134,7 @@ def test_a_checkpoint_of_four_ranks_goes_on_with_two_and_one_in_other_modes(
     assert "continuing from" in done.stderr
     one = make(mode="single", devices="cpu", stop__after="2e", **common)
     assert start(one, force=False, overwrite=False) == 0
-    assert words(one) == two_epochs[0]
+    assert words(one) == two_epochs
 
 
 def test_the_trace_has_every_thread_of_every_rank_on_one_clock(make: Make) -> None:

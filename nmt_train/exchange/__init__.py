@@ -39,13 +39,12 @@ class ExchangeConfig:
 
 
 class Exchange(Protocol):
-    """`optimizer` serves this rank's shard of the parameters, `shard`: all of them when the worker is alone.
+    """`optimizer` serves this rank's shard of the parameters: all of them when the worker is alone.
 
     staleness: how many pushes met parameters that were so many updates older than the worker's.
     """
 
     optimizer: Optimizer
-    shard: slice
     staleness: Counter[int]
 
     @property
@@ -69,3 +68,27 @@ class Exchange(Protocol):
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
         """Go on with what `carried` gave, here or, re-cut or added up, elsewhere."""
+
+
+class Around:
+    """An exchange around another one, which does all that a subclass does not."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.optimizer, self.staleness = exchange.optimizer, exchange.staleness
+
+    @property
+    def updates(self) -> int:
+        return self._exchange.updates
+
+    def rest(self) -> None:
+        self._exchange.rest()
+
+    def refresh(self, parameters: Tensor) -> None:
+        self._exchange.refresh(parameters)
+
+    def carried(self) -> Vectors:
+        return self._exchange.carried()
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        self._exchange.carry(vectors)

@@ -15,8 +15,8 @@ from nmt_train.trace import Trace
 class Alone:
     def __init__(self, optimizer: Optimizer, trace: Trace) -> None:
         self.optimizer, self._trace = optimizer, trace
-        self.shard = slice(0, optimizer.parameters.numel())
         self.staleness = Counter[int]()
+        self._owed: Tensor | None = None  # what another mode had not sent yet
 
     @property
     def updates(self) -> int:
@@ -24,6 +24,9 @@ class Alone:
 
     def sync(self, gradient: Tensor, parameters: Tensor) -> None:
         """`parameters` is the vector that the optimiser was made for, so it is up to date as soon as it is updated."""
+        if self._owed is not None:
+            gradient.add_(self._owed)
+            self._owed = None
         with self._trace.span("update"):
             self.optimizer.apply(gradient)
 
@@ -34,7 +37,8 @@ class Alone:
         """They always are the global ones."""
 
     def carried(self) -> Vectors:
-        return {}
+        return {} if self._owed is None else {"residual": self._owed}
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
-        """What another mode carried, residuals for example, is added to no gradient here: it was never part of one."""
+        owed = vectors.get("residual")
+        self._owed = None if owed is None else owed.to(self.optimizer.parameters)

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
-from nmt_train.exchange import Exchange, Vectors
+from nmt_train.exchange import Around, Exchange
 from nmt_train.message import Message
 from nmt_train.wire import Tag, Wire
 
 
-class OneChannel:
+class OneChannel(Around):
     """Any exchange, behind the node's channel."""
 
     def __init__(self, exchange: Exchange, wire: Wire) -> None:
-        self._exchange, self._wire = exchange, wire
-        self.optimizer, self.shard, self.staleness = exchange.optimizer, exchange.shard, exchange.staleness
+        super().__init__(exchange)
+        self._wire = wire
         self._keeper = wire.nodes.index(wire.nodes[wire.rank])
         if self._keeper == wire.rank:
             wire.spawn("channel", self._keep)
-
-    @property
-    def updates(self) -> int:
-        return self._exchange.updates
 
     def sync(self, gradient: Tensor, parameters: Tensor) -> None:
         self._wire.send(self._keeper, Tag.CHANNEL, Message())
@@ -36,15 +30,3 @@ class OneChannel:
             asker, _ = self._wire.receive(None, Tag.CHANNEL).result()
             self._wire.send(asker, Tag.GRANT, Message())
             self._wire.receive(asker, Tag.CHANNEL).result()
-
-    def rest(self) -> None:
-        self._exchange.rest()
-
-    def refresh(self, parameters: Tensor) -> None:
-        self._exchange.refresh(parameters)
-
-    def carried(self) -> Vectors:
-        return self._exchange.carried()
-
-    def carry(self, vectors: Mapping[str, Tensor]) -> None:
-        self._exchange.carry(vectors)

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from nmt_train.exchange import Exchange, Vectors
+from nmt_train.exchange import Around, Exchange
 from nmt_train.message import Message
 from nmt_train.wire import Tag, Wire
 
 _REST = Message((0,))
 
 
-class PerNode:
+class PerNode(Around):
     """Any exchange, used by the first rank of each node for all of the node's ranks.
 
     It waits for the gradients of all that have not said that they rest.
     """
 
     def __init__(self, exchange: Exchange, wire: Wire, parameters: Tensor) -> None:
-        self._exchange, self._wire = exchange, wire
-        self.optimizer, self.shard, self.staleness = exchange.optimizer, exchange.shard, exchange.staleness
+        super().__init__(exchange)
+        self._wire = wire
         node = wire.nodes[wire.rank]
         self._members = [rank for rank, its in enumerate(wire.nodes) if its == node]
         self._received = parameters.clone() if wire.rank == self._members[0] else None
         if self._received is not None:
             wire.spawn("node", self._gather)
-
-    @property
-    def updates(self) -> int:
-        return self._exchange.updates
 
     def sync(self, gradient: Tensor, parameters: Tensor) -> None:
         self._wire.send(self._members[0], Tag.NODE, Message((1,), (gradient,)))
@@ -61,15 +55,9 @@ class PerNode:
 
     def rest(self) -> None:
         self._wire.send(self._members[0], Tag.NODE, _REST)
-        self._exchange.rest()
+        super().rest()
 
     def refresh(self, parameters: Tensor) -> None:
-        self._exchange.refresh(parameters)
+        super().refresh(parameters)
         if self._received is not None:
             self._received.copy_(parameters)
-
-    def carried(self) -> Vectors:
-        return self._exchange.carried()
-
-    def carry(self, vectors: Mapping[str, Tensor]) -> None:
-        self._exchange.carry(vectors)

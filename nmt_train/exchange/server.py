@@ -45,18 +45,18 @@ class Server:
         delay: int = 0,
     ) -> None:
         self._wire, self._trace, self._bypass = wire, trace, config.bypass
-        self.shards = cut(parameters.numel(), wire.nodes)
-        self.shard = self.shards[wire.rank]
+        self._elements = parameters.numel()
+        self.shards = cut(self._elements, wire.nodes)
+        self._shard = self.shards[wire.rank]
         at_worker = optimizer.at == "worker"
-        self.optimizer = (Adder if at_worker else Optimizer)(optimizer, parameters[self.shard].clone())
+        self.optimizer = (Adder if at_worker else Optimizer)(optimizer, parameters[self._shard].clone())
         self._own = Shard(self.optimizer, wire.size, up(), down() if down else None, config.bundle, delay)
         self.staleness = self._own.staleness
         self._lock = wire.lock()
-        residual = torch.zeros_like(parameters) if feedback else None
         self._up: list[Codec] = [
-            Feedback(up(), residual[part].clone()) if residual is not None else up() for part in self.shards
+            Feedback(up(), torch.zeros_like(parameters[part])) if feedback else up() for part in self.shards
         ]
-        self._owed: Tensor | None = None  # a residual, from another layout, for the shard that is now reached directly
+        self._owed: Tensor | None = None  # residuals of other modes and layouts for shards that now get all
         self._local = _OwnOptimizer(optimizer, parameters) if at_worker or config.local_gradient else None
         self._at_worker = at_worker
         self._received = parameters.clone() if config.local_gradient else None
@@ -79,9 +79,12 @@ class Server:
             if self._local is not None:
                 stepped = self._local.step(gradient.clone() if self._received is not None else gradient, received, self.updates)
                 given = torch.sub(stepped, received, out=gradient) if self._at_worker else gradient
+            if self._owed is not None:
+                given.add_(self._owed)
+                self._owed = None
             answers = [(rank, self._push(rank, given)) for rank in self._others]
             if self._bypass:
-                self._push_directly(given[self.shard], received[self.shard])
+                self._push_directly(given[self._shard], received[self._shard])
             for rank, answer in answers:
                 with self._trace.span("waiting"):
                     message = answer.result()[1]
@@ -97,9 +100,6 @@ class Server:
         return self._wire.receive(rank, Tag.ANSWER)
 
     def _push_directly(self, gradient: Tensor, parameters: Tensor) -> None:
-        if self._owed is not None:
-            gradient.add_(self._owed)
-            self._owed = None
         with self._lock, self._trace.span("update"):
             self._own.push_directly(self._wire.rank, gradient)
             self._own.copy_to(self._wire.rank, parameters)
@@ -118,28 +118,34 @@ class Server:
             self._received.copy_(parameters)
 
     def carried(self) -> Vectors:
+        kept = [
+            (place, codec.residual) for place, codec in zip(self.shards, self._up, strict=True) if isinstance(codec, Feedback)
+        ]
         vectors: Vectors = {}
-        if any(isinstance(codec, Feedback) for codec in self._up):
-            parts = [codec.residual for codec in self._up if isinstance(codec, Feedback)]
-            vectors["residual"] = torch.empty(sum(map(len, parts)), device=parts[0].device)
-            for place, part in zip(self.shards, parts, strict=True):
-                vectors["residual"][place] = part
+        if kept or self._owed is not None:
+            vectors["residual"] = (
+                torch.zeros(self._elements, device=self.optimizer.parameters.device)
+                if self._owed is None
+                else self._owed.clone()
+            )
+            for place, residual in kept:
+                vectors["residual"][place] += residual
         if self._local is not None:
-            vectors |= self._local.state()
+            vectors |= self._local.optimizer.packed(_PREFIX)
         return vectors
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
-        residual = vectors.get("residual")
         self._owed = None
-        if residual is not None:
-            for rank, codec in enumerate(self._up):
-                part = residual[self.shards[rank]]
-                if rank == self._wire.rank and self._bypass:
-                    self._owed = part.to(self.optimizer.parameters, copy=True) if part.any() else None
-                elif isinstance(codec, Feedback):
-                    codec.residual.copy_(part)
+        if "residual" in vectors:
+            owed = vectors["residual"].to(self.optimizer.parameters, copy=True)
+            for rank in self._others:
+                codec, place = self._up[rank], self.shards[rank]
+                if isinstance(codec, Feedback):
+                    codec.residual.copy_(owed[place])
+                    owed[place] = 0
+            self._owed = owed if owed.any() else None
         if self._local is not None:
-            self._local.load(vectors)
+            self._local.optimizer.unpack(_PREFIX, vectors, "the worker's optimiser")
 
     @torch.no_grad()
     def _serve(self) -> None:
@@ -165,23 +171,16 @@ class _OwnOptimizer:
 
     def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
         self._scratch = parameters.clone()
-        self._optimizer = Optimizer(config, self._scratch)
+        self.optimizer = Optimizer(config, self._scratch)
         self.last = torch.zeros_like(parameters)
 
     def step(self, gradient: Tensor, start: Tensor, updates: int) -> Tensor:
         """Where one step by `gradient` leads from `start`; `last` is the way there. Both stay valid until the next step."""
         self._scratch.copy_(start)
-        self._optimizer.updates = updates
-        self._optimizer.apply(gradient)
+        self.optimizer.updates = updates
+        self.optimizer.apply(gradient)
         torch.sub(self._scratch, start, out=self.last)
         return self._scratch
-
-    def state(self) -> Vectors:
-        return {_PREFIX + name: vector for name, vector in self._optimizer.packed().items()}
-
-    def load(self, vectors: Mapping[str, Tensor]) -> None:
-        mine = {name.removeprefix(_PREFIX): vector for name, vector in vectors.items() if name.startswith(_PREFIX)}
-        self._optimizer.unpack(mine, "the worker's optimiser")
 
 
 def _on(device: torch.device, message: Message) -> Message:

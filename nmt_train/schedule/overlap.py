@@ -114,11 +114,9 @@ class Overlap:
         self._flat.parameters.copy_(self._received)
 
     def carried(self) -> Vectors:
-        mine = self._local.packed() if self._local is not None else {}
-        return self.exchange.carried() | {_PREFIX + name: vector for name, vector in mine.items()}
+        return self.exchange.carried() | (self._local.packed(_PREFIX) if self._local is not None else {})
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
         self.exchange.carry(vectors)
         if self._local is not None:
-            mine = {name.removeprefix(_PREFIX): vector for name, vector in vectors.items() if name.startswith(_PREFIX)}
-            self._local.unpack(mine, "the worker's local optimiser")
+            self._local.unpack(_PREFIX, vectors, "the worker's local optimiser")
