@@ -140,6 +140,20 @@ def test_residuals_of_a_shard_that_is_now_bypassed_are_not_lost() -> None:
     torch.testing.assert_close(copy, START - 0.1)
 
 
+MAKERS = {"server": lambda wire: server(wire, SGD), "alone": lambda wire: Alone(Optimizer(SGD, START.clone()), Trace(False))}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_another_mode_owed_is_given_once_and_saved_until_then(name: str) -> None:
+    made, copy = MAKERS[name](wires([0])[0]), START.clone()
+    made.carry({"residual": torch.ones(101)})
+    assert torch.equal(made.carried()["residual"], torch.ones(101))
+    for _ in range(2):
+        made.sync(torch.zeros(101), copy)
+        torch.testing.assert_close(made.optimizer.parameters, START - 0.1)
+    assert "residual" not in made.carried()
+
+
 def test_a_bundle_is_one_update_by_the_sum_and_a_rest_of_it_is_not_lost() -> None:
     made, copy = server(wires([0])[0], bundle=2), START.clone()
     one, two, three = gradients(3)

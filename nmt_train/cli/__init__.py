@@ -54,33 +54,23 @@ def _explain(error: Exception) -> tuple[int, str]:
     return 1, f"internal error: {type(error).__name__}: {error}; please report it, with what --debug shows"
 
 
-def positive(text: str) -> int:
-    """An argparse type: a whole number of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
+def bounded(kind: Callable[[str], float], name: str, low: float, high: float = math.inf) -> Callable[[str], float]:
+    """An argparse type: finite numbers of a kind from `low` to `high`; `name` is what argparse calls them."""
+
+    def read(text: str) -> float:
+        value = kind(text)
+        if not math.isfinite(value):
+            raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+        if not low <= value <= high:
+            span = f"at least {low}" if math.isinf(high) else f"between {low} and {high}"
+            raise argparse.ArgumentTypeError(f"{text} is not {span}")
+        return value
+
+    read.__name__ = name
+    return read
 
 
-def threads(text: str) -> int:
-    """An argparse type: a number of threads, 0 for the default."""
-    value = int(text)
-    if not 0 <= value <= 1024:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1024")
-    return value
-
-
-def finite(text: str) -> float:
-    """An argparse type: a number that is neither infinite nor nan."""
-    value = float(text)
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
-    return value
-
-
-def power(text: str) -> float:
-    """An argparse type: the exponent of length normalisation."""
-    value = finite(text)
-    if not 0 <= value <= 10:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 10")
-    return value
+positive = bounded(int, "positive", 1)
+threads = bounded(int, "threads", 0, 1024)
+power = bounded(float, "power", 0, 10)  # the exponent of length normalisation
+finite = bounded(float, "finite", -math.inf)
