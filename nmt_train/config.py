@@ -30,6 +30,7 @@ from nmt_train.section import STRICT
 from nmt_train.stop import StopConfig
 from nmt_train.validate import ValidationConfig
 from nmt_train.wire import WireConfig
+from nmt_train.yaml_file import Loader, read
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -82,17 +83,6 @@ HARMLESS = (
 _SECTIONS = TypeAdapter(Config)
 
 
-class _Loader(yaml.SafeLoader):
-    """Scalars stay as they are written, but for null: their types are the keys', not YAML's, which makes `1.10` a number,
-    `no` a truth value and `2026-01-01` a date."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag == "tag:yaml.org,2002:null"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
 @dataclasses.dataclass(frozen=True)
 class Key:
     """One leaf of the configuration, `name` dotted."""
@@ -128,10 +118,10 @@ def load(files: Sequence[str], overrides: Mapping[str, str]) -> Config:
     values: dict[str, Any] = {}
     where: dict[str, str] = {}
     for file in files:
-        _merge(values, _read(Path(file), where))
+        _merge(values, read(Path(file), where, "give an existing YAML file to --config"))
     for name, text in overrides.items():
         try:
-            value = yaml.load(text, _Loader)
+            value = yaml.load(text, Loader)
         except (yaml.YAMLError, RecursionError):
             value = text
         nested: Any = value
@@ -204,47 +194,6 @@ def differences(old: dict[str, Any], new: Config) -> list[str]:
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name) and not name.startswith(HARMLESS)
     ]
-
-
-def _read(path: Path, where: dict[str, str]) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, _Loader)
-        values = yaml.load(text, _Loader)
-        _locate(node, path, "", where)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give an existing YAML file to --config") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8; save the file as UTF-8") from None
-    except RecursionError:
-        raise UserError(f"{path}: nested too deeply, or in itself; write the keys that nmt-train --help lists") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise UserError(f"{path}{line}: not YAML: {getattr(error, 'problem', None) or error}; mend the line") from None
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: holds no keys; write `key: value` lines")
-    return values
-
-
-def _locate(node: Any, path: Path, prefix: str, where: dict[str, str]) -> None:
-    """Remember each key's file and line; refuse one given twice, which YAML itself lets pass."""
-    if not isinstance(node, yaml.MappingNode):
-        return
-    seen: set[str] = set()
-    for key, value in node.value:
-        name = f"{prefix}{key.value}"
-        place = f"{path}, line {key.start_mark.line + 1}"
-        if "." in str(key.value):
-            *outer, inner = name.split(".")
-            raise UserError(f"{place}: {name}: in a file keys are nested, not dotted: write `{inner}:` below `{outer[-1]}:`")
-        if name in seen:
-            raise UserError(f"{place}: {name} is given twice; remove one")
-        seen.add(name)
-        where[name] = place
-        _locate(value, path, f"{name}.", where)
 
 
 def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:

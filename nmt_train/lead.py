@@ -70,7 +70,7 @@ class Leader:
         self._count()
         if snapshot.stages:
             self._saved = (snapshot.numbers["updates"], snapshot.stages[-1])
-        self._progress.start_clock()
+        self._progress.start_clock(self._wire.now)
 
     def first(self) -> None:
         """What a signal had put off, before the first batch."""

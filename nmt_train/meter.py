@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ class Meter:
         self._before: list[dict[str, Any]] = [{} for _ in range(size)]
         self._others = 0  # tokens that other ranks have reported since the last line
         self._words = [0] * size
-        self._since = time.perf_counter()
+        self._since = worker.wire.now()
 
     def report(self, rank: int, words: int, totals: dict[str, Any]) -> None:
         """Totals as `Worker.measured` gives them; `words` since the last report."""
@@ -35,7 +34,7 @@ class Meter:
 
     def log(self, log: Log, progress: Progress, words: int) -> None:
         """One line, and one event, for the time since the last call; `words` of all ranks together."""
-        now = time.perf_counter()
+        now = self._worker.wire.now()
         seconds, self._since = max(now - self._since, 1e-9), now
         self.report(0, words - self._others, self._worker.measured())
         ranks = [

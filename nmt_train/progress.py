@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -43,7 +44,8 @@ class Progress:
     logged_seconds: float = 0.0
     _epoch_is_over: bool = field(default=True, repr=False)
     _waiting: list[tuple[Tensor, int]] = field(default_factory=list, repr=False)
-    _last: float = field(default_factory=time.perf_counter, repr=False)
+    _now: Callable[[], float] = field(default=time.perf_counter, repr=False)
+    _last: float = field(default=0.0, repr=False)
 
     def advance(self, loss: Tensor, batch: Batch) -> None:
         """Count one batch. `loss`, its mean cost per token, is read only when logged, so that a GPU need not be waited for."""
@@ -83,15 +85,15 @@ class Progress:
 
     def tick(self, training: bool) -> None:
         """Add the time since the last tick to the clocks."""
-        now = time.perf_counter()
+        now = self._now()
         self.seconds += now - self._last
         if training:
             self.training_seconds += now - self._last
         self._last = now
 
-    def start_clock(self) -> None:
-        """Time from here on counts."""
-        self._last = time.perf_counter()
+    def start_clock(self, now: Callable[[], float]) -> None:
+        """Time from here on counts, in seconds of this clock."""
+        self._now, self._last = now, now()
 
     def mean_cost(self) -> float:
         """Cost per target token since the last `logged`."""
@@ -120,9 +122,9 @@ class Progress:
         return Mark(self.epochs, self.updates, self.tokens, self.seconds)
 
     def __post_init__(self) -> None:
-        self._epoch_is_over = not self.batches
+        self._epoch_is_over, self._last = not self.batches, self._now()
 
     def state(self) -> dict[str, Any]:
         """The counters as JSON, from which `Progress(**state)` goes on."""
         self.mean_cost()
-        return {name: value for name, value in asdict(self).items() if not name.startswith("_")}
+        return {kept.name: getattr(self, kept.name) for kept in fields(self) if not kept.name.startswith("_")}

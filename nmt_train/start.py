@@ -1,4 +1,4 @@
-"""Begin a run, or continue it where it stopped; and sum it up at the end."""
+"""Start training: alone or with other ranks, which must first find that they mean the same."""
 
 from __future__ import annotations
 
@@ -9,25 +9,15 @@ from typing import Any
 
 import torch
 
-from nmt_train import __version__, checkpoint, device, launch, modes
+from nmt_train import __version__, device, launch, modes
 from nmt_train import config as configuration
-from nmt_train.checkpoint import Checkpoint
+from nmt_train.begin import follow, lead, opened
 from nmt_train.config import Config
 from nmt_train.corpus.store import Store, open_store
-from nmt_train.corpus.text import read_lines, read_pairs, sides
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.corpus.vocabulary import train as train_vocabulary
 from nmt_train.errors import UserError
-from nmt_train.follow import Follower
-from nmt_train.lead import Leader, handling
-from nmt_train.log import Log, rewind_metrics
+from nmt_train.lead import handling
 from nmt_train.message import Message, from_bytes, from_json, to_bytes, to_json
-from nmt_train.progress import Progress
-from nmt_train.run import Run
-from nmt_train.state import Snapshot, State
-from nmt_train.stop import Patience
-from nmt_train.train import Worker
-from nmt_train.validate import TestSet
 from nmt_train.wire import Aborted, Tag, Wire, WireConfig, describe
 from nmt_train.wire.threads import ThreadWire
 
@@ -76,41 +66,9 @@ def _wire(config: WireConfig) -> Wire:
 def _lead(config: Config, wire: Wire, force: bool, overwrite: bool) -> int:
     own = device.prepare(config.devices, config.threads, wire.nodes, wire.rank)
     modes.check(config, wire.nodes)
-    _check_early(config)
-    run = Run.open(Path(config.run).expanduser())
-    try:
-        saved, damaged = (None, []) if overwrite else _newest(run)
-        if saved is not None:
-            _compare(saved, config, force)
-        vocabulary = _vocabulary(run, config, saved, overwrite)
-        store = open_store(config.corpus.train, "corpus.train", vocabulary, run.folder / "store")
-        _agree(config, wire, vocabulary, store)
-        worker = Worker(config, wire, own, vocabulary, store)
-        test_set = TestSet(config.corpus.valid, "corpus.valid", vocabulary)
-        state = State(Progress(), Patience(config.stop))
-        if saved is not None:
-            snapshot = state.load(saved, worker.flat, bool(config.optimizer.smoothing), vocabulary)
-        else:
-            fresh = {"updates": 0, "factor": 1.0, "torch": {}}
-            snapshot = Snapshot({"parameters": worker.flat.parameters.clone()}, fresh, [], [], [])
-        if overwrite:
-            run.empty()
-        run.begin(configuration.to_yaml(config), vocabulary.model)
-        rewind_metrics(run.folder / "metrics.jsonl", state.progress.updates)
-        log = Log.open(run.folder, config.log)
-        try:
-            leader = Leader(worker, run, log, state, test_set)
-            leader.begin(snapshot)
-            _introduce(worker, log, saved, damaged)
-            with leader.signals():
-                leader.first()
-                worker.run(leader)
-            _summary(leader, state, run, log)
-        finally:
-            log.close()
-    finally:
-        run.close()
-    return 128 + leader.signal if leader.signal and wire.size == 1 else 0
+    with opened(config, force, overwrite) as ready:
+        _agree(config, wire, ready.vocabulary, ready.store)
+        return lead(config, wire, own, ready)
 
 
 def _follow(config: Config, wire: Wire) -> int:
@@ -124,12 +82,7 @@ def _follow(config: Config, wire: Wire) -> int:
         if first == wire.rank and wire.nodes[rank] == wire.nodes[first]:
             wire.send(rank, Tag.HELLO, Message())
     wire.send(0, Tag.HELLO, from_json(_identity(config, store)))
-    worker = Worker(config, wire, own, vocabulary, store)
-    follower = Follower(worker)
-    with handling(follower.ask):
-        follower.begin()
-        worker.run(follower)
-    return 0
+    return follow(config, wire, own, vocabulary, store, handling)
 
 
 def _agree(config: Config, wire: Wire, vocabulary: Vocabulary, store: Store) -> None:
@@ -174,80 +127,3 @@ def _identity(config: Config, store: Store) -> dict[str, Any]:
         "version": __version__, "code (its checksum)": code.hexdigest()[:12], **same,
         "corpus.train (pairs)": len(store), "corpus.train (checksum)": store.checksum(),
     }  # fmt: skip
-
-
-def _check_early(config: Config) -> None:
-    """What would be a pity to find only after a vocabulary was trained and a corpus tokenised."""
-    for path in (path for side in sides(config.corpus.train, "corpus.train") for path in side):
-        next(read_lines(path), None)
-    for _ in read_pairs(config.corpus.valid, "corpus.valid"):
-        pass
-
-
-def _introduce(worker: Worker, log: Log, saved: Checkpoint | None, damaged: list[str]) -> None:
-    for complaint in damaged:
-        log.say(f"warning: {complaint}")
-    config, batches, wire = worker.config, worker.batches, worker.wire
-    where = "" if wire.size == 1 else f", {wire.size} ranks on {', '.join(dict.fromkeys(wire.hosts))}"
-    log.say(
-        f"{worker.flat.parameters.numel():,} parameters, {len(worker.vocabulary):,} pieces, mode {config.mode} on"
-        f" {worker.device}, {config.precision}, {torch.get_num_threads()} threads{where}"
-    )
-    log.say(f"corpus: {len(batches):,} pairs; left out: {batches.left_out}; tokenised in {batches.store.path}")
-    if saved is not None:
-        log.say(f"continuing from {saved.path} at update {worker.progress.updates:,}")
-
-
-def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that passes verification, and what is wrong with newer ones."""
-    damaged: list[str] = []
-    for path in reversed(run.checkpoints()):
-        try:
-            return checkpoint.load(path), damaged
-        except UserError as error:
-            damaged.append(str(error))
-    if damaged:
-        raise UserError(f"{damaged[0]}; no checkpoint of the run is whole: start anew with --overwrite")
-    return None, []
-
-
-def _compare(saved: Checkpoint, config: Config, force: bool) -> None:
-    changed = configuration.differences(saved.facts["config"], config)
-    if changed and not force:
-        raise UserError(
-            f"run: {config.run} was started with another configuration: {'; '.join(changed)}; restore it, choose another run"
-            " folder, or continue all the same with --force"
-        )
-
-
-def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: bool) -> Vocabulary:
-    """The run's vocabulary: the one it has (unless it is to be forgotten), else a given one, else one trained on the corpus."""
-    path, wanted = run.folder / "vocabulary.model", config.corpus.vocabulary
-    given = Vocabulary.load(wanted.path) if wanted.path else None
-    if overwrite or not path.exists():
-        return given or (saved.vocabulary() if saved else train_vocabulary(config.corpus))
-    vocabulary = Vocabulary.load(path)
-    if given is not None and given.digest != vocabulary.digest:
-        raise UserError(
-            f"corpus.vocabulary.path: {wanted.path} is not the vocabulary that run {run.folder} began with ({path})"
-        )
-    if given is None and saved is None and len(vocabulary) != wanted.size:
-        raise UserError(
-            f"{path}: has {len(vocabulary)} pieces, but corpus.vocabulary.size is {wanted.size}; delete it, or name it as"
-            " corpus.vocabulary.path"
-        )
-    return vocabulary
-
-
-def _summary(leader: Leader, state: State, run: Run, log: Log) -> None:
-    progress, say, folder = state.progress, log.say, run.folder
-    hours, seconds = divmod(round(progress.seconds), 3600)
-    say(f"stopped: {leader.reason}")
-    for metric, verdict in state.patience.verdicts.items():
-        say(f"best {metric} {verdict.best:.4f}: {folder / f'best-{metric}'}")
-    say(
-        f"{progress.updates:,} updates, {progress.epochs} epochs, {progress.tokens:,} words in"
-        f" {hours}:{seconds // 60:02}:{seconds % 60:02}, {progress.tokens / max(progress.training_seconds, 1e-9):.0f} words/s"
-        " without validation"
-    )
-    say(f"everything is in {folder}; translate with: nmt-translate --model {folder} < in > out")

@@ -3,38 +3,56 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 Span = tuple[str, str, float, float, int]  # name, thread, start and end in seconds on the trace's clock, update
+
+
+class Clock(Protocol):
+    """What spans are measured on: the machine's clock and threads, or those of a simulated cluster."""
+
+    def now(self) -> float:
+        """Seconds."""
+
+    def task(self) -> str:
+        """The name of what runs: a thread's."""
+
+    def spend(self, name: str, work: float) -> None:
+        """Work of this kind was done: where computing takes no time by itself, let the time pass that it would take."""
 
 
 class Trace:
     """Adds up the seconds of every kind of span in `spent`, by thread and name; keeps the spans themselves if `keep`."""
 
-    def __init__(self, keep: bool, settle: Callable[[], None] | None = None) -> None:
+    def __init__(self, keep: bool, clock: Clock, settle: Callable[[], None] | None = None) -> None:
         """`settle` waits for a device's queued work, so that kept spans time the work."""
-        self.now: Callable[[], float] = _Clock().now
-        self.update = 0
+        self._clock, self.update = clock, 0
         self.spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._keep, self._settle = keep, settle if keep else None
         self._spans: list[Span] = []
 
     @contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        """A context whose duration is recorded under `name` for the current thread."""
-        start = self.now()
+    def span(self, name: str, work: float = 0.0) -> Iterator[None]:
+        """A context whose duration is recorded under `name` for the current thread.
+
+        work: how much is computed in it, if anything: target tokens of a batch, elements of a vector.
+        """
+        start = self._clock.now()
         try:
             yield
+        except BaseException:
+            work = 0.0
+            raise
         finally:
             if self._settle is not None:
                 self._settle()
-            self.add(name, threading.current_thread().name, start, self.now())
+            if work:
+                self._clock.spend(name, work)
+            self.add(name, self._clock.task(), start, self._clock.now())
 
     def add(self, name: str, thread: str, start: float, end: float) -> None:
         """Record a span that has been timed elsewhere."""
@@ -46,16 +64,6 @@ class Trace:
         """The spans since the last call."""
         spans, self._spans = self._spans, []
         return spans
-
-
-class _Clock:
-    """Seconds since 1970 that never run backwards, so that spans of several starts and hosts lie on one axis."""
-
-    def __init__(self) -> None:
-        self._epoch = time.time() - time.perf_counter()
-
-    def now(self) -> float:
-        return self._epoch + time.perf_counter()
 
 
 def write_spans(folder: Path, rank: int, node: int, spans: Iterable[Span]) -> None:

@@ -50,8 +50,8 @@ class Worker:
         if wire.rank:
             torch.manual_seed(config.seed + 0x9E3779B9 * wire.rank)  # every worker drops out others
         self.flat = Flat(self.model)
-        self.trace = Trace(config.trace, torch.cuda.synchronize if own.type == "cuda" else None)
-        self.trace.now, wire.observe = wire.now, self.trace.add
+        self.trace = Trace(config.trace, wire, torch.cuda.synchronize if own.type == "cuda" else None)
+        wire.observe = self.trace.add
         self.schedule = modes.build(mode, config, self.flat, wire, self.trace)
         self.batches = Batches(store, config.corpus, config.batch, vocabulary, config.seed)
         self.progress, self.position, self.deal = Progress(), Position(), Deal(wire.rank, wire.size)
@@ -65,9 +65,9 @@ class Worker:
             batch, last = next(stream)
             updated = False
             if batch is not None:
-                with trace.span("forward"), device.autocast(self.device, self.config.precision):
+                with trace.span("forward", batch.target_tokens), device.autocast(self.device, self.config.precision):
                     loss = self.model.loss(batch.to(self.device))
-                with trace.span("backward"):
+                with trace.span("backward", batch.target_tokens):
                     loss.backward()
                 try:
                     updated = schedule.step()

@@ -7,41 +7,20 @@ import sys
 from collections.abc import Sequence
 
 from nmt_train import cli, config, launch
+from nmt_train.cli import settings
 from nmt_train.errors import UserError
 
 
 def parser() -> cli.Parser:
-    """One option per configuration key, named by its dotted path."""
-    described = "Train a translation model; the same command continues a run that was interrupted."
-    options = cli.Parser(prog="nmt-train", allow_abbrev=False, description=described)
-    options.add_argument("--config", action="append", default=[], metavar="FILE", help="YAML file; later ones override")
-    options.add_argument("--print-config", action="store_true", help="print the whole resolved configuration and exit")
-    options.add_argument("--force", action="store_true", help="continue a run although its configuration changed")
-    options.add_argument("--overwrite", action="store_true", help="forget what the run folder holds and start anew")
-    options.add_argument("--debug", action="store_true", help="show the stack of an error")
-    group = options.add_argument_group("run")
-    for key in config.entries():
-        if isinstance(key, str):
-            name, _, description = key.partition(": ")
-            group = options.add_argument_group(name, description.replace("%", "%%"))
-            continue
-        default = "required" if key.required else f"default: {config.shown(key.default)}"
-        text = f"{key.description} ({default})".replace("%", "%%")
-        const = {"nargs": "?", "const": "true"} if key.type == "<class 'bool'>" else {}
-        group.add_argument(f"--{key.name}", dest=key.name, metavar="X", help=text, **const)  # type: ignore[arg-type]
+    options = settings.parser("nmt-train", "Train a translation model; the same command continues a run that was interrupted.")
+    settings.add_keys(options)
     return options
 
 
 def command(arguments: Sequence[str]) -> int:
-    given, rest = parser().parse_known_args(arguments)
-    if rest:
-        stray = rest[0].split("=")[0]
-        if stray.startswith("--"):
-            raise UserError(f"command line: {config.unknown(stray.removeprefix('--'))}")
-        raise UserError(f"command line: {stray!r} belongs to no option; a list is written as one word: '[a, b]'")
-    overrides = {name: text for name, text in vars(given).items() if name in config.leaves() and text is not None}
+    given = settings.parse(parser(), arguments)
     try:
-        resolved = config.load(given.config, overrides)
+        resolved = settings.resolve(given)
         if given.print_config:
             print(config.to_yaml(resolved), end="")
             return 0

@@ -27,7 +27,7 @@ class Alone:
         if self._owed is not None:
             gradient.add_(self._owed)
             self._owed = None
-        with self._trace.span("update"):
+        with self._trace.span("update", gradient.numel()):
             self.optimizer.apply(gradient)
 
     def rest(self) -> None:

@@ -22,7 +22,6 @@ from nmt_train.optim import Adder, Optimizer, OptimizerConfig
 from nmt_train.trace import Trace
 from nmt_train.wire import Tag, Wire
 
-_GRADIENT, _PULL = 0, 1
 _PREFIX = "optimizer."  # of the vectors of a worker's own optimiser
 
 
@@ -66,6 +65,7 @@ class Server:
             rank for rank in self._others if rank <= wire.rank
         ]
         wire.spawn("server", self._serve)
+        wire.spawn("pulls", self._show)
 
     @property
     def updates(self) -> int:
@@ -88,19 +88,20 @@ class Server:
             for rank, answer in answers:
                 with self._trace.span("waiting"):
                     message = answer.result()[1]
-                with self._trace.span("decode"):
+                with self._trace.span("decode", received[self.shards[rank]].numel()):
                     self._own.bring(_on(received.device, message), received[self.shards[rank]])
             if self._received is not None and self._local is not None:
                 parameters.copy_(received).add_(self._local.last)
 
     def _push(self, rank: int, gradient: Tensor) -> Any:
-        with self._trace.span("encode"):
-            message = self._up[rank].encode(gradient[self.shards[rank]], self.updates)
-        self._wire.send(rank, Tag.PUSH, message.and_numbers(_GRADIENT))
+        part = gradient[self.shards[rank]]
+        with self._trace.span("encode", part.numel()):
+            message = self._up[rank].encode(part, self.updates)
+        self._wire.send(rank, Tag.PUSH, message)
         return self._wire.receive(rank, Tag.ANSWER)
 
     def _push_directly(self, gradient: Tensor, parameters: Tensor) -> None:
-        with self._lock, self._trace.span("update"):
+        with self._lock, self._trace.span("update", gradient.numel()):
             self._own.push_directly(self._wire.rank, gradient)
             self._own.copy_to(self._wire.rank, parameters)
 
@@ -111,9 +112,9 @@ class Server:
     def refresh(self, parameters: Tensor) -> None:
         everybody = range(self._wire.size)
         for rank in everybody:
-            self._wire.send(rank, Tag.PUSH, Message((_PULL,)))
+            self._wire.send(rank, Tag.PULL, Message())
         for rank in everybody:
-            parameters[self.shards[rank]].copy_(self._wire.receive(rank, Tag.ANSWER).result()[1].tensors[0])
+            parameters[self.shards[rank]].copy_(self._wire.receive(rank, Tag.PULLED).result()[1].tensors[0])
         if self._received is not None:
             self._received.copy_(parameters)
 
@@ -153,17 +154,21 @@ class Server:
         parameters = self.optimizer.parameters
         while True:
             source, message = self._wire.receive(None, Tag.PUSH).result()
-            if message.numbers[0] == _PULL:
-                with self._lock:
-                    self._wire.send(source, Tag.ANSWER, Message((), (self._own.pull(source),)))
-                continue
-            gradient = _on(parameters.device, message.without_numbers(1))
+            gradient = _on(parameters.device, message)
             with self._lock:
-                with self._trace.span("update"):
+                with self._trace.span("update", parameters.numel()):
                     self._own.push(source, gradient)
-                with self._trace.span("encode"):
+                with self._trace.span("encode", parameters.numel()):
                     answer = self._own.answer(source)
             self._wire.send(source, Tag.ANSWER, answer)
+
+    @torch.no_grad()
+    def _show(self) -> None:
+        """Give the parameters as they are to whoever asks, until the wire is closed."""
+        while True:
+            source, _ = self._wire.receive(None, Tag.PULL).result()
+            with self._lock:
+                self._wire.send(source, Tag.PULLED, Message((), (self._own.pull(source),)))
 
 
 class _OwnOptimizer:

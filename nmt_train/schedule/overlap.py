@@ -71,7 +71,7 @@ class Overlap:
         gradient = self._flat.gradient
         steps, self._steps = self._steps, 0
         try:
-            with self._trace.span("swap"):
+            with self._trace.span("swap", gradient.numel()):
                 self.gradient_norm = clip(gradient, self._clip_norm, steps)
                 if steps > 1:
                     gradient.mul_(steps)  # a sum, as the thesis has it, but clipped as the mean is

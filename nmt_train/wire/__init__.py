@@ -35,15 +35,25 @@ class WireConfig:
 class Tag(IntEnum):
     """Kinds of messages; traffic is counted by them."""
 
-    PUSH = 1  # a worker's gradient (or update) for a shard, or its wish for the parameters as they are
+    PUSH = 1  # a worker's gradient (or update) for a shard
     ANSWER = 2  # a shard's parameters or delta for a worker
     NODE = 3  # gradients and parameters between the ranks of a node
     CHANNEL = 4  # a rank asks to communicate for its node, or has done
     GRANT = 9  # it may
     STATE = 5  # parameters, optimiser states and residuals, to and from rank 0
+    PULL = 10  # a worker's wish for a shard's parameters as they are, while all rest
+    PULLED = 11  # these
     CONTROL = 6  # what rank 0 decides
     REPORT = 7  # what the others have done
     HELLO = 8  # the comparison at the start
+
+
+OF_MODEL = frozenset({Tag.PUSH, Tag.ANSWER, Tag.NODE, Tag.GRANT})  # what training itself sends: long as the model is large
+# What spans call messages that arrive (True) or leave.
+NAMES = {
+    (Tag.PUSH, True): "receive gradients", (Tag.ANSWER, False): "send parameters",
+    (Tag.PUSH, False): "send gradients", (Tag.ANSWER, True): "receive parameters",
+}  # fmt: skip
 
 
 class Lost(UserError):
@@ -103,7 +113,13 @@ class Wire(Protocol):
     def lock(self) -> AbstractContextManager[Any]: ...
 
     def now(self) -> float:
-        """Seconds since 1970 on rank 0's clock, never running backwards."""
+        """Seconds on rank 0's clock (real ones: since 1970), never running backwards."""
+
+    def task(self) -> str:
+        """The name of the task that calls; a rank's first is MainThread."""
+
+    def spend(self, name: str, work: float) -> None:
+        """Work of this kind was done: target tokens of a batch, elements of a vector (see `Trace.span`)."""
 
     def close(self) -> None:
         """End together with the other ranks: call it when no message is under way."""

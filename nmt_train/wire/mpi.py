@@ -25,7 +25,7 @@ from torch import Tensor
 
 from nmt_train.errors import UserError
 from nmt_train.message import Message
-from nmt_train.wire import Aborted, Lost, Tag, WireConfig
+from nmt_train.wire import NAMES, Aborted, Lost, Tag, WireConfig
 from nmt_train.wire.frame import contents, pack, unpack
 from nmt_train.wire.meet import meet
 from nmt_train.wire.threads import ThreadWire
@@ -36,10 +36,6 @@ _SLOTS = 30_000  # every MPI allows tags up to 32,767
 _BEAT, _ABORT, _PATIENCE = 0, 255, 10.0
 _BEATS = 8  # signs of life within a deadline
 _KINDS = frozenset(Tag)
-_NAMES = {
-    (Tag.PUSH, True): "receive gradients", (Tag.ANSWER, False): "send parameters",
-    (Tag.PUSH, False): "send gradients", (Tag.ANSWER, True): "receive parameters",
-}  # fmt: skip
 
 
 @dataclass
@@ -234,7 +230,7 @@ class Mpi(ThreadWire):
 
     def _timed(self, tag: int, arrives: bool, finish: Callable[[], None]) -> Callable[[], None]:
         """`finish`, told to whoever observes transfers of this kind."""
-        name, observe = _NAMES.get((Tag(tag), arrives)) if tag in _KINDS else None, self.observe
+        name, observe = NAMES.get((Tag(tag), arrives)) if tag in _KINDS else None, self.observe
         if name is None or observe is None:
             return finish
         start = self.now()

@@ -133,6 +133,12 @@ class ThreadWire:
     def now(self) -> float:
         return _EPOCH + time.perf_counter() + self.offset
 
+    def task(self) -> str:
+        return threading.current_thread().name
+
+    def spend(self, name: str, work: float) -> None:
+        """Time passes by itself."""
+
     def close(self) -> None:
         self._closed = True
 

@@ -1,0 +1,97 @@
+"""Things that are shared while they are used: a network card's directions by its transfers, a device by its tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import simpy
+
+SECOND = 1_000_000_000  # of the virtual clock, which counts nanoseconds: whole numbers, so that sums are exact
+_LAST = 10  # a priority: after everything else of the same instant
+
+
+class Capacity:
+    """`rate` units per second, divided equally among all that use it."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self.uses: dict[Use, None] = {}  # in order of arrival
+
+    def share(self) -> float:
+        return self.rate / len(self.uses)
+
+
+class Use(simpy.Event):
+    """An amount that is served by all of `capacities` at once, at the least of their shares; triggers when it is."""
+
+    def __init__(self, shares: Shares, amount: float, capacities: Sequence[Capacity]) -> None:
+        super().__init__(shares.env)
+        self.capacities, self._shares = capacities, shares
+        self._left, self._rate, self._since = amount, 0.0, int(shares.env.now)
+        self._alarm: int | None = None  # when it will next be looked at
+
+    def adjust(self) -> None:
+        """Go on at the rate that there is now."""
+        now = int(self.env.now)
+        self._left = max(0.0, self._left - self._rate * (now - self._since) / SECOND)
+        self._since, self._rate = now, min(capacity.share() for capacity in self.capacities)
+        end = self._end()
+        if end is not None and (self._alarm is None or end < self._alarm):
+            self._alarm = end
+            self.env.timeout(end - now).callbacks.append(self._look)
+
+    def _end(self) -> int | None:
+        """When it is served, if nothing changes; None: never."""
+        if not self._left:
+            return self._since
+        return self._since + math.ceil(self._left * SECOND / self._rate - 1e-6) if self._rate else None
+
+    def _look(self, event: simpy.Event) -> None:
+        now = int(self.env.now)
+        if self.triggered or now != self._alarm:
+            return  # done, or to be looked at sooner
+        end = self._end()
+        self._alarm = None
+        if end is not None and end <= now:
+            self._shares.end(self)
+        elif end is not None:
+            self._alarm = end
+            self.env.timeout(end - now).callbacks.append(self._look)
+
+
+class Shares:
+    """Keeps the rates of everything in use; those that a change touches are adjusted once per instant."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self.env = env
+        self._changed: dict[Capacity, None] = {}
+
+    def use(self, amount: float, *capacities: Capacity) -> Use:
+        use = Use(self, amount, capacities)
+        for capacity in capacities:
+            capacity.uses[use] = None
+            self.change(capacity)
+        return use
+
+    def end(self, use: Use) -> None:
+        for capacity in use.capacities:
+            capacity.uses.pop(use, None)
+            self.change(capacity)
+        if not use.triggered:
+            use.succeed()
+
+    def change(self, capacity: Capacity) -> None:
+        """Its rate or its uses are other ones."""
+        if not self._changed:
+            event = simpy.Event(self.env)
+            event._ok, event._value = True, None
+            event.callbacks.append(self._adjust)
+            self.env.schedule(event, priority=_LAST)
+        self._changed[capacity] = None
+
+    def _adjust(self, event: simpy.Event) -> None:
+        touched = dict.fromkeys(use for capacity in self._changed for use in capacity.uses)
+        self._changed.clear()
+        for use in touched:
+            use.adjust()

@@ -1,0 +1,88 @@
+"""What a simulated cluster is to its ranks: how long work and messages take, what they share, and what goes wrong when."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nmt_train.cluster import ClusterConfig, DeviceConfig
+from nmt_train.wire.fluid import Capacity
+
+if TYPE_CHECKING:
+    from nmt_train.wire.virtual import Engine
+
+_BY_TOKENS = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Route:
+    """What a message passes, all at once, and how long its last byte is then on its way."""
+
+    capacities: tuple[Capacity, ...]
+    latency: float
+
+
+class Network:
+    """The cluster of a file, in motion. `scale`: elements charged for each element that there is."""
+
+    def __init__(self, cluster: ClusterConfig, elements: int, deadline: float, shuffle_seed: int | None = None) -> None:
+        self.cluster, self.nodes = cluster, cluster.ranks()
+        self.scale = cluster.scale.parameters / elements if cluster.scale else 1.0
+        self._costs, self._deadline = cluster.device or DeviceConfig(), deadline
+        self.devices = [Capacity(1.0) for _ in self.nodes]
+        self._out, self._in = ([Capacity(cluster.inside.bandwidth) for _ in self.nodes] for _ in range(2))
+        self._cards_out, self._cards_in = ([Capacity(cluster.network.bandwidth) for _ in cluster.nodes] for _ in range(2))
+        self._slower = defaultdict(lambda: 1.0, {straggler.rank: straggler.factor for straggler in cluster.stragglers})
+        self._random = [np.random.default_rng([cluster.seed, rank]) for rank in range(len(self.nodes))]
+        self._shuffle = None if shuffle_seed is None else np.random.default_rng(shuffle_seed)
+
+    def seconds(self, rank: int, name: str, work: float) -> float:
+        """How long work of this kind would take a rank's device if it did nothing else."""
+        cost = getattr(self._costs, name, None)
+        if cost is None:
+            return 0.0
+        seconds = cost.of(work if name in _BY_TOKENS else work * self.scale) * self._slower[rank]
+        if self.cluster.jitter:
+            seconds *= max(0.0, 1 + self.cluster.jitter * self._random[rank].standard_normal())
+        return float(seconds)
+
+    def route(self, start: int, end: int) -> Route:
+        one, other = self.nodes[start], self.nodes[end]
+        if start == end:
+            return Route((), 0.0)
+        if one == other:
+            return Route((self._out[start], self._in[end]), self.cluster.inside.latency)
+        return Route((self._cards_out[one], self._cards_in[other]), self.cluster.network.latency)
+
+    def delay(self, start: int, end: int) -> float:
+        """How much later than the route says a message comes."""
+        late = 0.0
+        if self.nodes[start] != self.nodes[end]:
+            while self.cluster.loss and self._random[start].random() < self.cluster.loss:
+                late += self.cluster.resend
+        if self._shuffle is not None and start != end:
+            late += self._shuffle.random() * (self._costs.forward.of(1000) + self._costs.backward.of(1000))
+        return late
+
+    def watch(self, engine: Engine) -> None:
+        """Let happen what the cluster file says goes wrong."""
+        for cut in self.cluster.cuts:
+            engine.after(cut.at, lambda event, node=cut.node: self._cards(engine, node, 0.0))
+            engine.after(cut.until, lambda event, node=cut.node: self._cards(engine, node, self.cluster.network.bandwidth))
+            if cut.until - cut.at > self._deadline:
+                engine.after(cut.at + self._deadline, lambda event, node=cut.node: engine.give_up(node, self._deadline))
+        for crash in self.cluster.crashes:
+            engine.after(crash.at, lambda event, node=crash.node: self._crash(engine, node))
+            engine.after(crash.at + self._deadline, lambda event, node=crash.node: engine.give_up(node, self._deadline))
+
+    def _crash(self, engine: Engine, node: int) -> None:
+        self._cards(engine, node, 0.0)
+        engine.kill(node)
+
+    def _cards(self, engine: Engine, node: int, rate: float) -> None:
+        for card in (self._cards_out[node], self._cards_in[node]):
+            card.rate = rate
+            engine.shares.change(card)

@@ -1,0 +1,379 @@
+"""The wire of a simulated cluster: all ranks in one process, on a clock that only what they do moves.
+
+Tasks are greenlets: the blocking code of worker, schedule, exchange and server runs as it is, and where it waits, another task
+goes on. Computation takes no virtual time by itself; `spend` says how long it would have taken.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import simpy
+import torch
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from nmt_train.errors import UserError
+from nmt_train.message import Message
+from nmt_train.wire import NAMES, OF_MODEL, Aborted, Lost, Tag, describe
+from nmt_train.wire.fluid import SECOND, Shares
+
+if TYPE_CHECKING:
+    from nmt_train.cluster import Network
+
+Mail = tuple[int, Message]
+
+
+class Task(greenlet):
+    """A greenlet with a name, on one rank; `waits_for` says what, while it waits."""
+
+    def __init__(self, engine: Engine, wire: VirtualWire, name: str, function: Callable[[], Any]) -> None:
+        super().__init__(self._run, engine.hub)
+        self._engine, self.wire, self.name, self._function = engine, wire, name, function
+        self.waits_for: str | None = None
+        self._awaited: simpy.Event | None = None
+        self.receipt = Receipt(engine, f"the end of {name}")
+        engine.soon(self._enter)
+
+    def _run(self) -> None:
+        try:
+            self.receipt.set(self._function())
+        except GreenletExit:
+            pass
+        except BaseException as error:
+            if not isinstance(error, Aborted):
+                self.wire.fail(error)
+            self.receipt.set_exception(error)
+        finally:
+            self._engine.tasks.pop(self, None)
+
+    def wait(self, event: simpy.Event, what: str) -> None:
+        """Let other tasks go on until `event` has happened; what torch keeps per thread is this task's again then."""
+        self.wire.check()
+        gradients = torch.is_grad_enabled()
+        self._awaited, self.waits_for = event, what
+        event.callbacks.append(self._resume)
+        try:
+            self._engine.hub.switch()
+        finally:
+            self._awaited = self.waits_for = None
+            torch.set_grad_enabled(gradients)
+
+    def _enter(self, event: simpy.Event) -> None:
+        self._engine.enter(self.wire)
+        if not self.dead:
+            torch.set_grad_enabled(True)
+            self.switch()
+
+    def _resume(self, event: simpy.Event) -> None:
+        if self._awaited is event:
+            self._engine.enter(self.wire)
+            self.switch()
+
+    def stop(self, error: BaseException) -> None:
+        """End its wait with an error, at this instant."""
+        awaited = self._awaited
+
+        def throw(event: simpy.Event) -> None:
+            if self._awaited is awaited and awaited is not None:
+                self._engine.enter(self.wire)
+                self.throw(error)
+
+        if awaited is not None:
+            self._engine.soon(throw)
+
+
+class Receipt:
+    """A future on the virtual clock."""
+
+    def __init__(self, engine: Engine, what: str) -> None:
+        self._engine, self._what = engine, what
+        self._done, self._value = False, None
+        self._error: BaseException | None = None
+        self._event: simpy.Event | None = None
+
+    def done(self) -> bool:
+        return self._done
+
+    def result(self) -> Any:
+        if not self._done:
+            self._event = self._event or simpy.Event(self._engine.env)
+            current().wait(self._event, self._what)
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def set(self, value: Any = None) -> None:
+        self._done, self._value = True, value
+        if self._event is not None:
+            self._event.succeed()
+
+    def set_exception(self, error: BaseException) -> None:
+        self._error = error
+        self.set()
+
+
+class Signal:
+    """An event that can be set and cleared as often as one likes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._set = engine, False
+        self._event: simpy.Event | None = None
+
+    def set(self) -> None:
+        self._set = True
+        if self._event is not None:
+            self._event.succeed()
+            self._event = None
+
+    def clear(self) -> None:
+        self._set = False
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wait(self) -> None:
+        while not self._set:
+            self._event = self._event or simpy.Event(self._engine.env)
+            current().wait(self._event, f"work for {current().name}")
+
+
+class Lock:
+    """Mutual exclusion of the tasks of a rank, first come, first served."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._held = engine, False
+        self._queue: deque[Receipt] = deque()
+
+    def __enter__(self) -> None:
+        if self._held:
+            turn = Receipt(self._engine, "a lock of its own rank")
+            self._queue.append(turn)
+            turn.result()
+        self._held = True
+
+    def __exit__(self, *details: object) -> None:
+        if self._queue:
+            self._queue.popleft().set()
+        else:
+            self._held = False
+
+
+@dataclass
+class _Lane:
+    """What one rank has sent to another under one tag and has not arrived in turn."""
+
+    waiting: deque[list[Any]] = field(default_factory=deque)  # [arrived?, message]
+
+
+class VirtualWire:
+    """One rank's end. Everything that it does happens on the engine's clock."""
+
+    def __init__(self, engine: Engine, rank: int) -> None:
+        network = engine.network
+        self._engine, self.rank, self.size, self.nodes = engine, rank, len(network.nodes), network.nodes
+        self.hosts = tuple(f"node{node}" for node in network.nodes)
+        self.sent: dict[Tag, list[int]] = defaultdict(lambda: [0, 0])
+        self.received: dict[Tag, list[int]] = defaultdict(lambda: [0, 0])
+        self.cpu = 0.0
+        self.observe: Callable[[str, str, float, float], None] | None = None
+        self.failure: BaseException | None = None
+        self._mail: dict[Tag, deque[Mail]] = defaultdict(deque)
+        self._wanted: dict[Tag, list[tuple[int | None, Receipt]]] = defaultdict(list)
+        self._lanes: dict[tuple[int, Tag], _Lane] = defaultdict(_Lane)
+
+    def send(self, to: int, tag: Tag, message: Message) -> Receipt:
+        self.check()
+        _count(self.sent[tag], message)
+        done = Receipt(self._engine, f"the sending of {tag.name} to {describe(self, to)}")
+        copied = Message(message.numbers, tuple(tensor.clone() for tensor in message.tensors))
+        self._engine.carry(self, to, tag, copied, done)
+        return done
+
+    def receive(self, source: int | None, tag: Tag) -> Receipt:
+        sender = "anybody" if source is None else describe(self, source)
+        receipt = Receipt(self._engine, f"{tag.name} from {sender}")
+        waiting = self._mail[tag]
+        for place, mail in enumerate(waiting):
+            if source is None or mail[0] == source:
+                del waiting[place]
+                receipt.set(mail)
+                return receipt
+        self._wanted[tag].append((source, receipt))
+        return receipt
+
+    def departs(self, to: int, tag: Tag, message: Message) -> list[Any]:
+        """The place that a message for this rank takes in the order of its kind."""
+        entry = [False, message]
+        self._lanes[to, tag].waiting.append(entry)
+        return entry
+
+    def arrived(self, source: int, tag: Tag, entry: list[Any]) -> None:
+        entry[0], lane = True, self._engine.wires[source]._lanes[self.rank, tag]
+        while lane.waiting and lane.waiting[0][0]:
+            self._deliver(source, tag, lane.waiting.popleft()[1])
+
+    def _deliver(self, source: int, tag: Tag, message: Message) -> None:
+        _count(self.received[tag], message)
+        for wanted in self._wanted[tag]:
+            if wanted[0] is None or wanted[0] == source:
+                self._wanted[tag].remove(wanted)
+                wanted[1].set((source, message))
+                return
+        self._mail[tag].append((source, message))
+
+    def spawn(self, name: str, function: Callable[[], Any]) -> Receipt:
+        return self._engine.spawn(self, name, function).receipt
+
+    def event(self) -> Signal:
+        return Signal(self._engine)
+
+    def lock(self) -> Lock:
+        return Lock(self._engine)
+
+    def now(self) -> float:
+        return self._engine.env.now / SECOND
+
+    def task(self) -> str:
+        return current().name
+
+    def spend(self, name: str, work: float) -> None:
+        seconds = self._engine.network.seconds(self.rank, name, work)
+        if seconds:
+            current().wait(self._engine.shares.use(seconds, self._engine.network.devices[self.rank]), f"its device, for {name}")
+
+    def close(self) -> None:
+        self._engine.stop([self], Aborted("the wire is closed"))
+
+    def fail(self, error: BaseException) -> None:
+        self.failure = self.failure or error
+        self._engine.stop([self], error)
+        self._engine.stop(self._engine.wires, Aborted(f"{describe(self, self.rank)} failed"))
+
+    def check(self) -> None:
+        """Raise what went wrong on this wire, or Aborted when it is closed."""
+        if self.failure is not None:
+            raise self.failure
+
+
+class Engine:
+    """The clock, the tasks of all ranks, and what carries their messages."""
+
+    def __init__(self, network: Network, random: bool = True) -> None:
+        """random: keep torch's generator apart for every rank."""
+        self.env, self.hub, self.network = simpy.Environment(0), getcurrent(), network
+        self.shares = Shares(self.env)
+        self.tasks: dict[Task, None] = {}
+        self._random: dict[int, Any] | None = {} if random else None
+        self._entered = 0
+        self._dead: set[int] = set()  # ranks whose machines have crashed
+        self.wires = [VirtualWire(self, rank) for rank in range(len(network.nodes))]
+        network.watch(self)
+
+    def run(self, mains: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Run one function as each rank, until all are done; what they return, or the first error that is nobody else's.
+
+        UserError if ranks wait for what will never come, with what each task waits for.
+        """
+        tasks = [self.spawn(wire, "MainThread", main) for wire, main in zip(self.wires, mains, strict=True)]
+        try:
+            while not all(task.receipt.done() for task in tasks):
+                if self.env.peek() == float("inf"):
+                    raise self._stuck()
+                self.env.step()
+        finally:
+            for task in list(self.tasks):
+                if not task.dead:
+                    task.throw(GreenletExit)
+        for wire in self.wires:
+            if wire.failure is not None and not isinstance(wire.failure, Aborted):
+                raise wire.failure
+        return [task.receipt.result() for task in tasks]
+
+    def _stuck(self) -> UserError:
+        tasks = [task for task in self.tasks if task.waits_for]
+        waits = [f"{describe(task.wire, task.wire.rank)}, {task.name}: {task.waits_for}" for task in tasks]
+        return UserError(f"simulation: at {self.env.now / SECOND:.3f} s everybody waits for ever: {'; '.join(waits)}")
+
+    def spawn(self, wire: VirtualWire, name: str, function: Callable[[], Any]) -> Task:
+        task = Task(self, wire, name, function)
+        self.tasks[task] = None
+        return task
+
+    def soon(self, callback: Callable[[simpy.Event], None]) -> None:
+        self.env.timeout(0).callbacks.append(callback)
+
+    def after(self, seconds: float, callback: Callable[[simpy.Event], None]) -> None:
+        self.env.timeout(round(seconds * SECOND)).callbacks.append(callback)
+
+    def enter(self, wire: VirtualWire) -> None:
+        """A task of this rank goes on: torch's random numbers are its rank's."""
+        if self._random is not None and wire.rank != self._entered:
+            self._random[self._entered] = torch.get_rng_state()
+            if wire.rank in self._random:
+                torch.set_rng_state(self._random[wire.rank])
+        self._entered = wire.rank
+
+    def carry(self, wire: VirtualWire, to: int, tag: Tag, message: Message, done: Receipt) -> None:
+        """Move a message at the speed of what it passes, all of which is shared, and deliver it in its turn."""
+        entry, start = wire.departs(to, tag, message), wire.now()
+        route = self.network.route(wire.rank, to)
+        size = message.bytes * self.network.scale if tag in OF_MODEL else 0.0
+
+        def left(event: simpy.Event) -> None:
+            done.set()
+            self._tell(wire, tag, False, start)
+            self.after(route.latency + self.network.delay(wire.rank, to), arrived)
+
+        def arrived(event: simpy.Event) -> None:
+            self._tell(self.wires[to], tag, True, start)
+            self.wires[to].arrived(wire.rank, tag, entry)
+
+        if size and route.capacities:
+            self.shares.use(size, *route.capacities).callbacks.append(left)
+        else:
+            self.soon(left)
+
+    def _tell(self, wire: VirtualWire, tag: Tag, arrives: bool, start: float) -> None:
+        if (name := NAMES.get((tag, arrives))) and wire.observe is not None:
+            wire.observe(name, "network in" if arrives else "network out", start, wire.now())
+
+    def stop(self, wires: Sequence[VirtualWire], error: BaseException) -> None:
+        """End every wait of these ranks but the present task's own, and all that they would begin."""
+        for wire in wires:
+            wire.failure = wire.failure or error
+        for task in list(self.tasks):
+            if task.wire in wires and task is not getcurrent():
+                task.stop(task.wire.failure or error)
+
+    def kill(self, node: int) -> None:
+        """A machine ends: its tasks with it, and nothing more comes from it."""
+        for wire in self.wires:
+            if self.network.nodes[wire.rank] == node:
+                wire.failure = Lost(f"{describe(wire, wire.rank)} has crashed")
+                self._dead.add(wire.rank)
+        for task in list(self.tasks):
+            if task.wire.rank in self._dead:
+                task.stop(GreenletExit())
+
+    def give_up(self, node: int, deadline: float) -> None:
+        """The others have waited long enough for a machine."""
+        ranks = [rank for rank, its in enumerate(self.network.nodes) if its == node]
+        lost = Lost(f"{describe(self.wires[ranks[0]], ranks[0])} has been silent for {deadline:g} s (wire.deadline)")
+        for wire in self.wires:
+            if wire.rank not in ranks:
+                wire.failure = wire.failure or lost
+                self.stop([wire], lost)
+
+
+def current() -> Task:
+    task = getcurrent()
+    assert isinstance(task, Task), "only tasks of a rank can wait"
+    return task
+
+
+def _count(count: list[int], message: Message) -> None:
+    count[0] += 1
+    count[1] += message.bytes

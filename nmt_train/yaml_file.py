@@ -1,0 +1,66 @@
+"""YAML files of keys: scalars as they are written, and for every key the line that gave it, for messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nmt_train.errors import UserError
+
+
+class Loader(yaml.SafeLoader):
+    """Scalars stay as they are written, but for null: their types are the keys', not YAML's, which makes `1.10` a number,
+    `no` a truth value and `2026-01-01` a date."""
+
+
+Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag == "tag:yaml.org,2002:null"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def read(path: Path, where: dict[str, str], hint: str) -> dict[str, Any]:
+    """A file's keys and values; `where` gets the file and line of every dotted key, `hint` says what to do without a file.
+
+    UserError for what is not such a file.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader)
+        values = yaml.load(text, Loader)
+        _locate(node, path, "", where)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; {hint}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8; save the file as UTF-8") from None
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply, or in itself; write the keys that nmt-train --help lists") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise UserError(f"{path}{line}: not YAML: {getattr(error, 'problem', None) or error}; mend the line") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: holds no keys; write `key: value` lines")
+    return values
+
+
+def _locate(node: Any, path: Path, prefix: str, where: dict[str, str]) -> None:
+    """Remember each key's file and line; refuse one given twice, which YAML itself lets pass."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[str] = set()
+    for key, value in node.value:
+        name = f"{prefix}{key.value}"
+        place = f"{path}, line {key.start_mark.line + 1}"
+        if "." in str(key.value):
+            *outer, inner = name.split(".")
+            raise UserError(f"{place}: {name}: in a file keys are nested, not dotted: write `{inner}:` below `{outer[-1]}:`")
+        if name in seen:
+            raise UserError(f"{place}: {name} is given twice; remove one")
+        seen.add(name)
+        where[name] = place
+        _locate(value, path, f"{name}.", where)
