@@ -136,6 +136,7 @@ class ClusterConfig:
         return tuple(node for node, devices in enumerate(self.nodes) for _ in range(devices))
 
 
+_SECTIONS: tuple[Any, ...] = (ClusterConfig, DeviceConfig, Cost, LinkConfig, Straggler, Crash, Cut, ScaleConfig)
 _CLUSTER, _DEVICE = TypeAdapter(ClusterConfig), TypeAdapter(DeviceConfig)
 
 
@@ -143,7 +144,10 @@ def load(path: Path) -> ClusterConfig:
     """UserError names file, line and key of what is wrong; `profile` is replaced by the `device` that it holds."""
     where: dict[str, str] = {}
     cluster: ClusterConfig = _checked(_CLUSTER, read(path, where, "give an existing cluster file to --cluster"), where, path)
-    place = lambda key: where.get(key, str(path))  # noqa: E731
+
+    def place(key: str) -> str:
+        return where.get(key, str(path))
+
     if (cluster.profile is None) == (cluster.device is None):
         raise UserError(f"{path}: give one of device (what work costs) and profile (a file that nmt-simulate --profile wrote)")
     if cluster.profile is not None:
@@ -182,7 +186,7 @@ def _checked(adapter: TypeAdapter[Any], values: dict[str, Any], where: Mapping[s
         if first["type"] == "missing":
             raise UserError(f"{place}: {name} is missing; give it") from None
         if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            keys = [key for section in (ClusterConfig, DeviceConfig, Cost, LinkConfig) for key in section.__pydantic_fields__]
+            keys = [key for section in _SECTIONS for key in section.__dataclass_fields__]
             near = difflib.get_close_matches(name.rsplit(".", 1)[-1], keys, n=1, cutoff=0.5)
             raise UserError(f"{place}: unknown key {name}" + (f"; did you mean {near[0]}?" if near else "")) from None
         message = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")

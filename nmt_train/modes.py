@@ -35,13 +35,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mode:
-    """One row. `alone` is the exchange of a single rank where that needs no server; nodes: most machines (0: any)."""
+    """One row. `alone` is the exchange of a single rank where that needs no server; nodes: most machines (0: any).
+
+    optimizer: where gradients become updates. Adam's averages starve on a shard that gets a hundredth of a gradient at a time,
+    so that sparse modes drop updates that workers have made of their dense gradients (docs/experiments.md).
+    """
 
     schedule: str
     exchange: str
     up: str
     down: str
     source: str
+    optimizer: str = "shard"
     nodes: int = 0
 
 
@@ -49,8 +54,8 @@ MODES = {
     "single": Mode("every-step", "alone", "dense", "dense", "thesis 3.1, 3.5", nodes=1),
     "vanilla": Mode("every-step", "server", "dense", "dense", "thesis 3.3, 3.6"),
     "overlap": Mode("overlapped", "server", "dense", "dense", "thesis 3.4, 3.7"),
-    "sparse": Mode("every-step", "server", "top-k", "top-k", "thesis 3.8"),
-    "sparse-overlap": Mode("overlapped", "server", "top-k", "top-k", "thesis 4.2.5"),
+    "sparse": Mode("every-step", "server", "top-k", "top-k", "thesis 3.8", optimizer="worker"),
+    "sparse-overlap": Mode("overlapped", "server", "top-k", "top-k", "thesis 4.2.5", optimizer="worker"),
 }
 
 
@@ -78,7 +83,7 @@ def row(config: Config) -> Mode:
     """The mode's row with the config's overrides; UserError if there is none, or its choices make no sense together."""
     if config.mode not in MODES:
         raise UserError(f"mode: {config.mode!r} is unknown; this version has {', '.join(MODES)}")
-    given = {name: value for name, value in vars(config.override).items() if value is not None and name in _CHOICES}
+    given = {name: value for name, value in vars(config.override).items() if value is not None}
     mode = dataclasses.replace(MODES[config.mode], **given)
     if mode.exchange == "alone":
         for key in ("schedule", "up", "down"):
@@ -97,7 +102,8 @@ def row(config: Config) -> Mode:
         raise UserError("exchange.local_gradient: is of one worker, but exchange.per is node; give one of them up")
     if settings.local_gradient and config.optimizer.at == "worker":
         raise UserError("exchange.local_gradient: with optimizer.at worker no gradient is ever lost; give one of them up")
-    return mode
+    at = config.optimizer.at or ("shard" if settings.local_gradient else mode.optimizer)
+    return dataclasses.replace(mode, optimizer=at)
 
 
 def check(config: Config, nodes: tuple[int, ...]) -> Mode:
@@ -109,6 +115,8 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
             f"mode: {config.mode} is for {mode.nodes} machine, but the ranks are on {machines}; choose another mode, or start"
             " fewer ranks"
         )
+    if len(nodes) == 1 and config.optimizer.at is None:
+        mode = dataclasses.replace(mode, optimizer="shard")  # nothing is dropped on the way to it
     if mode.exchange == "alone" and len(nodes) > 1:
         if config.override.exchange == "alone":
             raise UserError(f"override.exchange: alone is for one rank, but there are {len(nodes)}; remove it")
@@ -130,7 +138,7 @@ def _server(place: Place, mode: Mode) -> Exchange:
     config, dropping, wire, parameters = place.config, place.config.dropping, place.wire, place.flat.parameters
     down = None if mode.down == "dense" else lambda: CODECS[mode.down](dropping, dropping.down)
     server: Exchange = Server(
-        wire, parameters, config.optimizer, config.exchange,
+        wire, parameters, config.optimizer, config.exchange, at_worker=mode.optimizer == "worker",
         up=lambda: CODECS[mode.up](dropping, dropping.up), down=down, feedback=mode.up != "dense", trace=place.trace,
         delay=DELAYS[mode.schedule],
     )  # fmt: skip
@@ -147,7 +155,6 @@ def _overlapped(place: Place, exchange: Exchange) -> Schedule:
     return Overlap(place.flat, exchange, place.wire, place.trace, place.config.overlap, place.config.optimizer)
 
 
-_CHOICES = frozenset(field.name for field in dataclasses.fields(Mode))
 SCHEDULES: dict[str, Callable[[Place, Exchange], Schedule]] = {"every-step": _every_step, "overlapped": _overlapped}
 DELAYS = {"every-step": 0, "overlapped": 1}  # exchanges that a gradient is behind
 EXCHANGES: dict[str, Callable[[Place, Mode], Exchange]] = {"alone": _alone, "server": _server}

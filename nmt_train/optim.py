@@ -35,9 +35,10 @@ class OptimizerConfig:
     stall_factor: float = Field(
         default=1.0, gt=0, le=1, description="what every validation without a new best multiplies the rate with; 1: nothing"
     )
-    at: Literal["shard", "worker"] = Field(
-        default="shard",
-        description="several ranks: who turns gradients into updates: the shards, or every worker, whose updates shards add up",
+    at: Literal["shard", "worker"] | None = Field(
+        default=None,
+        description="several ranks: who turns gradients into updates: the shards, or every worker, whose updates shards add up;"
+        " null: as the mode has it (worker where gradients are dropped, else shard)",
     )
     clip_norm: float = Field(default=1.0, ge=0, description="longest gradient, by Euclidean norm; 0: any")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum, nesterov: share of the last step kept")

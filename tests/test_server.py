@@ -26,6 +26,7 @@ from nmt_train.schedule import OverlapConfig
 from nmt_train.schedule.every_step import EveryStep
 from nmt_train.schedule.overlap import Overlap
 from nmt_train.trace import Trace
+from nmt_train.wire.threads import ThreadWire
 
 ADAM = OptimizerConfig(name="adam", learning_rate=0.1, schedule="constant", warmup=0, clip_norm=0)
 SGD = OptimizerConfig(name="sgd", learning_rate=0.1, schedule="constant", warmup=0, clip_norm=0)
@@ -33,11 +34,13 @@ DROPPING = DroppingConfig(warmup="none", values="fp32")
 START = torch.linspace(-1, 1, 101)
 
 
-def server(wire: MemoryWire, optimizer: OptimizerConfig = ADAM, sparse: bool = False, **settings: Any) -> Server:
+def server(
+    wire: MemoryWire, optimizer: OptimizerConfig = ADAM, sparse: bool = False, at_worker: bool = False, **settings: Any
+) -> Server:
     codec: Callable[[], Any] = (lambda: TopK(DROPPING, 0.9)) if sparse else Dense
     made = Server(
         wire, START.clone(), optimizer, ExchangeConfig(**settings), up=codec, down=codec if sparse else None, feedback=sparse,
-        trace=Trace(False),
+        trace=Trace(False, wire), at_worker=at_worker,
     )  # fmt: skip
     return made
 
@@ -49,7 +52,7 @@ def gradients(count: int, seed: int = 0) -> list[Tensor]:
 
 def sequential(given: Sequence[Tensor], optimizer: OptimizerConfig = ADAM) -> Tensor:
     parameters = START.clone()
-    alone = Alone(Optimizer(optimizer, parameters), Trace(False))
+    alone = Alone(Optimizer(optimizer, parameters), Trace(False, ThreadWire()))
     for gradient in given:
         alone.sync(gradient.clone(), parameters)
     return parameters
@@ -109,7 +112,7 @@ def test_staleness_is_what_others_have_pushed_since_the_worker_last_heard() -> N
 
 def test_an_overlapped_gradient_is_of_the_parameters_before_the_last_answer() -> None:
     wire, copy = wires([0])[0], START.clone()
-    made = Server(wire, START.clone(), SGD, ExchangeConfig(), Dense, None, False, Trace(False), delay=1)
+    made = Server(wire, START.clone(), SGD, ExchangeConfig(), Dense, None, False, Trace(False, wire), delay=1)
     for _ in range(4):
         made.sync(torch.ones(101), copy)
     assert dict(made.staleness) == {0: 1, 1: 3}
@@ -140,7 +143,10 @@ def test_residuals_of_a_shard_that_is_now_bypassed_are_not_lost() -> None:
     torch.testing.assert_close(copy, START - 0.1)
 
 
-MAKERS = {"server": lambda wire: server(wire, SGD), "alone": lambda wire: Alone(Optimizer(SGD, START.clone()), Trace(False))}
+MAKERS = {
+    "server": lambda wire: server(wire, SGD),
+    "alone": lambda wire: Alone(Optimizer(SGD, START.clone()), Trace(False, wire)),
+}
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -167,9 +173,8 @@ def test_a_bundle_is_one_update_by_the_sum_and_a_rest_of_it_is_not_lost() -> Non
 
 
 def test_with_the_optimiser_at_the_worker_one_worker_is_the_same_as_alone() -> None:
-    import dataclasses
 
-    made, copy = server(wires([0])[0], dataclasses.replace(ADAM, at="worker")), START.clone()
+    made, copy = server(wires([0])[0], ADAM, at_worker=True), START.clone()
     given = gradients(5)
     for gradient in given:
         made.sync(gradient.clone(), copy)
@@ -198,7 +203,7 @@ def test_one_channel_lets_one_rank_of_a_node_exchange_at_a_time() -> None:
 
     nodes = [0, 0, 0, 1]
     made = [
-        OneChannel(Watched(wire, START.clone(), SGD, ExchangeConfig(), Dense, None, False, Trace(False)), wire)
+        OneChannel(Watched(wire, START.clone(), SGD, ExchangeConfig(), Dense, None, False, Trace(False, wire)), wire)
         for wire in wires(nodes)
     ]
     copies = [START.clone() for _ in nodes]
@@ -235,7 +240,7 @@ class Slow(Alone):
     """An exchange that takes as long as `open` is not set."""
 
     def __init__(self, wire: MemoryWire, parameters: Tensor) -> None:
-        super().__init__(Optimizer(SGD, parameters), Trace(False))
+        super().__init__(Optimizer(SGD, parameters), Trace(False, ThreadWire()))
         self.open, self.given = wire.event(), []
 
     def sync(self, gradient: Tensor, parameters: Tensor) -> None:
@@ -249,7 +254,7 @@ def overlapped(local_update: str = "none", **settings: Any) -> tuple[Overlap, Sl
     settings["local_update"] = local_update
     wire, flat = wires([0])[0], Flat(Line())
     slow = Slow(wire, flat.parameters.clone())
-    return Overlap(flat, slow, wire, Trace(False), OverlapConfig(**settings), SGD), slow, flat
+    return Overlap(flat, slow, wire, Trace(False, wire), OverlapConfig(**settings), SGD), slow, flat
 
 
 def steps(schedule: Overlap, flat: Flat, values: Sequence[float]) -> list[bool]:
@@ -338,7 +343,7 @@ def test_one_worker_in_every_mode_is_as_good_as_alone(overlapping: bool, sparse:
     flat = Flat(Line())
     wire = wires([0])[0]
     made = server(wire, sparse=sparse)
-    overlap = Overlap(flat, made, wire, Trace(False), OverlapConfig(), ADAM)
+    overlap = Overlap(flat, made, wire, Trace(False, wire), OverlapConfig(), ADAM)
     schedule = overlap if overlapping else EveryStep(flat, made, 0, 1)
     given = gradients(6)
     for gradient in given:
@@ -354,7 +359,7 @@ def test_with_local_updates_one_overlapped_worker_is_alone_and_goes_on_from_a_ch
 
     def fresh() -> tuple[Overlap, Flat]:
         flat, wire = Flat(Line()), wires([0])[0]
-        return Overlap(flat, server(wire), wire, Trace(False), OverlapConfig(), ADAM), flat
+        return Overlap(flat, server(wire), wire, Trace(False, wire), OverlapConfig(), ADAM), flat
 
     schedule, flat = fresh()
     for count, gradient in enumerate(given, 1):

@@ -6,18 +6,28 @@ from pathlib import Path
 import pytest
 
 from nmt_train.trace import Trace, write_spans
+from nmt_train.wire.threads import ThreadWire
 
 
-def clocked(trace: Trace, *ticks: float) -> None:
-    times = iter(ticks)
-    trace.now = lambda: next(times)
+class Ticks(ThreadWire):
+    """A clock that shows the given times, and where work takes no time."""
+
+    def __init__(self, *ticks: float) -> None:
+        super().__init__()
+        self.times, self.spent = iter(ticks), []
+
+    def now(self) -> float:
+        return next(self.times)
+
+    def spend(self, name: str, work: float) -> None:
+        self.spent.append((name, work))
 
 
 def test_spans_have_name_thread_and_times_of_the_given_clock(tmp_path: Path) -> None:
-    trace = Trace(keep=True)
-    clocked(trace, 1.0, 1.5, 2.0, 4.0)
-    with trace.span("forward"):
+    trace = Trace(keep=True, clock=(clock := Ticks(1.0, 1.5, 2.0, 4.0)))
+    with trace.span("forward", 30):
         pass
+    assert clock.spent == [("forward", 30)]
     trace.update = 7
     with trace.span("backward"):
         pass
@@ -32,16 +42,17 @@ def test_spans_have_name_thread_and_times_of_the_given_clock(tmp_path: Path) -> 
 
 def test_a_span_that_fails_is_still_recorded_and_device_work_is_waited_for() -> None:
     settled = []
-    trace = Trace(keep=True, settle=lambda: settled.append(1))
-    with pytest.raises(KeyError), trace.span("update"):
+    trace = Trace(keep=True, clock=(clock := Ticks(1.0, 1.5)), settle=lambda: settled.append(1))
+    with pytest.raises(KeyError), trace.span("update", 100):
         raise KeyError
     assert settled == [1]
+    assert clock.spent == []
     assert len(trace.take()) == 1
 
 
 def test_without_keeping_only_sums_remain(tmp_path: Path) -> None:
-    trace = Trace(keep=False, settle=lambda: pytest.fail("waiting for the device costs time"))
-    clocked(trace, 1.0, 1.5, 2.0, 4.0)
+    clock = Ticks(1.0, 1.5, 2.0, 4.0)
+    trace = Trace(keep=False, clock=clock, settle=lambda: pytest.fail("waiting for the device costs time"))
     for _ in range(2):
         with trace.span("forward"):
             pass

@@ -45,7 +45,7 @@ class DroppingConfig:
         default="gaps", description="positions of what is sent: 4 bytes each, or distances of 1 byte and more"
     )
     warmup: Literal["none", "dense", "exponential"] = Field(
-        default="exponential",
+        default="none",
         description="begin by sending all: dense: for warmup_updates; exponential: the share falls to its target over them",
     )
     warmup_updates: int = Field(default=200, ge=0, le=10**9, description="length of the warm-up [updates]")

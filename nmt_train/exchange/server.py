@@ -29,6 +29,7 @@ class Server:
     """The worker's end and this rank's shard. `up` makes the codec of pushes, `down` that of deltas (None: parameters).
 
     delay: how many exchanges a gradient is behind the parameters that came last: 1 where exchanges overlap with computing.
+    at_worker: workers make updates of their gradients and push those, and shards add them up.
     """
 
     def __init__(
@@ -42,12 +43,12 @@ class Server:
         feedback: bool,
         trace: Trace,
         delay: int = 0,
+        at_worker: bool = False,
     ) -> None:
         self._wire, self._trace, self._bypass = wire, trace, config.bypass
         self._elements = parameters.numel()
         self.shards = cut(self._elements, wire.nodes)
         self._shard = self.shards[wire.rank]
-        at_worker = optimizer.at == "worker"
         self.optimizer = (Adder if at_worker else Optimizer)(optimizer, parameters[self._shard].clone())
         self._own = Shard(self.optimizer, wire.size, up(), down() if down else None, config.bundle, delay)
         self.staleness = self._own.staleness

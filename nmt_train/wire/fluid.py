@@ -87,7 +87,7 @@ class Shares:
             event = simpy.Event(self.env)
             event._ok, event._value = True, None
             event.callbacks.append(self._adjust)
-            self.env.schedule(event, priority=_LAST)
+            self.env.schedule(event, priority=_LAST)  # type: ignore[arg-type]
         self._changed[capacity] = None
 
     def _adjust(self, event: simpy.Event) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+import simpy
 
 from nmt_train.cluster import ClusterConfig, DeviceConfig
 from nmt_train.wire.fluid import Capacity
@@ -70,19 +72,16 @@ class Network:
     def watch(self, engine: Engine) -> None:
         """Let happen what the cluster file says goes wrong."""
         for cut in self.cluster.cuts:
-            engine.after(cut.at, lambda event, node=cut.node: self._cards(engine, node, 0.0))
-            engine.after(cut.until, lambda event, node=cut.node: self._cards(engine, node, self.cluster.network.bandwidth))
+            engine.after(cut.at, partial(self._cards, engine, cut.node, 0.0))
+            engine.after(cut.until, partial(self._cards, engine, cut.node, self.cluster.network.bandwidth))
             if cut.until - cut.at > self._deadline:
-                engine.after(cut.at + self._deadline, lambda event, node=cut.node: engine.give_up(node, self._deadline))
+                engine.after(cut.at + self._deadline, partial(engine.give_up, cut.node, self._deadline))
         for crash in self.cluster.crashes:
-            engine.after(crash.at, lambda event, node=crash.node: self._crash(engine, node))
-            engine.after(crash.at + self._deadline, lambda event, node=crash.node: engine.give_up(node, self._deadline))
+            engine.after(crash.at, partial(self._cards, engine, crash.node, 0.0))
+            engine.after(crash.at, partial(engine.kill, crash.node))
+            engine.after(crash.at + self._deadline, partial(engine.give_up, crash.node, self._deadline))
 
-    def _crash(self, engine: Engine, node: int) -> None:
-        self._cards(engine, node, 0.0)
-        engine.kill(node)
-
-    def _cards(self, engine: Engine, node: int, rate: float) -> None:
+    def _cards(self, engine: Engine, node: int, rate: float, event: simpy.Event) -> None:
         for card in (self._cards_out[node], self._cards_in[node]):
             card.rate = rate
             engine.shares.change(card)

@@ -21,7 +21,7 @@ from nmt_train.wire import NAMES, OF_MODEL, Aborted, Lost, Tag, describe
 from nmt_train.wire.fluid import SECOND, Shares
 
 if TYPE_CHECKING:
-    from nmt_train.cluster import Network
+    from nmt_train.wire.network import Network
 
 Mail = tuple[int, Message]
 
@@ -348,7 +348,7 @@ class Engine:
             if task.wire in wires and task is not getcurrent():
                 task.stop(task.wire.failure or error)
 
-    def kill(self, node: int) -> None:
+    def kill(self, node: int, event: simpy.Event) -> None:
         """A machine ends: its tasks with it, and nothing more comes from it."""
         for wire in self.wires:
             if self.network.nodes[wire.rank] == node:
@@ -358,7 +358,7 @@ class Engine:
             if task.wire.rank in self._dead:
                 task.stop(GreenletExit())
 
-    def give_up(self, node: int, deadline: float) -> None:
+    def give_up(self, node: int, deadline: float, event: simpy.Event) -> None:
         """The others have waited long enough for a machine."""
         ranks = [rank for rank, its in enumerate(self.network.nodes) if its == node]
         lost = Lost(f"{describe(self.wires[ranks[0]], ranks[0])} has been silent for {deadline:g} s (wire.deadline)")
