@@ -40,8 +40,8 @@ class Task(greenlet):
     def _run(self) -> None:
         try:
             self.receipt.set(self._function())
-        except GreenletExit:
-            pass
+        except GreenletExit as error:
+            self.receipt.set_exception(error)
         except BaseException as error:
             if not isinstance(error, Aborted):
                 self.wire.fail(error)
@@ -283,10 +283,11 @@ class Engine:
                 if self.env.peek() == float("inf"):
                     raise self._stuck()
                 self.env.step()
+            while self.env.peek() == self.env.now:
+                self.env.step()  # tasks that end with their ranks
         finally:
-            for task in list(self.tasks):
-                if not task.dead:
-                    task.throw(GreenletExit)
+            for task in [task for task in self.tasks if not task.dead]:
+                task.throw(GreenletExit)
         for wire in self.wires:
             if wire.failure is not None and not isinstance(wire.failure, Aborted):
                 raise wire.failure
