@@ -1,0 +1,157 @@
+"""Training on a virtual cluster: what must hold in every mode, and how long things take."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Make
+from virtual import cluster
+
+from nmt_train.cluster import Cost, Crash, DeviceConfig, LinkConfig
+from nmt_train.errors import UserError
+from nmt_train.simulate import simulate
+from nmt_train.start import start
+
+MODES = ("single", "vanilla", "overlap", "sparse", "sparse-overlap")
+AT_ONCE = {"network": LinkConfig("100 kB/s", "0s"), "inside": LinkConfig("1 MB/s", "0s")}  # so that ranks are in step
+LINK = {"network": LinkConfig("100 kB/s", "1ms"), "inside": LinkConfig("1 MB/s", "0.1ms")}
+BUSY = DeviceConfig(
+    forward=Cost("20ms", "0.05ms"), backward=Cost("30ms", "0.1ms"), update=Cost("1ms", "100ns"), encode=Cost("1ms", "50ns"),
+    decode=Cost("0s", "10ns"), swap=Cost("0s", "10ns"),
+)  # fmt: skip
+
+
+def run(make: Make, folder: Path, nodes: list[int], device: DeviceConfig = BUSY, shuffle_seed: int | None = None,
+        places: dict[str, Any] | None = None, **changes: Any) -> Path:  # fmt: skip
+    config = dataclasses.replace(make(**changes), run=str(folder))
+    assert simulate(config, cluster(nodes, device, **(places or LINK)), False, False, shuffle_seed) == 0
+    return folder
+
+
+def parameters(folder: Path) -> bytes:
+    return (folder / "last" / "parameters.safetensors").read_bytes()
+
+
+def trace(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted((folder / "trace").iterdir()))
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_simulated_worker_is_one_real_worker_bit_for_bit(make: Make, tmp_path: Path, mode: str) -> None:
+    same = {"mode": mode, "overlap__bound": 1, "stop__after": "2e"}  # real couriers are quick or slow; bound, they are in step
+    assert start(dataclasses.replace(make(**same), run=str(tmp_path / "real")), False, False) == 0
+    simulated = run(make, tmp_path / "simulated", [1], **same)
+    assert parameters(simulated) == parameters(tmp_path / "real")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_seed_gives_the_same_trace_and_parameters_byte_for_byte(make: Make, tmp_path: Path, mode: str) -> None:
+    nodes = [2] if mode == "single" else [2, 1]
+    one, other = (run(make, tmp_path / name, nodes, mode=mode, trace=True, stop__after="12u") for name in ("one", "other"))
+    assert parameters(one) == parameters(other)
+    assert trace(one) == trace(other)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_interrupted_and_resumed_is_uninterrupted_bit_for_bit(make: Make, tmp_path: Path, mode: str) -> None:
+    nodes = [2] if mode == "single" else [2, 1]
+    common = {"mode": mode, "checkpoint__every": "9u", "dropping__up": 0.9}
+    whole = run(make, tmp_path / "whole", nodes, stop__after="20u", **common)
+    run(make, tmp_path / "parts", nodes, stop__after="9u", **common)
+    parts = run(make, tmp_path / "parts", nodes, stop__after="20u", **common)
+    assert parameters(parts) == parameters(whole)
+
+
+def test_validation_costs_no_virtual_time(make: Make, tmp_path: Path) -> None:
+    without = run(make, tmp_path / "without", [1], stop__after="12u")
+    with_it = run(make, tmp_path / "with", [1], stop__after="12u", validation__every="2u")
+    last = events(with_it, "validation")[-1]
+    assert last["seconds"] == last["training_seconds"]
+    assert parameters(without) == parameters(with_it)
+
+
+def test_a_step_alone_takes_the_sum_of_its_parts(make: Make, tmp_path: Path) -> None:
+    device = DeviceConfig(forward=Cost("1s", "1ms"), backward=Cost("2s", "2ms"), update=Cost("0.5s", "0s"))
+    folder = run(make, tmp_path / "run", [1], device, stop__after="6u", log__every="6u")
+    event = events(folder, "train")[-1]
+    assert event["seconds"] == pytest.approx(6 * 3.5 + 0.003 * event["words"])
+
+
+def test_vanilla_takes_computing_plus_both_ways_plus_the_updates(make: Make, tmp_path: Path) -> None:
+    device = DeviceConfig(forward=Cost("1s", "0s"), backward=Cost("2s", "0s"), update=Cost("0.5s", "0s"))
+    folder = run(make, tmp_path / "run", [1, 1], device, mode="vanilla", stop__after="20u", trace=True, places=AT_ONCE)
+    half = shard_bytes(folder, 2) / 100e3
+    # Both workers are in step: each updates its own shard while its gradient travels, then with the other's.
+    expected = 3 + max(0.5, half) + 0.5 + half
+    assert step_time(folder) == pytest.approx(expected, abs=1e-5)
+
+
+def test_overlapped_steps_take_no_more_than_computing_when_that_is_longer(make: Make, tmp_path: Path) -> None:
+    device = DeviceConfig(forward=Cost("1s", "0s"), backward=Cost("2s", "0s"))
+    folder = run(make, tmp_path / "run", [1, 1], device, mode="overlap", stop__after="20u", trace=True)
+    assert step_time(folder) == pytest.approx(3, abs=1e-6)
+
+
+def test_bounded_overlap_takes_the_longer_of_computing_and_exchanging(make: Make, tmp_path: Path) -> None:
+    device = DeviceConfig(forward=Cost("10ms", "0s"), backward=Cost("20ms", "0s"))
+    folder = run(make, tmp_path / "run", [1, 1], device, mode="overlap", overlap__bound=1, stop__after="20u", trace=True,
+                 places=AT_ONCE)  # fmt: skip
+    assert step_time(folder) == pytest.approx(max(0.03, 2 * shard_bytes(folder, 2) / 100e3), abs=1e-5)
+
+
+def shard_bytes(folder: Path, shards: int) -> float:
+    """Of a shard's parameters; the demo model's number of elements is even."""
+    from safetensors import safe_open
+
+    with safe_open(folder / "last" / "parameters.safetensors", "pt") as file:
+        return 4 * sum(file.get_tensor(name).numel() for name in file.keys()) / shards  # noqa: SIM118
+
+
+def step_time(folder: Path) -> float:
+    """Median seconds from one forward pass of rank 0 to the next."""
+    starts = [span["start"] for span in map(json.loads, (folder / "trace" / "rank0.jsonl").read_text().splitlines())
+              if span["name"] == "forward"]  # fmt: skip
+    between = sorted(later - earlier for earlier, later in zip(starts, starts[1:], strict=False))
+    return between[len(between) // 2]
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "overlap", "sparse", "sparse-overlap"])
+def test_every_batch_is_done_once_whatever_the_order_of_messages(make: Make, tmp_path: Path, mode: str) -> None:
+    reference = run(make, tmp_path / "reference", [1], stop__after="2e")
+    for seed in range(3):
+        folder = run(make, tmp_path / f"{mode}{seed}", [2, 1], shuffle_seed=seed, mode=mode, stop__after="2e")
+        assert words(folder) == words(reference)
+
+
+def words(folder: Path) -> int:
+    return json.loads((folder / "last" / "checkpoint.json").read_text())["progress"]["tokens"]
+
+
+def test_a_model_can_be_charged_as_a_larger_one(make: Make, tmp_path: Path) -> None:
+    from nmt_train.cluster import ScaleConfig
+
+    device = DeviceConfig(forward=Cost("1s", "0s"))
+    plain = run(make, tmp_path / "plain", [1, 1], device, mode="vanilla", stop__after="12u", trace=True,
+                places=AT_ONCE)  # fmt: skip
+    factor = 10
+    elements = shard_bytes(plain, 4)
+    scaled = run(make, tmp_path / "scaled", [1, 1], device, mode="vanilla", stop__after="12u", trace=True,
+                 places={**AT_ONCE, "scale": ScaleConfig(str(factor * elements))})  # fmt: skip
+    transfer = shard_bytes(plain, 2) / 100e3
+    assert step_time(plain) == pytest.approx(1 + 2 * transfer, abs=1e-5)
+    assert step_time(scaled) == pytest.approx(1 + 2 * factor * transfer, abs=1e-5)
+
+
+def test_a_machine_that_crashes_ends_training_with_its_name(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"rank 1 \(host node1\) has been silent for 60 s"):
+        run(make, tmp_path / "run", [1, 1], mode="vanilla", stop__after="100000u",
+            places={**LINK, "crashes": [Crash(1, "2s")]})  # fmt: skip
