@@ -14,6 +14,7 @@ from nmt_train import checkpoint
 from nmt_train import config as configuration
 from nmt_train.checkpoint import Checkpoint
 from nmt_train.config import Config
+from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.store import Store, open_store
 from nmt_train.corpus.text import read_lines, read_pairs, sides
 from nmt_train.corpus.vocabulary import Vocabulary
@@ -22,6 +23,7 @@ from nmt_train.errors import UserError
 from nmt_train.follow import Follower
 from nmt_train.lead import Leader
 from nmt_train.log import Log, rewind_metrics
+from nmt_train.model.transformer import Transformer
 from nmt_train.progress import Progress
 from nmt_train.run import Run
 from nmt_train.state import Snapshot, State
@@ -64,11 +66,11 @@ def opened(config: Config, force: bool, overwrite: bool) -> Iterator[Ready]:
 def lead(config: Config, wire: Wire, own: torch.device, ready: Ready) -> int:
     """Train as rank 0; the exit status."""
     run = ready.run
-    worker = Worker(config, wire, own, ready.vocabulary, ready.store)
+    worker = make_worker(config, wire, own, ready.vocabulary, ready.store)
     test_set = TestSet(config.corpus.valid, "corpus.valid", ready.vocabulary)
-    state = State(Progress(), Patience(config.stop))
+    state = State(Progress(), Patience(config.stop), ready.vocabulary)
     if ready.saved is not None:
-        snapshot = state.load(ready.saved, worker.flat, bool(config.optimizer.smoothing), ready.vocabulary)
+        snapshot = state.load(ready.saved, worker.flat, bool(config.optimizer.smoothing))
     else:
         fresh = {"updates": 0, "factor": 1.0, "torch": {}}
         snapshot = Snapshot({"parameters": worker.flat.parameters.clone()}, fresh, [], [], [])
@@ -80,7 +82,7 @@ def lead(config: Config, wire: Wire, own: torch.device, ready: Ready) -> int:
     try:
         leader = Leader(worker, run, log, state, test_set)
         leader.begin(snapshot)
-        _introduce(worker, log, ready.saved, ready.damaged)
+        _introduce(worker, log, ready)
         with leader.signals():
             leader.first()
             worker.run(leader)
@@ -95,12 +97,21 @@ def follow(
     handling: Callable[[Any], AbstractContextManager[None]],
 ) -> int:  # fmt: skip
     """Train as another rank; `handling` gives it the signals that ask for an end."""
-    worker = Worker(config, wire, own, vocabulary, store)
+    worker = make_worker(config, wire, own, vocabulary, store)
     follower = Follower(worker)
     with handling(follower.ask):
         follower.begin()
         worker.run(follower)
     return 0
+
+
+def make_worker(config: Config, wire: Wire, own: torch.device, vocabulary: Vocabulary, store: Store) -> Worker:
+    """UserError for whatever is wrong with mode or corpus."""
+    torch.manual_seed(config.seed)
+    model = Transformer(config.model, len(vocabulary)).to(own)
+    if wire.rank:
+        torch.manual_seed(config.seed + 0x9E3779B9 * wire.rank)  # every worker drops out others
+    return Worker(config, wire, model, Batches(store, config.corpus, config.batch, vocabulary, config.seed))
 
 
 def _check_early(config: Config) -> None:
@@ -111,18 +122,19 @@ def _check_early(config: Config) -> None:
         pass
 
 
-def _introduce(worker: Worker, log: Log, saved: Checkpoint | None, damaged: list[str]) -> None:
-    for complaint in damaged:
+def _introduce(worker: Worker, log: Log, ready: Ready) -> None:
+    for complaint in ready.damaged:
         log.say(f"warning: {complaint}")
     config, batches, wire = worker.config, worker.batches, worker.wire
+    assert isinstance(batches, Batches)
     where = "" if wire.size == 1 else f", {wire.size} ranks on {', '.join(dict.fromkeys(wire.hosts))}"
     log.say(
-        f"{worker.flat.parameters.numel():,} parameters, {len(worker.vocabulary):,} pieces, mode {config.mode} on"
+        f"{worker.flat.parameters.numel():,} parameters, {len(ready.vocabulary):,} pieces, mode {config.mode} on"
         f" {worker.device}, {config.precision}, {torch.get_num_threads()} threads{where}"
     )
     log.say(f"corpus: {len(batches):,} pairs; left out: {batches.left_out}; tokenised in {batches.store.path}")
-    if saved is not None:
-        log.say(f"continuing from {saved.path} at update {worker.progress.updates:,}")
+    if ready.saved is not None:
+        log.say(f"continuing from {ready.saved.path} at update {worker.progress.updates:,}")
 
 
 def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:

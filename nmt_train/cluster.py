@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -122,6 +122,10 @@ class ClusterConfig:
     profile: str | None = Field(default=None, description="a file that nmt-simulate --profile wrote, instead of `device`")
     network: LinkConfig = Field(description="between machines: each one's network card")
     inside: LinkConfig = Field(description="between devices of a machine: each one's connection")
+    bus: Bandwidth | None = Field(default=None, description="of what all transfers inside a machine share besides")
+    transfers: Literal["share", "turns"] = Field(
+        default="share", description="at the same card: share it, as TCP's do, or take turns, for which many ranks need less time"
+    )
     scale: ScaleConfig | None = Field(default=None, description="charge as if the model had another size")
     jitter: float = Field(default=0.0, ge=0, le=1, description="standard deviation of times on devices, as a share of them")
     stragglers: list[Straggler] = Field(default_factory=list, description="slower devices")

@@ -226,7 +226,7 @@ class Leader:
 
     def _save(self, snapshot: Snapshot, best: list[str]) -> None:
         update = snapshot.numbers["updates"]
-        self._state.save(self._run.checkpoint(update), snapshot, self._worker.flat, self._config, self._worker.vocabulary)
+        self._state.save(self._run.checkpoint(update), snapshot, self._worker.flat, self._config)
         for name in ["last", *(f"best-{metric}" for metric in best)]:
             self._run.link(name, update)
         self._run.prune(self._config.checkpoint.keep)

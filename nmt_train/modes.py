@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass as section
 
 from nmt_train.codec import Codec, DroppingConfig
 from nmt_train.codec.dense import Dense
-from nmt_train.codec.topk import TopK
+from nmt_train.codec.topk import TopK, TopKSize
 from nmt_train.errors import UserError
 from nmt_train.exchange import Exchange
 from nmt_train.exchange.alone import Alone
@@ -78,6 +78,11 @@ class Place:
     wire: Wire
     trace: Trace
 
+    def codec(self, name: str, dropped: float) -> Codec:
+        """A codec for vectors like the model's: those without values have only sizes to be sent."""
+        table = {**CODECS, "top-k": TopKSize} if self.flat.parameters.is_meta else CODECS
+        return table[name](self.config.dropping, dropped)
+
 
 def row(config: Config) -> Mode:
     """The mode's row with the config's overrides; UserError if there is none, or its choices make no sense together."""
@@ -136,10 +141,10 @@ def _alone(place: Place, mode: Mode) -> Exchange:
 
 def _server(place: Place, mode: Mode) -> Exchange:
     config, dropping, wire, parameters = place.config, place.config.dropping, place.wire, place.flat.parameters
-    down = None if mode.down == "dense" else lambda: CODECS[mode.down](dropping, dropping.down)
+    down = None if mode.down == "dense" else lambda: place.codec(mode.down, dropping.down)
     server: Exchange = Server(
         wire, parameters, config.optimizer, config.exchange, at_worker=mode.optimizer == "worker",
-        up=lambda: CODECS[mode.up](dropping, dropping.up), down=down, feedback=mode.up != "dense", trace=place.trace,
+        up=lambda: place.codec(mode.up, dropping.up), down=down, feedback=mode.up != "dense", trace=place.trace,
         delay=DELAYS[mode.schedule],
     )  # fmt: skip
     if config.exchange.per == "node":

@@ -85,7 +85,7 @@ class Optimizer:
     def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
         self.config, self.updates = config, 0
         self._parameter = torch.nn.Parameter(parameters)
-        self._torch = _BY_NAME[config.name](config, self._parameter)
+        self._torch: Any = _Still() if parameters.is_meta else _BY_NAME[config.name](config, self._parameter)
         self._factor = 1.0
         self.smoothed = parameters.clone() if config.smoothing else None
 
@@ -166,6 +166,17 @@ class Optimizer:
         self._parameter.data.copy_(kept)
 
 
+class _Still:
+    """In the place of torch's optimiser for parameters that have a size but no values (torch's `meta` device)."""
+
+    def __init__(self) -> None:
+        self.param_groups: list[dict[str, Any]] = [{}]
+        self.state: dict[Any, Any] = {}
+
+    def step(self) -> None:
+        pass
+
+
 class Adder(Optimizer):
     """Adds up finished updates, where the workers optimise; `learning_rate` is what the workers' own would be."""
 
@@ -179,8 +190,10 @@ class Adder(Optimizer):
 def clip(gradient: Tensor, limit: float, batches: int) -> float:
     """Average a gradient summed over `batches`, shorten it to norm `limit` (0: any) in place; returns the norm before.
 
-    NotFinite if the norm is infinite or not a number; the gradient is then left as it is.
+    NotFinite if the norm is infinite or not a number; the gradient is then left as it is. One without values has norm 0.
     """
+    if gradient.is_meta:
+        return 0.0
     norm = float(torch.linalg.vector_norm(gradient)) / batches
     if not math.isfinite(norm):
         raise NotFinite(f"gradient norm is {norm}")

@@ -127,9 +127,10 @@ class State:
 
     progress: Progress
     patience: Patience
+    vocabulary: Vocabulary
     validation_pending: bool = False
 
-    def save(self, path: Path, snapshot: Snapshot, flat: Flat, config: Config, vocabulary: Vocabulary) -> None:
+    def save(self, path: Path, snapshot: Snapshot, flat: Flat, config: Config) -> None:
         """Write a checkpoint to `path`, whole or not at all; UserError if it cannot be written."""
         tensors: dict[str, dict[str, Tensor]] = {"optimizer": {}}
         for name, vector in snapshot.vectors.items():
@@ -150,12 +151,12 @@ class State:
             "stages": [[dataclasses.astuple(position) for position in stage] for stage in snapshot.stages],
             "validation_pending": self.validation_pending,
         }
-        checkpoint.save(path, tensors, facts, vocabulary)
+        checkpoint.save(path, tensors, facts, self.vocabulary)
 
-    def load(self, saved: Checkpoint, flat: Flat, smoothing: bool, vocabulary: Vocabulary) -> Snapshot:
+    def load(self, saved: Checkpoint, flat: Flat, smoothing: bool) -> Snapshot:
         """Continue from a checkpoint; UserError if it is of another model or vocabulary."""
         where = str(saved.path)
-        if saved.facts["vocabulary"] != vocabulary.digest:
+        if saved.facts["vocabulary"] != self.vocabulary.digest:
             raise UserError(f"{where}: was trained with another vocabulary than the run's vocabulary.model; restore that one")
         parameters = torch.empty_like(flat.parameters, device="cpu")
         flat.load(saved.tensors("parameters"), parameters, where)

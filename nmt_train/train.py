@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -10,13 +11,10 @@ from torch import Tensor
 
 from nmt_train import device, modes
 from nmt_train.config import Config
-from nmt_train.corpus.batches import Batch, Batches
+from nmt_train.corpus.batches import Batch
 from nmt_train.corpus.deal import Deal, Position
-from nmt_train.corpus.store import Store
-from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.errors import NotFinite
 from nmt_train.flat import Flat
-from nmt_train.model.transformer import Transformer
 from nmt_train.progress import Progress
 from nmt_train.state import Part
 from nmt_train.trace import Trace
@@ -38,22 +36,25 @@ class Duties(Protocol):
         """A batch was left out, or an exchange, because a gradient was not finite."""
 
 
+class Stream(Protocol):
+    """Where a worker's batches come from."""
+
+    def stream(self, deal: Deal, position: Position) -> Iterator[tuple[Batch | None, bool]]:
+        """Batches from `position` on, without end; True with the last of the worker's share of an epoch (see Batches)."""
+
+
 class Worker:
     """`progress` counts what this worker has done; on rank 0 what all have done is added to it."""
 
-    def __init__(self, config: Config, wire: Wire, own: torch.device, vocabulary: Vocabulary, store: Store) -> None:
-        """UserError for whatever is wrong with mode or corpus."""
-        self.config, self.wire, self.device, self.vocabulary = config, wire, own, vocabulary
+    def __init__(self, config: Config, wire: Wire, model: Any, batches: Stream) -> None:
+        """`model` is a module with `loss(batch)`. UserError if the mode is wrong for these ranks."""
+        self.config, self.wire, self.model, self.batches = config, wire, model, batches
         mode = modes.check(config, wire.nodes)
-        torch.manual_seed(config.seed)
-        self.model = Transformer(config.model, len(vocabulary)).to(own)
-        if wire.rank:
-            torch.manual_seed(config.seed + 0x9E3779B9 * wire.rank)  # every worker drops out others
-        self.flat = Flat(self.model)
+        self.flat = Flat(model)
+        self.device = own = self.flat.parameters.device
         self.trace = Trace(config.trace, wire, torch.cuda.synchronize if own.type == "cuda" else None)
         wire.observe = self.trace.add
         self.schedule = modes.build(mode, config, self.flat, wire, self.trace)
-        self.batches = Batches(store, config.corpus, config.batch, vocabulary, config.seed)
         self.progress, self.position, self.deal = Progress(), Position(), Deal(wire.rank, wire.size)
         self._skipped = 0  # batches since the last update
 

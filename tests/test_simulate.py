@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def step_time(folder: Path) -> float:
     """Median seconds from one forward pass of rank 0 to the next."""
     starts = [span["start"] for span in map(json.loads, (folder / "trace" / "rank0.jsonl").read_text().splitlines())
               if span["name"] == "forward"]  # fmt: skip
-    between = sorted(later - earlier for earlier, later in zip(starts, starts[1:], strict=False))
+    between = sorted(later - earlier for earlier, later in pairwise(starts))
     return between[len(between) // 2]
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from virtual import BANDWIDTH, LATENCY, engine, together
 
 from nmt_train.cluster import Crash, Cut, LinkConfig, Straggler
 from nmt_train.errors import UserError
 from nmt_train.message import Message
 from nmt_train.wire import Aborted, Lost, Tag
 from nmt_train.wire.virtual import VirtualWire
-from virtual import BANDWIDTH, LATENCY, engine, together
 
 
 def load(size: int) -> Message:

@@ -121,6 +121,30 @@ def unpack_gaps(packed: Tensor) -> Tensor:
     return torch.cumsum(packed, 0, dtype=torch.int64)[packed != 255]
 
 
+class TopKSize(TopK):
+    """What `TopK` would send of a vector that has a size but no values (torch's `meta` device)."""
+
+    def __init__(self, config: DroppingConfig, dropped: float) -> None:
+        super().__init__(config, dropped)
+        self._gaps = config.indices == "gaps"
+
+    def encode(self, vector: Tensor, update: int) -> Message:
+        target = self.target(vector.numel(), update)
+        if target > vector.numel() // 2:
+            return self._dense.encode(vector, update)
+        values = vector.new_empty(target, dtype=torch.float16 if self._half else None)
+        # Positions at random: each further 255 between two of them, probability (1 - share)^255, costs one byte more.
+        longer = (1 - target / vector.numel()) ** 255 if target else 0.0
+        each = 1 + longer / (1 - longer) if self._gaps else 4.0
+        return Message((_SPARSE, target), (vector.new_empty(round(target * each), dtype=torch.uint8), values))
+
+    def decode(self, message: Message, into: Tensor) -> None:
+        pass
+
+    def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
+        pass
+
+
 _POSITIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "int32": (lambda positions: positions.to(torch.int32), lambda packed: packed.to(torch.int64)),
     "gaps": (pack_gaps, unpack_gaps),

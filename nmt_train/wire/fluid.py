@@ -1,4 +1,4 @@
-"""Things that are shared while they are used: a network card's directions by its transfers, a device by its tasks."""
+"""Things that are used together: a network card's directions by its transfers, a device by its tasks."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class Capacity:
     def __init__(self, rate: float) -> None:
         self.rate = rate
         self.uses: dict[Use, None] = {}  # in order of arrival
+        self.free = 0  # when what takes turns with it will have left it, on the virtual clock
 
     def share(self) -> float:
         return self.rate / len(self.uses)
@@ -73,6 +74,16 @@ class Shares:
             capacity.uses[use] = None
             self.change(capacity)
         return use
+
+    def turn(self, amount: float, *capacities: Capacity) -> simpy.Event:
+        """The same where uses take turns: it passes one capacity after the other, its end following close on its beginning."""
+        now = start = int(self.env.now)
+        end = now
+        for capacity in capacities:
+            start = max(start, capacity.free)
+            end = max(end, start + math.ceil(amount * SECOND / capacity.rate - 1e-6))
+            capacity.free = end
+        return self.env.timeout(end - now)
 
     def end(self, use: Use) -> None:
         for capacity in use.capacities:

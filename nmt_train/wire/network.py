@@ -11,7 +11,7 @@ import numpy as np
 import simpy
 
 from nmt_train.cluster import ClusterConfig, DeviceConfig
-from nmt_train.wire.fluid import Capacity
+from nmt_train.wire.fluid import Capacity, Shares
 
 if TYPE_CHECKING:
     from nmt_train.wire.virtual import Engine
@@ -36,6 +36,7 @@ class Network:
         self._costs, self._deadline = cluster.device or DeviceConfig(), deadline
         self.devices = [Capacity(1.0) for _ in self.nodes]
         self._out, self._in = ([Capacity(cluster.inside.bandwidth) for _ in self.nodes] for _ in range(2))
+        self._buses = [Capacity(cluster.bus) for _ in cluster.nodes] if cluster.bus else None
         self._cards_out, self._cards_in = ([Capacity(cluster.network.bandwidth) for _ in cluster.nodes] for _ in range(2))
         self._slower = defaultdict(lambda: 1.0, {straggler.rank: straggler.factor for straggler in cluster.stragglers})
         self._random = [np.random.default_rng([cluster.seed, rank]) for rank in range(len(self.nodes))]
@@ -56,8 +57,14 @@ class Network:
         if start == end:
             return Route((), 0.0)
         if one == other:
-            return Route((self._out[start], self._in[end]), self.cluster.inside.latency)
+            bus = (self._buses[one],) if self._buses else ()
+            return Route((self._out[start], *bus, self._in[end]), self.cluster.inside.latency)
         return Route((self._cards_out[one], self._cards_in[other]), self.cluster.network.latency)
+
+    def transfer(self, shares: Shares, size: float, route: Route) -> simpy.Event:
+        """What happens when `size` bytes have passed what they pass."""
+        pass_on = shares.use if self.cluster.transfers == "share" else shares.turn
+        return pass_on(size, *route.capacities)
 
     def delay(self, start: int, end: int) -> float:
         """How much later than the route says a message comes."""

@@ -279,10 +279,14 @@ class Engine:
         """
         tasks = [self.spawn(wire, "MainThread", main) for wire, main in zip(self.wires, mains, strict=True)]
         try:
-            while not all(task.receipt.done() for task in tasks):
-                if self.env.peek() == float("inf"):
+            under_way = list(tasks)
+            while under_way:
+                if under_way[-1].receipt.done():
+                    under_way.pop()
+                elif self.env.peek() == float("inf"):
                     raise self._stuck()
-                self.env.step()
+                else:
+                    self.env.step()
             while self.env.peek() == self.env.now:
                 self.env.step()  # tasks that end with their ranks
         finally:
@@ -333,7 +337,7 @@ class Engine:
             self.wires[to].arrived(wire.rank, tag, entry)
 
         if size and route.capacities:
-            self.shares.use(size, *route.capacities).callbacks.append(left)
+            self.network.transfer(self.shares, size, route).callbacks.append(left)
         else:
             self.soon(left)
 
