@@ -22,7 +22,9 @@ _NUMBER = r"(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*"
 
 
 def _seconds(text: Any) -> float:
-    """`100us`, `0.9 s`, `2h`: seconds."""
+    """`100us`, `0.9 s`, `2h`: seconds. In code also a number of them."""
+    if isinstance(text, (int, float)):
+        return float(text)
     match = re.fullmatch(_NUMBER + r"(s|ms|us|ns|min|h)", str(text).strip())
     if match is None:
         raise ValueError(f"{text!r} is not a time: write a number and s, ms, us, ns, min or h, as in 100us")
@@ -30,7 +32,9 @@ def _seconds(text: Any) -> float:
 
 
 def _bandwidth(text: Any) -> float:
-    """`10 Gbit/s`, `375 MB/s`: bytes per second."""
+    """`10 Gbit/s`, `375 MB/s`: bytes per second. In code also a number of them."""
+    if isinstance(text, (int, float)):
+        return float(text)
     match = re.fullmatch(_NUMBER + r"([kMG]?)(bit|B)/s", str(text).strip())
     if match is None or not float(match[1]):
         raise ValueError(f"{text!r} is not a bandwidth: write more than zero bit/s or B/s with k, M or G, as in 10 Gbit/s")
@@ -38,7 +42,9 @@ def _bandwidth(text: Any) -> float:
 
 
 def _count(text: Any) -> float:
-    """`110.7M`: a number of elements."""
+    """`110.7M`: a number of elements. In code also a number."""
+    if isinstance(text, (int, float)):
+        return float(text)
     match = re.fullmatch(_NUMBER + r"([kMG]?)", str(text).strip())
     if match is None or float(match[1]) * _SI[match[2]] < 1:
         raise ValueError(f"{text!r} is not a number of parameters: write it as 110.7M")
@@ -124,7 +130,8 @@ class ClusterConfig:
     inside: LinkConfig = Field(description="between devices of a machine: each one's connection")
     bus: Bandwidth | None = Field(default=None, description="of what all transfers inside a machine share besides")
     transfers: Literal["share", "turns"] = Field(
-        default="share", description="at the same card: share it, as TCP's do, or take turns, for which many ranks need less time"
+        default="share",
+        description="at the same card: share it, as TCP's do, or take turns, which is sooner simulated",
     )
     scale: ScaleConfig | None = Field(default=None, description="charge as if the model had another size")
     jitter: float = Field(default=0.0, ge=0, le=1, description="standard deviation of times on devices, as a share of them")
@@ -177,6 +184,15 @@ def load(path: Path) -> ClusterConfig:
                 " from 0"
             )
     return cluster
+
+
+def to_yaml(device: DeviceConfig, title: str) -> str:
+    """A file that `profile` can name."""
+    lines = [f"# {title}"]
+    for kind in dataclasses.fields(DeviceConfig):
+        cost = getattr(device, kind.name)
+        lines.append(f"{kind.name}: {{seconds: {cost.seconds * 1e3:.6g} ms, per_unit: {cost.per_unit * 1e9:.6g} ns}}")
+    return "\n".join(lines) + "\n"
 
 
 def _checked(adapter: TypeAdapter[Any], values: dict[str, Any], where: Mapping[str, str], path: Path) -> Any:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 
 import torch
 
 from nmt_train import device, modes
-from nmt_train.begin import follow, lead, opened
-from nmt_train.cluster import ClusterConfig
+from nmt_train.begin import Ready, follow, lead, opened
+from nmt_train.cluster import ClusterConfig, to_yaml
 from nmt_train.config import Config
+from nmt_train.corpus.batches import Batches
+from nmt_train.errors import UserError
 from nmt_train.model.transformer import Transformer
+from nmt_train.profile import measure as measure_device
+from nmt_train.timing import Timing, measure
 from nmt_train.wire.network import Network
 from nmt_train.wire.virtual import Engine, VirtualWire
 
@@ -27,22 +33,56 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
     own = device.prepare(config.devices, config.threads)
     start = time.perf_counter()
     with opened(config, force, overwrite) as ready:
-        with torch.device("meta"):
-            elements = sum(part.numel() for part in Transformer(config.model, len(ready.vocabulary)).parameters())
-        engine = Engine(Network(cluster, elements, config.wire.deadline, shuffle_seed))
+        network = Network(cluster, _elements(config, ready), config.wire.deadline, shuffle_seed)
+        engine = Engine(network)
 
-        def main(wire: VirtualWire) -> Callable[[], int]:
-            def run() -> int:
-                if wire.rank == 0:
-                    status = lead(config, wire, own, ready)
-                else:
-                    status = follow(config, wire, own, ready.vocabulary, ready.store, lambda ask: nullcontext())
-                wire.close()
-                return status
+        def main(wire: VirtualWire) -> int:
+            if wire.rank == 0:
+                status = lead(config, wire, own, ready)
+            else:
+                status = follow(config, wire, own, ready.vocabulary, ready.store, lambda ask: nullcontext())
+            wire.close()
+            return status
 
-            return run
-
-        statuses = engine.run([main(wire) for wire in engine.wires])
+        statuses = engine.run([partial(main, wire) for wire in engine.wires])
     seconds = time.perf_counter() - start
     print(f"simulated {engine.wires[0].now():.1f} s of {len(statuses)} ranks in {seconds:.1f} s", file=sys.stderr)
     return int(max(statuses))
+
+
+def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
+    """Let every rank take so many steps with batches as long as the corpus gives them, without computing anything.
+
+    Leaves `timing.json` in the run folder, and traces if configured.
+    """
+    modes.check(config, cluster.ranks())
+    start = time.perf_counter()
+    with opened(config, False, False) as ready:
+        batches = Batches(ready.store, config.corpus, config.batch, ready.vocabulary, config.seed)
+        lengths = ready.store.target.lengths
+        tokens = [int((lengths[pairs] + 1).sum()) for pairs in batches.groups(0)]
+        timing = measure(config, cluster, _elements(config, ready), tokens, steps)
+        timing.write(ready.run.folder)
+    print(timing.table(), end="")
+    print(
+        f"simulated {timing.seconds:.1f} s of {len(timing.ranks)} ranks in {time.perf_counter() - start:.1f} s", file=sys.stderr
+    )
+    return timing
+
+
+def profile(config: Config, steps: int, output: Path) -> None:
+    """Write what training costs this machine's device to a file that a cluster file can name."""
+    found = measure_device(config, steps)
+    sizes = f"batches of {config.batch.tokens if config.batch.sentences is None else config.batch.sentences} "
+    sizes += "tokens" if config.batch.sentences is None else "sentences"
+    title = f"Measured on {platform.node()} with {sizes}, {config.precision}, preset {config.model.preset}"
+    try:
+        output.write_text(to_yaml(found, title), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{output}: {error.strerror}; name a file that can be written") from None
+    print(output)
+
+
+def _elements(config: Config, ready: Ready) -> int:
+    with torch.device("meta"):
+        return sum(part.numel() for part in Transformer(config.model, len(ready.vocabulary)).parameters())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +15,7 @@ from torch import Tensor, nn
 from nmt_train.cluster import ClusterConfig
 from nmt_train.config import Config
 from nmt_train.corpus.deal import Deal, Position
+from nmt_train.trace import Span, write_spans
 from nmt_train.train import Worker
 from nmt_train.wire.network import Network
 from nmt_train.wire.virtual import Engine, VirtualWire
@@ -20,16 +24,58 @@ _SETTLING = 5  # steps that are not counted: all ranks begin at once, and that w
 
 
 @dataclass(frozen=True)
-class Timing:
-    """What training would do. words_per_second: by rank; spent: seconds of each rank by thread and name of span, of `seconds`
-    in all; sent: bytes by rank, as charged.
+class RankTiming:
+    """Of one rank, which took `seconds` for its steps.
+
+    spent: seconds by thread and name of span; sent: bytes, as charged; spans: kept if traced.
     """
 
-    words_per_second: list[float]
-    spent: list[dict[str, dict[str, float]]]
-    sent: list[float]
+    node: int
+    words_per_second: float
     seconds: float
-    workers: list[Worker]
+    spent: dict[str, dict[str, float]]
+    sent: float
+    spans: list[Span]
+
+    def share(self, *names: str) -> float:
+        """Of the worker's own time, the part in spans of these names."""
+        main = self.spent["MainThread"]
+        return sum(main.get(name, 0.0) for name in names) / self.seconds
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What training would do in `seconds`."""
+
+    ranks: list[RankTiming]
+    seconds: float
+
+    @property
+    def words_per_second(self) -> float:
+        return sum(rank.words_per_second for rank in self.ranks)
+
+    def table(self) -> str:
+        """One line per machine, and one for all."""
+        lines = ["node   ranks   words/s   computing   exchanging   sent MB/s"]
+        for node in dict.fromkeys(rank.node for rank in self.ranks):
+            lines.append(self._line(str(node), [rank for rank in self.ranks if rank.node == node]))
+        return "\n".join([*lines, self._line("all", self.ranks)]) + "\n"
+
+    def _line(self, name: str, ranks: list[RankTiming]) -> str:
+        words = sum(rank.words_per_second for rank in ranks)
+        computing = sum(rank.share("forward", "backward") for rank in ranks) / len(ranks)
+        exchanging = sum(rank.share("sync", "swap") for rank in ranks) / len(ranks)
+        sent = sum(rank.sent for rank in ranks) / 1e6 / self.seconds
+        return f"{name:<7}{len(ranks):<8}{words:<10,.0f}{computing:<12.1%}{exchanging:<13.1%}{sent:.2f}"
+
+    def write(self, folder: Path) -> None:
+        """`timing.json`, and `trace/` if spans were kept."""
+        values = {"seconds": self.seconds, "words_per_second": self.words_per_second}
+        ranks = [{key: value for key, value in vars(rank).items() if key != "spans"} for rank in self.ranks]
+        (folder / "timing.json").write_text(json.dumps({**values, "ranks": ranks}) + "\n", encoding="utf-8")
+        for number, rank in enumerate(self.ranks):
+            (folder / "trace" / f"rank{number}.jsonl").unlink(missing_ok=True)
+            write_spans(folder / "trace", number, rank.node, rank.spans)
 
 
 class _Silent(nn.Module):
@@ -74,7 +120,7 @@ class _Steps:
     """Duties of a worker that takes a number of steps and measures from the first that counts."""
 
     def __init__(self, worker: Worker, steps: int) -> None:
-        self._worker, self._steps, self._done = worker, steps, 0
+        self.worker, self._steps, self._done = worker, steps, 0
         self.start = self.end = worker.wire.now()
         self._before: list[int] = [0]
 
@@ -83,7 +129,7 @@ class _Steps:
 
     def step_done(self, updated: bool) -> None:
         self._done += 1
-        progress, self.end = self._worker.progress, self._worker.wire.now()
+        progress, self.end = self.worker.progress, self.worker.wire.now()
         if self._done == min(_SETTLING, self._steps - 1):
             self.start, self._before = self.end, [progress.tokens]
 
@@ -92,7 +138,7 @@ class _Steps:
 
     @property
     def words_per_second(self) -> float:
-        return (self._worker.progress.tokens - self._before[0]) / max(self.end - self.start, 1e-9)
+        return (self.worker.progress.tokens - self._before[0]) / max(self.end - self.start, 1e-9)
 
 
 def measure(config: Config, cluster: ClusterConfig, elements: int, tokens: Sequence[int], steps: int) -> Timing:
@@ -102,23 +148,26 @@ def measure(config: Config, cluster: ClusterConfig, elements: int, tokens: Seque
     """
     config = dataclasses.replace(config, precision="fp32")
     engine = Engine(Network(cluster, elements, config.wire.deadline), random=False)
-    workers: list[Worker] = []
     duties: list[_Steps] = []
 
     def run(wire: VirtualWire) -> None:
         worker = Worker(config, wire, _Silent(elements), _Lengths(tokens))  # type: ignore[arg-type]
         mine = _Steps(worker, steps)
-        workers.append(worker)
         duties.append(mine)
         worker.schedule.refresh()
         worker.run(mine)
 
-    engine.run([lambda wire=wire: run(wire) for wire in engine.wires])  # type: ignore[misc]
-    order = sorted(range(len(workers)), key=lambda place: workers[place].wire.rank)
-    return Timing(
-        words_per_second=[duties[place].words_per_second for place in order],
-        spent=[{thread: dict(spans) for thread, spans in workers[place].trace.spent.items()} for place in order],
-        sent=[sum(count[1] for count in wire.sent.values()) * engine.network.scale for wire in engine.wires],
-        seconds=engine.wires[0].now(),
-        workers=[workers[place] for place in order],
-    )
+    engine.run([partial(run, wire) for wire in engine.wires])
+    now = engine.wires[0].now()
+    ranks = [
+        RankTiming(
+            node=its.worker.wire.nodes[its.worker.wire.rank],
+            words_per_second=its.words_per_second,
+            spent={thread: dict(spans) for thread, spans in its.worker.trace.spent.items()},
+            sent=sum(count[1] for count in its.worker.wire.sent.values()) * engine.network.scale,
+            spans=its.worker.trace.take(),
+            seconds=its.end,
+        )
+        for its in sorted(duties, key=lambda its: its.worker.wire.rank)
+    ]
+    return Timing(ranks, now)

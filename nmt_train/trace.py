@@ -21,8 +21,8 @@ class Clock(Protocol):
     def task(self) -> str:
         """The name of what runs: a thread's."""
 
-    def spend(self, name: str, work: float) -> None:
-        """Work of this kind was done: where computing takes no time by itself, let the time pass that it would take."""
+    def spend(self, name: str, work: float, seconds: float) -> None:
+        """Work of this kind was done, in so many seconds: where computing takes none, let those pass that it would take."""
 
 
 class Trace:
@@ -51,7 +51,7 @@ class Trace:
             if self._settle is not None:
                 self._settle()
             if work:
-                self._clock.spend(name, work)
+                self._clock.spend(name, work, self._clock.now() - start)
             self.add(name, self._clock.task(), start, self._clock.now())
 
     def add(self, name: str, thread: str, start: float, end: float) -> None:

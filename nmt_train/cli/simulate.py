@@ -17,6 +17,9 @@ def parser() -> cli.Parser:
     group = options.add_argument_group("simulation")
     group.add_argument("--cluster", type=Path, metavar="FILE", help="YAML: machines, devices, network; see configs/clusters")
     group.add_argument("--shuffle-seed", type=int, metavar="N", help="hold messages back at random, to try other orders")
+    group.add_argument("--timing-only", type=cli.positive, metavar="N", help="N steps of every rank, without any gradients")
+    group.add_argument("--profile", type=Path, metavar="FILE", help="measure this machine's device, for a cluster file")
+    group.add_argument("--steps", type=cli.positive, default=40, metavar="N", help="that --profile measures (default: 40)")
     settings.add_keys(options)
     return options
 
@@ -28,11 +31,17 @@ def command(arguments: Sequence[str]) -> int:
     if given.print_config:
         print(config.to_yaml(resolved), end="")
         return 0
-    if given.cluster is None:
-        options.error("--cluster is missing; give one of configs/clusters, or your own")
-    simulated = cluster.load(given.cluster)
-    from nmt_train.simulate import simulate
+    if (given.cluster is None) == (given.profile is None):
+        options.error("give --cluster (one of configs/clusters, or your own) or --profile")
+    from nmt_train.simulate import profile, simulate, time_only
 
+    if given.profile is not None:
+        profile(resolved, given.steps, given.profile)
+        return 0
+    simulated = cluster.load(given.cluster)
+    if given.timing_only is not None:
+        time_only(resolved, simulated, given.timing_only)
+        return 0
     return simulate(resolved, simulated, given.force, given.overwrite, given.shuffle_seed)
 
 

@@ -118,8 +118,8 @@ class Wire(Protocol):
     def task(self) -> str:
         """The name of the task that calls; a rank's first is MainThread."""
 
-    def spend(self, name: str, work: float) -> None:
-        """Work of this kind was done: target tokens of a batch, elements of a vector (see `Trace.span`)."""
+    def spend(self, name: str, work: float, seconds: float) -> None:
+        """Work of this kind was done: target tokens of a batch, elements of a vector (see `Trace.span`), in so many seconds."""
 
     def close(self) -> None:
         """End together with the other ranks: call it when no message is under way."""

@@ -136,7 +136,7 @@ class ThreadWire:
     def task(self) -> str:
         return threading.current_thread().name
 
-    def spend(self, name: str, work: float) -> None:
+    def spend(self, name: str, work: float, seconds: float) -> None:
         """Time passes by itself."""
 
     def close(self) -> None:

@@ -239,7 +239,7 @@ class VirtualWire:
     def task(self) -> str:
         return current().name
 
-    def spend(self, name: str, work: float) -> None:
+    def spend(self, name: str, work: float, seconds: float = 0.0) -> None:
         seconds = self._engine.network.seconds(self.rank, name, work)
         if seconds:
             current().wait(self._engine.shares.use(seconds, self._engine.network.devices[self.rank]), f"its device, for {name}")

@@ -1,0 +1,101 @@
+"""What training costs the device at hand, found by training on it: the `device` of a cluster file."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections import defaultdict
+
+import numpy as np
+import torch
+
+from nmt_train import device
+from nmt_train.begin import Ready, make_worker, opened
+from nmt_train.cluster import Cost, DeviceConfig
+from nmt_train.config import Config
+from nmt_train.wire.threads import ThreadWire
+
+_SETTLING = 3  # steps that are not counted
+# Where each kind of work is done by itself: nothing else has the device meanwhile.
+_MODES = {"single": ("forward", "backward"), "sparse": ("update", "encode", "decode"), "overlap": ("swap",)}
+_BY_TOKENS = ("forward", "backward")
+
+Done = dict[str, list[tuple[float, float]]]  # by kind of work: how much, and seconds
+
+
+def measure(config: Config, steps: int) -> DeviceConfig:
+    """Train for some steps in several modes; UserError for what is wrong with the configuration."""
+    own = device.prepare(config.devices, config.threads)
+    costs: dict[str, Cost] = {}
+    with opened(config, False, False) as ready:
+        for mode, kinds in _MODES.items():
+            done, seconds = _train(dataclasses.replace(config, mode=mode), own, ready, steps)
+            for kind in kinds:
+                costs[kind] = _by_tokens(done[kind]) if kind in _BY_TOKENS else _by_elements(done[kind])
+            if mode == "single":  # batches, logs: what a step takes beside all that
+                beside = (seconds - sum(took for times in done.values() for _, took in times)) / steps
+                forward = costs["forward"]
+                costs["forward"] = dataclasses.replace(forward, seconds=forward.seconds + max(0.0, beside))
+    return DeviceConfig(**costs)
+
+
+class _Watched(ThreadWire):
+    """A rank alone, whose work is written down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: Done = defaultdict(list)
+
+    def spend(self, name: str, work: float, seconds: float) -> None:
+        self.done[name].append((work, seconds))
+
+
+class _Steps:
+    """Duties of a worker that takes so many steps, the first of which are not counted."""
+
+    def __init__(self, wire: _Watched, steps: int) -> None:
+        self._wire, self._steps, self._taken = wire, steps, -_SETTLING
+        self.start = self.end = 0.0
+
+    def go_on(self) -> bool:
+        if self._taken == 0:
+            self.start = self._wire.now()
+            self._wire.done.clear()
+        self.end = self._wire.now()
+        return self._taken < self._steps
+
+    def step_done(self, updated: bool) -> None:
+        self._taken += 1
+
+    def skipped(self, what: str) -> None:
+        """It took its time all the same."""
+
+
+def _train(config: Config, own: torch.device, ready: Ready, steps: int) -> tuple[Done, float]:
+    config = dataclasses.replace(
+        config,
+        trace=True,  # so that a GPU's work is waited for
+        override=dataclasses.replace(config.override, exchange=None if config.mode == "single" else "server"),
+        exchange=dataclasses.replace(config.exchange, bypass=False),
+    )
+    wire = _Watched()
+    worker = make_worker(config, wire, own, ready.vocabulary, ready.store)
+    worker.schedule.refresh()
+    duties = _Steps(wire, steps)
+    worker.run(duties)
+    worker.schedule.drain()
+    wire.close()
+    return wire.done, duties.end - duties.start
+
+
+def _by_tokens(times: list[tuple[float, float]]) -> Cost:
+    """The straight line through all of them; through nothing where that would begin below it."""
+    tokens, seconds = np.array(times).T
+    slope, start = np.polyfit(tokens, seconds, 1) if np.ptp(tokens) > 0 else (0.0, float(seconds.mean()))
+    if start < 0 or slope < 0:
+        start, slope = 0.0, float(seconds.sum() / tokens.sum())
+    return Cost(float(start), float(slope))
+
+
+def _by_elements(times: list[tuple[float, float]]) -> Cost:
+    return Cost(0.0, statistics.median(seconds / elements for elements, seconds in times))
