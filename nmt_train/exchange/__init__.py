@@ -32,6 +32,11 @@ class ExchangeConfig:
     one_channel_per_node: bool = Field(
         default=False, description="of the ranks of a node only one exchanges at any time (thesis 3.4)"
     )
+    own_updates: bool = Field(
+        default=True,
+        description="optimizer.at worker, dropping: a worker goes on from what it received plus all of its own updates, also"
+        " those that wait to be sent",
+    )
     local_gradient: bool = Field(
         default=False,
         description="a worker goes on from what it received plus an update by its own dense gradient (Aji et al. 2019)",

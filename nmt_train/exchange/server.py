@@ -50,7 +50,11 @@ class Server:
         self.shards = cut(self._elements, wire.nodes)
         self._shard = self.shards[wire.rank]
         self.optimizer = (Adder if at_worker else Optimizer)(optimizer, parameters[self._shard].clone())
-        self._own = Shard(self.optimizer, wire.size, up(), down() if down else None, config.bundle, delay)
+        # Of a bundle that is not full a delta knows nothing yet: own updates would be taken back.
+        self._whole = at_worker and feedback and config.own_updates and config.bundle == 1
+        self._own = Shard(
+            self.optimizer, wire.size, up(), down() if down else None, config.bundle, delay, knows_own=self._whole
+        )
         self.staleness = self._own.staleness
         self._lock = wire.lock()
         self._up: list[Codec] = [
@@ -59,7 +63,7 @@ class Server:
         self._owed: Tensor | None = None  # residuals of other modes and layouts for shards that now get all
         self._local = _OwnOptimizer(optimizer, parameters) if at_worker or config.local_gradient else None
         self._at_worker = at_worker
-        self._received = parameters.clone() if config.local_gradient else None
+        self._received = parameters.clone() if config.local_gradient or self._whole else None
         self._others = [rank for rank in range(wire.size) if rank != wire.rank or not config.bypass]
         # Everybody begins with another shard: else all would queue at the first.
         self._others = [rank for rank in self._others if rank > wire.rank] + [
@@ -78,12 +82,12 @@ class Server:
             received = parameters if self._received is None else self._received
             given = gradient
             if self._local is not None:
-                stepped = self._local.step(gradient.clone() if self._received is not None else gradient, received, self.updates)
-                given = torch.sub(stepped, received, out=gradient) if self._at_worker else gradient
+                self._local.step(gradient if self._at_worker else gradient.clone(), received, self.updates)
+                given = gradient.copy_(self._local.last) if self._at_worker else gradient
             if self._owed is not None:
                 given.add_(self._owed)
                 self._owed = None
-            answers = [(rank, self._push(rank, given)) for rank in self._others]
+            answers = [(rank, self._push(rank, given, received)) for rank in self._others]
             if self._bypass:
                 self._push_directly(given[self._shard], received[self._shard])
             for rank, answer in answers:
@@ -91,13 +95,26 @@ class Server:
                     message = answer.result()[1]
                 with self._trace.span("decode", received[self.shards[rank]].numel()):
                     self._own.bring(_on(received.device, message), received[self.shards[rank]])
-            if self._received is not None and self._local is not None:
-                parameters.copy_(received).add_(self._local.last)
+            if self._received is not None:
+                self._go_on_from(received, parameters)
 
-    def _push(self, rank: int, gradient: Tensor) -> Any:
+    def _go_on_from(self, received: Tensor, parameters: Tensor) -> None:
+        """What was received, and what the worker knows besides: all of its own updates, or that of its last gradient."""
+        parameters.copy_(received)
+        if self._whole:
+            for rank in self._others:
+                codec = self._up[rank]
+                if isinstance(codec, Feedback):
+                    parameters[self.shards[rank]].add_(codec.residual)
+        elif self._local is not None:
+            parameters.add_(self._local.last)
+
+    def _push(self, rank: int, gradient: Tensor, received: Tensor) -> Any:
         part = gradient[self.shards[rank]]
         with self._trace.span("encode", part.numel()):
             message = self._up[rank].encode(part, self.updates)
+            if self._own.knows_own:
+                self._up[rank].add(message, received[self.shards[rank]])
         self._wire.send(rank, Tag.PUSH, message)
         return self._wire.receive(rank, Tag.ANSWER)
 

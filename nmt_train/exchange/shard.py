@@ -17,11 +17,22 @@ class Shard:
 
     up decodes pushes. down encodes deltas against what each worker has, so that what one delta leaves out is in the next;
     None: workers are sent the parameters themselves. delay: answers that a worker got since the one that its gradient is of.
+    knows_own: pushes are updates, and a worker has applied its own before it pushes them: deltas are what others did.
     """
 
-    def __init__(self, optimizer: Optimizer, workers: int, up: Codec, down: Codec | None, bundle: int, delay: int = 0) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        workers: int,
+        up: Codec,
+        down: Codec | None,
+        bundle: int,
+        delay: int = 0,
+        knows_own: bool = False,
+    ) -> None:
         self.optimizer, self.staleness = optimizer, Counter[int]()
         self._up, self._down, self._bundle = up, down, bundle
+        self.knows_own = knows_own and down is not None
         self._parameters = optimizer.parameters
         self._gradient = torch.zeros_like(self._parameters)
         self._pushes = 0  # added up in _gradient, but not yet applied
@@ -35,6 +46,8 @@ class Shard:
             self._up.add(message, self._gradient)
         else:
             self._up.decode(message, self._gradient)
+        if self.knows_own:
+            self._up.add(message, self._held[worker])
         self._count(worker)
         if self._pushes == self._bundle:
             self._apply(self._gradient)

@@ -1,0 +1,107 @@
+"""Whatever the layout, the delays and the order of messages: every gradient reaches the parameters once, in every mode.
+
+Gradients and parameters are small whole numbers, so that sums are exact in any order. scripts/soak tries thousands of orders.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import small
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from virtual import engine, together
+
+from nmt_train import config as configuration
+from nmt_train import modes
+from nmt_train.cluster import Cost, DeviceConfig
+from nmt_train.flat import Flat
+from nmt_train.message import Message
+from nmt_train.trace import Trace
+from nmt_train.wire import Tag
+from nmt_train.wire.virtual import VirtualWire
+
+ELEMENTS, STEPS = 37, 6
+START = torch.arange(ELEMENTS, dtype=torch.float32)
+OPTIONS: dict[str, Any] = {
+    "exchange.bypass": st.booleans(),
+    "exchange.bundle": st.integers(1, 3),
+    "exchange.per": st.sampled_from(["device", "node"]),
+    "exchange.one_channel_per_node": st.booleans(),
+    "exchange.own_updates": st.booleans(),
+    "optimizer.at": st.sampled_from([None, "shard", "worker"]),
+    "overlap.bound": st.integers(0, 2),
+    "overlap.local_update": st.sampled_from(["none", "sum", "optimizer"]),
+    "dropping.up": st.sampled_from([0.5, 0.9]),
+    "dropping.down": st.sampled_from([0.5, 0.9]),
+}
+
+
+class Numbers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = nn.Parameter(START.clone())
+
+
+def config(mode: str, options: dict[str, Any]) -> configuration.Config:
+    values = small("unused", "unused") | {"mode": mode}  # type: ignore[arg-type]
+    values["optimizer"] = {"name": "sgd", "learning_rate": 1, "schedule": "constant", "warmup": 0, "clip_norm": 0}
+    for name, value in options.items():
+        section, key = name.split(".")
+        values.setdefault(section, {})[key] = value
+    return configuration.validate(values, {})
+
+
+def gradients(rank: int, seed: int) -> torch.Tensor:
+    return torch.randint(-4, 5, (STEPS, ELEMENTS), generator=torch.Generator().manual_seed(1000 * rank + seed)).float()
+
+
+def train(mode: str, nodes: list[int], seed: int, options: dict[str, Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Of every rank, after all gave their gradients away and were drained: the global parameters, and what it did not send."""
+    costs = DeviceConfig(forward=Cost(0.01, 1e-4), backward=Cost(0.02, 2e-4), update=Cost(0.01, 0))
+    room, chosen = engine(nodes, seed, device=costs), config(mode, options)
+
+    def work(wire: VirtualWire) -> tuple[torch.Tensor, torch.Tensor]:
+        flat = Flat(Numbers())
+        schedule = modes.build(modes.check(chosen, wire.nodes), chosen, flat, wire, Trace(False, wire))
+        schedule.refresh()
+        for number, gradient in enumerate(gradients(wire.rank, seed)):
+            wire.spend("forward", 100 * (number + 1))
+            flat.gradient.add_(gradient)
+            schedule.step()
+        schedule.drain()
+        everybody_is_here(wire)
+        schedule.refresh()
+        return flat.parameters, schedule.carried().get("residual", torch.zeros(ELEMENTS))
+
+    return together(room, *[work] * len(room.wires))
+
+
+def everybody_is_here(wire: VirtualWire) -> None:
+    wire.send(0, Tag.REPORT, Message())
+    if wire.rank == 0:
+        for rank in range(wire.size):
+            wire.receive(rank, Tag.REPORT).result()
+        for rank in range(wire.size):
+            wire.send(rank, Tag.CONTROL, Message())
+    wire.receive(0, Tag.CONTROL).result()
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "overlap", "sparse", "sparse-overlap"])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    nodes=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    seed=st.integers(0, 10**6),
+    options=st.fixed_dictionaries(OPTIONS),
+)
+def test_every_gradient_reaches_the_parameters_once(mode: str, nodes: list[int], seed: int, options: dict[str, Any]) -> None:
+    at = modes.check(config(mode, options), engine(nodes).network.nodes).optimizer
+    found = train(mode, nodes, seed, options)
+    given_away = sum(gradients(rank, seed).sum(0) for rank in range(len(found)))
+    unsent = sum(residual for _, residual in found) * (-1 if at == "worker" else 1)
+    for parameters, _ in found:
+        # Sums of several steps are averaged and multiplied again, which rounds; a gradient lost or doubled is far more.
+        torch.testing.assert_close(parameters, START - (given_away - unsent), rtol=0, atol=1e-3)
