@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mode:
-    """One row. `alone` is the exchange of a single rank where that needs no server; nodes: most machines (0: any).
+    """One row. `alone` is the exchange of a single rank where that needs no server; nodes: most machines (0: any);
+    asynchronous: several workers update without waiting for one another, as `check` finds.
 
     optimizer: where gradients become updates. Adam's averages starve on a shard that gets a hundredth of a gradient at a time,
     so that sparse modes drop updates that workers have made of their dense gradients (docs/experiments.md).
@@ -48,6 +49,7 @@ class Mode:
     source: str
     optimizer: str = "shard"
     nodes: int = 0
+    asynchronous: bool = False
 
 
 MODES = {
@@ -126,11 +128,15 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
         if config.override.exchange == "alone":
             raise UserError(f"override.exchange: alone is for one rank, but there are {len(nodes)}; remove it")
         mode = dataclasses.replace(mode, exchange="server")
-    return mode
+    exchanging = machines if config.exchange.per == "node" else len(nodes)
+    return dataclasses.replace(mode, asynchronous=mode.exchange == "server" and exchanging > 1)
 
 
 def build(mode: Mode, config: Config, flat: Flat, wire: Wire, trace: Trace) -> Schedule:
     """The objects of a row, ready for the loop."""
+    if mode.asynchronous:
+        optimizer = dataclasses.replace(config.optimizer, beta1=config.optimizer.async_beta1)
+        config = dataclasses.replace(config, optimizer=optimizer)
     place = Place(config, flat, wire, trace)
     return SCHEDULES[mode.schedule](place, EXCHANGES[mode.exchange](place, mode))
 

@@ -43,6 +43,13 @@ class OptimizerConfig:
     clip_norm: float = Field(default=1.0, ge=0, description="longest gradient, by Euclidean norm; 0: any")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum, nesterov: share of the last step kept")
     beta1: float = Field(default=0.9, ge=0, lt=1, description="adam, adamw: decay of the mean of gradients")
+    async_beta1: float = Field(
+        default=0.5,
+        ge=0,
+        lt=1,
+        description="adam, adamw: beta1 where several workers update without waiting for one another; their delays are a"
+        " momentum of their own (Mitliagkas et al. 2016)",
+    )
     beta2: float = Field(default=0.98, ge=0, lt=1, description="adam, adamw: decay of the mean of squared gradients")
     decay: float = Field(default=0.9, ge=0, lt=1, description="rmsprop, adadelta: decay of the mean of squared gradients")
     epsilon: float | None = Field(

@@ -5,6 +5,7 @@ Gradients and parameters are small whole numbers, so that sums are exact in any 
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ from nmt_train.wire.virtual import VirtualWire
 
 ELEMENTS, STEPS = 37, 6
 START = torch.arange(ELEMENTS, dtype=torch.float32)
+LAYOUTS = st.lists(st.integers(1, 3), min_size=1, max_size=3)  # devices of each machine
+ORDERS = int(os.environ.get("NMT_TRAIN_ORDERS", "200"))
 OPTIONS: dict[str, Any] = {
     "exchange.bypass": st.booleans(),
     "exchange.bundle": st.integers(1, 3),
@@ -91,7 +94,9 @@ def everybody_is_here(wire: VirtualWire) -> None:
 
 
 @pytest.mark.parametrize("mode", ["vanilla", "overlap", "sparse", "sparse-overlap"])
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=int(os.environ.get("NMT_TRAIN_ORDERS", "200")), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(
     nodes=st.lists(st.integers(1, 3), min_size=1, max_size=3),
     seed=st.integers(0, 10**6),

@@ -21,6 +21,9 @@ class Codec(Protocol):
         NotFinite if what would be sent is infinite or not a number.
         """
 
+    def effort(self, elements: int) -> int:
+        """How many of a vector's elements encoding goes through: none where the vector itself is sent."""
+
     def decode(self, message: Message, into: Tensor) -> None:
         """Overwrite `into` (elements,) with the vector that the message stands for."""
 

@@ -24,6 +24,9 @@ class Dense:
         largest = torch.finfo(self._dtype).max
         return Message((), (vector.clamp(-largest, largest).to(self._dtype),))
 
+    def effort(self, elements: int) -> int:
+        return 0 if self._dtype == torch.float32 else elements
+
     def decode(self, message: Message, into: Tensor) -> None:
         into.copy_(message.tensors[0])
 

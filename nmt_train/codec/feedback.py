@@ -26,6 +26,9 @@ class Feedback:
         self._codec.add(message, self.residual, sign=-1)
         return message
 
+    def effort(self, elements: int) -> int:
+        return elements
+
     def decode(self, message: Message, into: Tensor) -> None:
         self._codec.decode(message, into)
 

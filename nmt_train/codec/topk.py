@@ -44,6 +44,9 @@ class TopK:
             values = values.clamp_(-_HALF_MAX, _HALF_MAX).half()
         return Message((_SPARSE, positions.numel()), (self._pack(positions), values))
 
+    def effort(self, elements: int) -> int:
+        return elements
+
     def decode(self, message: Message, into: Tensor) -> None:
         if message.numbers[0] == _DENSE:
             self._dense.decode(message.without_numbers(1), into)

@@ -111,7 +111,7 @@ class Server:
 
     def _push(self, rank: int, gradient: Tensor, received: Tensor) -> Any:
         part = gradient[self.shards[rank]]
-        with self._trace.span("encode", part.numel()):
+        with self._trace.span("encode", self._up[rank].effort(part.numel())):
             message = self._up[rank].encode(part, self.updates)
             if self._own.knows_own:
                 self._up[rank].add(message, received[self.shards[rank]])
@@ -176,7 +176,7 @@ class Server:
             with self._lock:
                 with self._trace.span("update", parameters.numel()):
                     self._own.push(source, gradient)
-                with self._trace.span("encode", parameters.numel()):
+                with self._trace.span("encode", self._own.effort):
                     answer = self._own.answer(source)
             self._wire.send(source, Tag.ANSWER, answer)
 

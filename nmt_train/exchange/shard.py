@@ -76,6 +76,11 @@ class Shard:
         self._down.add(message, held)
         return message
 
+    @property
+    def effort(self) -> int:
+        """How many elements making an answer goes through (see `Codec.effort`)."""
+        return 0 if self._down is None else self._down.effort(self._parameters.numel())
+
     def bring(self, message: Message, parameters: Tensor) -> None:
         """On the worker's side: `answer`'s message into its slice of the parameters."""
         if self._down is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 from nmt_train.errors import UserError
@@ -47,6 +46,12 @@ CURVES = {
 }
 
 
+_ABOUT = """\
+`{command}` made this page. Every run trains on Multi30k with the preset tiny, 64 sentences per batch and worker, while the
+virtual cluster charges what K40s, 375 MB/s and 110.7M parameters would cost (configs/clusters/thesis-*.yml). *As fast* means:
+validation cross-entropy {target:.3f}, which 1x1 has at the end of its run, is reached in so much less time."""
+
+
 def write(folder: Path, target: float, output: Path, command: str) -> None:
     """Draw into `output`'s folder, and write `output` (Markdown), of what is there; what is missing is said."""
     found, pictures = Results(folder, target), output.with_suffix("")
@@ -65,12 +70,8 @@ def write(folder: Path, target: float, output: Path, command: str) -> None:
 
 
 def _head(found: Results, command: str) -> list[str]:
-    text = (
-        f"`{command}` made this page. Every run trains on Multi30k with the preset tiny, 64 sentences per batch and worker, while the"
-        " virtual cluster charges what K40s, 375 MB/s and 110.7M parameters would cost (configs/clusters/thesis-*.yml). *As fast*"
-        f" means: validation cross-entropy {found.target:.3f}, which 1x1 has at the end of its run, is reached in so much less time."
-    )
-    return ["# The thesis's experiments, on virtual clusters", "", *textwrap.wrap(text, 128), ""]
+    text = _ABOUT.format(command=command, target=found.target)
+    return ["# The thesis's experiments, on virtual clusters", "", text, ""]
 
 
 def _claims(found: Results) -> list[str]:
