@@ -83,8 +83,9 @@ class Follower:
                 self._until("hand over")  # not a step before
             case "hand over":
                 self._worker.schedule.refresh()
-                self._wire.send(0, Tag.STATE, self._worker.part().pack())
-                self._until("go on")  # when everybody has handed over
+                self._wire.send(0, Tag.STATE, self._worker.part().pack())  # goes on its way while training goes on
+                self._report(drained=True)
+                self._until("go on")  # when everybody has the parameters
             case "end":
                 while self._obey() != "part":
                     pass

@@ -1,7 +1,7 @@
 """What rank 0 does between two steps: log, validate, save, and tell the others when to hand over their state and when to end.
 
-The others' state is collected when all are drained, so that every push is in all shards or in none. They go on as soon as rank
-0 has it, while it validates and writes.
+The others' state is that of a moment when all are drained, so that every push is in all shards or in none. They go on
+as soon as all have the global parameters; their state follows while they train, and is written when it is there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nmt_train.meter import Meter
 from nmt_train.optim import Adder
 from nmt_train.progress import Mark
 from nmt_train.run import Run
-from nmt_train.state import Part, Snapshot, State
+from nmt_train.state import Gathering, Snapshot, State
 from nmt_train.trace import write_spans
 from nmt_train.train import Worker
 from nmt_train.validate import Interrupted, TestSet
@@ -43,7 +43,8 @@ class Leader:
         self._reports = self._wire.receive(None, Tag.REPORT) if self._followers else None
         self._before: Mark | None = None
         self._saved: tuple[int, list[Position]] | None = None
-        self._held: Snapshot | None = None  # the last one, while the others still wait
+        self._held: Gathering | None = None  # the last one, while the others still wait
+        self._saving: tuple[Gathering, dict[str, Any], list[str]] | None = None  # what is to be written: with facts, and links
         self._limit = last_epoch(self._config.stop)
         self.reason: str | None = None
         self.signal: signal.Signals | None = None
@@ -75,8 +76,8 @@ class Leader:
     def first(self) -> None:
         """What a signal had put off, before the first batch."""
         if self._state.validation_pending:
-            snapshot = self._collect()
-            self._save(snapshot, self._validate(snapshot))
+            gathering = self._collect()
+            self._save(gathering, self._validate(gathering))
         self._before, self.reason = self._progress.mark(), self._reason_to_stop()
 
     # Between two steps
@@ -95,6 +96,7 @@ class Leader:
     def step_done(self, updated: bool) -> None:
         self._count()
         self._hear()
+        self._write()
         if updated:
             self._after_update()
 
@@ -155,12 +157,12 @@ class Leader:
         validate = every and (every.crossed(before, now) or (self.reason and not self.signal))
         if not (validate or self.reason or config.checkpoint.every.crossed(before, now)):
             return
-        snapshot = self._collect()
+        gathering = self._collect()
         best: list[str] = []
         if validate:
-            best = self._validate(snapshot)
+            best = self._validate(gathering)
             self.reason = self._reason_to_stop()
-        self._save(snapshot, best)
+        self._save(gathering, best)
 
     def _reason_to_stop(self) -> str | None:
         if self.signal:
@@ -172,39 +174,38 @@ class Leader:
             return f"no new best in {self._config.stop.patience} validations (stop.patience)"
         return None
 
-    def _collect(self) -> Snapshot:
-        """Everything, of all ranks at one moment. On one rank it is not a copy."""
+    def _collect(self) -> Gathering:
+        """Everything, of all ranks at one moment; of the others it is still to come. On one rank it is not a copy."""
         worker = self._worker
         self._tell("drain")
         worker.drain(self)
         self._wait_for_drained()
+        self._write(wait=True)  # the last one, if that is still under way
         self._tell("hand over")
         worker.schedule.refresh()
-        parts = [worker.part()]
-        for rank in self._followers:
-            parts.append(Part.unpack(self._wire.receive(rank, Tag.STATE).result()[1]))
-        self._progress.updates = worker.schedule.exchange.updates
+        coming = [self._wire.receive(rank, Tag.STATE) for rank in self._followers]
         shards = cut(worker.flat.parameters.numel(), self._wire.nodes)
-        snapshot = Snapshot.join(parts, shards, worker.flat.parameters.numel(), worker.deal.stages)
+        gathering = Gathering(worker.part(), coming, shards, worker.deal.stages, self._positions)
+        self._wait_for_drained()  # everybody has the parameters
+        self._progress.updates = worker.schedule.exchange.updates
         if self.reason is None:
             self._tell("go on")
         else:
-            self._held = snapshot  # nothing more will change: the others wait for the end
-        return snapshot
+            self._held = gathering  # nothing more will change: the others wait for the end
+        return gathering
 
     def _wait_for_drained(self) -> None:
         while self._drained < len(self._followers):
             self._hear(wait=True)
         self._drained = 0
 
-    def _validate(self, snapshot: Snapshot) -> list[str]:
+    def _validate(self, gathering: Gathering) -> list[str]:
         """Measure the global parameters, smoothed if so configured; returns the metrics with a new best."""
         state, progress, worker = self._state, self._progress, self._worker
         progress.tick(training=True)
         state.validation_pending = True
-        measured = snapshot.vectors.get("smoothed")
-        if measured is None and self._followers:
-            measured = snapshot.vectors["parameters"]
+        # After a refresh the model has exactly the global parameters, but not their running mean.
+        measured = gathering.snapshot().vectors["smoothed"] if self._config.optimizer.smoothing else None
         try:
             with worker.trace.span("validate"), worker.flat.using(measured):
                 scores = self._test_set.measure(worker.model, self._config.validation, lambda: self.signal is not None)
@@ -220,24 +221,35 @@ class Leader:
         best = [metric for metric, verdict in verdicts.items() if not verdict.stalled]
         if not best:
             worker.schedule.exchange.optimizer.stalled()
-            snapshot.numbers["factor"] = worker.schedule.exchange.optimizer.state()[1]["factor"]
+            gathering.own.numbers["factor"] = worker.schedule.exchange.optimizer.state()[1]["factor"]
             self._tell("stalled")
         return best
 
-    def _save(self, snapshot: Snapshot, best: list[str]) -> None:
-        update = snapshot.numbers["updates"]
-        self._state.save(self._run.checkpoint(update), snapshot, self._worker.flat, self._config)
-        for name in ["last", *(f"best-{metric}" for metric in best)]:
+    def _save(self, gathering: Gathering, best: list[str]) -> None:
+        """Write a checkpoint, now or as soon as all of it is there."""
+        links = ["last", *(f"best-{metric}" for metric in best)]
+        self._saving = (gathering, self._state.facts(gathering.own.numbers, self._config), links)
+        self._saved = (gathering.own.numbers["updates"], gathering.positions)
+        self._write()
+
+    def _write(self, wait: bool = False) -> None:
+        if self._saving is None or not (wait or self._saving[0].whole()):
+            return
+        (gathering, facts, links), self._saving = self._saving, None
+        update = gathering.own.numbers["updates"]
+        self._progress.tick(training=True)
+        self._state.save(self._run.checkpoint(update), gathering.snapshot(), facts, self._worker.flat)
+        for name in links:
             self._run.link(name, update)
         self._run.prune(self._config.checkpoint.keep)
         self._progress.tick(training=False)
-        self._saved = (update, snapshot.stages[-1])
 
     def _finish(self) -> None:
         """Save where training ended, and let the others go."""
-        snapshot = self._held or self._collect()
-        if self._saved != (snapshot.numbers["updates"], snapshot.stages[-1]):
-            self._save(snapshot, [])
+        gathering = self._held or self._collect()
+        if self._saved != (gathering.own.numbers["updates"], gathering.positions):
+            self._save(gathering, [])
+        self._write(wait=True)
         self._tell("end")
         self._hear()
         self._write_spans()

@@ -22,6 +22,7 @@ from nmt_train.message import Message, from_json, to_json
 from nmt_train.model.transformer import Transformer
 from nmt_train.progress import Progress
 from nmt_train.stop import Patience
+from nmt_train.wire import Future
 
 Vectors = dict[str, Tensor]
 
@@ -121,6 +122,29 @@ class Snapshot:
         return mine
 
 
+class Gathering:
+    """A snapshot that is being put together: `own` part is there, the others' are coming."""
+
+    def __init__(
+        self, own: Part, coming: Sequence[Future[tuple[int, Message]]], shards: list[slice],
+        stages: Sequence[Sequence[Position]], positions: Sequence[Position],
+    ) -> None:  # fmt: skip
+        self.own, self.positions = own, [Position(**vars(position)) for position in positions]
+        self._coming, self._shards, self._stages = coming, shards, stages
+        self._snapshot: Snapshot | None = None
+
+    def whole(self) -> bool:
+        return all(part.done() for part in self._coming)
+
+    def snapshot(self) -> Snapshot:
+        """Wait for the rest."""
+        if self._snapshot is None:
+            parts = [self.own, *(Part.unpack(part.result()[1]) for part in self._coming)]
+            elements = sum(place.stop - place.start for place in self._shards)
+            self._snapshot = Snapshot.join(parts, self._shards, elements, self._stages)
+        return self._snapshot
+
+
 @dataclasses.dataclass
 class State:
     """What rank 0 alone keeps beside the snapshot; `validation_pending` if a signal came before a validation was done."""
@@ -130,7 +154,18 @@ class State:
     vocabulary: Vocabulary
     validation_pending: bool = False
 
-    def save(self, path: Path, snapshot: Snapshot, flat: Flat, config: Config) -> None:
+    def facts(self, numbers: dict[str, Any], config: Config) -> dict[str, Any]:
+        """What a checkpoint says beside vectors, as it is now; `numbers` are the optimiser's."""
+        return {
+            "version": __version__,
+            "config": configuration.plain(config),
+            "progress": self.progress.state(),
+            "patience": self.patience.state(),
+            "optimizer": numbers,
+            "validation_pending": self.validation_pending,
+        }
+
+    def save(self, path: Path, snapshot: Snapshot, facts: dict[str, Any], flat: Flat) -> None:
         """Write a checkpoint to `path`, whole or not at all; UserError if it cannot be written."""
         tensors: dict[str, dict[str, Tensor]] = {"optimizer": {}}
         for name, vector in snapshot.vectors.items():
@@ -142,16 +177,8 @@ class State:
         for rank, carried in enumerate(snapshot.carried):
             if carried:
                 tensors[f"worker-{rank}"] = carried
-        facts = {
-            "version": __version__,
-            "config": configuration.plain(config),
-            "progress": self.progress.state(),
-            "patience": self.patience.state(),
-            "optimizer": snapshot.numbers,
-            "stages": [[dataclasses.astuple(position) for position in stage] for stage in snapshot.stages],
-            "validation_pending": self.validation_pending,
-        }
-        checkpoint.save(path, tensors, facts, self.vocabulary)
+        stages = [[dataclasses.astuple(position) for position in stage] for stage in snapshot.stages]
+        checkpoint.save(path, tensors, {**facts, "stages": stages}, self.vocabulary)
 
     def load(self, saved: Checkpoint, flat: Flat, smoothing: bool) -> Snapshot:
         """Continue from a checkpoint; UserError if it is of another model or vocabulary."""

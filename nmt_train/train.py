@@ -96,12 +96,13 @@ class Worker:
         shard = {"parameters": optimizer.parameters, **vectors}
         if optimizer.smoothed is not None:
             shard["smoothed"] = optimizer.smoothed
+        carried = self.schedule.carried()
         if self.wire.size > 1:
-            shard = {name: vector.clone() for name, vector in shard.items()}
+            shard, carried = ({name: vector.clone() for name, vector in group.items()} for group in (shard, carried))
         random = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self.device)
-        return Part(shard, self.schedule.carried(), random, numbers, Position(**vars(self.position)))
+        return Part(shard, carried, random, numbers, Position(**vars(self.position)))
 
     def place(self, part: Part, deal: Deal, where: str) -> None:
         """Continue from a part; UserError if it is of another optimiser. `refresh` comes after, when all ranks have theirs."""

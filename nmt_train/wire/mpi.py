@@ -46,6 +46,7 @@ class _Transfer:
     arrives: bool
     finish: Callable[[], None]
     open: int = 0
+    later: deque[tuple[np.ndarray, int]] = field(default_factory=deque)  # pieces that wait for the one before, and their slot
 
 
 @dataclass
@@ -188,7 +189,11 @@ class Mpi(ThreadWire):
         transfer = _Transfer(letter.to, False, self._timed(letter.tag, False, partial(letter.done.set_result, None)))
         self._track(self._comm.Isend([frame, self._mpi.BYTE], letter.to, 0), transfer)
         # All pieces at once: MPI shakes hands for each, and would do so behind the data that goes the other way.
-        for piece in [] if short else self._cut(payload):
+        # But what nobody waits for goes piece by piece, so that training's own messages find their way between.
+        pieces = [] if short else self._cut(payload)
+        at_once = 1 if letter.tag == Tag.STATE else len(pieces)
+        transfer.later.extend((piece, slot) for piece in pieces[at_once:])
+        for piece in pieces[:at_once]:
             self._track(self._comm.Isend([piece, self._mpi.BYTE], letter.to, slot), transfer)
 
     def _poll(self) -> bool:
@@ -260,7 +265,10 @@ class Mpi(ThreadWire):
             transfer.open -= 1
             if transfer.arrives:
                 self._heard[transfer.peer] = time.monotonic()
-            if not transfer.open:
+            if transfer.later and transfer.open <= 1:  # its header may still be open
+                piece, slot = transfer.later.popleft()
+                self._track(self._comm.Isend([piece, self._mpi.BYTE], transfer.peer, slot), transfer)
+            elif not transfer.open:
                 transfer.finish()
         return True
 
