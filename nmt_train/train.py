@@ -124,8 +124,8 @@ class Worker:
         """Running totals since the start: target tokens are in `progress`; here is where time and bytes went."""
         wire, schedule = self.wire, self.schedule
         return {
-            "sent": {Tag(tag).name.lower(): list(count) for tag, count in wire.sent.items()},
-            "received": {Tag(tag).name.lower(): list(count) for tag, count in wire.received.items()},
+            "sent": {Tag(tag).name.lower(): list(count) for tag, count in list(wire.sent.items())},
+            "received": {Tag(tag).name.lower(): list(count) for tag, count in list(wire.received.items())},
             "spent": {thread: dict(spans) for thread, spans in list(self.trace.spent.items())},
             "staleness": dict(schedule.exchange.staleness),
             "steps": dict(schedule.steps),

@@ -9,12 +9,12 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import os
-import queue
 import socket
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -64,7 +64,10 @@ class Mpi(ThreadWire):
         """UserError where MPI cannot be loaded, offers too little, or a rank does not come."""
         super().__init__()
         self._config = config
-        self._queue: queue.SimpleQueue[_Letter | None] = queue.SimpleQueue()
+        # A lock that rings for letters, not a SimpleQueue: where a wait for it is woken after its timeout, it goes on for ever
+        # (seen with CPython 3.11).
+        self._letters: deque[_Letter] = deque()
+        self._bell = threading.Lock()
         self._requests: list[Any] = []
         self._owners: list[_Transfer] = []
         self._arriving: dict[tuple[int, int], deque[list[Any]]] = defaultdict(deque)  # [message, complete], as sent
@@ -93,19 +96,24 @@ class Mpi(ThreadWire):
 
     def _carry(self, to: int, tag: Tag, message: Message) -> concurrent.futures.Future[None]:
         letter = _Letter(to, int(tag), Message(message.numbers, tuple(_on_host(tensor) for tensor in message.tensors)))
-        self._queue.put(letter)
+        self._letters.append(letter)
+        self._ring()
         return letter.done
+
+    def _ring(self) -> None:
+        with suppress(RuntimeError):  # it rings already
+            self._bell.release()
 
     def close(self) -> None:
         self._closed = True
-        self._queue.put(None)
+        self._ring()
         self._postman.join(min(self._config.deadline, _PATIENCE))
 
     def fail(self, error: BaseException) -> None:
         super().fail(error)
         told = [_Letter(peer, _ABORT, Message()) for peer in range(self.size) if peer != self.rank]
-        for letter in told:
-            self._queue.put(letter)
+        self._letters.extend(told)
+        self._ring()
         concurrent.futures.wait([letter.done for letter in told], timeout=1.0)
 
     def _check(self, source: int | None = None) -> None:
@@ -132,17 +140,14 @@ class Mpi(ThreadWire):
         ready.set_result(None)
         try:
             sleep = _SHORTEST_SLEEP
-            while not self._closed or self._requests or not self._queue.empty():
+            while not self._closed or self._requests or self._letters:
                 self._beat()
                 moved = self._poll() | self._collect()
                 sleep = _SHORTEST_SLEEP if moved else min(2 * sleep, _LONGEST_SLEEP)
-                try:
-                    letter = self._queue.get(timeout=sleep)
-                except queue.Empty:
-                    continue
-                sleep = _SHORTEST_SLEEP
-                if letter is not None:
-                    self._post(letter)
+                if self._bell.acquire(timeout=sleep):
+                    sleep = _SHORTEST_SLEEP
+                while self._letters:
+                    self._post(self._letters.popleft())
             self._part()
         except BaseException as error:
             self._failure = self._failure or UserError(f"MPI failed on host {socket.gethostname()}: {error}")
