@@ -130,4 +130,6 @@ def test_gaps_tell_positions(places: set[int]) -> None:
 
 def test_selection_by_threshold_is_that_of_plain_comparison() -> None:
     vector = torch.randn(2_500_000)
-    assert torch.equal(_reaching(vector, 2.0), (vector.abs() >= torch.tensor(2.0)).nonzero().flatten())
+    positions, values = _reaching(vector, 2.0)
+    assert torch.equal(positions, (vector.abs() >= torch.tensor(2.0)).nonzero().flatten())
+    assert torch.equal(values, vector[positions])

@@ -36,8 +36,7 @@ class TopK:
             if not torch.isfinite(torch.linalg.vector_norm(vector)):
                 raise NotFinite("the vector to be sent is not finite")
             return self._dense.encode(vector, update).and_numbers(_DENSE)
-        positions = self._largest(vector, target)
-        values = vector[positions]
+        positions, values = self._largest(vector, target)
         if not torch.isfinite(values).all():
             raise NotFinite("the vector to be sent is not finite")
         if self._half:
@@ -66,15 +65,18 @@ class TopK:
         """How many elements are to be sent: at least one, if there are any."""
         return min(elements, math.ceil(elements * kept(self._config, self._dropped, update) - 1e-6))
 
-    def _largest(self, vector: Tensor, target: int) -> Tensor:
-        """Positions, ascending, of about `target` of the largest elements; never zeros, never much more than asked for."""
+    def _largest(self, vector: Tensor, target: int) -> tuple[Tensor, Tensor]:
+        """Positions, ascending, of about `target` of the largest elements, and these; never zeros, never many more."""
         if vector.numel() <= self._config.sample:
-            positions = _exactly(vector, torch.arange(vector.numel(), device=vector.device), target)
+            return _exactly(torch.arange(vector.numel(), device=vector.device), vector, target)
+        threshold = self._threshold(vector, target)
+        if threshold > 0:
+            positions, values = _reaching(vector, threshold)
         else:
-            threshold = self._threshold(vector, target)
-            positions = _reaching(vector, threshold) if threshold > 0 else vector.nonzero().flatten()
+            positions = vector.nonzero().flatten()
+            values = vector[positions]
         most = math.floor(target * (1 + self._config.excess))
-        return positions if positions.numel() <= most else _exactly(vector, positions, target)
+        return (positions, values) if positions.numel() <= most else _exactly(positions, values, target)
 
     def _threshold(self, vector: Tensor, target: int) -> float:
         """Estimated on elements at even distances, shifted each time, so that over time every element is looked at."""
@@ -86,28 +88,33 @@ class TopK:
         return float(found) if not torch.isnan(found) else math.inf
 
 
-def _reaching(vector: Tensor, threshold: float) -> Tensor:
-    """Positions where |vector| is not below the threshold; what is not a number counts as large, so that it is noticed."""
+def _reaching(vector: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Where |vector| is not below the threshold, and the elements there; what is not a number counts as large, so that it is
+    noticed.
+    """
     if vector.is_cuda:
-        return (~(vector.abs() < threshold)).nonzero().flatten()
+        positions = (~(vector.abs() < threshold)).nonzero().flatten()
+        return positions, vector[positions]
     values, limit = vector.numpy(), np.float32(threshold)
     magnitude, small = np.empty(_BLOCK, np.float32), np.empty(_BLOCK, np.bool_)
-    found = []
+    found, there = [], []
     for start in range(0, len(values), _BLOCK):
         block = values[start : start + _BLOCK]
         above = np.less(np.abs(block, out=magnitude[: len(block)]), limit, out=small[: len(block)])
         places = np.flatnonzero(np.logical_not(above, out=above))
+        there.append(block[places])  # while the block is in the cache
         places += start
         found.append(places)
-    return torch.from_numpy(np.concatenate(found))
+    return torch.from_numpy(np.concatenate(found)), torch.from_numpy(np.concatenate(there))
 
 
-def _exactly(vector: Tensor, positions: Tensor, count: int) -> Tensor:
-    """Of `positions`, ascending, the `count` with the largest elements, zeros left out."""
-    magnitude = vector[positions].abs_()
+def _exactly(positions: Tensor, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Of elements in ascending order, with their positions, the `count` largest, zeros left out."""
+    magnitude = values.abs()
     magnitude[torch.isnan(magnitude)] = math.inf
     chosen = magnitude.topk(min(count, positions.numel())).indices
-    return positions[chosen[magnitude[chosen] > 0]].sort().values
+    chosen = chosen[magnitude[chosen] > 0].sort().values
+    return positions[chosen], values[chosen]
 
 
 def pack_gaps(positions: Tensor) -> Tensor:
