@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -58,16 +59,23 @@ class Flat:
             view.copy_(tensors[name])
 
 
-def cut(elements: int, nodes: Sequence[int]) -> list[slice]:
+def cut(elements: int, nodes: Sequence[int], most: int | None = None) -> list[slice]:
     """The shard of each rank: `elements` are cut evenly over nodes, then each node's part over its ranks (thesis 3.6).
 
-    nodes: the node of each rank. Parts of one size differ by at most one element, and a node's part is contiguous.
+    nodes: the node of each rank; most: how many ranks hold a shard, first one of each node; the others' are empty. Parts of
+    one size differ by at most one element, and a node's part is contiguous.
     """
-    order = sorted(set(nodes))
+    before: Counter[int] = Counter()
+    turns = []
+    for rank, node in enumerate(nodes):
+        turns.append((before[node], node, rank))
+        before[node] += 1
+    holders = sorted(rank for _, _, rank in sorted(turns)[:most])
+    order = sorted({nodes[rank] for rank in holders})
     shards = [slice(0, 0)] * len(nodes)
     for place, node in enumerate(order):
         start, end = elements * place // len(order), elements * (place + 1) // len(order)
-        ranks = [rank for rank, its in enumerate(nodes) if its == node]
+        ranks = [rank for rank in holders if nodes[rank] == node]
         for number, rank in enumerate(ranks):
             first, last = (start + (end - start) * part // len(ranks) for part in (number, number + 1))
             shards[rank] = slice(first, last)

@@ -55,7 +55,7 @@ class Leader:
         """Hand everybody's part out; training goes on from `snapshot`."""
         elements, nodes = self._worker.flat.parameters.numel(), self._wire.nodes
         optimizer = self._worker.schedule.exchange.optimizer
-        parts = snapshot.settled(isinstance(optimizer, Adder)).split(cut(elements, nodes))
+        parts = snapshot.settled(isinstance(optimizer, Adder)).split(cut(elements, nodes, self._config.exchange.shards))
         same = snapshot.stages and len(snapshot.stages[-1]) == len(nodes)
         stages = snapshot.stages[:-1] if same else snapshot.stages
         facts = {"stages": [[[position.epochs, position.batches] for position in stage] for stage in stages]}
@@ -184,7 +184,7 @@ class Leader:
         self._tell("hand over")
         worker.schedule.refresh()
         coming = [self._wire.receive(rank, Tag.STATE) for rank in self._followers]
-        shards = cut(worker.flat.parameters.numel(), self._wire.nodes)
+        shards = cut(worker.flat.parameters.numel(), self._wire.nodes, self._config.exchange.shards)
         gathering = Gathering(worker.part(), coming, shards, worker.deal.stages, self._positions)
         self._wait_for_drained()  # everybody has the parameters
         self._progress.updates = worker.schedule.exchange.updates

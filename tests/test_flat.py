@@ -56,6 +56,27 @@ def test_named_tensors_load_back_and_those_of_another_model_are_refused() -> Non
 
 
 @settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10_000), st.lists(st.integers(1, 5), min_size=1, max_size=6), st.data())
+def test_a_limited_number_of_ranks_holds_shards_one_of_each_node_first(
+    elements: int, devices: list[int], data: st.DataObject
+) -> None:
+    nodes = [node for node, count in enumerate(devices) for _ in range(count)]
+    most = data.draw(st.integers(1, len(nodes) + 1))
+    shards = cut(elements, nodes, most)
+    if elements >= len(nodes):
+        holders = [nodes[rank] for rank, shard in enumerate(shards) if shard.start < shard.stop]
+        assert len(holders) == min(most, len(nodes))
+        assert len(set(holders)) == min(most, len(devices))
+        assert shards[0].stop > shards[0].start == 0
+    assert sorted((s.start, s.stop) for s in shards if s.start < s.stop) == sorted(
+        (s.start, s.stop)
+        for s in cut(elements, [nodes[r] for r, s in enumerate(shards) if s.start < s.stop])
+        if s.start < s.stop
+    )
+    assert sum(shard.stop - shard.start for shard in shards) == elements
+
+
+@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_shards_tile_the_parameters_and_nodes_carry_the_same(elements: int, devices: list[int]) -> None:
     nodes = [node for node, count in enumerate(devices) for _ in range(count)]

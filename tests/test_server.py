@@ -72,6 +72,22 @@ def test_pushes_in_a_fixed_order_are_the_sequential_result(nodes: tuple[int, ...
     assert all(made.updates == 7 for made in servers)
 
 
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_ranks_without_a_shard_take_part_and_know_how_many_updates_there_were(shards: int) -> None:
+    servers = [server(wire, shards=shards) for wire in wires([0, 0, 1, 1])]
+    copies = [START.clone() for _ in servers]
+    given = gradients(8)
+    for turn, gradient in enumerate(given):
+        servers[turn % 4].sync(gradient.clone(), copies[turn % 4])
+    assert torch.equal(copies[3], sequential(given))
+    assert servers[3].updates == 8
+    for made, copy in zip(servers, copies, strict=True):
+        made.refresh(copy)
+        assert torch.equal(copy, copies[3])
+        assert made.updates == 8
+    assert sum(made.optimizer.parameters.numel() > 0 for made in servers) == shards
+
+
 @pytest.mark.parametrize("bypass", [True, False])
 def test_a_bypassed_shard_gets_and_gives_the_same_as_one_over_the_wire(bypass: bool) -> None:
     made, copy = server(wires([0])[0], bypass=bypass), START.clone()

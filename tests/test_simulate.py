@@ -72,6 +72,19 @@ def test_interrupted_and_resumed_is_uninterrupted_bit_for_bit(make: Make, tmp_pa
     assert parameters(parts) == parameters(whole)
 
 
+@pytest.mark.parametrize("mode", ["vanilla", "sparse", "sparse-overlap"])
+def test_fewer_shards_than_ranks_change_what_is_sent_but_not_what_holds(make: Make, tmp_path: Path, mode: str) -> None:
+    common = {"mode": mode, "checkpoint__every": "9u", "dropping__up": 0.9}
+    whole = run(make, tmp_path / "whole", [2, 1], stop__after="20u", exchange__shards=1, **common)
+    run(make, tmp_path / "parts", [2, 1], stop__after="9u", exchange__shards=1, **common)
+    parts = run(make, tmp_path / "parts", [2, 1], stop__after="20u", exchange__shards=1, **common)
+    assert parameters(parts) == parameters(whole)
+    ranks = events(
+        run(make, tmp_path / "traced", [2, 1], stop__after="20u", exchange__shards=1, log__every="20u", **common), "ranks"
+    )
+    assert [("answer" in rank["sent"]) for rank in ranks[-1]["ranks"]] == [True, False, False]
+
+
 def test_validation_costs_no_virtual_time(make: Make, tmp_path: Path) -> None:
     without = run(make, tmp_path / "without", [1], stop__after="12u")
     with_it = run(make, tmp_path / "with", [1], stop__after="12u", validation__every="2u")

@@ -23,6 +23,12 @@ class ExchangeConfig:
     bypass: bool = Field(
         default=True, description="a worker reaches the shard of its own rank directly: nothing is encoded, sent or dropped"
     )
+    shards: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**6,
+        description="ranks that hold a part of the parameters, one of each machine first; null: all",
+    )
     bundle: int = Field(
         default=1, ge=1, le=10**6, description="pushes that a shard adds up before it updates (Aji & Heafield 2019) [pushes]"
     )

@@ -1,4 +1,4 @@
-"""An asynchronous parameter server in shards, one on every rank (thesis 3.3, 3.5, 3.6; sparse: 3.8, Algorithms 8 and 9).
+"""An asynchronous parameter server in shards, one on every rank or fewer (thesis 3.3, 3.5, 3.6; sparse: 3.8, Algorithms 8, 9).
 
 A worker pushes a slice of its gradient to every shard at once; each shard updates with what it gets, when it gets it, and
 answers with its parameters, or with what changed since the worker's last answer.
@@ -45,10 +45,13 @@ class Server:
         delay: int = 0,
         at_worker: bool = False,
     ) -> None:
-        self._wire, self._trace, self._bypass = wire, trace, config.bypass
+        self._wire, self._trace = wire, trace
         self._elements = parameters.numel()
-        self.shards = cut(self._elements, wire.nodes)
+        self.shards = cut(self._elements, wire.nodes, config.shards)
         self._shard = self.shards[wire.rank]
+        self._holders = [rank for rank, shard in enumerate(self.shards) if shard.start < shard.stop]
+        self._bypass = config.bypass and wire.rank in self._holders
+        self._told = 0  # updates of a shard when it last answered
         self.optimizer = (Adder if at_worker else Optimizer)(optimizer, parameters[self._shard].clone())
         # Of a bundle that is not full a delta knows nothing yet: own updates would be taken back.
         self._whole = at_worker and feedback and config.own_updates and config.bundle == 1
@@ -64,7 +67,7 @@ class Server:
         self._local = _OwnOptimizer(optimizer, parameters) if at_worker or config.local_gradient else None
         self._at_worker = at_worker
         self._received = parameters.clone() if config.local_gradient or self._whole else None
-        self._others = [rank for rank in range(wire.size) if rank != wire.rank or not config.bypass]
+        self._others = [rank for rank in self._holders if rank != wire.rank or not self._bypass]
         # Everybody begins with another shard: else all would queue at the first.
         self._others = [rank for rank in self._others if rank > wire.rank] + [
             rank for rank in self._others if rank <= wire.rank
@@ -74,7 +77,7 @@ class Server:
 
     @property
     def updates(self) -> int:
-        return self.optimizer.updates
+        return self.optimizer.updates if self._wire.rank in self._holders else self._told
 
     @torch.no_grad()
     def sync(self, gradient: Tensor, parameters: Tensor) -> None:
@@ -94,7 +97,7 @@ class Server:
                 with self._trace.span("waiting"):
                     message = answer.result()[1]
                 with self._trace.span("decode", received[self.shards[rank]].numel()):
-                    self._own.bring(_on(received.device, message), received[self.shards[rank]])
+                    self._told = self._own.bring(_on(received.device, message), received[self.shards[rank]])
             if self._received is not None:
                 self._go_on_from(received, parameters)
 
@@ -128,11 +131,12 @@ class Server:
 
     @torch.no_grad()
     def refresh(self, parameters: Tensor) -> None:
-        everybody = range(self._wire.size)
-        for rank in everybody:
+        for rank in self._holders:
             self._wire.send(rank, Tag.PULL, Message())
-        for rank in everybody:
-            parameters[self.shards[rank]].copy_(self._wire.receive(rank, Tag.PULLED).result()[1].tensors[0])
+        for rank in self._holders:
+            message = self._wire.receive(rank, Tag.PULLED).result()[1]
+            self._told = message.numbers[0]
+            parameters[self.shards[rank]].copy_(message.tensors[0])
         if self._received is not None:
             self._received.copy_(parameters)
 
@@ -186,7 +190,7 @@ class Server:
         while True:
             source, _ = self._wire.receive(None, Tag.PULL).result()
             with self._lock:
-                self._wire.send(source, Tag.PULLED, Message((), (self._own.pull(source),)))
+                self._wire.send(source, Tag.PULLED, self._own.pull(source))
 
 
 class _OwnOptimizer:

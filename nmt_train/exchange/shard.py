@@ -67,40 +67,42 @@ class Shard:
             self._apply(self._gradient)
 
     def answer(self, worker: int) -> Message:
-        """What brings the worker up to date, as far as the codec sends it."""
-        self._seen[worker].append(self.optimizer.updates)
+        """What brings the worker up to date, as far as the codec sends it, after the number of updates."""
+        updates = self.optimizer.updates
+        self._seen[worker].append(updates)
         if self._down is None:
-            return Message((), (self._parameters.clone(),))
+            return Message((updates,), (self._parameters.clone(),))
         held = self._held[worker]
-        message = self._down.encode(self._parameters - held, self.optimizer.updates)
+        message = self._down.encode(self._parameters - held, updates)
         self._down.add(message, held)
-        return message
+        return message.and_numbers(updates)
 
     @property
     def effort(self) -> int:
         """How many elements making an answer goes through (see `Codec.effort`)."""
         return 0 if self._down is None else self._down.effort(self._parameters.numel())
 
-    def bring(self, message: Message, parameters: Tensor) -> None:
-        """On the worker's side: `answer`'s message into its slice of the parameters."""
+    def bring(self, message: Message, parameters: Tensor) -> int:
+        """On the worker's side: `answer`'s message into its slice of the parameters; how many updates these have had."""
         if self._down is None:
             parameters.copy_(message.tensors[0])
         else:
-            self._down.add(message, parameters)
+            self._down.add(message.without_numbers(1), parameters)
+        return message.numbers[0]
 
     def copy_to(self, worker: int, parameters: Tensor) -> None:
         """The answer for a worker of the same rank."""
         self._seen[worker].append(self.optimizer.updates)
         parameters.copy_(self._parameters)
 
-    def pull(self, worker: int) -> Tensor:
+    def pull(self, worker: int) -> Message:
         """The parameters as they are, with what waits for its bundle applied; the worker has all of them from now on."""
         self.flush()
         self._seen[worker].clear()
         self._seen[worker].append(self.optimizer.updates)
         if self._down is not None:
             self._held[worker] = self._parameters.clone()
-        return self._parameters.clone()
+        return Message((self.optimizer.updates,), (self._parameters.clone(),))
 
     def flush(self) -> None:
         """Update with a bundle that is not full."""
