@@ -106,6 +106,15 @@ class Optimizer:
         """The vector that is updated in place."""
         return self._parameter.data
 
+    @property
+    def effort(self) -> int:
+        """How many elements, as Adam takes its time for them, an update goes through."""
+        return self._parameter.numel()
+
+    def follow(self, other: Optimizer, updates: int) -> None:
+        """Have the learning rate of `other` after so many updates."""
+        self.updates, self._factor = updates, other._factor
+
     @torch.no_grad()
     def apply(self, gradient: Tensor) -> None:
         """One update by `gradient`, of the same shape as the parameters; the gradient's values may be overwritten."""
@@ -189,6 +198,10 @@ class Adder(Optimizer):
 
     def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
         super().__init__(dataclasses.replace(config, name="sgd"), parameters)
+
+    @property
+    def effort(self) -> int:
+        return self._parameter.numel() * 3 // 7  # vectors that are read or written, Adam's being seven
 
     def _step_size(self) -> float:
         return -1.0  # plain gradient descent subtracts

@@ -71,7 +71,9 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
 
 
 def profile(config: Config, steps: int, output: Path) -> None:
-    """Write what training costs this machine's device to a file that a cluster file can name."""
+    """Write what training costs this machine's device to a file that a cluster file can name; UserError if it cannot be."""
+    if not output.parent.is_dir():
+        raise UserError(f"{output}: its folder does not exist; make it, or name another")
     found = measure_device(config, steps)
     sizes = f"batches of {config.batch.tokens if config.batch.sentences is None else config.batch.sentences} "
     sizes += "tokens" if config.batch.sentences is None else "sentences"

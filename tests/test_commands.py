@@ -18,7 +18,9 @@ import sacrebleu
 from conftest import ROOT, small
 
 from nmt_train import cli, config
-from nmt_train.cli import plot, train, translate, validate
+from nmt_train.cli import plot, simulate, train, translate, validate
+
+CLUSTERS = ROOT / "configs" / "clusters"
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +157,26 @@ def test_plots_of_a_real_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     ]
 
 
+def test_a_simulated_run_is_a_run_like_any_other(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = tmp_path / "there"
+    common = ["--config", run.with_suffix(".yml"), "--run", there, "--cluster", CLUSTERS / "thesis-2x1.yml"]
+    assert call(simulate, *common, "--mode", "sparse-overlap") == 0
+    assert re.search(r"simulated \d+\.\d s of 2 ranks in \d+\.\d s", capsys.readouterr().err)
+    assert call(validate, there / "last", "--metrics", "cross-entropy") == 0
+    assert call(plot, "timeline", there, "--output", tmp_path / "t.png") == 0
+    assert call(simulate, *common, "--mode", "vanilla", "--stop.after", "10u", "--force") == 0
+    assert "continuing from" in capsys.readouterr().err
+
+
+def test_timing_alone_prints_a_line_per_machine(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["--config", run.with_suffix(".yml"), "--run", tmp_path / "there", "--mode", "overlap", "--timing-only", 12]
+    assert call(simulate, *common, "--cluster", CLUSTERS / "thesis-2x2.yml") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [["node", "ranks"], ["0", "2"], ["1", "2"], ["all", "4"]]
+    timing = json.loads((tmp_path / "there" / "timing.json").read_text(encoding="utf-8"))
+    assert f"{timing['words_per_second']:,.0f}" == lines[-1].split()[2]
+
+
 def prepare(demo: Path, folder: Path, changes: dict[str, Any]) -> list[str]:
     values = small(demo, folder / "run")
     for name, value in changes.items():
@@ -286,6 +308,11 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
         (train, ["--model", "tiny"], "model is a section; give its keys, as in model.preset"),
         (plot, ["draw"], "invalid choice: 'draw'"),
         (train, ["stray"], "'stray' belongs to no option"),
+        (simulate, ["--config", "{run}.yml"], "give --cluster (one of configs/clusters, or your own) or --profile"),
+        (simulate, ["--config", "{run}.yml", "--cluster", "{tmp}/none.yml"], "none.yml: No such file"),
+        (simulate, ["--config", "{run}.yml", "--cluster", "{two}", "--mode", "single"], "single is for 1 machine, but"),
+        (simulate, ["--config", "{run}.yml", "--cluster", "{two}", "--timing-only", "0"], "argument --timing-only"),
+        (simulate, ["--config", "{run}.yml", "--profile", "{tmp}/no/p.yml"], "no/p.yml: its folder does not exist; make it"),
         (train, ["--config", "absent.yml"], "absent.yml: No such file"),
         (train, ["--config"], "expected one argument"),
         (train, [], "is missing"),
@@ -294,7 +321,12 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
 def test_every_wrong_call_is_one_sentence_with_status_2(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: Any, arguments: list[str], sentence: str
 ) -> None:
-    assert cli.run(command.command, [argument.format(run=run, tmp=tmp_path) for argument in arguments]) == 2
+    assert (
+        cli.run(
+            command.command, [argument.format(run=run, tmp=tmp_path, two=CLUSTERS / "thesis-2x1.yml") for argument in arguments]
+        )
+        == 2
+    )
     errors = capsys.readouterr().err.splitlines()
     assert re.fullmatch(rf"error: .*{re.escape(sentence)}.*", errors[-1]), errors
     assert len(errors) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, Make
+from virtual import cluster
 
 from nmt_train import checkpoint
 from nmt_train import config as configuration
@@ -20,6 +22,7 @@ from nmt_train.config import Config
 from nmt_train.log import read_metrics
 from nmt_train.report.timeline import read_spans
 from nmt_train.run import Run
+from nmt_train.simulate import simulate
 from nmt_train.start import start
 
 BIN = Path(sys.executable).parent
@@ -187,6 +190,16 @@ def test_a_rank_that_hangs_is_missed_by_name(make: Make) -> None:
     done = finish([*MPIRUN, "-np", "2", *patched(code), "--config", written(config)])
     assert done.returncode != 0
     assert re.search(r"error: rank 1 on host \S+ has been silent for \d+ s \(wire.deadline\)", done.stderr)
+
+
+def test_devices_that_add_up_first_train_as_the_simulator_has_it_bit_for_bit(make: Make, tmp_path: Path) -> None:
+    same = {"mode": "vanilla", "exchange__per": "node", "stop__after": "4e"}
+    real, simulated = make(**same), dataclasses.replace(make(**same), run=str(tmp_path / "simulated"))
+    done = finish([*MPIRUN, "-np", "2", *patched(""), "--config", written(real)])
+    assert done.returncode == 0, done.stderr
+    assert simulate(simulated, cluster([2]), False, False) == 0
+    one, other = (last(config).tensors("parameters") for config in (real, simulated))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_gradient_that_is_not_finite_stays_with_its_worker(make: Make) -> None:

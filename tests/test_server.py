@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -195,6 +196,14 @@ def test_with_the_optimiser_at_the_worker_one_worker_is_the_same_as_alone() -> N
     for gradient in given:
         made.sync(gradient.clone(), copy)
     torch.testing.assert_close(copy, sequential(given))
+
+
+def test_a_rate_that_decays_for_want_of_progress_does_so_at_the_worker_too() -> None:
+    made, copy = server(wires([0])[0], dataclasses.replace(SGD, stall_factor=0.5), at_worker=True), START.clone()
+    made.sync(torch.ones(101), copy)
+    made.optimizer.stalled()
+    made.sync(torch.ones(101), copy)
+    torch.testing.assert_close(copy, START - 0.15)
 
 
 def test_a_local_gradient_moves_the_worker_but_not_the_shard() -> None:

@@ -6,6 +6,7 @@ answers with its parameters, or with what changed since the worker's last answer
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -85,7 +86,9 @@ class Server:
             received = parameters if self._received is None else self._received
             given = gradient
             if self._local is not None:
-                self._local.step(gradient if self._at_worker else gradient.clone(), received, self.updates)
+                with self._trace.span("update", gradient.numel()):
+                    self._local.optimizer.follow(self.optimizer, self.updates)
+                    self._local.step(gradient if self._at_worker else gradient.clone(), received)
                 given = gradient.copy_(self._local.last) if self._at_worker else gradient
             if self._owed is not None:
                 given.add_(self._owed)
@@ -122,7 +125,7 @@ class Server:
         return self._wire.receive(rank, Tag.ANSWER)
 
     def _push_directly(self, gradient: Tensor, parameters: Tensor) -> None:
-        with self._lock, self._trace.span("update", gradient.numel()):
+        with self._lock, self._trace.span("update", self.optimizer.effort):
             self._own.push_directly(self._wire.rank, gradient)
             self._own.copy_to(self._wire.rank, parameters)
 
@@ -178,7 +181,7 @@ class Server:
             source, message = self._wire.receive(None, Tag.PUSH).result()
             gradient = _on(parameters.device, message)
             with self._lock:
-                with self._trace.span("update", parameters.numel()):
+                with self._trace.span("update", self.optimizer.effort):
                     self._own.push(source, gradient)
                 with self._trace.span("encode", self._own.effort):
                     answer = self._own.answer(source)
@@ -194,17 +197,16 @@ class Server:
 
 
 class _OwnOptimizer:
-    """A worker's own optimiser, which steps from given parameters; its rate follows the global count of updates."""
+    """A worker's own optimiser, which steps from given parameters."""
 
     def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
         self._scratch = parameters.clone()
-        self.optimizer = Optimizer(config, self._scratch)
+        self.optimizer = Optimizer(dataclasses.replace(config, smoothing=0.0), self._scratch)
         self.last = torch.zeros_like(parameters)
 
-    def step(self, gradient: Tensor, start: Tensor, updates: int) -> Tensor:
+    def step(self, gradient: Tensor, start: Tensor) -> Tensor:
         """Where one step by `gradient` leads from `start`; `last` is the way there. Both stay valid until the next step."""
         self._scratch.copy_(start)
-        self.optimizer.updates = updates
         self.optimizer.apply(gradient)
         torch.sub(self._scratch, start, out=self.last)
         return self._scratch

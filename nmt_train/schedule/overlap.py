@@ -5,6 +5,7 @@ Thesis 3.4, Algorithms 5 (courier) and 6 (worker).
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 
@@ -31,7 +32,8 @@ class Overlap:
         self._given = flat.gradient.clone()  # the sum that the courier has
         self._received = flat.parameters.clone()  # what came back for the one before
         self._step_gradient = flat.gradient.clone() if config.local_update == "optimizer" else None
-        self._local = Optimizer(optimizer, flat.parameters) if config.local_update != "none" else None
+        own = dataclasses.replace(optimizer, smoothing=0.0)
+        self._local = Optimizer(own, flat.parameters) if config.local_update != "none" else None
         self._steps, self._in_flight = 0, False
         self._work, self._idle = wire.event(), wire.event()
         self._idle.set()
@@ -79,7 +81,7 @@ class Overlap:
                 if self._in_flight:
                     self._flat.parameters.copy_(self._received)
                 if self._config.local_update == "sum" and self._local is not None:
-                    self._local.updates = self.exchange.updates
+                    self._local.follow(self.exchange.optimizer, self.exchange.updates)
                     self._local.apply(gradient)
         finally:
             gradient.zero_()
@@ -98,7 +100,7 @@ class Overlap:
         newest = self._flat.gradient - self._step_gradient
         self._step_gradient.copy_(self._flat.gradient)
         clip(newest, self._clip_norm, 1)
-        self._local.updates = self.exchange.updates
+        self._local.follow(self.exchange.optimizer, self.exchange.updates)
         self._local.apply(newest)
 
     def _carry_on(self) -> None:
