@@ -86,7 +86,9 @@ class Log:
     def advance(self, progress: Progress) -> None:
         """Move the bar of a terminal."""
         if self.bar is not None:
-            self.bar.set_description(f"epoch {progress.epoch}, update {progress.updates}", refresh=False)
+            # The run's own clock, which a simulation has as well; the bar itself shows real time.
+            said = f"epoch {progress.epoch}, update {progress.updates}, {progress.seconds:.0f} s"
+            self.bar.set_description(said, refresh=False)
             self.bar.update(progress.tokens - self.bar.n)
 
     def _event(self, kind: str, progress: Progress, values: dict[str, Any]) -> None:

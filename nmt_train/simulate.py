@@ -45,8 +45,7 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
             return status
 
         statuses = engine.run([partial(main, wire) for wire in engine.wires])
-    seconds = time.perf_counter() - start
-    print(f"simulated {engine.wires[0].now():.1f} s of {len(statuses)} ranks in {seconds:.1f} s", file=sys.stderr)
+    _sum_up(engine.wires[0].now(), len(statuses), start)
     return int(max(statuses))
 
 
@@ -64,9 +63,7 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
         timing = measure(config, cluster, _elements(config, ready), tokens, steps)
         timing.write(ready.run.folder)
     print(timing.table(), end="")
-    print(
-        f"simulated {timing.seconds:.1f} s of {len(timing.ranks)} ranks in {time.perf_counter() - start:.1f} s", file=sys.stderr
-    )
+    _sum_up(timing.seconds, len(timing.ranks), start)
     return timing
 
 
@@ -83,6 +80,10 @@ def profile(config: Config, steps: int, output: Path) -> None:
     except OSError as error:
         raise UserError(f"{output}: {error.strerror}; name a file that can be written") from None
     print(output)
+
+
+def _sum_up(seconds: float, ranks: int, start: float) -> None:
+    print(f"simulated {seconds:.1f} s of {ranks} ranks in {time.perf_counter() - start:.1f} s", file=sys.stderr)
 
 
 def _elements(config: Config, ready: Ready) -> int:
