@@ -51,6 +51,16 @@ def _count(text: Any) -> float:
     return float(match[1]) * _SI[match[2]]
 
 
+def _nodes(text: Any) -> Any:
+    """`1000 x 1`: so many machines of so many devices. Also a list."""
+    if not isinstance(text, str):
+        return text
+    match = re.fullmatch(r"(\d{1,5})\s*x\s*(\d{1,5})", text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not machines: write the devices of each, as in [2, 2, 1], or 1000 x 1")
+    return [int(match[2])] * int(match[1])
+
+
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Bandwidth = Annotated[float, BeforeValidator(_bandwidth)]
 Count = Annotated[float, BeforeValidator(_count)]
@@ -123,7 +133,9 @@ class ScaleConfig:
 class ClusterConfig:
     """A cluster to simulate."""
 
-    nodes: list[int] = Field(min_length=1, description="the number of devices of each machine")
+    nodes: Annotated[list[int], BeforeValidator(_nodes)] = Field(
+        min_length=1, description="the number of devices of each machine"
+    )
     device: DeviceConfig | None = Field(default=None, description="what work costs a device")
     profile: str | None = Field(default=None, description="a file that nmt-simulate --profile wrote, instead of `device`")
     network: LinkConfig = Field(description="between machines: each one's network card")
