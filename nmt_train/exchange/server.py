@@ -51,19 +51,15 @@ class Server:
         self.shards = cut(self._elements, wire.nodes, config.shards)
         self._shard = self.shards[wire.rank]
         self._holders = [rank for rank, shard in enumerate(self.shards) if shard.start < shard.stop]
-        self._bypass = config.bypass and wire.rank in self._holders
+        self._serves = self._shard.start < self._shard.stop
+        self._bypass = config.bypass and self._serves
         self._told = 0  # updates of a shard when it last answered
         self.optimizer = (Adder if at_worker else Optimizer)(optimizer, parameters[self._shard].clone())
         # Of a bundle that is not full a delta knows nothing yet: own updates would be taken back.
         self._whole = at_worker and feedback and config.own_updates and config.bundle == 1
-        self._own = Shard(
-            self.optimizer, wire.size, up(), down() if down else None, config.bundle, delay, knows_own=self._whole
-        )
+        self._own = Shard(self.optimizer, up(), down() if down else None, config.bundle, delay, knows_own=self._whole)
         self.staleness = self._own.staleness
         self._lock = wire.lock()
-        self._up: list[Codec] = [
-            Feedback(up(), torch.zeros_like(parameters[part])) if feedback else up() for part in self.shards
-        ]
         self._owed: Tensor | None = None  # residuals of other modes and layouts for shards that now get all
         self._local = _OwnOptimizer(optimizer, parameters) if at_worker or config.local_gradient else None
         self._at_worker = at_worker
@@ -73,12 +69,16 @@ class Server:
         self._others = [rank for rank in self._others if rank > wire.rank] + [
             rank for rank in self._others if rank <= wire.rank
         ]
-        wire.spawn("server", self._serve)
-        wire.spawn("pulls", self._show)
+        self._up: dict[int, Codec] = {
+            rank: Feedback(up(), torch.zeros_like(parameters[self.shards[rank]])) if feedback else up() for rank in self._others
+        }
+        if self._serves:
+            wire.spawn("server", self._serve)
+            wire.spawn("pulls", self._show)
 
     @property
     def updates(self) -> int:
-        return self.optimizer.updates if self._wire.rank in self._holders else self._told
+        return self.optimizer.updates if self._serves else self._told
 
     @torch.no_grad()
     def sync(self, gradient: Tensor, parameters: Tensor) -> None:
@@ -108,8 +108,7 @@ class Server:
         """What was received, and what the worker knows besides: all of its own updates, or that of its last gradient."""
         parameters.copy_(received)
         if self._whole:
-            for rank in self._others:
-                codec = self._up[rank]
+            for rank, codec in self._up.items():
                 if isinstance(codec, Feedback):
                     parameters[self.shards[rank]].add_(codec.residual)
         elif self._local is not None:
@@ -144,9 +143,7 @@ class Server:
             self._received.copy_(parameters)
 
     def carried(self) -> Vectors:
-        kept = [
-            (place, codec.residual) for place, codec in zip(self.shards, self._up, strict=True) if isinstance(codec, Feedback)
-        ]
+        kept = [(self.shards[rank], codec.residual) for rank, codec in self._up.items() if isinstance(codec, Feedback)]
         vectors: Vectors = {}
         if kept or self._owed is not None:
             vectors["residual"] = (
@@ -164,8 +161,8 @@ class Server:
         self._owed = None
         if "residual" in vectors:
             owed = vectors["residual"].to(self.optimizer.parameters, copy=True)
-            for rank in self._others:
-                codec, place = self._up[rank], self.shards[rank]
+            for rank, codec in self._up.items():
+                place = self.shards[rank]
                 if isinstance(codec, Feedback):
                     codec.residual.copy_(owed[place])
                     owed[place] = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ class Shard:
     def __init__(
         self,
         optimizer: Optimizer,
-        workers: int,
         up: Codec,
         down: Codec | None,
         bundle: int,
@@ -38,7 +37,7 @@ class Shard:
         self._pushes = 0  # added up in _gradient, but not yet applied
         self._held: dict[int, Tensor] = {}
         # The updates that each worker's last answers held; the first is that of the parameters which its gradient is of.
-        self._seen = [deque([0], maxlen=delay + 1) for _ in range(workers)]
+        self._seen: dict[int, deque[int]] = defaultdict(lambda: deque([0], maxlen=delay + 1))
 
     def push(self, worker: int, message: Message) -> None:
         """Take a worker's gradient and update, or wait for the rest of the bundle."""
