@@ -59,6 +59,18 @@ class Flat:
             view.copy_(tensors[name])
 
 
+def add(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    """`left` + `right` in `out`. Of vectors without values (torch's meta device) there is nothing to compute, and torch would
+    take its time for it.
+    """
+    return out if out.is_meta else torch.add(left, right, out=out)
+
+
+def subtract(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    """`left` - `right` in `out`, likewise."""
+    return out if out.is_meta else torch.sub(left, right, out=out)
+
+
 def cut(elements: int, nodes: Sequence[int], most: int | None = None) -> list[slice]:
     """The shard of each rank: `elements` are cut evenly over nodes, then each node's part over its ranks (thesis 3.6).
 

@@ -22,8 +22,8 @@ class Message:
 
     @property
     def bytes(self) -> int:
-        """Size of the contents: what a wire moves, its own few bytes of framing left out."""
-        return 8 * len(self.numbers) + sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+        """Size of the tensors. The numbers travel in a wire's own few bytes of framing, which are left out."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def and_numbers(self, *numbers: int) -> Message:
         """The same message with further numbers in front."""

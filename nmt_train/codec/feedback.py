@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from nmt_train.codec import Codec
+from nmt_train.flat import add
 from nmt_train.message import Message
 
 
@@ -18,7 +19,7 @@ class Feedback:
 
     def encode(self, vector: Tensor, update: int) -> Message:
         """The message for `vector` and what is owed; NotFinite leaves the residual as it was."""
-        torch.add(self.residual, vector, out=self._sum)
+        add(self.residual, vector, out=self._sum)
         message = self._codec.encode(self._sum, update)
         self.residual, self._sum = self._sum, self.residual
         if any(tensor.data_ptr() == self.residual.data_ptr() for tensor in message.tensors):

@@ -17,7 +17,7 @@ from nmt_train.codec import Codec
 from nmt_train.codec.feedback import Feedback
 from nmt_train.exchange import ExchangeConfig, Vectors
 from nmt_train.exchange.shard import Shard
-from nmt_train.flat import cut
+from nmt_train.flat import cut, subtract
 from nmt_train.message import Message
 from nmt_train.optim import Adder, Optimizer, OptimizerConfig
 from nmt_train.trace import Trace
@@ -205,7 +205,7 @@ class _OwnOptimizer:
         """Where one step by `gradient` leads from `start`; `last` is the way there. Both stay valid until the next step."""
         self._scratch.copy_(start)
         self.optimizer.apply(gradient)
-        torch.sub(self._scratch, start, out=self.last)
+        subtract(self._scratch, start, out=self.last)
         return self._scratch
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nmt_train.codec import Codec
+from nmt_train.flat import subtract
 from nmt_train.message import Message
 from nmt_train.optim import Optimizer
 
@@ -72,7 +73,7 @@ class Shard:
         if self._down is None:
             return Message((updates,), (self._parameters.clone(),))
         held = self._held[worker]
-        message = self._down.encode(self._parameters - held, updates)
+        message = self._down.encode(subtract(self._parameters, held, out=torch.empty_like(held)), updates)
         self._down.add(message, held)
         return message.and_numbers(updates)
 
