@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass as section
 
-from nmt_train.codec import Codec, DroppingConfig
+from nmt_train.codec import Codec, DroppingConfig, dropped_down
 from nmt_train.codec.dense import Dense
 from nmt_train.codec.topk import TopK, TopKSize
 from nmt_train.errors import UserError
@@ -21,7 +21,7 @@ from nmt_train.exchange.channel import OneChannel
 from nmt_train.exchange.node import PerNode
 from nmt_train.exchange.server import Server
 from nmt_train.flat import Flat
-from nmt_train.optim import Optimizer
+from nmt_train.optim import Optimizer, beta1
 from nmt_train.schedule import Schedule
 from nmt_train.schedule.every_step import EveryStep
 from nmt_train.schedule.overlap import Overlap
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Mode:
     """One row. `alone` is the exchange of a single rank where that needs no server; nodes: most machines (0: any);
-    asynchronous: several workers update without waiting for one another, as `check` finds.
+    workers: how many exchange without waiting for one another, as `check` finds.
 
     optimizer: where gradients become updates. Adam's averages starve on a shard that gets a hundredth of a gradient at a time,
     so that sparse modes drop updates that workers have made of their dense gradients (docs/experiments.md).
@@ -49,7 +49,7 @@ class Mode:
     source: str
     optimizer: str = "shard"
     nodes: int = 0
-    asynchronous: bool = False
+    workers: int = 1
 
 
 MODES = {
@@ -128,15 +128,13 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
         if config.override.exchange == "alone":
             raise UserError(f"override.exchange: alone is for one rank, but there are {len(nodes)}; remove it")
         mode = dataclasses.replace(mode, exchange="server")
-    exchanging = machines if config.exchange.per == "node" else len(nodes)
-    return dataclasses.replace(mode, asynchronous=mode.exchange == "server" and exchanging > 1)
+    return dataclasses.replace(mode, workers=machines if config.exchange.per == "node" else len(nodes))
 
 
 def build(mode: Mode, config: Config, flat: Flat, wire: Wire, trace: Trace) -> Schedule:
     """The objects of a row, ready for the loop."""
-    if mode.asynchronous:
-        optimizer = dataclasses.replace(config.optimizer, beta1=config.optimizer.async_beta1)
-        config = dataclasses.replace(config, optimizer=optimizer)
+    optimizer = dataclasses.replace(config.optimizer, beta1=beta1(config.optimizer, mode.workers))
+    config = dataclasses.replace(config, optimizer=optimizer)
     place = Place(config, flat, wire, trace)
     return SCHEDULES[mode.schedule](place, EXCHANGES[mode.exchange](place, mode))
 
@@ -147,7 +145,8 @@ def _alone(place: Place, mode: Mode) -> Exchange:
 
 def _server(place: Place, mode: Mode) -> Exchange:
     config, dropping, wire, parameters = place.config, place.config.dropping, place.wire, place.flat.parameters
-    down = None if mode.down == "dense" else lambda: place.codec(mode.down, dropping.down)
+    dropped = dropped_down(dropping, mode.workers)
+    down = None if mode.down == "dense" else lambda: place.codec(mode.down, dropped)
     server: Exchange = Server(
         wire, parameters, config.optimizer, config.exchange, at_worker=mode.optimizer == "worker",
         up=lambda: place.codec(mode.up, dropping.up), down=down, feedback=mode.up != "dense", trace=place.trace,

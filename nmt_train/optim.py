@@ -43,12 +43,12 @@ class OptimizerConfig:
     clip_norm: float = Field(default=1.0, ge=0, description="longest gradient, by Euclidean norm; 0: any")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum, nesterov: share of the last step kept")
     beta1: float = Field(default=0.9, ge=0, lt=1, description="adam, adamw: decay of the mean of gradients")
-    async_beta1: float = Field(
-        default=0.5,
+    async_beta1: float | None = Field(
+        default=None,
         ge=0,
         lt=1,
-        description="adam, adamw: beta1 where several workers update without waiting for one another; their delays are a"
-        " momentum of their own (Mitliagkas et al. 2016)",
+        description="adam, adamw: beta1 where n workers update without waiting for one another; null: beta1 less the momentum"
+        " that their delays make, 1 - 1/n, but not below 0 (Mitliagkas et al. 2016)",
     )
     beta2: float = Field(default=0.98, ge=0, lt=1, description="adam, adamw: decay of the mean of squared gradients")
     decay: float = Field(default=0.9, ge=0, lt=1, description="rmsprop, adadelta: decay of the mean of squared gradients")
@@ -205,6 +205,13 @@ class Adder(Optimizer):
 
     def _step_size(self) -> float:
         return -1.0  # plain gradient descent subtracts
+
+
+def beta1(config: OptimizerConfig, workers: int) -> float:
+    """Adam's beta1 where so many workers update without waiting for one another."""
+    if workers > 1 and config.async_beta1 is not None:
+        return config.async_beta1
+    return max(0.0, config.beta1 - (1 - 1 / workers))
 
 
 def clip(gradient: Tensor, limit: float, batches: int) -> float:

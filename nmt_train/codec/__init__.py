@@ -36,7 +36,12 @@ class DroppingConfig:
     """Gradient dropping (Aji & Heafield 2017; thesis 3.8): only the largest elements travel, the rest waits for its turn."""
 
     up: float = Field(default=0.99, ge=0, lt=1, description="share of a worker's gradient that is not sent")
-    down: float = Field(default=0.99, ge=0, lt=1, description="share of a shard's delta that is not sent")
+    down: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="share of a shard's delta that is not sent; null: so much that what all other workers send gets through",
+    )
     sample: int = Field(
         default=10_000, ge=100, le=10**9, description="elements from which the threshold is estimated; it is exact for fewer"
     )
@@ -52,6 +57,13 @@ class DroppingConfig:
         description="begin by sending all: dense: for warmup_updates; exponential: the share falls to its target over them",
     )
     warmup_updates: int = Field(default=200, ge=0, le=10**9, description="length of the warm-up [updates]")
+
+
+def dropped_down(config: DroppingConfig, workers: int) -> float:
+    """The share of a delta that is left out where so many workers exchange."""
+    if config.down is not None:
+        return config.down
+    return max(0.0, 1 - max(1, workers - 1) * (1 - config.up))
 
 
 def kept(config: DroppingConfig, dropped: float, update: int) -> float:

@@ -1,0 +1,49 @@
+"""The table of modes: what a row becomes on a number of ranks, and what follows from the number of workers."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Make
+
+from nmt_train import modes
+from nmt_train.codec import DroppingConfig, dropped_down
+from nmt_train.optim import OptimizerConfig, beta1
+
+
+@pytest.mark.parametrize(
+    ("mode", "nodes", "per", "workers", "optimizer", "exchange"),
+    [
+        ("single", (0,), "device", 1, "shard", "alone"),
+        ("single", (0, 0), "device", 2, "shard", "server"),
+        ("vanilla", (0, 0, 1), "device", 3, "shard", "server"),
+        ("overlap", (0, 0, 1), "node", 2, "shard", "server"),
+        ("sparse", (0,), "device", 1, "shard", "server"),
+        ("sparse", (0, 0, 1), "device", 3, "worker", "server"),
+        ("sparse-overlap", (0, 0), "node", 1, "worker", "server"),
+    ],
+)
+def test_a_row_on_ranks(
+    make: Make, mode: str, nodes: tuple[int, ...], per: str, workers: int, optimizer: str, exchange: str
+) -> None:
+    found = modes.check(make(mode=mode, exchange__per=per), nodes)
+    assert (found.workers, found.optimizer, found.exchange) == (workers, optimizer, exchange)
+
+
+def test_what_is_asked_for_replaces_what_the_row_has(make: Make) -> None:
+    assert modes.check(make(mode="sparse", optimizer__at="shard"), (0, 1)).optimizer == "shard"
+    assert modes.check(make(mode="sparse", exchange__local_gradient=True), (0, 1)).optimizer == "shard"
+    assert modes.check(make(mode="vanilla", override__up="half"), (0, 1)).up == "half"
+
+
+def test_deltas_let_through_what_all_other_workers_send() -> None:
+    found = [dropped_down(DroppingConfig(up=0.99), workers) for workers in (1, 2, 3, 8, 101, 500)]
+    assert found == pytest.approx([0.99, 0.99, 0.98, 0.93, 0.0, 0.0])
+    assert dropped_down(DroppingConfig(up=0.99, down=0.5), 8) == 0.5
+
+
+def test_momentum_gives_way_to_that_of_asynchrony() -> None:
+    config = OptimizerConfig(beta1=0.9)
+    assert beta1(config, 1) == 0.9
+    assert [beta1(config, workers) for workers in (2, 4, 8, 100)] == pytest.approx([0.4, 0.15, 0.025, 0.0])
+    assert beta1(OptimizerConfig(beta1=0.9, async_beta1=0.7), 1) == 0.9
+    assert beta1(OptimizerConfig(beta1=0.9, async_beta1=0.7), 2) == 0.7
