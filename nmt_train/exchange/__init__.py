@@ -52,18 +52,23 @@ class ExchangeConfig:
 class Exchange(Protocol):
     """`optimizer` serves this rank's shard of the parameters: all of them when the worker is alone.
 
-    staleness: how many pushes met parameters that were so many updates older than the worker's.
+    staleness: how many pushes met parameters that were so many updates older than the worker's. at_worker: `prepare` makes
+    finished updates of gradients.
     """
 
     optimizer: Optimizer
     staleness: Counter[int]
+    at_worker: bool
 
     @property
     def updates(self) -> int:
         """Updates of the global parameters, as far as this rank knows."""
 
+    def prepare(self, gradient: Tensor, parameters: Tensor) -> None:
+        """Make what is to be given away of the gradient, in place; `parameters` are the worker's, and stay as they are."""
+
     def sync(self, gradient: Tensor, parameters: Tensor) -> None:
-        """Give `gradient` away and bring `parameters` up to date; both flat (elements,), in place.
+        """Give away what was prepared and bring `parameters` up to date; both flat (elements,), in place.
 
         `parameters` are what this worker last received, and `gradient` may be overwritten.
         """
@@ -86,11 +91,14 @@ class Around:
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self.optimizer, self.staleness = exchange.optimizer, exchange.staleness
+        self.optimizer, self.staleness, self.at_worker = exchange.optimizer, exchange.staleness, exchange.at_worker
 
     @property
     def updates(self) -> int:
         return self._exchange.updates
+
+    def prepare(self, gradient: Tensor, parameters: Tensor) -> None:
+        self._exchange.prepare(gradient, parameters)
 
     def rest(self) -> None:
         self._exchange.rest()

@@ -13,6 +13,8 @@ from nmt_train.trace import Trace
 
 
 class Alone:
+    at_worker = False
+
     def __init__(self, optimizer: Optimizer, trace: Trace) -> None:
         self.optimizer, self._trace = optimizer, trace
         self.staleness = Counter[int]()
@@ -21,6 +23,9 @@ class Alone:
     @property
     def updates(self) -> int:
         return self.optimizer.updates
+
+    def prepare(self, gradient: Tensor, parameters: Tensor) -> None:
+        """The gradient is what is given."""
 
     def sync(self, gradient: Tensor, parameters: Tensor) -> None:
         """`parameters` is the vector that the optimiser was made for, so it is up to date as soon as it is updated."""

@@ -20,12 +20,15 @@ class PerNode(Around):
 
     def __init__(self, exchange: Exchange, wire: Wire, parameters: Tensor) -> None:
         super().__init__(exchange)
-        self._wire = wire
+        self._wire, self.at_worker = wire, False
         node = wire.nodes[wire.rank]
         self._members = [rank for rank, its in enumerate(wire.nodes) if its == node]
         self._received = parameters.clone() if wire.rank == self._members[0] else None
         if self._received is not None:
             wire.spawn("node", self._gather)
+
+    def prepare(self, gradient: Tensor, parameters: Tensor) -> None:
+        """The sum will be prepared."""
 
     def sync(self, gradient: Tensor, parameters: Tensor) -> None:
         self._wire.send(self._members[0], Tag.NODE, Message((1,), (gradient,)))
@@ -47,6 +50,7 @@ class PerNode(Around):
                 total.add_(message.tensors[0].to(total.device))
             if not given or len(resting.union(given)) < len(self._members):
                 continue
+            self._exchange.prepare(total, self._received)
             self._exchange.sync(total, self._received)
             for rank in given:
                 self._wire.send(rank, Tag.GRANT, Message((), (self._received.clone(),)))

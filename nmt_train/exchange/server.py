@@ -46,7 +46,7 @@ class Server:
         delay: int = 0,
         at_worker: bool = False,
     ) -> None:
-        self._wire, self._trace = wire, trace
+        self._wire, self._trace, self.at_worker = wire, trace, at_worker
         self._elements = parameters.numel()
         self.shards = cut(self._elements, wire.nodes, config.shards)
         self._shard = self.shards[wire.rank]
@@ -62,7 +62,7 @@ class Server:
         self._lock = wire.lock()
         self._owed: Tensor | None = None  # residuals of other modes and layouts for shards that now get all
         self._local = _OwnOptimizer(optimizer, parameters) if at_worker or config.local_gradient else None
-        self._at_worker = at_worker
+        self._newest: Tensor | None = None  # with local_gradient: the update by the last gradient
         self._received = parameters.clone() if config.local_gradient or self._whole else None
         self._others = [rank for rank in self._holders if rank != wire.rank or not self._bypass]
         # Everybody begins with another shard: else all would queue at the first.
@@ -81,21 +81,23 @@ class Server:
         return self.optimizer.updates if self._serves else self._told
 
     @torch.no_grad()
+    def prepare(self, gradient: Tensor, parameters: Tensor) -> None:
+        if self.at_worker:
+            self._step(gradient, parameters)
+
+    @torch.no_grad()
     def sync(self, gradient: Tensor, parameters: Tensor) -> None:
         with self._trace.span("sync"):
             received = parameters if self._received is None else self._received
-            given = gradient
-            if self._local is not None:
-                with self._trace.span("update", gradient.numel()):
-                    self._local.optimizer.follow(self.optimizer, self.updates)
-                    self._local.step(gradient if self._at_worker else gradient.clone(), received)
-                given = gradient.copy_(self._local.last) if self._at_worker else gradient
+            if self._local is not None and not self.at_worker:
+                self._newest = gradient.clone()
+                self._step(self._newest, received)
             if self._owed is not None:
-                given.add_(self._owed)
+                gradient.add_(self._owed)
                 self._owed = None
-            answers = [(rank, self._push(rank, given, received)) for rank in self._others]
+            answers = [(rank, self._push(rank, gradient, received)) for rank in self._others]
             if self._bypass:
-                self._push_directly(given[self._shard], received[self._shard])
+                self._push_directly(gradient[self._shard], received[self._shard])
             for rank, answer in answers:
                 with self._trace.span("waiting"):
                     message = answer.result()[1]
@@ -104,6 +106,13 @@ class Server:
             if self._received is not None:
                 self._go_on_from(received, parameters)
 
+    def _step(self, gradient: Tensor, start: Tensor) -> None:
+        """Turn a gradient into the update that the worker's own optimiser makes of it."""
+        if self._local is not None:
+            with self._trace.span("update", gradient.numel()):
+                self._local.optimizer.follow(self.optimizer, self.updates)
+                self._local.step(gradient, start)
+
     def _go_on_from(self, received: Tensor, parameters: Tensor) -> None:
         """What was received, and what the worker knows besides: all of its own updates, or that of its last gradient."""
         parameters.copy_(received)
@@ -111,8 +120,8 @@ class Server:
             for rank, codec in self._up.items():
                 if isinstance(codec, Feedback):
                     parameters[self.shards[rank]].add_(codec.residual)
-        elif self._local is not None:
-            parameters.add_(self._local.last)
+        elif self._newest is not None:
+            parameters.add_(self._newest)
 
     def _push(self, rank: int, gradient: Tensor, received: Tensor) -> Any:
         part = gradient[self.shards[rank]]
@@ -199,14 +208,12 @@ class _OwnOptimizer:
     def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
         self._scratch = parameters.clone()
         self.optimizer = Optimizer(dataclasses.replace(config, smoothing=0.0), self._scratch)
-        self.last = torch.zeros_like(parameters)
 
-    def step(self, gradient: Tensor, start: Tensor) -> Tensor:
-        """Where one step by `gradient` leads from `start`; `last` is the way there. Both stay valid until the next step."""
+    def step(self, gradient: Tensor, start: Tensor) -> None:
+        """Replace `gradient` by the step that it makes from `start`."""
         self._scratch.copy_(start)
         self.optimizer.apply(gradient)
-        subtract(self._scratch, start, out=self.last)
-        return self._scratch
+        subtract(self._scratch, start, out=gradient)
 
 
 def _on(device: torch.device, message: Message) -> Message:

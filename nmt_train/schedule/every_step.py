@@ -27,6 +27,7 @@ class EveryStep:
         self._steps = 0
         try:
             self.gradient_norm = clip(self._flat.gradient, self._clip_norm, self._accumulate)
+            self.exchange.prepare(self._flat.gradient, self._flat.parameters)
             self.exchange.sync(self._flat.gradient, self._flat.parameters)
         finally:
             self._flat.gradient.zero_()

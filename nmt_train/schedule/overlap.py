@@ -9,6 +9,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from nmt_train.exchange import Exchange, Vectors
@@ -32,8 +33,9 @@ class Overlap:
         self._given = flat.gradient.clone()  # the sum that the courier has
         self._received = flat.parameters.clone()  # what came back for the one before
         self._step_gradient = flat.gradient.clone() if config.local_update == "optimizer" else None
-        own = dataclasses.replace(optimizer, smoothing=0.0)
-        self._local = Optimizer(own, flat.parameters) if config.local_update != "none" else None
+        # Where the exchange makes updates of gradients, these are what is laid over what is swapped in.
+        own = config.local_update == "optimizer" or (config.local_update == "sum" and not exchange.at_worker)
+        self._local = Optimizer(dataclasses.replace(optimizer, smoothing=0.0), flat.parameters) if own else None
         self._steps, self._in_flight = 0, False
         self._work, self._idle = wire.event(), wire.event()
         self._idle.set()
@@ -73,16 +75,16 @@ class Overlap:
         gradient = self._flat.gradient
         steps, self._steps = self._steps, 0
         try:
+            self.gradient_norm = clip(gradient, self._clip_norm, steps)
+            if steps > 1:
+                gradient.mul_(steps)  # a sum, as the thesis has it, but clipped as the mean is
+            self.exchange.prepare(gradient, self._flat.parameters)
             with self._trace.span("swap", gradient.numel()):
-                self.gradient_norm = clip(gradient, self._clip_norm, steps)
-                if steps > 1:
-                    gradient.mul_(steps)  # a sum, as the thesis has it, but clipped as the mean is
                 self._given.copy_(gradient)
                 if self._in_flight:
                     self._flat.parameters.copy_(self._received)
-                if self._config.local_update == "sum" and self._local is not None:
-                    self._local.follow(self.exchange.optimizer, self.exchange.updates)
-                    self._local.apply(gradient)
+            if self._config.local_update == "sum":
+                self._lay_over(gradient)
         finally:
             gradient.zero_()
             if self._step_gradient is not None:
@@ -92,6 +94,16 @@ class Overlap:
         self._idle.clear()
         self._work.set()
         return True
+
+    @torch.no_grad()
+    def _lay_over(self, given: Tensor) -> None:
+        """Update what was swapped in by what has just been given away, which it lacks."""
+        if self._local is None:
+            self._flat.parameters.add_(given)
+        else:
+            with self._trace.span("update", given.numel()):
+                self._local.follow(self.exchange.optimizer, self.exchange.updates)
+                self._local.apply(given)
 
     def _update_locally(self) -> None:
         """Between two exchanges: step by the newest gradient alone, which is the sum less what it was before."""
