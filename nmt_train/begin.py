@@ -89,7 +89,7 @@ def lead(config: Config, wire: Wire, own: torch.device, ready: Ready) -> int:
         _summary(leader, state, run, log)
     finally:
         log.close()
-    return 128 + leader.signal if leader.signal and wire.size == 1 else 0
+    return 128 + leader.signal if leader.signal else 0
 
 
 def follow(

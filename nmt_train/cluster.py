@@ -186,6 +186,10 @@ def load(path: Path) -> ClusterConfig:
                 raise UserError(
                     f"{place(name)}: {name}: there is no node {event.node}; the {len(cluster.nodes)} nodes are numbered from 0"
                 )
+    if cluster.transfers == "turns" and (cluster.cuts or cluster.crashes):
+        raise UserError(
+            f"{place('transfers')}: transfers: those that take turns cannot be cut; write share, or no cuts and crashes"
+        )
     for cut in cluster.cuts:
         if cut.until <= cut.at:
             raise UserError(f"{place('cuts')}: cuts: of node {cut.node}, until {cut.until:g} s is not after at {cut.at:g} s")

@@ -193,7 +193,7 @@ def differences(old: dict[str, Any], new: Config) -> list[str]:
     return [
         f"{name} was {before.get(name)}, now {after.get(name)}"
         for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name) and not name.startswith(HARMLESS)
+        if before.get(name) != after.get(name) and not any(name == key or name.startswith(key + ".") for key in HARMLESS)
     ]
 
 

@@ -87,8 +87,6 @@ class Follower:
                 self._report(drained=True)
                 self._until("go on")  # when everybody has the parameters
             case "end":
-                while self._obey() != "part":
-                    pass
                 self._over = True
         return str(order["do"])
 

@@ -55,7 +55,9 @@ class Leader:
         """Hand everybody's part out; training goes on from `snapshot`."""
         elements, nodes = self._worker.flat.parameters.numel(), self._wire.nodes
         optimizer = self._worker.schedule.exchange.optimizer
-        parts = snapshot.settled(isinstance(optimizer, Adder)).split(cut(elements, nodes, self._config.exchange.shards))
+        exchange = self._config.exchange
+        first = [rank for rank, node in enumerate(nodes) if nodes.index(node) == rank] if exchange.per == "node" else None
+        parts = snapshot.settled(isinstance(optimizer, Adder)).split(cut(elements, nodes, exchange.shards), first)
         same = snapshot.stages and len(snapshot.stages[-1]) == len(nodes)
         stages = snapshot.stages[:-1] if same else snapshot.stages
         facts = {"stages": [[[position.epochs, position.batches] for position in stage] for stage in stages]}
@@ -89,6 +91,7 @@ class Leader:
             self._after_update()
             if self.reason is None:
                 self._hear(wait=True)  # somebody is behind, and will say when not any more
+                self._write()
         if self.reason is not None:
             self._finish()
         return self.reason is None
@@ -250,10 +253,9 @@ class Leader:
         if self._saved != (gathering.own.numbers["updates"], gathering.positions):
             self._save(gathering, [])
         self._write(wait=True)
-        self._tell("end")
         self._hear()
         self._write_spans()
-        self._tell("part")
+        self._tell("end")
 
     def _write_spans(self) -> None:
         write_spans(self._run.folder / "trace", 0, self._wire.nodes[0], self._worker.trace.take())

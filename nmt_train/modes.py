@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mode:
-    """One row. `alone` is the exchange of a single rank where that needs no server; nodes: most machines (0: any);
-    workers: how many exchange without waiting for one another, as `check` finds.
+    """One row. nodes: most machines (0: any); workers: how many exchange without waiting for one another, as `check` finds.
 
     optimizer: where gradients become updates. Adam's averages starve on a shard that gets a hundredth of a gradient at a time,
     so that sparse modes drop updates that workers have made of their dense gradients (docs/experiments.md).
@@ -145,12 +144,12 @@ def _alone(place: Place, mode: Mode) -> Exchange:
 
 def _server(place: Place, mode: Mode) -> Exchange:
     config, dropping, wire, parameters = place.config, place.config.dropping, place.wire, place.flat.parameters
-    dropped = dropped_down(dropping, mode.workers)
+    at_worker, feedback = mode.optimizer == "worker", mode.up != "dense"
+    dropped = dropped_down(dropping, mode.workers - config.exchange.knows_own(at_worker, feedback))
     down = None if mode.down == "dense" else lambda: place.codec(mode.down, dropped)
     server: Exchange = Server(
-        wire, parameters, config.optimizer, config.exchange, at_worker=mode.optimizer == "worker",
-        up=lambda: place.codec(mode.up, dropping.up), down=down, feedback=mode.up != "dense", trace=place.trace,
-        delay=DELAYS[mode.schedule],
+        wire, parameters, config.optimizer, config.exchange, at_worker=at_worker, feedback=feedback, trace=place.trace,
+        up=lambda: place.codec(mode.up, dropping.up), down=down, delay=DELAYS[mode.schedule],
     )  # fmt: skip
     if config.exchange.per == "node":
         return PerNode(server, wire, parameters)

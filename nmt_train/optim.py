@@ -144,6 +144,9 @@ class Optimizer:
         """Continue from what `state` gave; UserError if it belongs to another optimiser or size."""
         if numbers["updates"]:
             self._materialise()
+        elif not vectors:
+            self._factor = float(numbers["factor"])
+            return  # some of torch's optimisers have vectors from the start on
         expected = self.state()[0]
         if expected.keys() != vectors.keys():
             names = ", ".join(sorted(vectors)) or "nothing"

@@ -13,6 +13,7 @@ from nmt_train import device
 from nmt_train.begin import Ready, make_worker, opened
 from nmt_train.cluster import Cost, DeviceConfig
 from nmt_train.config import Config
+from nmt_train.modes import OverrideConfig
 from nmt_train.wire.threads import ThreadWire
 
 _SETTLING = 3  # steps that are not counted
@@ -75,7 +76,8 @@ def _train(config: Config, own: torch.device, ready: Ready, steps: int) -> tuple
     config = dataclasses.replace(
         config,
         trace=True,  # so that a GPU's work is waited for
-        override=dataclasses.replace(config.override, exchange=None if config.mode == "single" else "server"),
+        batch=dataclasses.replace(config.batch, accumulate=1),
+        override=OverrideConfig(exchange=None if config.mode == "single" else "server"),
         exchange=dataclasses.replace(config.exchange, bypass=False),
     )
     wire = _Watched()

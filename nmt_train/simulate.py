@@ -34,7 +34,7 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
     start = time.perf_counter()
     with opened(config, force, overwrite) as ready:
         network = Network(cluster, _elements(config, ready), config.wire.deadline, shuffle_seed)
-        engine = Engine(network)
+        engine = Engine(network, start=ready.saved.facts["progress"]["seconds"] if ready.saved else 0.0)
 
         def main(wire: VirtualWire) -> int:
             if wire.rank == 0:

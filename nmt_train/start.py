@@ -68,7 +68,8 @@ def _lead(config: Config, wire: Wire, force: bool, overwrite: bool) -> int:
     modes.check(config, wire.nodes)
     with opened(config, force, overwrite) as ready:
         _agree(config, wire, ready.vocabulary, ready.store)
-        return lead(config, wire, own, ready)
+        status = lead(config, wire, own, ready)
+        return status if wire.size == 1 else 0  # of several ranks it is mpirun's to say what ended them
 
 
 def _follow(config: Config, wire: Wire) -> int:

@@ -17,6 +17,7 @@ from nmt_train.config import Config
 from nmt_train.corpus.deal import Position, resume
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.errors import UserError
+from nmt_train.exchange import RESIDUAL, UNSENT
 from nmt_train.flat import Flat
 from nmt_train.message import Message, from_json, to_json
 from nmt_train.model.transformer import Transformer
@@ -83,42 +84,59 @@ class Snapshot:
 
     def settled(self, at_worker: bool) -> Snapshot:
         """The same with the optimiser's vectors where they are wanted: with the shards, or with every worker."""
-        kept = {name: vector for name, vector in self.vectors.items() if name in _PARAMETERS}
-        mine = {name: vector for name, vector in self.vectors.items() if name not in _PARAMETERS}
-        theirs = {name: v for name, v in (self.carried or [{}])[0].items() if name.startswith(_OPTIMIZER)}
-        others = [{name: v for name, v in carried.items() if name not in theirs} for carried in self.carried]
-        if at_worker and mine:
-            steps = {_OPTIMIZER + name: torch.tensor([value]) for name, value in self.numbers["torch"].items()}
-            moved = {_OPTIMIZER + name: vector for name, vector in mine.items()} | steps
-            numbers = self.numbers | {"torch": {}}
-            return dataclasses.replace(self, vectors=kept, numbers=numbers, carried=[{**c, **moved} for c in others or [{}]])
-        if not at_worker and theirs:
-            named = {name.removeprefix(_OPTIMIZER): vector for name, vector in theirs.items()}
-            elements = self.vectors["parameters"].numel()
-            counts = {name: float(vector) for name, vector in named.items() if vector.numel() != elements}
-            full = {name: vector for name, vector in named.items() if name not in counts}
-            return dataclasses.replace(self, vectors=kept | full, numbers=self.numbers | {"torch": counts}, carried=others)
-        return self
+        return self._with_workers() if at_worker else self._with_shards()
 
-    def split(self, shards: list[slice]) -> list[Part]:
-        """Cut it anew for as many ranks as there are `shards`; residuals that have lost their worker go to another's."""
+    def _with_workers(self) -> Snapshot:
+        mine = {name: vector for name, vector in self.vectors.items() if name not in _PARAMETERS}
+        if not mine:
+            return self
+        steps = {name: torch.tensor([value]) for name, value in self.numbers["torch"].items()}
+        moved = {_OPTIMIZER + name: vector for name, vector in (mine | steps).items()}
+        kept = {name: vector for name, vector in self.vectors.items() if name in _PARAMETERS}
+        others = [_without(carried, _OPTIMIZER) | moved for carried in self.carried or [{}]]
+        return dataclasses.replace(self, vectors=kept, numbers=self.numbers | {"torch": {}}, carried=others)
+
+    def _with_shards(self) -> Snapshot:
+        vectors, numbers = dict(self.vectors), self.numbers
+        for carried in self.carried:
+            if UNSENT in carried:  # updates: they are made now
+                vectors["parameters"] = vectors["parameters"] + carried[UNSENT]
+        others = [_without(carried, UNSENT) for carried in self.carried]
+        theirs = {name: v for name, v in (others or [{}])[0].items() if name.startswith(_OPTIMIZER)}
+        if theirs and not vectors.keys() - set(_PARAMETERS):
+            named = {name.removeprefix(_OPTIMIZER): vector for name, vector in theirs.items()}
+            counts = {name: float(v) for name, v in named.items() if v.shape != vectors["parameters"].shape}
+            vectors |= {name: vector for name, vector in named.items() if name not in counts}
+            numbers, others = numbers | {"torch": counts}, [_without(carried, _OPTIMIZER) for carried in others]
+        return dataclasses.replace(self, vectors=vectors, numbers=numbers, carried=others)
+
+    def split(self, shards: list[slice], exchanging: Sequence[int] | None = None) -> list[Part]:
+        """Cut it anew for as many ranks as there are `shards`.
+
+        exchanging: the ranks that exchange (None: all); what workers owe that are gone, or do not exchange, goes to these.
+        """
         parts = []
         for rank, place in enumerate(shards):
             position = resume(rank, self.stages, len(shards))[1]
             random = self.random[rank] if rank < len(self.random) else {}
             shard = {name: vector[place] for name, vector in self.vectors.items()}
-            parts.append(Part(shard, self._carried_by(rank, len(shards)), random, self.numbers, position))
+            carried = self._carried_by(rank, range(len(shards)) if exchanging is None else exchanging)
+            parts.append(Part(shard, carried, random, self.numbers, position))
         return parts
 
-    def _carried_by(self, rank: int, size: int) -> Vectors:
-        before = len(self.carried)
-        if not before:
+    def _carried_by(self, rank: int, exchanging: Sequence[int]) -> Vectors:
+        if not self.carried:
             return {}
-        mine = dict(self.carried[rank % before])
-        owed = [self.carried[old]["residual"] for old in range(rank, before, size) if "residual" in self.carried[old]]
-        mine.pop("residual", None)
-        if owed:
-            mine["residual"] = owed[0] if len(owed) == 1 else torch.stack(owed).sum(0)
+        mine = self.carried[rank % len(self.carried)]
+        if not any(name.startswith(_OPTIMIZER) for name in mine):  # it has not exchanged yet: as another
+            with_optimizer = [c for c in self.carried if any(name.startswith(_OPTIMIZER) for name in c)]
+            mine = mine | {name: v for c in with_optimizer[:1] for name, v in c.items() if name.startswith(_OPTIMIZER)}
+        mine = _without(_without(mine, RESIDUAL), UNSENT)
+        for name in (RESIDUAL, UNSENT):
+            from_ranks = [old for old in range(len(self.carried)) if exchanging[old % len(exchanging)] == rank]
+            owed = [self.carried[old][name] for old in from_ranks if name in self.carried[old]]
+            if owed:
+                mine[name] = owed[0] if len(owed) == 1 else torch.stack(owed).sum(0)
         return mine
 
 
@@ -211,6 +229,10 @@ class State:
 _GENERATORS = ("cpu", "cuda")
 _PARAMETERS = ("parameters", "smoothed")
 _OPTIMIZER = "optimizer."  # begins the names of a worker's own optimiser's vectors
+
+
+def _without(vectors: Vectors, prefix: str) -> Vectors:
+    return {name: vector for name, vector in vectors.items() if not name.startswith(prefix)}
 
 
 def _keyed(name: str, rank: int) -> str:

@@ -17,6 +17,7 @@ from nmt_train.config import Config
 from nmt_train.corpus.deal import Deal, Position
 from nmt_train.trace import Span, write_spans
 from nmt_train.train import Worker
+from nmt_train.wire import OF_MODEL
 from nmt_train.wire.network import Network
 from nmt_train.wire.virtual import Engine, VirtualWire
 
@@ -156,6 +157,7 @@ def measure(config: Config, cluster: ClusterConfig, elements: int, tokens: Seque
         duties.append(mine)
         worker.schedule.refresh()
         worker.run(mine)
+        worker.schedule.drain()  # nobody should wait for it
 
     engine.run([partial(run, wire) for wire in engine.wires])
     now = engine.wires[0].now()
@@ -164,7 +166,7 @@ def measure(config: Config, cluster: ClusterConfig, elements: int, tokens: Seque
             node=its.worker.wire.nodes[its.worker.wire.rank],
             words_per_second=its.words_per_second,
             spent={thread: dict(spans) for thread, spans in its.worker.trace.spent.items()},
-            sent=sum(count[1] for count in its.worker.wire.sent.values()) * engine.network.scale,
+            sent=sum(its.worker.wire.sent[tag][1] for tag in OF_MODEL) * engine.network.scale,
             spans=its.worker.trace.take(),
             seconds=its.end,
         )

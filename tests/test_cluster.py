@@ -86,6 +86,7 @@ def test_every_cluster_that_comes_along_can_be_read(path: Path) -> None:
         ({"jitter": "-0.5"}, "jitter: it should be greater than or equal to 0"),
         ({"loss": "1"}, "loss: it should be less than 1"),
         ({"crashes": [{"node": 2, "at": "5s"}]}, "crashes: there is no node 2; the 2 nodes are numbered from 0"),
+        ({"transfers": "turns", "crashes": [{"node": 1, "at": "5s"}]}, "transfers: those that take turns cannot be cut"),
         ({"cuts": [{"node": 1, "at": "5s", "until": "5s"}]}, "cuts: of node 1, until 5 s is not after at 5 s"),
         ({"stragglers": [{"rank": 3, "factor": 2}]}, "stragglers: there is no rank 3; the 3 are numbered from 0"),
         ({"stragglers": [{"rank": 0, "factor": 0}]}, "stragglers.0.factor: it should be greater than 0"),

@@ -312,6 +312,7 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
         (simulate, ["--config", "{run}.yml", "--cluster", "{tmp}/none.yml"], "none.yml: No such file"),
         (simulate, ["--config", "{run}.yml", "--cluster", "{two}", "--mode", "single"], "single is for 1 machine, but"),
         (simulate, ["--config", "{run}.yml", "--cluster", "{two}", "--timing-only", "0"], "argument --timing-only"),
+        (simulate, ["--config", "{run}.yml", "--profile", "{run}.yml"], "is the configuration, and would be overwritten"),
         (simulate, ["--config", "{run}.yml", "--profile", "{tmp}/no/p.yml"], "no/p.yml: its folder does not exist; make it"),
         (train, ["--config", "absent.yml"], "absent.yml: No such file"),
         (train, ["--config"], "expected one argument"),

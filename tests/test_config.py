@@ -134,6 +134,11 @@ def test_every_config_that_is_shipped_is_valid(path: Path) -> None:
 
 def test_differences_name_keys_and_both_values_and_leave_out_the_harmless(make: object) -> None:
     old = make()  # type: ignore[operator]
-    new = make(seed=5, log__every="7u", batch__tokens=99, stop__after="1h", corpus__max_length=50)  # type: ignore[operator]
+    new = make(  # type: ignore[operator]
+        seed=5, log__every="7u", batch__tokens=99, stop__after="1h", corpus__max_length=50, mode="sparse", model__dropout=0.2
+    )
     changed = configuration.differences(plain(old), new)
-    assert changed == ["batch.tokens was 1500, now 99", "corpus.max_length was 100, now 50", "seed was 1, now 5"]
+    assert changed == [
+        "batch.tokens was 1500, now 99", "corpus.max_length was 100, now 50", "model.dropout was 0.1, now 0.2",
+        "seed was 1, now 5",
+    ]  # fmt: skip

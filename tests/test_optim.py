@@ -131,6 +131,14 @@ def test_state_saved_and_loaded_continues_bit_for_bit(name: str) -> None:
     assert (resumed.updates, resumed.learning_rate) == (straight.updates, straight.learning_rate)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_optimiser_begins_from_nothing(name: str) -> None:
+    fresh = Optimizer(constant(name), torch.zeros(3))
+    fresh.load({}, {"updates": 0, "factor": 1.0, "torch": {}}, "the beginning")
+    fresh.apply(torch.ones(3))
+    assert fresh.updates == 1
+
+
 def test_state_of_another_optimiser_or_size_is_refused() -> None:
     adam = Optimizer(constant("adam"), torch.zeros(4))
     adam.apply(torch.ones(4))

@@ -19,6 +19,7 @@ from virtual import engine, together
 from nmt_train import config as configuration
 from nmt_train import modes
 from nmt_train.cluster import Cost, DeviceConfig
+from nmt_train.exchange import RESIDUAL, UNSENT
 from nmt_train.flat import Flat
 from nmt_train.message import Message
 from nmt_train.trace import Trace
@@ -39,7 +40,9 @@ OPTIONS: dict[str, Any] = {
     "overlap.bound": st.integers(0, 2),
     "overlap.local_update": st.sampled_from(["none", "sum", "optimizer"]),
     "dropping.up": st.sampled_from([0.5, 0.9]),
-    "dropping.down": st.sampled_from([0.5, 0.9]),
+    "dropping.down": st.sampled_from([None, 0.5, 0.9]),
+    "exchange.shards": st.sampled_from([None, 1, 2]),
+    "override.down": st.sampled_from([None, "dense"]),
 }
 
 
@@ -78,7 +81,8 @@ def train(mode: str, nodes: list[int], seed: int, options: dict[str, Any]) -> li
         schedule.drain()
         everybody_is_here(wire)
         schedule.refresh()
-        return flat.parameters, schedule.carried().get("residual", torch.zeros(ELEMENTS))
+        carried, none = schedule.carried(), torch.zeros(ELEMENTS)
+        return flat.parameters, carried.get(RESIDUAL, none) - carried.get(UNSENT, none)  # by plain descent -1 times a gradient
 
     return together(room, *[work] * len(room.wires))
 
@@ -94,19 +98,16 @@ def everybody_is_here(wire: VirtualWire) -> None:
 
 
 @pytest.mark.parametrize("mode", ["vanilla", "overlap", "sparse", "sparse-overlap"])
-@settings(
-    max_examples=int(os.environ.get("NMT_TRAIN_ORDERS", "200")), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+@settings(max_examples=ORDERS, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    nodes=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    nodes=LAYOUTS,
     seed=st.integers(0, 10**6),
     options=st.fixed_dictionaries(OPTIONS),
 )
 def test_every_gradient_reaches_the_parameters_once(mode: str, nodes: list[int], seed: int, options: dict[str, Any]) -> None:
-    at = modes.check(config(mode, options), engine(nodes).network.nodes).optimizer
     found = train(mode, nodes, seed, options)
     given_away = sum(gradients(rank, seed).sum(0) for rank in range(len(found)))
-    unsent = sum(residual for _, residual in found) * (-1 if at == "worker" else 1)
+    unsent = sum(owed for _, owed in found)
     for parameters, _ in found:
         # Sums of several steps are averaged and multiplied again, which rounds; a gradient lost or doubled is far more.
         torch.testing.assert_close(parameters, START - (given_away - unsent), rtol=0, atol=1e-3)

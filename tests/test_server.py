@@ -177,6 +177,18 @@ def test_what_another_mode_owed_is_given_once_and_saved_until_then(name: str) ->
     assert "residual" not in made.carried()
 
 
+def test_gradients_owed_when_workers_begin_to_optimise_are_in_their_first_update() -> None:
+    made, copy = server(wires([0])[0], SGD, at_worker=True), START.clone()
+    made.carry({"residual": torch.ones(101)})
+    assert torch.equal(made.carried()["residual"], torch.ones(101))
+    for _ in range(2):
+        update = torch.zeros(101)
+        made.prepare(update, copy)
+        made.sync(update, copy)
+        torch.testing.assert_close(copy, START - 0.1)
+    assert "residual" not in made.carried()
+
+
 def test_a_bundle_is_one_update_by_the_sum_and_a_rest_of_it_is_not_lost() -> None:
     made, copy = server(wires([0])[0], bundle=2), START.clone()
     one, two, three = gradients(3)
@@ -364,6 +376,32 @@ def test_an_error_of_the_courier_is_raised_at_the_next_step() -> None:
         for _ in itertools.count():
             steps(schedule, flat, [1])
             schedule._wait()
+
+
+def test_a_courier_that_has_failed_is_noticed_although_nothing_bounds_its_absence() -> None:
+    schedule, slow, flat = overlapped()
+    steps(schedule, flat, [1])
+    slow.optimizer = None
+    slow.open.set()
+    with pytest.raises(AttributeError):
+        schedule._task.result()
+    with pytest.raises(AttributeError):
+        steps(schedule, flat, [1])
+
+
+def test_an_accumulation_that_is_drained_is_given_away_as_it_is() -> None:
+    flat, wire = Flat(Line()), ThreadWire()
+    schedule = EveryStep(flat, Alone(Optimizer(SGD, flat.parameters), Trace(False, wire)), 0.0, 4)
+    given = []
+    for value in (1.0, 3.0):
+        flat.gradient.add_(value)
+        given.append(schedule.step())
+    schedule.drain()
+    assert given == [False, False]
+    torch.testing.assert_close(flat.parameters, START - 0.1 * 2)  # their mean
+    assert not flat.gradient.any()
+    schedule.drain()
+    assert schedule.exchange.updates == 1
 
 
 @pytest.mark.parametrize("overlapping", [False, True])

@@ -36,6 +36,8 @@ def command(arguments: Sequence[str]) -> int:
     from nmt_train.simulate import profile, simulate, time_only
 
     if given.profile is not None:
+        if given.profile.exists() and any(given.profile.samefile(file) for file in given.config):
+            options.error(f"{given.profile}: is the configuration, and would be overwritten by the profile; name another file")
         profile(resolved, given.steps, given.profile)
         return 0
     simulated = cluster.load(given.cluster)

@@ -59,11 +59,11 @@ class DroppingConfig:
     warmup_updates: int = Field(default=200, ge=0, le=10**9, description="length of the warm-up [updates]")
 
 
-def dropped_down(config: DroppingConfig, workers: int) -> float:
-    """The share of a delta that is left out where so many workers exchange."""
+def dropped_down(config: DroppingConfig, pushes: int) -> float:
+    """The share of a delta that is left out where, by each, so many workers' pushes are news to the one that gets it."""
     if config.down is not None:
         return config.down
-    return max(0.0, 1 - max(1, workers - 1) * (1 - config.up))
+    return max(0.0, 1 - max(1, pushes) * (1 - config.up))
 
 
 def kept(config: DroppingConfig, dropped: float, update: int) -> float:

@@ -19,7 +19,7 @@ class Dense:
         """In full precision the message holds `vector` itself, not a copy; else NotFinite refuses what cannot be rounded."""
         if self._dtype == vector.dtype:
             return Message((), (vector,))
-        if not torch.isfinite(torch.linalg.vector_norm(vector)):
+        if not vector.is_meta and not torch.isfinite(torch.linalg.vector_norm(vector)):
             raise NotFinite("the vector to be sent is not finite")
         largest = torch.finfo(self._dtype).max
         return Message((), (vector.clamp(-largest, largest).to(self._dtype),))

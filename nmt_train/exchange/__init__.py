@@ -14,6 +14,8 @@ from nmt_train.optim import Optimizer
 from nmt_train.section import STRICT
 
 Vectors = dict[str, Tensor]
+# What a worker still owes the shards, by its name among the vectors that it carries: gradients, or finished updates.
+RESIDUAL, UNSENT = "residual", "unsent"
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -41,12 +43,19 @@ class ExchangeConfig:
     own_updates: bool = Field(
         default=True,
         description="optimizer.at worker, dropping: a worker goes on from what it received plus all of its own updates, also"
-        " those that wait to be sent",
+        " those that wait to be sent; not where bundle is above 1",
     )
     local_gradient: bool = Field(
         default=False,
         description="a worker goes on from what it received plus an update by its own dense gradient (Aji et al. 2019)",
     )
+
+    def knows_own(self, at_worker: bool, feedback: bool) -> bool:
+        """Whether a worker goes on from all of its own updates, and deltas are without them.
+
+        Of a bundle that is not full a delta knows nothing yet: own updates would be taken back.
+        """
+        return at_worker and feedback and self.own_updates and self.bundle == 1
 
 
 class Exchange(Protocol):

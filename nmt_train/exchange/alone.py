@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from nmt_train.exchange import Vectors
+from nmt_train.exchange import RESIDUAL, Vectors
 from nmt_train.optim import Optimizer
 from nmt_train.trace import Trace
 
@@ -42,8 +42,8 @@ class Alone:
         """They always are the global ones."""
 
     def carried(self) -> Vectors:
-        return {} if self._owed is None else {"residual": self._owed}
+        return {} if self._owed is None else {RESIDUAL: self._owed}
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
-        owed = vectors.get("residual")
+        owed = vectors.get(RESIDUAL)
         self._owed = None if owed is None else owed.to(self.optimizer.parameters)

@@ -23,16 +23,23 @@ class PerNode(Around):
         self._wire, self.at_worker = wire, False
         node = wire.nodes[wire.rank]
         self._members = [rank for rank, its in enumerate(wire.nodes) if its == node]
+        self._told = 0  # updates when the node's first rank last exchanged
         self._received = parameters.clone() if wire.rank == self._members[0] else None
         if self._received is not None:
             wire.spawn("node", self._gather)
+
+    @property
+    def updates(self) -> int:
+        return max(self._exchange.updates, self._told)
 
     def prepare(self, gradient: Tensor, parameters: Tensor) -> None:
         """The sum will be prepared."""
 
     def sync(self, gradient: Tensor, parameters: Tensor) -> None:
         self._wire.send(self._members[0], Tag.NODE, Message((1,), (gradient,)))
-        parameters.copy_(self._wire.receive(self._members[0], Tag.GRANT).result()[1].tensors[0])
+        message = self._wire.receive(self._members[0], Tag.GRANT).result()[1]
+        self._told = message.numbers[0]
+        parameters.copy_(message.tensors[0])
 
     @torch.no_grad()
     def _gather(self) -> None:
@@ -53,7 +60,7 @@ class PerNode(Around):
             self._exchange.prepare(total, self._received)
             self._exchange.sync(total, self._received)
             for rank in given:
-                self._wire.send(rank, Tag.GRANT, Message((), (self._received.clone(),)))
+                self._wire.send(rank, Tag.GRANT, Message((self._exchange.updates,), (self._received.clone(),)))
             total.zero_()
             given.clear()
 

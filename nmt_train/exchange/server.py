@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nmt_train.codec import Codec
 from nmt_train.codec.feedback import Feedback
-from nmt_train.exchange import ExchangeConfig, Vectors
+from nmt_train.exchange import RESIDUAL, UNSENT, ExchangeConfig, Vectors
 from nmt_train.exchange.shard import Shard
 from nmt_train.flat import cut, subtract
 from nmt_train.message import Message
@@ -55,12 +55,13 @@ class Server:
         self._bypass = config.bypass and self._serves
         self._told = 0  # updates of a shard when it last answered
         self.optimizer = (Adder if at_worker else Optimizer)(optimizer, parameters[self._shard].clone())
-        # Of a bundle that is not full a delta knows nothing yet: own updates would be taken back.
-        self._whole = at_worker and feedback and config.own_updates and config.bundle == 1
+        self._whole = config.knows_own(at_worker, feedback)
         self._own = Shard(self.optimizer, up(), down() if down else None, config.bundle, delay, knows_own=self._whole)
         self.staleness = self._own.staleness
         self._lock = wire.lock()
-        self._owed: Tensor | None = None  # residuals of other modes and layouts for shards that now get all
+        self._owes = UNSENT if at_worker else RESIDUAL
+        self._owed: Tensor | None = None  # what other modes and layouts owed shards that now get all
+        self._owed_gradient: Tensor | None = None  # what was owed before the worker made updates
         self._local = _OwnOptimizer(optimizer, parameters) if at_worker or config.local_gradient else None
         self._newest: Tensor | None = None  # with local_gradient: the update by the last gradient
         self._received = parameters.clone() if config.local_gradient or self._whole else None
@@ -83,6 +84,9 @@ class Server:
     @torch.no_grad()
     def prepare(self, gradient: Tensor, parameters: Tensor) -> None:
         if self.at_worker:
+            if self._owed_gradient is not None:
+                gradient.add_(self._owed_gradient)
+                self._owed_gradient = None
             self._step(gradient, parameters)
 
     @torch.no_grad()
@@ -155,27 +159,28 @@ class Server:
         kept = [(self.shards[rank], codec.residual) for rank, codec in self._up.items() if isinstance(codec, Feedback)]
         vectors: Vectors = {}
         if kept or self._owed is not None:
-            vectors["residual"] = (
-                torch.zeros(self._elements, device=self.optimizer.parameters.device)
-                if self._owed is None
-                else self._owed.clone()
-            )
+            none = torch.zeros(self._elements, device=self.optimizer.parameters.device)
+            vectors[self._owes] = none if self._owed is None else self._owed.clone()
             for place, residual in kept:
-                vectors["residual"][place] += residual
+                vectors[self._owes][place] += residual
+        if self._owed_gradient is not None:
+            vectors[RESIDUAL] = self._owed_gradient.clone()
         if self._local is not None:
             vectors |= self._local.optimizer.packed(_PREFIX)
         return vectors
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
-        self._owed = None
-        if "residual" in vectors:
-            owed = vectors["residual"].to(self.optimizer.parameters, copy=True)
+        self._owed = self._owed_gradient = None
+        if self._owes in vectors:
+            owed = vectors[self._owes].to(self.optimizer.parameters, copy=True)
             for rank, codec in self._up.items():
                 place = self.shards[rank]
                 if isinstance(codec, Feedback):
                     codec.residual.copy_(owed[place])
                     owed[place] = 0
             self._owed = owed if owed.any() else None
+        if self.at_worker and RESIDUAL in vectors:
+            self._owed_gradient = vectors[RESIDUAL].to(self.optimizer.parameters)
         if self._local is not None:
             self._local.optimizer.unpack(_PREFIX, vectors, "the worker's optimiser")
 

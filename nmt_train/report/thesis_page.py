@@ -7,7 +7,7 @@ from pathlib import Path
 from nmt_train.errors import UserError
 from nmt_train.report import convergence, timeline
 from nmt_train.report.figure import new_figure, save_figure
-from nmt_train.report.thesis import BOUND, CLAIMS, REMOTE, Results, Setup
+from nmt_train.report.thesis import BOUND, CLAIMS, REMOTE, NotReached, Results, Setup
 
 TIMELINES = {
     "4.1": Setup("single", "1x1"), "4.2": Setup("single", "1x4"), "4.4": Setup("vanilla", "2x1"),
@@ -81,6 +81,8 @@ def _claims(found: Results) -> list[str]:
             text, judged = claim.judge(found)
         except UserError:
             text, judged = "not all of its runs were made", "-"
+        except NotReached as reason:
+            text, judged = str(reason), "-"
         lines.append(f"| {claim.id} | {claim.source} | {claim.says} | {text} | {judged} |")
     return [*lines, ""]
 
@@ -108,7 +110,7 @@ def _figures(drawn: dict[str, Path], output: Path) -> list[str]:
 def _draw_bars(found: Results, bars: list[tuple[str, str]], what: str, label: str, output: Path) -> Path:
     figure, axes = new_figure(width=5, height=3.6)
     heights = [found.speed(*bar) if what == "all" else found.per_node(*bar) for bar in bars]
-    names = [cluster.split("x")["devices" in label] for _, cluster in bars]
+    names = [cluster.split("x")[label.startswith("devices")] for _, cluster in bars]
     axes.bar(names, heights, color="#4e79a7", width=0.6)
     for place, height in enumerate(heights):
         axes.text(place, height, f"{height:,.0f}", ha="center", va="bottom", fontsize=8)

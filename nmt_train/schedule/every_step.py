@@ -24,18 +24,23 @@ class EveryStep:
         self._steps += 1
         if self._steps < self._accumulate:
             return False
-        self._steps = 0
+        self._exchange()
+        return True
+
+    def _exchange(self) -> None:
+        steps, self._steps = self._steps, 0
         try:
-            self.gradient_norm = clip(self._flat.gradient, self._clip_norm, self._accumulate)
+            self.gradient_norm = clip(self._flat.gradient, self._clip_norm, steps)
             self.exchange.prepare(self._flat.gradient, self._flat.parameters)
             self.exchange.sync(self._flat.gradient, self._flat.parameters)
         finally:
             self._flat.gradient.zero_()
-        self.steps[self._accumulate] += 1
-        return True
+        self.steps[steps] += 1
 
     def drain(self) -> None:
-        """Nothing is ever in flight; a sum of fewer than `accumulate` gradients stays until its update is due."""
+        """Nothing is ever in flight; a sum of fewer than `accumulate` gradients is given away as it is."""
+        if self._steps:
+            self._exchange()
         self.exchange.rest()
 
     def refresh(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from nmt_train.errors import NotFinite
 from nmt_train.exchange import Exchange, Vectors
 from nmt_train.flat import Flat
 from nmt_train.optim import Optimizer, OptimizerConfig, clip
@@ -42,6 +43,8 @@ class Overlap:
         self._task = wire.spawn("courier", self._carry_on)
 
     def step(self) -> bool:
+        if self._task.done():
+            self._task.result()  # an exchange has failed: nothing would ever come back
         self._steps += 1
         if not self._idle.is_set():
             if not self._config.bound or self._steps < self._config.bound:
@@ -70,8 +73,6 @@ class Overlap:
 
     def _swap(self) -> bool:
         """Take over what the courier brought, and give it what has piled up."""
-        if self._task.done():
-            self._task.result()
         gradient = self._flat.gradient
         steps, self._steps = self._steps, 0
         try:
@@ -111,7 +112,13 @@ class Overlap:
             return
         newest = self._flat.gradient - self._step_gradient
         self._step_gradient.copy_(self._flat.gradient)
-        clip(newest, self._clip_norm, 1)
+        try:
+            clip(newest, self._clip_norm, 1)
+        except NotFinite:  # and so is the sum
+            self._steps = 0
+            self._flat.gradient.zero_()
+            self._step_gradient.zero_()
+            raise
         self._local.follow(self.exchange.optimizer, self.exchange.updates)
         self._local.apply(newest)
 

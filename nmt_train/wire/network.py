@@ -79,14 +79,14 @@ class Network:
     def watch(self, engine: Engine) -> None:
         """Let happen what the cluster file says goes wrong."""
         for cut in self.cluster.cuts:
-            engine.after(cut.at, partial(self._cards, engine, cut.node, 0.0))
-            engine.after(cut.until, partial(self._cards, engine, cut.node, self.cluster.network.bandwidth))
+            engine.at(cut.at, partial(self._cards, engine, cut.node, 0.0))
+            engine.at(cut.until, partial(self._cards, engine, cut.node, self.cluster.network.bandwidth))
             if cut.until - cut.at > self._deadline:
-                engine.after(cut.at + self._deadline, partial(engine.give_up, cut.node, self._deadline))
+                engine.at(cut.at + self._deadline, partial(engine.give_up, cut.node, self._deadline))
         for crash in self.cluster.crashes:
-            engine.after(crash.at, partial(self._cards, engine, crash.node, 0.0))
-            engine.after(crash.at, partial(engine.kill, crash.node))
-            engine.after(crash.at + self._deadline, partial(engine.give_up, crash.node, self._deadline))
+            engine.at(crash.at, partial(self._cards, engine, crash.node, 0.0))
+            engine.at(crash.at, partial(engine.kill, crash.node))
+            engine.at(crash.at + self._deadline, partial(engine.give_up, crash.node, self._deadline))
 
     def _cards(self, engine: Engine, node: int, rate: float, event: simpy.Event) -> None:
         for card in (self._cards_out[node], self._cards_in[node]):

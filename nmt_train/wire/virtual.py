@@ -127,9 +127,9 @@ class VirtualWire:
 class Engine:
     """The clock, the tasks of all ranks, and what carries their messages."""
 
-    def __init__(self, network: Network, random: bool = True) -> None:
-        """random: keep torch's generator apart for every rank."""
-        self.env, self.hub, self.network = simpy.Environment(0), getcurrent(), network
+    def __init__(self, network: Network, random: bool = True, start: float = 0.0) -> None:
+        """random: keep torch's generator apart for every rank; start: seconds on the clock, for what goes on."""
+        self.env, self.hub, self.network = simpy.Environment(round(start * SECOND)), getcurrent(), network
         self.shares = Shares(self.env)
         self.tasks: dict[Task, None] = {}
         self._random: dict[int, Any] | None = {} if random else None
@@ -178,6 +178,12 @@ class Engine:
 
     def after(self, seconds: float, callback: Callable[[simpy.Event], None]) -> None:
         self.env.timeout(round(seconds * SECOND)).callbacks.append(callback)
+
+    def at(self, seconds: float, callback: Callable[[simpy.Event], None]) -> None:
+        """On the clock; what would have been before its start has been."""
+        wait = round(seconds * SECOND) - int(self.env.now)
+        if wait >= 0:
+            self.env.timeout(wait).callbacks.append(callback)
 
     def enter(self, wire: VirtualWire) -> None:
         """A task of this rank goes on: torch's random numbers are its rank's."""
