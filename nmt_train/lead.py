@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from nmt_train.corpus.deal import Deal, Position
+from nmt_train.corpus.deal import Deal, Position, resume
 from nmt_train.flat import cut
 from nmt_train.follow import LEAD, last_epoch
 from nmt_train.log import Log
@@ -58,8 +58,7 @@ class Leader:
         exchange = self._config.exchange
         first = [rank for rank, node in enumerate(nodes) if nodes.index(node) == rank] if exchange.per == "node" else None
         parts = snapshot.settled(isinstance(optimizer, Adder)).split(cut(elements, nodes, exchange.shards), first)
-        same = snapshot.stages and len(snapshot.stages[-1]) == len(nodes)
-        stages = snapshot.stages[:-1] if same else snapshot.stages
+        stages = resume(0, snapshot.stages, len(nodes))[0].stages
         facts = {"stages": [[[position.epochs, position.batches] for position in stage] for stage in stages]}
         for rank in self._followers:
             self._wire.send(rank, Tag.STATE, Message((), (*from_json(facts).tensors, *parts[rank].pack().tensors)))
