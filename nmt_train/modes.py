@@ -147,9 +147,10 @@ def _server(place: Place, mode: Mode) -> Exchange:
     at_worker, feedback = mode.optimizer == "worker", mode.up != "dense"
     dropped = dropped_down(dropping, mode.workers - config.exchange.knows_own(at_worker, feedback))
     down = None if mode.down == "dense" else lambda: place.codec(mode.down, dropped)
+    pushes = config.exchange.per == "device" or wire.nodes.index(wire.nodes[wire.rank]) == wire.rank
     server: Exchange = Server(
         wire, parameters, config.optimizer, config.exchange, at_worker=at_worker, feedback=feedback, trace=place.trace,
-        up=lambda: place.codec(mode.up, dropping.up), down=down, delay=DELAYS[mode.schedule],
+        up=lambda: place.codec(mode.up, dropping.up), down=down, delay=DELAYS[mode.schedule], pushes=pushes,
     )  # fmt: skip
     if config.exchange.per == "node":
         return PerNode(server, wire, parameters)

@@ -30,7 +30,8 @@ class Server:
     """The worker's end and this rank's shard. `up` makes the codec of pushes, `down` that of deltas (None: parameters).
 
     delay: how many exchanges a gradient is behind the parameters that came last: 1 where exchanges overlap with computing.
-    at_worker: workers make updates of their gradients and push those, and shards add them up.
+    at_worker: workers make updates of their gradients and push those, and shards add them up. pushes: whether this rank's worker
+    ever calls `sync`.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Server:
         trace: Trace,
         delay: int = 0,
         at_worker: bool = False,
+        pushes: bool = True,
     ) -> None:
         self._wire, self._trace, self.at_worker = wire, trace, at_worker
         self._elements = parameters.numel()
@@ -62,16 +64,18 @@ class Server:
         self._owes = UNSENT if at_worker else RESIDUAL
         self._owed: Tensor | None = None  # what other modes and layouts owed shards that now get all
         self._owed_gradient: Tensor | None = None  # what was owed before the worker made updates
-        self._local = _OwnOptimizer(optimizer, parameters) if at_worker or config.local_gradient else None
+        self._local = _OwnOptimizer(optimizer, parameters) if pushes and (at_worker or config.local_gradient) else None
         self._newest: Tensor | None = None  # with local_gradient: the update by the last gradient
-        self._received = parameters.clone() if config.local_gradient or self._whole else None
+        self._received = parameters.clone() if pushes and (config.local_gradient or self._whole) else None
         self._others = [rank for rank in self._holders if rank != wire.rank or not self._bypass]
         # Everybody begins with another shard: else all would queue at the first.
         self._others = [rank for rank in self._others if rank > wire.rank] + [
             rank for rank in self._others if rank <= wire.rank
         ]
         self._up: dict[int, Codec] = {
-            rank: Feedback(up(), torch.zeros_like(parameters[self.shards[rank]])) if feedback else up() for rank in self._others
+            rank: Feedback(up(), torch.zeros_like(parameters[self.shards[rank]])) if feedback else up()
+            for rank in self._others
+            if pushes
         }
         if self._serves:
             wire.spawn("server", self._serve)
