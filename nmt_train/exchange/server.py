@@ -30,8 +30,8 @@ class Server:
     """The worker's end and this rank's shard. `up` makes the codec of pushes, `down` that of deltas (None: parameters).
 
     delay: how many exchanges a gradient is behind the parameters that came last: 1 where exchanges overlap with computing.
-    at_worker: workers make updates of their gradients and push those, and shards add them up. pushes: whether this rank's worker
-    ever calls `sync`.
+    at_worker: workers make updates of their gradients and push those, and shards add them up. pushes: whether `sync` will be
+    called on this rank.
     """
 
     def __init__(
