@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from nmt_train.corpus.deal import Deal, Position, resume
+from nmt_train.exchange.node import first_ranks
 from nmt_train.flat import cut
 from nmt_train.follow import LEAD, last_epoch
 from nmt_train.log import Log
@@ -56,7 +57,7 @@ class Leader:
         elements, nodes = self._worker.flat.parameters.numel(), self._wire.nodes
         optimizer = self._worker.schedule.exchange.optimizer
         exchange = self._config.exchange
-        first = [rank for rank, node in enumerate(nodes) if nodes.index(node) == rank] if exchange.per == "node" else None
+        first = first_ranks(nodes) if exchange.per == "node" else None
         parts = snapshot.settled(isinstance(optimizer, Adder)).split(cut(elements, nodes, exchange.shards), first)
         stages = resume(0, snapshot.stages, len(nodes))[0].stages
         facts = {"stages": [[[position.epochs, position.batches] for position in stage] for stage in stages]}

@@ -18,7 +18,7 @@ from nmt_train.errors import UserError
 from nmt_train.exchange import Exchange
 from nmt_train.exchange.alone import Alone
 from nmt_train.exchange.channel import OneChannel
-from nmt_train.exchange.node import PerNode
+from nmt_train.exchange.node import PerNode, first_ranks
 from nmt_train.exchange.server import Server
 from nmt_train.flat import Flat
 from nmt_train.optim import Optimizer, beta1
@@ -147,7 +147,7 @@ def _server(place: Place, mode: Mode) -> Exchange:
     at_worker, feedback = mode.optimizer == "worker", mode.up != "dense"
     dropped = dropped_down(dropping, mode.workers - config.exchange.knows_own(at_worker, feedback))
     down = None if mode.down == "dense" else lambda: place.codec(mode.down, dropped)
-    pushes = config.exchange.per == "device" or wire.nodes.index(wire.nodes[wire.rank]) == wire.rank
+    pushes = config.exchange.per == "device" or wire.rank in first_ranks(wire.nodes)
     server: Exchange = Server(
         wire, parameters, config.optimizer, config.exchange, at_worker=at_worker, feedback=feedback, trace=place.trace,
         up=lambda: place.codec(mode.up, dropping.up), down=down, delay=DELAYS[mode.schedule], pushes=pushes,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,11 @@ from nmt_train.message import Message
 from nmt_train.wire import Tag, Wire
 
 _REST = Message((0,))
+
+
+def first_ranks(nodes: Sequence[int]) -> list[int]:
+    """Of every node the rank that exchanges for it; nodes: the node of each rank."""
+    return [rank for rank, node in enumerate(nodes) if nodes.index(node) == rank]
 
 
 class PerNode(Around):
