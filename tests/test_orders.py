@@ -65,8 +65,13 @@ def gradients(rank: int, seed: int) -> torch.Tensor:
     return torch.randint(-4, 5, (STEPS, ELEMENTS), generator=torch.Generator().manual_seed(1000 * rank + seed)).float()
 
 
-def train(mode: str, nodes: list[int], seed: int, options: dict[str, Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Of every rank, after all gave their gradients away and were drained: the global parameters, and what it did not send."""
+def train(
+    mode: str, nodes: list[int], seed: int, options: dict[str, Any], silent: int = 0
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Of every rank, after all gave their gradients away and were drained: the global parameters, and what it did not send.
+
+    After `silent` further steps without a gradient: the rank's own parameters instead.
+    """
     costs = DeviceConfig(forward=Cost(0.01, 1e-4), backward=Cost(0.02, 2e-4), update=Cost(0.01, 0))
     room, chosen = engine(nodes, seed, device=costs), config(mode, options)
 
@@ -80,7 +85,12 @@ def train(mode: str, nodes: list[int], seed: int, options: dict[str, Any]) -> li
             schedule.step()
         schedule.drain()
         everybody_is_here(wire)
-        schedule.refresh()
+        for _ in range(silent):
+            schedule.step()
+            schedule.drain()
+        everybody_is_here(wire)
+        if not silent:
+            schedule.refresh()
         carried, none = schedule.carried(), torch.zeros(ELEMENTS)
         return flat.parameters, carried.get(RESIDUAL, none) - carried.get(UNSENT, none)  # by plain descent -1 times a gradient
 
@@ -111,3 +121,20 @@ def test_every_gradient_reaches_the_parameters_once(mode: str, nodes: list[int],
     for parameters, _ in found:
         # Sums of several steps are averaged and multiplied again, which rounds; a gradient lost or doubled is far more.
         torch.testing.assert_close(parameters, START - (given_away - unsent), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "overlap", "sparse", "sparse-overlap"])
+@settings(max_examples=max(1, ORDERS // 4), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    nodes=LAYOUTS,
+    seed=st.integers(0, 10**6),
+    options=st.fixed_dictionaries(OPTIONS | {"dropping.up": st.just(0.5), "dropping.down": st.sampled_from([None, 0.5])}),
+)
+def test_when_nobody_has_anything_new_all_come_to_have_the_same(
+    mode: str, nodes: list[int], seed: int, options: dict[str, Any]
+) -> None:
+    found = train(mode, nodes, seed, options, silent=12)
+    given_away = sum(gradients(rank, seed).sum(0) for rank in range(len(found)))
+    for parameters, owed in found:
+        assert not owed.any()
+        torch.testing.assert_close(parameters, START - given_away, rtol=0, atol=1e-3)

@@ -368,6 +368,20 @@ def test_a_sum_that_is_not_finite_is_dropped_and_told(bad: float) -> None:
     torch.testing.assert_close(flat.parameters, START - 0.1)
 
 
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_local_optimiser_drops_a_sum_that_is_not_finite_and_steps_on(bad: float) -> None:
+    schedule, slow, flat = overlapped(local_update="optimizer")
+    steps(schedule, flat, [1, 2])
+    flat.gradient += bad
+    with pytest.raises(NotFinite):
+        schedule.step()
+    torch.testing.assert_close(flat.parameters, START - 0.1 * 2)
+    steps(schedule, flat, [3])
+    torch.testing.assert_close(flat.parameters, START - 0.1 * (2 + 3))
+    together(schedule.drain, slow.open.set)
+    assert [float(gradient[0]) for gradient in slow.given] == [1, 3]
+
+
 def test_an_error_of_the_courier_is_raised_at_the_next_step() -> None:
     schedule, slow, flat = overlapped()
     slow.optimizer = None
