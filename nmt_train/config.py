@@ -78,7 +78,7 @@ class Config:
 # A run may continue with other values of these without becoming another experiment.
 HARMLESS = (
     "run", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
-    "corpus.max_skipped", "mode", "optimizer.at", "optimizer.async_beta1",
+    "corpus.max_skipped", "mode", "optimizer.at", "optimizer.async_beta1", "optimizer.async_warmup",
     "override", "overlap", "exchange", "dropping", "wire",
 )  # fmt: skip
 _SECTIONS = TypeAdapter(Config)

@@ -21,7 +21,7 @@ from nmt_train.exchange.channel import OneChannel
 from nmt_train.exchange.node import PerNode, first_ranks
 from nmt_train.exchange.server import Server
 from nmt_train.flat import Flat
-from nmt_train.optim import Optimizer, beta1
+from nmt_train.optim import Optimizer, among
 from nmt_train.schedule import Schedule
 from nmt_train.schedule.every_step import EveryStep
 from nmt_train.schedule.overlap import Overlap
@@ -132,8 +132,8 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
 
 def build(mode: Mode, config: Config, flat: Flat, wire: Wire, trace: Trace) -> Schedule:
     """The objects of a row, ready for the loop."""
-    optimizer = dataclasses.replace(config.optimizer, beta1=beta1(config.optimizer, mode.workers))
-    config = dataclasses.replace(config, optimizer=optimizer)
+    apart = max(1, mode.workers // config.exchange.bundle)  # an update of a bundle is one of so many workers together
+    config = dataclasses.replace(config, optimizer=among(apart, config.optimizer))
     place = Place(config, flat, wire, trace)
     return SCHEDULES[mode.schedule](place, EXCHANGES[mode.exchange](place, mode))
 

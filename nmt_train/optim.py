@@ -28,6 +28,13 @@ class OptimizerConfig:
         default="inverse-sqrt", description="after warm-up: constant, inverse-sqrt, step or cosine"
     )
     warmup: int = Field(default=4000, ge=0, le=10**9, description="linear rise from zero to learning_rate [updates]")
+    async_warmup: int | None = Field(
+        default=None,
+        ge=0,
+        le=10**9,
+        description="warmup where n workers update without waiting for one another; null: n times warmup, as many of each"
+        " worker's own [updates]",
+    )
     step_every: int = Field(default=10_000, ge=1, le=10**9, description="step: updates between two decays [updates]")
     step_factor: float = Field(default=0.5, gt=0, le=1, description="step: what each decay multiplies the rate with")
     cosine_updates: int = Field(default=100_000, ge=1, le=10**9, description="cosine: when the rate reaches minimum [updates]")
@@ -210,11 +217,13 @@ class Adder(Optimizer):
         return -1.0  # plain gradient descent subtracts
 
 
-def beta1(config: OptimizerConfig, workers: int) -> float:
-    """Adam's beta1 where so many workers update without waiting for one another."""
-    if workers > 1 and config.async_beta1 is not None:
-        return config.async_beta1
-    return max(0.0, config.beta1 - (1 - 1 / workers))
+def among(workers: int, config: OptimizerConfig) -> OptimizerConfig:
+    """The settings where so many workers update without waiting for one another."""
+    if workers == 1:
+        return config
+    beta1 = max(0.0, config.beta1 - (1 - 1 / workers)) if config.async_beta1 is None else config.async_beta1
+    warmup = workers * config.warmup if config.async_warmup is None else config.async_warmup
+    return dataclasses.replace(config, beta1=beta1, warmup=warmup)
 
 
 def clip(gradient: Tensor, limit: float, batches: int) -> float:

@@ -7,7 +7,7 @@ from conftest import Make
 
 from nmt_train import modes
 from nmt_train.codec import DroppingConfig, dropped_down
-from nmt_train.optim import OptimizerConfig, beta1
+from nmt_train.optim import OptimizerConfig, among
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,14 @@ def test_deltas_let_through_what_is_news_to_a_worker() -> None:
 
 def test_momentum_gives_way_to_that_of_asynchrony() -> None:
     config = OptimizerConfig(beta1=0.9)
-    assert beta1(config, 1) == 0.9
-    assert [beta1(config, workers) for workers in (2, 4, 8, 100)] == pytest.approx([0.4, 0.15, 0.025, 0.0])
-    assert beta1(OptimizerConfig(beta1=0.9, async_beta1=0.7), 1) == 0.9
-    assert beta1(OptimizerConfig(beta1=0.9, async_beta1=0.7), 2) == 0.7
+    assert among(1, config).beta1 == 0.9
+    assert [among(workers, config).beta1 for workers in (2, 4, 8, 100)] == pytest.approx([0.4, 0.15, 0.025, 0.0])
+    given = OptimizerConfig(beta1=0.9, async_beta1=0.7)
+    assert [among(workers, given).beta1 for workers in (1, 2)] == [0.9, 0.7]
+
+
+def test_every_worker_warms_up_as_long_as_one_alone() -> None:
+    config = OptimizerConfig(warmup=400)
+    assert [among(workers, config).warmup for workers in (1, 2, 8)] == [400, 800, 3200]
+    given = OptimizerConfig(warmup=400, async_warmup=500)
+    assert [among(workers, given).warmup for workers in (1, 2)] == [400, 500]

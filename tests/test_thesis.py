@@ -53,8 +53,8 @@ def test_what_never_reaches_the_target_takes_for_ever(found: Results, tmp_path: 
 
 def test_cross_entropy_at_equal_words_lies_on_a_line_too(found: Results, tmp_path: Path) -> None:
     learns(tmp_path, _ONE, [(10, 5.0), (20, 4.0)])
-    assert found.at_words("single", "1x1", 1500) == pytest.approx(4.5)
-    assert found.at_words("single", "1x1", 9999) == 4.0
+    assert found.at_words(1500, "single", "1x1") == pytest.approx(4.5)
+    assert found.at_words(9999, "single", "1x1") == 4.0
 
 
 @pytest.mark.parametrize(

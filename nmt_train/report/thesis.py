@@ -35,6 +35,9 @@ class Setup:
 BOUND = ("overlap.bound=2",)
 MOST = ("dropping.up=0.999", "dropping.down=0.999")
 REMOTE = ("exchange.bypass=false", *MOST)
+THOUSANDTH = ("dropping.up=0.999",)
+# How many times as fast as 1x1 these should be, which the thesis found.
+GOALS = {Setup("sparse-overlap", "4x2"): 4.3, Setup("sparse-overlap", "7x1"): 5.0, Setup("sparse", "4x1"): 2.5}
 
 
 class NotReached(Exception):
@@ -91,10 +94,10 @@ class Results:
                 raise NotReached(f"{setup.name} does not reach {self.target:.3f}")
         return times[0] / times[1]
 
-    def at_words(self, mode: str, cluster: str, words: float) -> float:
+    def at_words(self, words: float, mode: str, cluster: str, *options: str) -> float:
         """Cross-entropy after so many words, between two validations by a straight line; of the last if there were fewer."""
         before: dict[str, Any] | None = None
-        for event in self.curve(mode, cluster):
+        for event in self.curve(mode, cluster, *options):
             if event["words"] >= words and before is not None:
                 share = (words - before["words"]) / (event["words"] - before["words"])
                 return float(before["cross-entropy"] + share * (event["cross-entropy"] - before["cross-entropy"]))
