@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from conftest import Make
+from torch import nn
 
 from nmt_train import modes
 from nmt_train.codec import DroppingConfig, dropped_down
+from nmt_train.flat import Flat
 from nmt_train.optim import OptimizerConfig, among
+from nmt_train.trace import Trace
+from nmt_train.wire.threads import ThreadWire
 
 
 @pytest.mark.parametrize(
@@ -49,8 +55,15 @@ def test_momentum_gives_way_to_that_of_asynchrony() -> None:
     assert [among(workers, given).beta1 for workers in (1, 2)] == [0.9, 0.7]
 
 
-def test_every_worker_warms_up_as_long_as_one_alone() -> None:
+def test_many_workers_warm_up_for_longer() -> None:
     config = OptimizerConfig(warmup=400)
-    assert [among(workers, config).warmup for workers in (1, 2, 8)] == [400, 800, 3200]
+    assert [among(workers, config).warmup for workers in (1, 2, 8)] == [400, 566, 1131]
     given = OptimizerConfig(warmup=400, async_warmup=500)
     assert [among(workers, given).warmup for workers in (1, 2)] == [400, 500]
+
+
+def test_workers_whose_pushes_are_bundled_count_as_one(make: Make) -> None:
+    config = make(mode="vanilla", exchange__bundle=2, optimizer__warmup=100, optimizer__beta1=0.9)
+    flat, wire = Flat(nn.Linear(2, 1)), ThreadWire()
+    built = modes.build(dataclasses.replace(modes.row(config), workers=3), config, flat, wire, Trace(False, wire))
+    assert (built.exchange.optimizer.config.beta1, built.exchange.optimizer.config.warmup) == (0.9, 100)
