@@ -69,3 +69,46 @@ def test_get_data_refuses_what_is_not_the_corpus_it_knows(tmp_path: Path) -> Non
     with pytest.raises(script["Mistake"], match=r"val\.en\.gz: the text has SHA-256 .* not the corpus we know"):
         script["fetch"]("multi30k", name, tmp_path / "from", tmp_path / "into")
     assert list((tmp_path / "into").iterdir()) == []
+
+
+REPRODUCTION = runpy.run_path(str(ROOT / "scripts" / "reproduce_thesis"))
+
+
+class Slept:
+    """A job of the reproduction whose run is a process that only an end from outside ends."""
+
+    def __init__(self, folder: Path, name: str, ends: bool = False) -> None:
+        self.finished, self._ends = folder / name, ends
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> subprocess.Popen[bytes]:
+        seconds = 0 if self._ends else 600
+        self.processes.append(subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"]))
+        return self.processes[-1]
+
+    def end(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        self.finished.touch()
+
+
+def test_the_reproduction_ends_runs_that_are_good_enough_and_does_not_repeat_them(tmp_path: Path) -> None:
+    jobs = [Slept(tmp_path, "short", ends=True), Slept(tmp_path, "long")]
+    for _ in range(2):
+        REPRODUCTION["side_by_side"](jobs, 2, lambda job: job is jobs[1])
+    assert [len(job.processes) for job in jobs] == [1, 1]
+    assert all(job.finished.exists() for job in jobs)
+
+
+def test_an_interrupted_reproduction_ends_its_runs_and_they_go_on_next_time(tmp_path: Path) -> None:
+    jobs = [Slept(tmp_path, "one"), Slept(tmp_path, "other"), Slept(tmp_path, "third")]
+
+    def interrupted(job: Slept) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        REPRODUCTION["side_by_side"](jobs, 2, interrupted)
+    assert [len(job.processes) for job in jobs] == [1, 1, 0]
+    assert all(process.returncode is not None for job in jobs for process in job.processes)
+    assert not any(job.finished.exists() for job in jobs)
+    REPRODUCTION["side_by_side"](jobs, 2, lambda job: True)
+    assert [len(job.processes) for job in jobs] == [2, 2, 1]
