@@ -43,3 +43,13 @@ def unpack(frame: np.ndarray) -> tuple[int, int, Message]:
             part[:] = frame[end : end + part.size]
             end += part.size + -part.size % _ALIGNED
     return tag, slot, message
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """The tensor itself, or its copy in pinned memory if it is on a GPU."""
+    if not tensor.is_cuda:
+        return tensor.contiguous()
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    pinned.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return pinned

@@ -20,18 +20,17 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from nmt_train.errors import UserError
 from nmt_train.message import Message
 from nmt_train.wire import NAMES, Aborted, Lost, Tag, WireConfig
-from nmt_train.wire.frame import contents, pack, unpack
+from nmt_train.wire.frame import contents, on_host, pack, unpack
 from nmt_train.wire.meet import meet
 from nmt_train.wire.threads import ThreadWire
 
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 5e-5, 2e-3  # seconds
 _SHORT = 16 << 10  # bytes that travel with their header
+_EAGER, _HEADER = 4 << 20, 1 << 10  # bytes that are sent unasked, at most; what MPI adds to them
 _SLOTS = 30_000  # every MPI allows tags up to 32,767
 _BEAT, _ABORT, _PATIENCE = 0, 255, 10.0
 _BEATS = 8  # signs of life within a deadline
@@ -95,7 +94,7 @@ class Mpi(ThreadWire):
     # What other threads call
 
     def _carry(self, to: int, tag: Tag, message: Message) -> concurrent.futures.Future[None]:
-        letter = _Letter(to, int(tag), Message(message.numbers, tuple(_on_host(tensor) for tensor in message.tensors)))
+        letter = _Letter(to, int(tag), Message(message.numbers, tuple(on_host(tensor) for tensor in message.tensors)))
         self._letters.append(letter)
         self._ring()
         return letter.done
@@ -153,6 +152,10 @@ class Mpi(ThreadWire):
             self._failure = self._failure or UserError(f"MPI failed on host {socket.gethostname()}: {error}")
 
     def _open(self) -> None:
+        # Open MPI asks before it sends what is longer than this, and over TCP the reply waits behind all that flows the
+        # other way: two ranks that send each other much would do so in turn.
+        for name in ("eager_limit", "max_send_size"):
+            os.environ.setdefault(f"OMPI_MCA_btl_tcp_{name}", str(min(self._config.chunk, _EAGER) + _HEADER))
         try:
             import mpi4py
 
@@ -193,13 +196,16 @@ class Mpi(ThreadWire):
         frame = pack(letter.tag, slot, letter.message)
         transfer = _Transfer(letter.to, False, self._timed(letter.tag, False, partial(letter.done.set_result, None)))
         self._track(self._comm.Isend([frame, self._mpi.BYTE], letter.to, 0), transfer)
-        # All pieces at once: MPI shakes hands for each, and would do so behind the data that goes the other way.
-        # But what nobody waits for goes piece by piece, so that training's own messages find their way between.
+        # What nobody waits for goes piece by piece, so that training's own messages find their way between.
         pieces = [] if short else self._cut(payload)
         at_once = 1 if letter.tag == Tag.STATE else len(pieces)
         transfer.later.extend((piece, slot) for piece in pieces[at_once:])
         for piece in pieces[:at_once]:
-            self._track(self._comm.Isend([piece, self._mpi.BYTE], letter.to, slot), transfer)
+            self._send(piece, slot, transfer)
+
+    def _send(self, piece: np.ndarray, slot: int, transfer: _Transfer) -> None:
+        # Synchronously: sent means arrived, not only copied.
+        self._track(self._comm.Issend([piece, self._mpi.BYTE], transfer.peer, slot), transfer)
 
     def _poll(self) -> bool:
         """Take in headers that have arrived."""
@@ -271,8 +277,7 @@ class Mpi(ThreadWire):
             if transfer.arrives:
                 self._heard[transfer.peer] = time.monotonic()
             if transfer.later and transfer.open <= 1:  # its header may still be open
-                piece, slot = transfer.later.popleft()
-                self._track(self._comm.Isend([piece, self._mpi.BYTE], transfer.peer, slot), transfer)
+                self._send(*transfer.later.popleft(), transfer)
             elif not transfer.open:
                 transfer.finish()
         return True
@@ -286,13 +291,3 @@ class Mpi(ThreadWire):
                 return
             time.sleep(_LONGEST_SLEEP)
         self._mpi.Finalize()
-
-
-def _on_host(tensor: Tensor) -> Tensor:
-    """The tensor itself, or its copy in pinned memory if it is on a GPU."""
-    if not tensor.is_cuda:
-        return tensor.contiguous()
-    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    pinned.copy_(tensor, non_blocking=True)
-    torch.cuda.current_stream(tensor.device).synchronize()
-    return pinned
