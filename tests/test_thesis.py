@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nmt_train.report.thesis import BOUND, CLAIMS, HOLDS, IN_PART, NOT, NotReached, Results, Setup
+from nmt_train.report.claims import CLAIMS, HOLDS, IN_PART, NOT
+from nmt_train.report.thesis import BOUND, NotReached, Results, Setup
 
 JUDGE = {claim.id: claim.judge for claim in CLAIMS}
 _ONE = Setup("single", "1x1")

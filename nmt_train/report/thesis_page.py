@@ -7,8 +7,9 @@ from pathlib import Path
 
 from nmt_train.errors import UserError
 from nmt_train.report import convergence, timeline
+from nmt_train.report.claims import CLAIMS, HOLDS
 from nmt_train.report.figure import new_figure, save_figure
-from nmt_train.report.thesis import BOUND, CLAIMS, GOALS, REMOTE, THOUSANDTH, NotReached, Results, Setup
+from nmt_train.report.thesis import BOUND, GOALS, REMOTE, THOUSANDTH, NotReached, Results, Setup
 
 TIMELINES = {
     "4.1": Setup("single", "1x1"), "4.2": Setup("single", "1x4"), "4.4": Setup("vanilla", "2x1"),
@@ -80,6 +81,8 @@ def _claims(found: Results) -> list[str]:
     for claim in CLAIMS:
         try:
             text, judged = claim.judge(found)
+            if judged != HOLDS and claim.why:
+                judged += f": {claim.why}"
         except UserError:
             text, judged = "not all of its runs were made", "-"
         except NotReached as reason:
