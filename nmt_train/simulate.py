@@ -19,6 +19,7 @@ from nmt_train.corpus.batches import Batches
 from nmt_train.errors import UserError
 from nmt_train.model.transformer import Transformer
 from nmt_train.profile import measure as measure_device
+from nmt_train.start import connect
 from nmt_train.timing import Timing, measure
 from nmt_train.wire.network import Network
 from nmt_train.wire.virtual import Engine, VirtualWire
@@ -68,10 +69,19 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
 
 
 def profile(config: Config, steps: int, output: Path) -> None:
-    """Write what training costs this machine's device to a file that a cluster file can name; UserError if it cannot be."""
+    """Write what training costs this machine's device to a file that a cluster file can name; UserError if it cannot be.
+
+    As one of several ranks: what it costs beside the thread that carries messages.
+    """
     if not output.parent.is_dir():
         raise UserError(f"{output}: its folder does not exist; make it, or name another")
-    found = measure_device(config, steps)
+    wire = connect(config.wire)
+    try:
+        found = measure_device(config, steps)
+    except BaseException as error:
+        wire.fail(error)
+        raise
+    wire.close()
     sizes = f"batches of {config.batch.tokens if config.batch.sentences is None else config.batch.sentences} "
     sizes += "tokens" if config.batch.sentences is None else "sentences"
     title = f"Measured on {platform.node()} with {sizes}, {config.precision}, preset {config.model.preset}"

@@ -34,7 +34,7 @@ def start(config: Config, force: bool, overwrite: bool, arguments: Sequence[str]
     devices = check(config)
     if len(devices) > 1 and not launch.launched():
         return launch.mpirun(len(devices), arguments)
-    wire = _wire(config.wire)
+    wire = connect(config.wire)
     try:
         status = _lead(config, wire, force, overwrite) if wire.rank == 0 else _follow(config, wire)
     except Aborted:
@@ -55,7 +55,8 @@ def check(config: Config) -> list[torch.device]:
     return devices
 
 
-def _wire(config: WireConfig) -> Wire:
+def connect(config: WireConfig) -> Wire:
+    """This process as a rank: of MPI's, where its launcher started it, else alone."""
     if not launch.launched():
         return ThreadWire()
     from nmt_train.wire.mpi import Mpi
