@@ -71,7 +71,9 @@ class Cost:
     """How long one kind of work takes a device: `seconds` each time, and `per_unit` for each token or element."""
 
     seconds: Seconds = Field(default=0.0, description="each time")
-    per_unit: Seconds = Field(default=0.0, description="for each target token (forward, backward) or element (the others)")
+    per_unit: Seconds = Field(
+        default=0.0, description="for each target token (forward, backward), byte (carry) or element (the others)"
+    )
 
     def of(self, units: float) -> float:
         return self.seconds + self.per_unit * units
@@ -87,6 +89,10 @@ class DeviceConfig:
     update: Cost = Field(default_factory=Cost, description="of parameters, by elements")
     encode: Cost = Field(default_factory=Cost, description="of a vector to be sent, by its elements")
     decode: Cost = Field(default_factory=Cost, description="of a vector received, by its elements")
+    carry: Cost = Field(
+        default_factory=Cost,
+        description="of a message to or from another machine, by its bytes, where the processor that carries it also computes",
+    )
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections import defaultdict
+from collections import defaultdict, deque
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,19 +14,26 @@ from nmt_train import device
 from nmt_train.begin import Ready, make_worker, opened
 from nmt_train.cluster import Cost, DeviceConfig
 from nmt_train.config import Config
+from nmt_train.message import Message
 from nmt_train.modes import OverrideConfig
+from nmt_train.wire import Tag, Wire
 from nmt_train.wire.threads import ThreadWire
 
 _SETTLING = 3  # steps that are not counted
 # Where each kind of work is done by itself: nothing else has the device meanwhile.
 _MODES = {"single": ("forward", "backward"), "sparse": ("update", "encode", "decode"), "overlap": ("swap",)}
 _BY_TOKENS = ("forward", "backward")
+_ROUNDS = 3  # alone, and beside messages
+_BLOCK, _WINDOW = 1 << 20, 4  # bytes of a message that is sent for nothing, and how many are under way
 
 Done = dict[str, list[tuple[float, float]]]  # by kind of work: how much, and seconds
 
 
-def measure(config: Config, steps: int) -> DeviceConfig:
-    """Train for some steps in several modes; UserError for what is wrong with the configuration."""
+def measure(config: Config, steps: int, wire: Wire) -> DeviceConfig:
+    """Train for some steps in several modes; UserError for what is wrong with the configuration.
+
+    Of several ranks on `wire` all measure at the same time, and at last while they send each other what the network takes.
+    """
     own = device.prepare(config.devices, config.threads)
     costs: dict[str, Cost] = {}
     with opened(config, False, False) as ready:
@@ -37,6 +45,8 @@ def measure(config: Config, steps: int) -> DeviceConfig:
                 beside = (seconds - sum(took for times in done.values() for _, took in times)) / steps
                 forward = costs["forward"]
                 costs["forward"] = dataclasses.replace(forward, seconds=forward.seconds + max(0.0, beside))
+        if wire.size > 1:
+            costs["carry"] = _carrying(dataclasses.replace(config, mode="single"), own, ready, steps, wire)
     return DeviceConfig(**costs)
 
 
@@ -88,6 +98,53 @@ def _train(config: Config, own: torch.device, ready: Ready, steps: int) -> tuple
     worker.schedule.drain()
     wire.close()
     return wire.done, duties.end - duties.start
+
+
+def _carrying(config: Config, own: torch.device, ready: Ready, steps: int, wire: Wire) -> Cost:
+    """By how much longer training takes while messages flow, for each of their bytes."""
+
+    def pace() -> float:
+        done, _ = _train(config, own, ready, steps)
+        tokens = sum(work for work, _ in done["forward"])
+        return sum(took for kind in _BY_TOKENS for _, took in done[kind]) / tokens
+
+    shares = []  # of a device that a byte per second takes
+    for _ in range(_ROUNDS):
+        alone = pace()
+        start, traffic = wire.now(), _Traffic(wire)
+        beside = pace()
+        shares.append((1 - alone / beside) * (wire.now() - start) / traffic.stop())
+    return Cost(0.0, max(0.0, statistics.median(shares)))
+
+
+class _Traffic:
+    """From the present rank to the next and from the one before, as much as the network takes, until all ranks stop it."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire, self._on, self._bytes = wire, True, 0
+        self._block = Message((1,), (torch.zeros(_BLOCK, dtype=torch.uint8),))
+        self._tasks = [wire.spawn("sender", self._send), wire.spawn("receiver", self._receive)]
+
+    def stop(self) -> int:
+        """How many bytes there were, in both directions."""
+        self._on = False
+        for task in self._tasks:
+            task.result()
+        return self._bytes
+
+    def _send(self) -> None:
+        to, under_way = (self._wire.rank + 1) % self._wire.size, deque[Any]()
+        while self._on:
+            under_way.append(self._wire.send(to, Tag.PUSH, self._block))
+            if len(under_way) == _WINDOW:
+                under_way.popleft().result()
+                self._bytes += _BLOCK
+        self._wire.send(to, Tag.PUSH, Message((0,)))
+
+    def _receive(self) -> None:
+        source = (self._wire.rank - 1) % self._wire.size
+        while self._wire.receive(source, Tag.PUSH).result()[1].tensors:
+            self._bytes += _BLOCK
 
 
 def _by_tokens(times: list[tuple[float, float]]) -> Cost:

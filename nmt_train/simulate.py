@@ -71,13 +71,13 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
 def profile(config: Config, steps: int, output: Path) -> None:
     """Write what training costs this machine's device to a file that a cluster file can name; UserError if it cannot be.
 
-    As one of several ranks: what it costs beside the thread that carries messages.
+    As one of several ranks: what it costs beside the thread that carries messages, and what carrying costs.
     """
     if not output.parent.is_dir():
         raise UserError(f"{output}: its folder does not exist; make it, or name another")
     wire = connect(config.wire)
     try:
-        found = measure_device(config, steps)
+        found = measure_device(config, steps, wire)
     except BaseException as error:
         wire.fail(error)
         raise

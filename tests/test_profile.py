@@ -8,6 +8,7 @@ import pytest
 from conftest import Make
 
 from nmt_train.profile import measure
+from nmt_train.wire.threads import ThreadWire
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,7 @@ from nmt_train.profile import measure
     ids=["as it is", "accumulating", "with overrides", "per node"],
 )
 def test_a_profile_has_a_price_for_all_kinds_of_work_whatever_is_configured(make: Make, changes: dict[str, Any]) -> None:
-    costs = vars(measure(make(**changes), 4))
+    costs = vars(measure(make(**changes), 4, ThreadWire()))
+    assert vars(costs.pop("carry")) == {"seconds": 0, "per_unit": 0}
     assert set(costs) == {"forward", "backward", "update", "encode", "decode", "swap"}
     assert all(cost.seconds >= 0 and cost.per_unit >= 0 and cost.seconds + cost.per_unit > 0 for cost in costs.values())

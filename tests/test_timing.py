@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,14 @@ def test_what_would_be_sent_is_as_long_as_what_is_sent() -> None:
 def test_a_slower_device_takes_its_factor_longer(make: Make) -> None:
     found = timed(make, [1, 1], 20, {"stragglers": [Straggler(1, 2.0)]}, mode="overlap", overlap__bound=0)
     assert found.ranks[0].words_per_second == pytest.approx(2 * found.ranks[1].words_per_second, rel=0.1)
+
+
+def test_carrying_messages_to_other_machines_is_taken_from_computing(make: Make) -> None:
+    busy = dataclasses.replace(DEVICE, carry=Cost(0.0, 2e-6))  # a fifth of it at 100 kB/s
+    idle, taken = (measure(make(mode="overlap"), cluster([1, 1], device, **LINKS), 6000, [20], 20) for device in (DEVICE, busy))
+    assert taken.words_per_second < 0.9 * idle.words_per_second
+    same = [measure(make(mode="overlap"), cluster([2], device, **LINKS), 6000, [20], 20) for device in (DEVICE, busy)]
+    assert same[0].words_per_second == same[1].words_per_second
 
 
 def test_transfers_that_take_turns_move_about_as_much_as_those_that_share(make: Make) -> None:

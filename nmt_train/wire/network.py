@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import simpy
 
-from nmt_train.cluster import ClusterConfig, DeviceConfig
+from nmt_train.cluster import ClusterConfig, Cost, DeviceConfig
 from nmt_train.wire.fluid import Capacity, Shares
 
 if TYPE_CHECKING:
@@ -65,6 +65,12 @@ class Network:
         """What happens when `size` bytes have passed what they pass."""
         pass_on = shares.use if self.cluster.transfers == "share" else shares.turn
         return pass_on(size, *route.capacities)
+
+    def burden(self, shares: Shares, start: int, end: int, size: int) -> None:
+        """Charge the devices at both ends for carrying a message of `size` bytes."""
+        if self.nodes[start] != self.nodes[end] and self._costs.carry != Cost():
+            for rank in (start, end):
+                shares.use(self.seconds(rank, "carry", size), self.devices[rank])
 
     def delay(self, start: int, end: int) -> float:
         """How much later than the route says a message comes."""

@@ -209,6 +209,7 @@ class Engine:
             self.wires[to].arrived(wire.rank, tag, entry)
 
         if size and route.capacities:
+            self.network.burden(self.shares, wire.rank, to, message.bytes)
             self.network.transfer(self.shares, size, route).callbacks.append(left)
         else:
             self.soon(left)
