@@ -134,6 +134,7 @@ class Engine:
         self.tasks: dict[Task, None] = {}
         self._random: dict[int, Any] | None = {} if random else None
         self._entered = 0
+        self._lines: dict[tuple[int, int], deque[Callable[[], None]]] = defaultdict(deque)
         self._dead: set[int] = set()  # ranks whose machines have crashed
         self.wires = [VirtualWire(self, rank) for rank in range(len(network.nodes))]
         network.watch(self)
@@ -194,23 +195,38 @@ class Engine:
         self._entered = wire.rank
 
     def carry(self, wire: VirtualWire, to: int, tag: Tag, message: Message, done: Receipt) -> None:
-        """Move a message at the speed of what it passes, all of which is shared, and deliver it in its turn."""
-        entry, start = wire.departs(to, tag, message), wire.now()
-        route = self.network.route(wire.rank, to)
+        """Move a message at the speed of what it passes, all of which is shared, and deliver it in its turn.
+
+        From one rank to another there is one connection: what it carries goes one after the other.
+        """
+        entry, start = wire.departs(to, tag, message), [wire.now()]
+        route, line = self.network.route(wire.rank, to), self._lines[wire.rank, to]
         size = message.bytes * self.network.scale if tag in OF_MODEL else 0.0
+
+        def leave() -> None:
+            start[0] = wire.now()
+            self.network.burden(self.shares, wire.rank, to, message.bytes)
+            self.network.transfer(self.shares, size, route).callbacks.append(next_one)
+
+        def next_one(event: simpy.Event) -> None:
+            line.popleft()
+            if line:
+                line[0]()
+            left(event)
 
         def left(event: simpy.Event) -> None:
             done.set()
-            self._tell(wire, tag, False, start)
+            self._tell(wire, tag, False, start[0])
             self.after(route.latency + self.network.delay(wire.rank, to), arrived)
 
         def arrived(event: simpy.Event) -> None:
-            self._tell(self.wires[to], tag, True, start)
+            self._tell(self.wires[to], tag, True, start[0])
             self.wires[to].arrived(wire.rank, tag, entry)
 
         if size and route.capacities:
-            self.network.burden(self.shares, wire.rank, to, message.bytes)
-            self.network.transfer(self.shares, size, route).callbacks.append(left)
+            line.append(leave)
+            if len(line) == 1:
+                leave()
         else:
             self.soon(left)
 
