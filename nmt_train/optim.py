@@ -32,8 +32,8 @@ class OptimizerConfig:
         default=None,
         ge=0,
         le=10**9,
-        description="warmup where n workers update without waiting for one another; null: warmup times the"
-        " square root of n [updates]",
+        description="warmup where n workers update without waiting for one another; null: warmup times"
+        " n^(2/3) [updates]",
     )
     step_every: int = Field(default=10_000, ge=1, le=10**9, description="step: updates between two decays [updates]")
     step_factor: float = Field(default=0.5, gt=0, le=1, description="step: what each decay multiplies the rate with")
@@ -222,7 +222,7 @@ def among(workers: int, config: OptimizerConfig) -> OptimizerConfig:
     if workers == 1:
         return config
     beta1 = max(0.0, config.beta1 - (1 - 1 / workers)) if config.async_beta1 is None else config.async_beta1
-    warmup = round(math.sqrt(workers) * config.warmup) if config.async_warmup is None else config.async_warmup
+    warmup = round(workers ** (2 / 3) * config.warmup) if config.async_warmup is None else config.async_warmup
     return dataclasses.replace(config, beta1=beta1, warmup=warmup)
 
 

@@ -57,7 +57,7 @@ def test_momentum_gives_way_to_that_of_asynchrony() -> None:
 
 def test_many_workers_warm_up_for_longer() -> None:
     config = OptimizerConfig(warmup=400)
-    assert [among(workers, config).warmup for workers in (1, 2, 8)] == [400, 566, 1131]
+    assert [among(workers, config).warmup for workers in (1, 2, 8)] == [400, 635, 1600]
     given = OptimizerConfig(warmup=400, async_warmup=500)
     assert [among(workers, given).warmup for workers in (1, 2)] == [400, 500]
 
