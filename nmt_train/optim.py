@@ -32,8 +32,7 @@ class OptimizerConfig:
         default=None,
         ge=0,
         le=10**9,
-        description="warmup where n workers update without waiting for one another; null: warmup times"
-        " n^(2/3) [updates]",
+        description="warmup where n workers update without waiting for one another; null: warmup times n^(2/3) [updates]",
     )
     step_every: int = Field(default=10_000, ge=1, le=10**9, description="step: updates between two decays [updates]")
     step_factor: float = Field(default=0.5, gt=0, le=1, description="step: what each decay multiplies the rate with")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nmt_train.errors import UserError
 from nmt_train.report.claims import CLAIMS, HOLDS, IN_PART, NOT
 from nmt_train.report.thesis import BOUND, NotReached, Results, Setup
 
@@ -33,6 +34,7 @@ def learns(folder: Path, setup: Setup, points: list[tuple[float, float]]) -> Non
     path.parent.mkdir(parents=True)
     events = [{"event": "validation", "seconds": s, "words": 100 * s, "cross-entropy": value} for s, value in points]
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    path.with_name("finished").touch()
 
 
 def reaches(folder: Path, setup: Setup, seconds: float) -> None:
@@ -50,6 +52,13 @@ def test_what_never_reaches_the_target_takes_for_ever(found: Results, tmp_path: 
     reaches(tmp_path, Setup("overlap", "2x2"), 20)
     with pytest.raises(NotReached, match=r"single-1x1 does not reach 3\.000"):
         found.gain(_ONE, Setup("overlap", "2x2"))
+
+
+def test_a_run_that_still_goes_on_is_not_judged(found: Results, tmp_path: Path) -> None:
+    reaches(tmp_path, _ONE, 100)
+    (tmp_path / "training" / _ONE.name / "finished").unlink()
+    with pytest.raises(UserError, match="single-1x1: is not finished"):
+        found.seconds("single", "1x1")
 
 
 def test_cross_entropy_at_equal_words_lies_on_a_line_too(found: Results, tmp_path: Path) -> None:

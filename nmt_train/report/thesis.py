@@ -60,7 +60,11 @@ class Results:
         return self.speed(mode, cluster) / int(cluster.split("x")[0])
 
     def curve(self, mode: str, cluster: str, *options: str) -> list[dict[str, Any]]:
-        events = read_metrics(self._folder / "training" / Setup(mode, cluster, options).name / "metrics.jsonl")
+        """The validations of a training run; UserError unless it is over, which the file `finished` says."""
+        run = self._folder / "training" / Setup(mode, cluster, options).name
+        if not (run / "finished").exists():
+            raise UserError(f"{run}: is not finished; let the reproduction go on")
+        events = read_metrics(run / "metrics.jsonl")
         return [event for event in events if event["event"] == "validation"]
 
     def seconds(self, mode: str, cluster: str, *options: str) -> float:

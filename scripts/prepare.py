@@ -1,0 +1,32 @@
+"""What benchmarks and experiments need before they start: the project's .venv around them, the corpus, a vocabulary."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = ROOT / ".venv" / "bin"
+
+
+def go_inside() -> None:
+    """Go on as the same script inside .venv, which is made if need be: called before anything of the project is imported."""
+    if Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
+        subprocess.run([ROOT / "scripts" / "environment"], check=True)
+        os.execv(BIN / "python", [str(BIN / "python"), *sys.argv])
+
+
+def prepare(config: str, vocabulary: Path) -> Path:
+    """Fetch Multi30k unless it is there, and learn the vocabulary of a config file into `vocabulary` unless it is there."""
+    if not (ROOT / "data" / "multi30k" / "train.en.gz").exists():
+        subprocess.run([ROOT / "scripts" / "get_data", "multi30k"], check=True)
+    if not vocabulary.exists():
+        from nmt_train import config as configuration
+        from nmt_train.corpus.vocabulary import train
+
+        vocabulary.parent.mkdir(parents=True, exist_ok=True)
+        os.chdir(ROOT)  # the paths in it are relative
+        vocabulary.write_bytes(train(configuration.load([str(ROOT / config)], {}).corpus).model)
+    return vocabulary
