@@ -25,7 +25,7 @@ from nmt_train.log import LogConfig
 from nmt_train.model import ModelConfig
 from nmt_train.modes import OverrideConfig
 from nmt_train.optim import OptimizerConfig
-from nmt_train.schedule import OverlapConfig
+from nmt_train.schedule import LocalConfig, OverlapConfig, PipelineConfig
 from nmt_train.section import STRICT
 from nmt_train.stop import StopConfig
 from nmt_train.validate import ValidationConfig
@@ -41,7 +41,8 @@ class Config:
     seed: int = Field(default=1, ge=0, lt=2**63, description="of initial parameters, data order and dropout")
     mode: str = Field(
         default="single",
-        description="how workers update the parameters: single (one machine), vanilla, overlap, sparse, sparse-overlap",
+        description="how workers update the parameters: single (one machine), vanilla, overlap, sparse, sparse-overlap,"
+        " sync, pipe, local-sgd, simuparallel, diloco",
     )
     devices: str | list[int] = Field(
         default="auto", description="auto (a GPU, if any), cpu, cpu x N, cuda, all (every GPU), or GPU numbers: [0, 1]"
@@ -60,6 +61,8 @@ class Config:
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     override: OverrideConfig = Field(default_factory=OverrideConfig)
     overlap: OverlapConfig = Field(default_factory=OverlapConfig)
+    pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
+    local: LocalConfig = Field(default_factory=LocalConfig)
     exchange: ExchangeConfig = Field(default_factory=ExchangeConfig)
     dropping: DroppingConfig = Field(default_factory=DroppingConfig)
     wire: WireConfig = Field(default_factory=WireConfig)
@@ -79,7 +82,7 @@ class Config:
 HARMLESS = (
     "run", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
     "corpus.max_skipped", "mode", "optimizer.at", "optimizer.async_beta1", "optimizer.async_warmup",
-    "override", "overlap", "exchange", "dropping", "wire",
+    "override", "overlap", "pipeline", "local", "exchange", "dropping", "wire",
 )  # fmt: skip
 _SECTIONS = TypeAdapter(Config)
 

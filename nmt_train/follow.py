@@ -26,13 +26,19 @@ class Follower:
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._wire = worker, worker.wire
+        self._together = worker.schedule.exchange.together
         self._limit = last_epoch(worker.config.stop)
         self._epochs = worker.position.epochs  # completed by all workers
         self._orders = self._wire.receive(0, Tag.CONTROL)
         self._over, self._signal = False, 0
 
     def go_on(self) -> bool:
-        """Obey what has come, and wait at the end of an epoch for workers that are far behind."""
+        """Obey what has come, and wait at the end of an epoch for workers that are far behind.
+
+        Where all exchange together, a worker begins what ends with an exchange when it is told to.
+        """
+        if self._together and not self._worker.schedule.between:
+            self._until("step")
         while not self._over and self._orders.done():
             self._obey()
         while not self._over and self._too_far():
@@ -43,11 +49,11 @@ class Follower:
 
     def _too_far(self) -> bool:
         epoch = self._worker.position.epochs
-        return epoch >= self._limit or epoch > self._epochs + LEAD
+        return not self._together and (epoch >= self._limit or epoch > self._epochs + LEAD)
 
     def step_done(self, updated: bool) -> None:
         if updated or self._worker.position.batches == 0:
-            self._report()
+            self._report(stepped=updated)
 
     def skipped(self, what: str) -> None:
         self._report(said=what)
@@ -100,7 +106,7 @@ class Follower:
         facts = to_json(Message((), message.tensors[:1]))
         stages = [[Position(*position) for position in stage] for stage in facts["stages"]]
         part = Part.unpack(Message((), message.tensors[1:]))
-        self._worker.place(part, Deal(self._wire.rank, self._wire.size, stages), "rank 0's checkpoint")
+        self._worker.place(part, Deal(self._wire.rank, self._wire.size, stages, self._together), "rank 0's checkpoint")
         self._epochs = part.position.epochs
         self._report(drained=True)
         self._until("go on")  # when everybody has its part

@@ -15,12 +15,10 @@ from typing import Any
 
 from nmt_train.corpus.deal import Deal, Position, resume
 from nmt_train.exchange.node import first_ranks
-from nmt_train.flat import cut
 from nmt_train.follow import LEAD, last_epoch
 from nmt_train.log import Log
 from nmt_train.message import Message, from_json, to_json
 from nmt_train.meter import Meter
-from nmt_train.optim import Adder
 from nmt_train.progress import Mark
 from nmt_train.run import Run
 from nmt_train.state import Gathering, Snapshot, State
@@ -39,7 +37,8 @@ class Leader:
         self._progress = worker.progress = state.progress
         self._followers = range(1, self._wire.size)
         self._positions = [Position() for _ in range(self._wire.size)]
-        self._drained = 0
+        self._together = worker.schedule.exchange.together
+        self._drained = self._stepped = 0
         self._meter = Meter(worker)
         self._reports = self._wire.receive(None, Tag.REPORT) if self._followers else None
         self._before: Mark | None = None
@@ -54,16 +53,14 @@ class Leader:
 
     def begin(self, snapshot: Snapshot) -> None:
         """Hand everybody's part out; training goes on from `snapshot`."""
-        elements, nodes = self._worker.flat.parameters.numel(), self._wire.nodes
-        optimizer = self._worker.schedule.exchange.optimizer
-        exchange = self._config.exchange
-        first = first_ranks(nodes) if exchange.per == "node" else None
-        parts = snapshot.settled(isinstance(optimizer, Adder)).split(cut(elements, nodes, exchange.shards), first)
+        exchange, nodes = self._worker.schedule.exchange, self._wire.nodes
+        first = first_ranks(nodes) if self._config.exchange.per == "node" else None
+        parts = snapshot.settled(exchange.optimizer.adds).split(exchange.given, first)
         stages = resume(0, snapshot.stages, len(nodes))[0].stages
         facts = {"stages": [[[position.epochs, position.batches] for position in stage] for stage in stages]}
         for rank in self._followers:
             self._wire.send(rank, Tag.STATE, Message((), (*from_json(facts).tensors, *parts[rank].pack().tensors)))
-        self._worker.place(parts[0], Deal(0, len(nodes), stages), str(self._run.folder))
+        self._worker.place(parts[0], Deal(0, len(nodes), stages, exchange.together), str(self._run.folder))
         self._positions = [part.position for part in parts]
         self._wait_for_drained()  # everybody has its part
         self._tell("go on")
@@ -94,13 +91,19 @@ class Leader:
                 self._write()
         if self.reason is not None:
             self._finish()
+        elif self._together and not self._worker.schedule.between:
+            self._tell("step")
         return self.reason is None
 
     def step_done(self, updated: bool) -> None:
         self._count()
         self._hear()
+        if updated and self._together:
+            while self._stepped < len(self._followers):
+                self._hear(wait=True)  # what is decided now must not depend on who reports when
+            self._stepped = 0
         self._write()
-        if updated:
+        if updated or (self._worker.schedule.endless and self._reason_to_stop()):
             self._after_update()
 
     def skipped(self, what: str) -> None:
@@ -110,7 +113,7 @@ class Leader:
 
     def _too_far(self) -> bool:
         epoch = self._worker.position.epochs
-        return bool(self._followers) and (epoch >= self._limit or epoch > self._progress.epochs + LEAD)
+        return bool(self._followers) and not self._together and (epoch >= self._limit or epoch > self._progress.epochs + LEAD)
 
     def _count(self) -> None:
         """Bring the run's position in the data up to date, and tell the others when an epoch is complete."""
@@ -132,6 +135,7 @@ class Leader:
             self._positions[source] = Position(*report["position"])
             self._meter.report(source, report["counted"]["tokens"], report["measured"])
             self._drained += report.get("drained", False)
+            self._stepped += report.get("stepped", False)
             if "signal" in report and self.signal is None:
                 self.signal = signal.Signals(report["signal"])
             if "said" in report:
@@ -153,7 +157,7 @@ class Leader:
         self.reason = self._reason_to_stop()
         if config.log.every.crossed(before, now):
             words = progress.words()
-            self._log.train(progress, schedule.gradient_norm, schedule.exchange.optimizer.learning_rate)
+            self._log.train(progress, schedule.exchange.gradient_norm, schedule.learning_rate)
             self._meter.log(self._log, progress, words)
             self._write_spans()
         every = config.validation.every
@@ -187,8 +191,7 @@ class Leader:
         self._tell("hand over")
         worker.schedule.refresh()
         coming = [self._wire.receive(rank, Tag.STATE) for rank in self._followers]
-        shards = cut(worker.flat.parameters.numel(), self._wire.nodes, self._config.exchange.shards)
-        gathering = Gathering(worker.part(), coming, shards, worker.deal.stages, self._positions)
+        gathering = Gathering(worker.part(), coming, worker.schedule.exchange.kept, worker.deal.stages, self._positions)
         self._wait_for_drained()  # everybody has the parameters
         self._progress.updates = worker.schedule.exchange.updates
         if self.reason is None:

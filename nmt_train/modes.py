@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass as section
+from torch import Tensor
 
 from nmt_train.codec import Codec, DroppingConfig, dropped_down
 from nmt_train.codec.dense import Dense
 from nmt_train.codec.topk import TopK, TopKSize
 from nmt_train.errors import UserError
 from nmt_train.exchange import Exchange
+from nmt_train.exchange.all_reduce import AllReduce
 from nmt_train.exchange.alone import Alone
 from nmt_train.exchange.channel import OneChannel
 from nmt_train.exchange.node import PerNode, first_ranks
+from nmt_train.exchange.ring import Ring
 from nmt_train.exchange.server import Server
 from nmt_train.flat import Flat
-from nmt_train.optim import Optimizer, among
+from nmt_train.optim import Adder, Optimizer, Outer, among
+from nmt_train.refusals import refuse
 from nmt_train.schedule import Schedule
 from nmt_train.schedule.every_step import EveryStep
+from nmt_train.schedule.local_steps import LocalSteps
 from nmt_train.schedule.overlap import Overlap
+from nmt_train.schedule.pipelined import Pipelined
 from nmt_train.section import STRICT
 from nmt_train.trace import Trace
 from nmt_train.wire import Wire
@@ -35,7 +41,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mode:
-    """One row. nodes: most machines (0: any); workers: how many exchange without waiting for one another, as `check` finds.
+    """One row. nodes: most machines (0: any); workers: how many exchange without waiting for one another, as `check` finds;
+    settings: what keys that the config leaves to the mode are (null there).
 
     optimizer: where gradients become updates. Adam's averages starve on a shard that gets a hundredth of a gradient at a time,
     so that sparse modes drop updates that workers have made of their dense gradients (docs/experiments.md).
@@ -49,6 +56,7 @@ class Mode:
     optimizer: str = "shard"
     nodes: int = 0
     workers: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 MODES = {
@@ -57,6 +65,15 @@ MODES = {
     "overlap": Mode("overlapped", "server", "dense", "dense", "thesis 3.4, 3.7"),
     "sparse": Mode("every-step", "server", "top-k", "top-k", "thesis 3.8", optimizer="worker"),
     "sparse-overlap": Mode("overlapped", "server", "top-k", "top-k", "thesis 4.2.5", optimizer="worker"),
+    "sync": Mode("every-step", "all-reduce", "dense", "dense", "Arnold 2016, Algorithm 1"),
+    "pipe": Mode("pipelined", "all-reduce", "half", "half", "Pipe-SGD, Algorithm 1"),
+    "local-sgd": Mode("local-steps", "all-reduce", "dense", "dense", "Stich 2019", optimizer="worker"),
+    "simuparallel": Mode(
+        "local-steps", "all-reduce", "dense", "dense", "thesis 2.3.1", optimizer="worker", settings={"local.every": 0}
+    ),
+    "diloco": Mode(
+        "local-steps", "all-reduce", "half", "half", "DiLoCo", optimizer="worker", settings={"local.outer": "nesterov"}
+    ),
 }
 
 
@@ -64,10 +81,18 @@ MODES = {
 class OverrideConfig:
     """Choices that replace those of the mode's row; null: as the mode has it."""
 
-    schedule: Literal["every-step", "overlapped"] | None = Field(default=None, description="when: every-step or overlapped")
-    exchange: Literal["alone", "server"] | None = Field(default=None, description="with whom: alone or server")
-    up: Literal["dense", "half", "top-k"] | None = Field(default=None, description="what workers send: dense, half or top-k")
-    down: Literal["dense", "half", "top-k"] | None = Field(default=None, description="what shards send: dense, half or top-k")
+    schedule: Literal["every-step", "overlapped", "pipelined", "local-steps"] | None = Field(
+        default=None, description="when: every-step, overlapped, pipelined or local-steps"
+    )
+    exchange: Literal["alone", "server", "all-reduce"] | None = Field(
+        default=None, description="with whom: alone, server or all-reduce"
+    )
+    up: Literal["dense", "half", "bf16", "top-k"] | None = Field(
+        default=None, description="what workers send: dense, half, bf16 or top-k"
+    )
+    down: Literal["dense", "half", "bf16", "top-k"] | None = Field(
+        default=None, description="what shards send: dense, half, bf16 or top-k"
+    )
 
 
 @dataclass(frozen=True)
@@ -91,24 +116,8 @@ def row(config: Config) -> Mode:
         raise UserError(f"mode: {config.mode!r} is unknown; this version has {', '.join(MODES)}")
     given = {name: value for name, value in vars(config.override).items() if value is not None}
     mode = dataclasses.replace(MODES[config.mode], **given)
-    if mode.exchange == "alone":
-        for key in ("schedule", "up", "down"):
-            if getattr(mode, key) not in ("every-step", "dense"):
-                raise UserError(
-                    f"override.{key}: {getattr(mode, key)} needs a server to exchange with, but mode {config.mode} is alone;"
-                    " choose another mode, or override.exchange: server"
-                )
-    if mode.schedule == "overlapped" and config.batch.accumulate > 1:
-        raise UserError(
-            f"batch.accumulate: mode {config.mode} adds up gradients by itself while it exchanges; remove it, or use a mode"
-            " that exchanges at every step"
-        )
-    settings = config.exchange
-    if settings.per == "node" and settings.local_gradient:
-        raise UserError("exchange.local_gradient: is of one worker, but exchange.per is node; give one of them up")
-    if settings.local_gradient and config.optimizer.at == "worker":
-        raise UserError("exchange.local_gradient: with optimizer.at worker no gradient is ever lost; give one of them up")
-    at = config.optimizer.at or ("shard" if settings.local_gradient else mode.optimizer)
+    refuse(mode, config)
+    at = config.optimizer.at or ("shard" if config.exchange.local_gradient else mode.optimizer)
     return dataclasses.replace(mode, optimizer=at)
 
 
@@ -121,7 +130,7 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
             f"mode: {config.mode} is for {mode.nodes} machine, but the ranks are on {machines}; choose another mode, or start"
             " fewer ranks"
         )
-    if len(nodes) == 1 and config.optimizer.at is None:
+    if len(nodes) == 1 and config.optimizer.at is None and mode.exchange == "server":
         mode = dataclasses.replace(mode, optimizer="shard")  # nothing is dropped on the way to it
     if mode.exchange == "alone" and len(nodes) > 1:
         if config.override.exchange == "alone":
@@ -132,10 +141,21 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
 
 def build(mode: Mode, config: Config, flat: Flat, wire: Wire, trace: Trace) -> Schedule:
     """The objects of a row, ready for the loop."""
-    apart = max(1, mode.workers // config.exchange.bundle)  # an update of a bundle is one of so many workers together
-    config = dataclasses.replace(config, optimizer=among(apart, config.optimizer))
+    # An update of a bundle is one of so many workers together; of all that exchange together, one of all.
+    apart = 1 if mode.exchange == "all-reduce" else max(1, mode.workers // config.exchange.bundle)
+    config = dataclasses.replace(settled(mode, config), optimizer=among(apart, config.optimizer))
     place = Place(config, flat, wire, trace)
     return SCHEDULES[mode.schedule](place, EXCHANGES[mode.exchange](place, mode))
+
+
+def settled(mode: Mode, config: Config) -> Config:
+    """The config with the mode's own choices for keys that are left to it."""
+    for name, value in {**_LEFT_TO_THE_MODE, **mode.settings}.items():
+        section, key = name.split(".")
+        if getattr(getattr(config, section), key) is None:
+            part = dataclasses.replace(getattr(config, section), **{key: value})
+            config = dataclasses.replace(config, **{section: part})
+    return config
 
 
 def _alone(place: Place, mode: Mode) -> Exchange:
@@ -157,6 +177,23 @@ def _server(place: Place, mode: Mode) -> Exchange:
     return OneChannel(server, wire) if config.exchange.one_channel_per_node else server
 
 
+def _all_reduce(place: Place, mode: Mode) -> Exchange:
+    config = place.config
+    ring = Ring(place.wire, place.codec(mode.up, config.dropping.up), place.trace)
+    if mode.optimizer == "shard":
+        optimizer, longest = Optimizer(config.optimizer, place.flat.parameters), config.optimizer.clip_norm
+    else:
+        optimizer, longest = _adder(config, place.flat.parameters.clone()), 0.0
+    return AllReduce(place.wire, optimizer, ring, longest, place.trace)
+
+
+def _adder(config: Config, parameters: Tensor) -> Optimizer:
+    """What takes updates that workers have made."""
+    if config.local.outer == "nesterov":
+        return Outer(config.optimizer, parameters, config.local.outer_rate, config.local.outer_momentum)
+    return Adder(config.optimizer, parameters)
+
+
 def _every_step(place: Place, exchange: Exchange) -> Schedule:
     return EveryStep(place.flat, exchange, place.config.optimizer.clip_norm, place.config.batch.accumulate)
 
@@ -165,11 +202,24 @@ def _overlapped(place: Place, exchange: Exchange) -> Schedule:
     return Overlap(place.flat, exchange, place.wire, place.trace, place.config.overlap, place.config.optimizer)
 
 
-SCHEDULES: dict[str, Callable[[Place, Exchange], Schedule]] = {"every-step": _every_step, "overlapped": _overlapped}
-DELAYS = {"every-step": 0, "overlapped": 1}  # exchanges that a gradient is behind
-EXCHANGES: dict[str, Callable[[Place, Mode], Exchange]] = {"alone": _alone, "server": _server}
+def _pipelined(place: Place, exchange: Exchange) -> Schedule:
+    assert isinstance(exchange, AllReduce), "other exchanges are refused"
+    return Pipelined(place.flat, exchange, place.wire, place.trace, place.config.pipeline)
+
+
+def _local_steps(place: Place, exchange: Exchange) -> Schedule:
+    return LocalSteps(place.flat, exchange, place.trace, place.config.local, place.config.optimizer)
+
+
+SCHEDULES: dict[str, Callable[[Place, Exchange], Schedule]] = {
+    "every-step": _every_step, "overlapped": _overlapped, "pipelined": _pipelined, "local-steps": _local_steps,
+}  # fmt: skip
+DELAYS = {"every-step": 0, "overlapped": 1, "local-steps": 0}  # exchanges that a gradient is behind
+_LEFT_TO_THE_MODE = {"local.every": 100, "local.outer": "none"}
+EXCHANGES: dict[str, Callable[[Place, Mode], Exchange]] = {"alone": _alone, "server": _server, "all-reduce": _all_reduce}
 CODECS: dict[str, Callable[[DroppingConfig, float], Codec]] = {
     "dense": lambda config, dropped: Dense(),
     "half": lambda config, dropped: Dense(torch.float16),
+    "bf16": lambda config, dropped: Dense(torch.bfloat16),
     "top-k": TopK,
 }

@@ -15,6 +15,7 @@ from torch import Tensor
 from nmt_train.errors import NotFinite, UserError
 from nmt_train.section import STRICT
 
+OUTER = "outer."  # begins the names of vectors of an outer optimiser
 Name = Literal["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adadelta", "adam", "adamw"]
 
 
@@ -92,8 +93,11 @@ def learning_rate(config: OptimizerConfig, update: int) -> float:
 class Optimizer:
     """Applies gradients to a flat vector (or a shard of one) in place, by one of torch's optimisers.
 
-    `updates` counts applications; `smoothed` is the running mean of the parameters, or None.
+    `updates` counts applications; `smoothed` is the running mean of the parameters, or None. adds: what is applied are finished
+    updates.
     """
+
+    adds = False
 
     def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
         self.config, self.updates = config, 0
@@ -205,6 +209,8 @@ class _Still:
 class Adder(Optimizer):
     """Adds up finished updates, where the workers optimise; `learning_rate` is what the workers' own would be."""
 
+    adds = True
+
     def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
         super().__init__(dataclasses.replace(config, name="sgd"), parameters)
 
@@ -214,6 +220,31 @@ class Adder(Optimizer):
 
     def _step_size(self) -> float:
         return -1.0  # plain gradient descent subtracts
+
+
+class Outer(Optimizer):
+    """Takes finished updates as gradients of its own steps by Nesterov's momentum (DiLoCo, Douillard et al. 2023)."""
+
+    adds = True
+
+    def __init__(self, config: OptimizerConfig, parameters: Tensor, rate: float, momentum: float) -> None:
+        super().__init__(dataclasses.replace(config, name="nesterov", momentum=momentum), parameters)
+        self._rate = rate
+
+    def _step_size(self) -> float:
+        return self._rate
+
+    def apply(self, gradient: Tensor) -> None:
+        super().apply(gradient.neg_())
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        vectors, numbers = super().state()
+        return {OUTER + name: vector for name, vector in vectors.items()}, numbers
+
+    def load(self, vectors: Mapping[str, Tensor], numbers: Mapping[str, Any], where: str) -> None:
+        """What another mode had begins without momentum."""
+        none = {OUTER + "momentum_buffer": torch.zeros_like(self.parameters)} if numbers["updates"] else {}
+        super().load(vectors or none, numbers, where)
 
 
 def among(workers: int, config: OptimizerConfig) -> OptimizerConfig:

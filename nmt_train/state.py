@@ -17,10 +17,11 @@ from nmt_train.config import Config
 from nmt_train.corpus.deal import Position, resume
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.errors import UserError
-from nmt_train.exchange import RESIDUAL, UNSENT
+from nmt_train.exchange import OPTIMIZER, RESIDUAL, UNSENT
 from nmt_train.flat import Flat
 from nmt_train.message import Message, from_json, to_json
 from nmt_train.model.transformer import Transformer
+from nmt_train.optim import OUTER
 from nmt_train.progress import Progress
 from nmt_train.stop import Patience
 from nmt_train.wire import Future
@@ -87,27 +88,27 @@ class Snapshot:
         return self._with_workers() if at_worker else self._with_shards()
 
     def _with_workers(self) -> Snapshot:
-        mine = {name: vector for name, vector in self.vectors.items() if name not in _PARAMETERS}
+        mine = {name: vector for name, vector in self.vectors.items() if not _stays(name)}
         if not mine:
             return self
         steps = {name: torch.tensor([value]) for name, value in self.numbers["torch"].items()}
-        moved = {_OPTIMIZER + name: vector for name, vector in (mine | steps).items()}
-        kept = {name: vector for name, vector in self.vectors.items() if name in _PARAMETERS}
-        others = [_without(carried, _OPTIMIZER) | moved for carried in self.carried or [{}]]
+        moved = {OPTIMIZER + name: vector for name, vector in (mine | steps).items()}
+        kept = {name: vector for name, vector in self.vectors.items() if _stays(name)}
+        others = [_without(carried, OPTIMIZER) | moved for carried in self.carried or [{}]]
         return dataclasses.replace(self, vectors=kept, numbers=self.numbers | {"torch": {}}, carried=others)
 
     def _with_shards(self) -> Snapshot:
-        vectors, numbers = dict(self.vectors), self.numbers
+        vectors, numbers = _without(self.vectors, OUTER), self.numbers
         for carried in self.carried:
             if UNSENT in carried:  # updates: they are made now
                 vectors["parameters"] = vectors["parameters"] + carried[UNSENT]
         others = [_without(carried, UNSENT) for carried in self.carried]
-        theirs = {name: v for name, v in (others or [{}])[0].items() if name.startswith(_OPTIMIZER)}
+        theirs = {name: v for name, v in (others or [{}])[0].items() if name.startswith(OPTIMIZER)}
         if theirs and not vectors.keys() - set(_PARAMETERS):
-            named = {name.removeprefix(_OPTIMIZER): vector for name, vector in theirs.items()}
+            named = {name.removeprefix(OPTIMIZER): vector for name, vector in theirs.items()}
             counts = {name: float(v) for name, v in named.items() if v.shape != vectors["parameters"].shape}
             vectors |= {name: vector for name, vector in named.items() if name not in counts}
-            numbers, others = numbers | {"torch": counts}, [_without(carried, _OPTIMIZER) for carried in others]
+            numbers, others = numbers | {"torch": counts}, [_without(carried, OPTIMIZER) for carried in others]
         return dataclasses.replace(self, vectors=vectors, numbers=numbers, carried=others)
 
     def split(self, shards: list[slice], exchanging: Sequence[int] | None = None) -> list[Part]:
@@ -128,9 +129,9 @@ class Snapshot:
         if not self.carried:
             return {}
         mine = self.carried[rank % len(self.carried)]
-        if not any(name.startswith(_OPTIMIZER) for name in mine):  # it has not exchanged yet: as another
-            with_optimizer = [c for c in self.carried if any(name.startswith(_OPTIMIZER) for name in c)]
-            mine = mine | {name: v for c in with_optimizer[:1] for name, v in c.items() if name.startswith(_OPTIMIZER)}
+        if not any(name.startswith(OPTIMIZER) for name in mine):  # it has not exchanged yet: as another
+            with_optimizer = [c for c in self.carried if any(name.startswith(OPTIMIZER) for name in c)]
+            mine = mine | {name: v for c in with_optimizer[:1] for name, v in c.items() if name.startswith(OPTIMIZER)}
         mine = _without(_without(mine, RESIDUAL), UNSENT)
         for name in (RESIDUAL, UNSENT):
             from_ranks = [old for old in range(len(self.carried)) if exchanging[old % len(exchanging)] == rank]
@@ -228,7 +229,11 @@ class State:
 
 _GENERATORS = ("cpu", "cuda")
 _PARAMETERS = ("parameters", "smoothed")
-_OPTIMIZER = "optimizer."  # begins the names of a worker's own optimiser's vectors
+
+
+def _stays(name: str) -> bool:
+    """Whether a vector is the shards' own business, whoever makes updates of gradients."""
+    return name in _PARAMETERS or name.startswith(OUTER)
 
 
 def _without(vectors: Vectors, prefix: str) -> Vectors:

@@ -64,15 +64,17 @@ class Worker:
         stream = self.batches.stream(self.deal, self.position)
         while duties.go_on():
             batch, last = next(stream)
-            updated = False
+            updated, loss = False, None
             if batch is not None:
                 with trace.span("forward", batch.target_tokens), device.autocast(self.device, self.config.precision):
                     loss = self.model.loss(batch.to(self.device))
                 with trace.span("backward", batch.target_tokens):
                     loss.backward()
+            if batch is not None or schedule.exchange.together:  # of those that exchange together none may be missing
                 try:
-                    updated = schedule.step()
-                    progress.advance(loss, batch)
+                    updated = schedule.skip() if batch is None else schedule.step()
+                    if batch is not None and loss is not None:
+                        progress.advance(loss, batch)
                 except NotFinite as error:
                     progress.skip()
                     duties.skipped(self._not_finite(error, loss, batch))
@@ -91,11 +93,13 @@ class Worker:
 
     def part(self) -> Part:
         """This rank's part of a snapshot: copies, where training may go on while they are used."""
-        optimizer = self.schedule.exchange.optimizer
+        exchange, optimizer = self.schedule.exchange, self.schedule.exchange.optimizer
         vectors, numbers = optimizer.state()
         shard = {"parameters": optimizer.parameters, **vectors}
         if optimizer.smoothed is not None:
             shard["smoothed"] = optimizer.smoothed
+        if exchange.kept[self.wire.rank] != exchange.given[self.wire.rank]:
+            shard = {}  # another rank has the same
         carried = self.schedule.carried()
         if self.wire.size > 1:
             shard, carried = ({name: vector.clone() for name, vector in group.items()} for group in (shard, carried))

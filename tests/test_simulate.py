@@ -17,7 +17,8 @@ from nmt_train.errors import UserError
 from nmt_train.simulate import simulate
 from nmt_train.start import start
 
-MODES = ("single", "vanilla", "overlap", "sparse", "sparse-overlap")
+IN_STEP = ("sync", "pipe", "local-sgd", "diloco")  # all workers exchange at the same step
+MODES = ("single", "vanilla", "overlap", "sparse", "sparse-overlap", *IN_STEP)
 AT_ONCE = {"network": LinkConfig("100 kB/s", "0s"), "inside": LinkConfig("1 MB/s", "0s")}  # so that ranks are in step
 LINK = {"network": LinkConfig("100 kB/s", "1ms"), "inside": LinkConfig("1 MB/s", "0.1ms")}
 BUSY = DeviceConfig(
@@ -28,7 +29,7 @@ BUSY = DeviceConfig(
 
 def run(make: Make, folder: Path, nodes: list[int], device: DeviceConfig = BUSY, shuffle_seed: int | None = None,
         places: dict[str, Any] | None = None, **changes: Any) -> Path:  # fmt: skip
-    config = dataclasses.replace(make(**changes), run=str(folder))
+    config = dataclasses.replace(make(**{"local__every": 3, **changes}), run=str(folder))
     assert simulate(config, cluster(nodes, device, **(places or LINK)), False, False, shuffle_seed) == 0
     return folder
 
@@ -48,7 +49,7 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_one_simulated_worker_is_one_real_worker_bit_for_bit(make: Make, tmp_path: Path, mode: str) -> None:
-    same = {"mode": mode, "overlap__bound": 1, "stop__after": "2e"}  # real couriers are quick or slow; bound, they are in step
+    same = {"mode": mode, "overlap__bound": 1, "local__every": 3, "stop__after": "2e"}  # real couriers are quick or slow; bound, they are in step
     assert start(dataclasses.replace(make(**same), run=str(tmp_path / "real")), False, False) == 0
     simulated = run(make, tmp_path / "simulated", [1], **same)
     assert parameters(simulated) == parameters(tmp_path / "real")

@@ -100,7 +100,7 @@ class Batches:
     def stream(self, deal: Deal, position: Position) -> Iterator[tuple[Batch | None, bool]]:
         """One worker's batches without end, from `position` (as it is now) on; True with its last of an epoch.
 
-        None stands for an epoch in which the worker has no batch at all, or none left.
+        None stands for an epoch in which the worker has no batch at all, or none left, or one fewer than the others.
         """
         epoch, first = position.epochs, position.batches
         while True:
@@ -110,8 +110,7 @@ class Batches:
                 yield None, True
             while waiting is not None:
                 (number, pairs), waiting = waiting, next(mine, None)
-                random = np.random.default_rng([self._seed, epoch, number])
-                yield self._assemble(pairs, random), waiting is None
+                yield self._assemble(pairs, [self._seed, epoch, number]), waiting is None
             epoch, first = epoch + 1, 0
 
     def groups(self, epoch: int) -> Iterator[np.ndarray]:
@@ -144,10 +143,13 @@ class Batches:
             cuts.append(low)
         return cuts
 
-    def _assemble(self, pairs: np.ndarray, random: np.random.Generator) -> Batch:
+    def _assemble(self, pairs: np.ndarray | None, seed: list[int]) -> Batch | None:
+        if pairs is None:
+            return None
         source = [self.store.source[pair] for pair in pairs]
         target = [self.store.target[pair] for pair in pairs]
         if self._sampling:
+            random = np.random.default_rng(seed)
             source, target = (
                 [np.array(self._vocabulary.resample(ids, self._sampling, self._candidates, random)) for ids in side]
                 for side in (source, target)

@@ -26,14 +26,15 @@ class Deal:
     """The share of worker `rank` of `size`.
 
     stages: positions of the workers of earlier starts with other numbers of workers, oldest first; what they had done of an
-    epoch is left out, and only the rest is dealt.
+    epoch is left out, and only the rest is dealt. even: every worker gets equally many, the last of them perhaps None.
     """
 
     rank: int = 0
     size: int = 1
     stages: Sequence[Sequence[Position]] = field(default=())
+    even: bool = False
 
-    def pick(self, epoch: int, batches: Iterator[T]) -> Iterator[tuple[int, T]]:
+    def pick(self, epoch: int, batches: Iterator[T]) -> Iterator[tuple[int, T | None]]:
         """This worker's batches of `epoch`, with their numbers in the epoch."""
         seen = [0] * (len(self.stages) + 1)
         for number, batch in enumerate(batches):
@@ -46,6 +47,8 @@ class Deal:
                 if seen[-1] % self.size == self.rank:
                     yield number, batch
                 seen[-1] += 1
+        if self.even and 0 < seen[-1] % self.size <= self.rank:
+            yield -1, None
 
 
 def resume(rank: int, stages: Sequence[Sequence[Position]], size: int) -> tuple[Deal, Position]:

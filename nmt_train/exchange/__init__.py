@@ -1,7 +1,8 @@
-"""With whom a worker exchanges: the protocol that every exchange follows, and the settings they share."""
+"""With whom a worker exchanges: what every exchange does, and the settings they share."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from typing import Literal, Protocol
@@ -14,8 +15,9 @@ from nmt_train.optim import Optimizer
 from nmt_train.section import STRICT
 
 Vectors = dict[str, Tensor]
-# What a worker still owes the shards, by its name among the vectors that it carries: gradients, or finished updates.
+# What a worker still owes the others, by its name among the vectors that it carries: gradients, or finished updates.
 RESIDUAL, UNSENT = "residual", "unsent"
+OPTIMIZER = "optimizer."  # begins the names of the vectors of its own optimiser
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -59,23 +61,40 @@ class ExchangeConfig:
 
 
 class Exchange(Protocol):
-    """`optimizer` serves this rank's shard of the parameters: all of them when the worker is alone.
+    """With whom. A subclass says how gradients are given away and parameters come back.
 
-    staleness: how many pushes met parameters that were so many updates older than the worker's. at_worker: `prepare` makes
-    finished updates of gradients.
+    `optimizer` serves this rank's shard of the parameters: all of them where every rank has all.
+    given, kept: of every rank the part of the parameters that it is handed at the start, and the part that it has in snapshots.
+    together: all workers exchange at the same step, so that none may take a step that the others do not.
+    clips: gradients are clipped when they have been summed; else a worker clips its own. gradient_norm: of the last, before.
+    at_worker: `prepare` makes finished updates of gradients.
+    staleness: how many pushes met parameters that were so many updates older than the worker's.
     """
 
+    together: bool = False
+    clips: bool = False
+    at_worker: bool = False
+    gradient_norm: float = 0.0
     optimizer: Optimizer
     staleness: Counter[int]
-    at_worker: bool
+    given: list[slice]
+    kept: list[slice]
+    _owed: Vectors  # by name, what other modes and layouts had not sent yet
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer, self.staleness = optimizer, Counter[int]()
+        self._owed = {}
 
     @property
     def updates(self) -> int:
         """Updates of the global parameters, as far as this rank knows."""
+        return self.optimizer.updates
 
     def prepare(self, gradient: Tensor, parameters: Tensor) -> None:
         """Make what is to be given away of the gradient, in place; `parameters` are the worker's, and stay as they are."""
+        self._pay(RESIDUAL, gradient)
 
+    @abstractmethod
     def sync(self, gradient: Tensor, parameters: Tensor) -> None:
         """Give away what was prepared and bring `parameters` up to date; both flat (elements,), in place.
 
@@ -84,23 +103,35 @@ class Exchange(Protocol):
 
     def rest(self) -> None:
         """Nothing more will come from this worker until its next `sync`: nobody should wait for it."""
+        return None
 
+    @abstractmethod
     def refresh(self, parameters: Tensor) -> None:
         """Bring `parameters` to exactly the global ones, while no worker has anything under way."""
 
     def carried(self) -> Vectors:
         """What this worker keeps from one `sync` to the next, as vectors (elements,): residuals, its own optimiser."""
+        return dict(self._owed)
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
         """Go on with what `carried` gave, here or, re-cut or added up, elsewhere."""
+        owed = {name: vectors[name] for name in (RESIDUAL, UNSENT) if name in vectors}
+        self._owed = {name: vector.to(self.optimizer.parameters) for name, vector in owed.items()}
+
+    def _pay(self, name: str, vector: Tensor) -> None:
+        """Add what is owed by that name."""
+        if name in self._owed:
+            vector.add_(self._owed.pop(name))
 
 
-class Around:
+class Around(Exchange):
     """An exchange around another one, which does all that a subclass does not."""
 
     def __init__(self, exchange: Exchange) -> None:
+        super().__init__(exchange.optimizer)
         self._exchange = exchange
-        self.optimizer, self.staleness, self.at_worker = exchange.optimizer, exchange.staleness, exchange.at_worker
+        self.staleness, self.at_worker = exchange.staleness, exchange.at_worker
+        self.given, self.kept = exchange.given, exchange.kept
 
     @property
     def updates(self) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nmt_train.codec import Codec
 from nmt_train.codec.feedback import Feedback
-from nmt_train.exchange import RESIDUAL, UNSENT, ExchangeConfig, Vectors
+from nmt_train.exchange import OPTIMIZER, RESIDUAL, UNSENT, Exchange, ExchangeConfig, Vectors
 from nmt_train.exchange.shard import Shard
 from nmt_train.flat import cut, subtract
 from nmt_train.message import Message
@@ -23,10 +23,8 @@ from nmt_train.optim import Adder, Optimizer, OptimizerConfig
 from nmt_train.trace import Trace
 from nmt_train.wire import Tag, Wire
 
-_PREFIX = "optimizer."  # of the vectors of a worker's own optimiser
 
-
-class Server:
+class Server(Exchange):
     """The worker's end and this rank's shard. `up` makes the codec of pushes, `down` that of deltas (None: parameters).
 
     delay: how many exchanges a gradient is behind the parameters that came last: 1 where exchanges overlap with computing.
@@ -48,22 +46,21 @@ class Server:
         at_worker: bool = False,
         pushes: bool = True,
     ) -> None:
-        self._wire, self._trace, self.at_worker = wire, trace, at_worker
         self._elements = parameters.numel()
-        self.shards = cut(self._elements, wire.nodes, config.shards)
+        self.shards = self.given = self.kept = cut(self._elements, wire.nodes, config.shards)
+        shard = parameters[self.shards[wire.rank]].clone()
+        super().__init__((Adder if at_worker else Optimizer)(optimizer, shard))
+        self._wire, self._trace, self.at_worker = wire, trace, at_worker
         self._shard = self.shards[wire.rank]
         self._holders = [rank for rank, shard in enumerate(self.shards) if shard.start < shard.stop]
         self._serves = self._shard.start < self._shard.stop
         self._bypass = config.bypass and self._serves
         self._told = 0  # updates of a shard when it last answered
-        self.optimizer = (Adder if at_worker else Optimizer)(optimizer, parameters[self._shard].clone())
         self._whole = config.knows_own(at_worker, feedback)
         self._own = Shard(self.optimizer, up(), down() if down else None, config.bundle, delay, knows_own=self._whole)
         self.staleness = self._own.staleness
         self._lock = wire.lock()
         self._owes = UNSENT if at_worker else RESIDUAL
-        self._owed: Tensor | None = None  # what other modes and layouts owed shards that now get all
-        self._owed_gradient: Tensor | None = None  # what was owed before the worker made updates
         self._local = _OwnOptimizer(optimizer, parameters) if pushes and (at_worker or config.local_gradient) else None
         self._newest: Tensor | None = None  # with local_gradient: the update by the last gradient
         self._received = parameters.clone() if pushes and (config.local_gradient or self._whole) else None
@@ -88,9 +85,7 @@ class Server:
     @torch.no_grad()
     def prepare(self, gradient: Tensor, parameters: Tensor) -> None:
         if self.at_worker:
-            if self._owed_gradient is not None:
-                gradient.add_(self._owed_gradient)
-                self._owed_gradient = None
+            self._pay(RESIDUAL, gradient)
             self._step(gradient, parameters)
 
     @torch.no_grad()
@@ -100,9 +95,7 @@ class Server:
             if self._local is not None and not self.at_worker:
                 self._newest = gradient.clone()
                 self._step(self._newest, received)
-            if self._owed is not None:
-                gradient.add_(self._owed)
-                self._owed = None
+            self._pay(self._owes, gradient)
             answers = [(rank, self._push(rank, gradient, received)) for rank in self._others]
             if self._bypass:
                 self._push_directly(gradient[self._shard], received[self._shard])
@@ -145,9 +138,6 @@ class Server:
             self._own.push_directly(self._wire.rank, gradient)
             self._own.copy_to(self._wire.rank, parameters)
 
-    def rest(self) -> None:
-        """Every worker exchanges by itself: nobody waits for it."""
-
     @torch.no_grad()
     def refresh(self, parameters: Tensor) -> None:
         for rank in self._holders:
@@ -161,32 +151,28 @@ class Server:
 
     def carried(self) -> Vectors:
         kept = [(self.shards[rank], codec.residual) for rank, codec in self._up.items() if isinstance(codec, Feedback)]
-        vectors: Vectors = {}
-        if kept or self._owed is not None:
-            none = torch.zeros(self._elements, device=self.optimizer.parameters.device)
-            vectors[self._owes] = none if self._owed is None else self._owed.clone()
-            for place, residual in kept:
-                vectors[self._owes][place] += residual
-        if self._owed_gradient is not None:
-            vectors[RESIDUAL] = self._owed_gradient.clone()
+        vectors = {name: owed.clone() for name, owed in self._owed.items()}
+        if kept and self._owes not in vectors:
+            vectors[self._owes] = torch.zeros(self._elements, device=self.optimizer.parameters.device)
+        for place, residual in kept:
+            vectors[self._owes][place] += residual
         if self._local is not None:
-            vectors |= self._local.optimizer.packed(_PREFIX)
+            vectors |= self._local.optimizer.packed(OPTIMIZER)
         return vectors
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
-        self._owed = self._owed_gradient = None
-        if self._owes in vectors:
-            owed = vectors[self._owes].to(self.optimizer.parameters, copy=True)
+        super().carry(vectors)
+        if self._owes in self._owed:
+            owed = self._owed[self._owes] = self._owed[self._owes].clone()
             for rank, codec in self._up.items():
                 place = self.shards[rank]
                 if isinstance(codec, Feedback):
                     codec.residual.copy_(owed[place])
                     owed[place] = 0
-            self._owed = owed if owed.any() else None
-        if self.at_worker and RESIDUAL in vectors:
-            self._owed_gradient = vectors[RESIDUAL].to(self.optimizer.parameters)
+            if not owed.any():
+                del self._owed[self._owes]
         if self._local is not None:
-            self._local.optimizer.unpack(_PREFIX, vectors, "the worker's optimiser")
+            self._local.optimizer.unpack(OPTIMIZER, vectors, "the worker's optimiser")
 
     @torch.no_grad()
     def _serve(self) -> None:

@@ -1,7 +1,8 @@
-"""When a worker exchanges its gradients: the protocol that every schedule follows, and the settings of overlapping."""
+"""When a worker exchanges its gradients: what every schedule does, and the settings of overlapping."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from typing import Literal, Protocol
@@ -26,30 +27,81 @@ class OverlapConfig:
     )
 
 
-class Schedule(Protocol):
-    """`exchange` is with whom; `gradient_norm` is that of the last gradient given away, before clipping.
+@dataclass(frozen=True, config=STRICT)
+class PipelineConfig:
+    """Exchanging while the next batches are computed, all workers in step (Pipe-SGD)."""
 
-    steps: how many exchanges covered so many steps.
+    width: int = Field(
+        default=2, ge=1, le=1000, description="steps from a gradient to its update, and 1: at 2 one sum is under way [steps]"
+    )
+    warmup: int = Field(default=0, ge=0, le=10**9, description="at first, updates without a pipeline [updates]")
+
+
+@dataclass(frozen=True, config=STRICT)
+class LocalConfig:
+    """Steps that every worker makes by its own optimiser before all exchange how far they have gone."""
+
+    every: int | None = Field(
+        default=None,
+        ge=0,
+        le=10**9,
+        description="steps of each worker from one exchange to the next; 0: once, at the end; null: as the mode has it [steps]",
+    )
+    outer: Literal["none", "nesterov"] | None = Field(
+        default=None,
+        description="the mean of the ways that workers went is none: gone by all; nesterov: the gradient of an outer optimiser;"
+        " null: as the mode has it",
+    )
+    outer_rate: float = Field(default=0.7, gt=0, description="nesterov: the outer learning rate")
+    outer_momentum: float = Field(default=0.9, ge=0, lt=1, description="nesterov: the outer momentum")
+
+
+class Schedule(Protocol):
+    """`exchange` is with whom; steps: how many exchanges covered so many steps.
+
+    between: steps have been made since the last exchange, so that the next one does not begin a new sum.
+    endless: it never exchanges by itself, only when it is drained.
     """
 
     exchange: Exchange
-    gradient_norm: float
     steps: Counter[int]
+    endless: bool = False
 
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange, self.steps = exchange, Counter[int]()
+
+    @property
+    def between(self) -> bool:
+        return False
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the last update that the worker knows of."""
+        return self.exchange.optimizer.learning_rate
+
+    @abstractmethod
     def step(self) -> bool:
         """After each backward pass; True when gradients were given away.
 
         NotFinite if the gradient is not finite; it is then dropped, and training can go on with the next batch.
         """
 
+    def skip(self) -> bool:
+        """The same where there was no batch, but other workers had one."""
+        return self.step()
+
+    @abstractmethod
     def drain(self) -> None:
         """Finish what is in flight: before a checkpoint, before a wait, and at the end."""
 
+    @abstractmethod
     def refresh(self) -> None:
         """Take exactly the global parameters over, while every worker is drained."""
 
     def carried(self) -> Vectors:
         """What a drained worker keeps, as vectors (elements,)."""
+        return self.exchange.carried()
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
         """Go on with what `carried` gave."""
+        self.exchange.carry(vectors)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-
-from torch import Tensor
-
-from nmt_train.exchange import Exchange, Vectors
+from nmt_train.exchange import Exchange
 from nmt_train.flat import Flat
 from nmt_train.optim import clip
+from nmt_train.schedule import Schedule
 
 
-class EveryStep:
+class EveryStep(Schedule):
     """Gradients pile up in the flat gradient over `accumulate` steps and are then exchanged as one."""
 
     def __init__(self, flat: Flat, exchange: Exchange, clip_norm: float, accumulate: int) -> None:
-        self.exchange, self.gradient_norm, self.steps = exchange, 0.0, Counter[int]()
+        super().__init__(exchange)
         self._flat, self._clip_norm, self._accumulate = flat, clip_norm, accumulate
         self._steps = 0
+
+    @property
+    def between(self) -> bool:
+        return self._steps > 0
 
     def step(self) -> bool:
         self._steps += 1
@@ -30,7 +30,10 @@ class EveryStep:
     def _exchange(self) -> None:
         steps, self._steps = self._steps, 0
         try:
-            self.gradient_norm = clip(self._flat.gradient, self._clip_norm, steps)
+            if not self.exchange.clips:
+                self.exchange.gradient_norm = clip(self._flat.gradient, self._clip_norm, steps)
+            elif steps > 1:
+                self._flat.gradient.div_(steps)
             self.exchange.prepare(self._flat.gradient, self._flat.parameters)
             self.exchange.sync(self._flat.gradient, self._flat.parameters)
         finally:
@@ -45,9 +48,3 @@ class EveryStep:
 
     def refresh(self) -> None:
         self.exchange.refresh(self._flat.parameters)
-
-    def carried(self) -> Vectors:
-        return self.exchange.carried()
-
-    def carry(self, vectors: Mapping[str, Tensor]) -> None:
-        self.exchange.carry(vectors)

@@ -6,7 +6,6 @@ Thesis 3.4, Algorithms 5 (courier) and 6 (worker).
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Mapping
 
 import torch
@@ -16,20 +15,20 @@ from nmt_train.errors import NotFinite
 from nmt_train.exchange import Exchange, Vectors
 from nmt_train.flat import Flat
 from nmt_train.optim import Optimizer, OptimizerConfig, clip
-from nmt_train.schedule import OverlapConfig
+from nmt_train.schedule import OverlapConfig, Schedule
 from nmt_train.trace import Trace
 from nmt_train.wire import Wire
 
 _PREFIX = "local."  # of the vectors of the optimiser that updates a worker's own copy
 
 
-class Overlap:
+class Overlap(Schedule):
     """Gradients pile up in the flat gradient; whenever the courier is idle, parameters are swapped in and the sum out."""
 
     def __init__(
         self, flat: Flat, exchange: Exchange, wire: Wire, trace: Trace, config: OverlapConfig, optimizer: OptimizerConfig
     ) -> None:
-        self.exchange, self.gradient_norm, self.steps = exchange, 0.0, Counter[int]()
+        super().__init__(exchange)
         self._flat, self._trace, self._config, self._clip_norm = flat, trace, config, optimizer.clip_norm
         self._given = flat.gradient.clone()  # the sum that the courier has
         self._received = flat.parameters.clone()  # what came back for the one before
@@ -41,6 +40,10 @@ class Overlap:
         self._work, self._idle = wire.event(), wire.event()
         self._idle.set()
         self._task = wire.spawn("courier", self._carry_on)
+
+    @property
+    def between(self) -> bool:
+        return self._steps > 0
 
     def step(self) -> bool:
         if self._task.done():
@@ -76,7 +79,7 @@ class Overlap:
         gradient = self._flat.gradient
         steps, self._steps = self._steps, 0
         try:
-            self.gradient_norm = clip(gradient, self._clip_norm, steps)
+            self.exchange.gradient_norm = clip(gradient, self._clip_norm, steps)
             if steps > 1:
                 gradient.mul_(steps)  # a sum, as the thesis has it, but clipped as the mean is
             self.exchange.prepare(gradient, self._flat.parameters)

@@ -46,13 +46,17 @@ class Tag(IntEnum):
     CONTROL = 6  # what rank 0 decides
     REPORT = 7  # what the others have done
     HELLO = 8  # the comparison at the start
+    RING = 12  # a part of a sum over all ranks, to the next rank
+    REPLICA = 13  # a checksum of what all ranks should have alike
 
 
-OF_MODEL = frozenset({Tag.PUSH, Tag.ANSWER, Tag.NODE, Tag.GRANT})  # what training itself sends: long as the model is large
+# What training itself sends: long as the model is large.
+OF_MODEL = frozenset({Tag.PUSH, Tag.ANSWER, Tag.NODE, Tag.GRANT, Tag.RING})
 # What spans call messages that arrive (True) or leave.
 NAMES = {
     (Tag.PUSH, True): "receive gradients", (Tag.ANSWER, False): "send parameters",
     (Tag.PUSH, False): "send gradients", (Tag.ANSWER, True): "receive parameters",
+    (Tag.RING, False): "send sums", (Tag.RING, True): "receive sums",
 }  # fmt: skip
 
 

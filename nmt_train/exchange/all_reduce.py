@@ -1,0 +1,55 @@
+"""Synchronous data parallelism: gradients are averaged over all ranks, and every rank makes the same update (Arnold Alg. 1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nmt_train.exchange import UNSENT, Exchange
+from nmt_train.exchange.replicas import compare
+from nmt_train.exchange.ring import Reducer
+from nmt_train.optim import Optimizer, clip
+from nmt_train.trace import Trace
+from nmt_train.wire import Wire
+
+
+class AllReduce(Exchange):
+    """Each rank holds all parameters with the whole optimiser state; rank 0's is what checkpoints hold.
+
+    `optimizer` updates the vector that it was made for: by mean gradients, which are then clipped to clip_norm (0: not), or by
+    means of finished updates.
+    """
+
+    together = True
+
+    def __init__(self, wire: Wire, optimizer: Optimizer, reducer: Reducer, clip_norm: float, trace: Trace) -> None:
+        super().__init__(optimizer)
+        self.at_worker, self.clips = optimizer.adds, not optimizer.adds
+        self._wire, self._reducer, self._clip_norm, self._trace = wire, reducer, clip_norm, trace
+        whole, none = slice(0, optimizer.parameters.numel()), slice(0, 0)
+        self.given = [whole] * wire.size
+        self.kept = [whole] + [none] * (wire.size - 1)
+
+    def sync(self, gradient: Tensor, parameters: Tensor) -> None:
+        with self._trace.span("sync"):
+            self.transfer(gradient)
+        self.apply(gradient, parameters)
+
+    def transfer(self, gradient: Tensor) -> None:
+        """The half that the network does: make the gradient the sum of all ranks'."""
+        self._pay(UNSENT, gradient)
+        self._reducer.reduce(gradient, self.updates)
+
+    @torch.no_grad()
+    def apply(self, gradient: Tensor, parameters: Tensor) -> None:
+        """The other half: update by the mean. NotFinite, on all ranks alike, if that is infinite or not a number."""
+        norm = clip(gradient, self._clip_norm, self._wire.size)
+        self.gradient_norm = norm if self.clips else self.gradient_norm
+        with self._trace.span("update", self.optimizer.effort):
+            self.optimizer.apply(gradient)
+        if parameters.data_ptr() != self.optimizer.parameters.data_ptr():
+            parameters.copy_(self.optimizer.parameters)
+
+    def refresh(self, parameters: Tensor) -> None:
+        compare(self._wire, self.optimizer.parameters)
+        parameters.copy_(self.optimizer.parameters)

@@ -1,0 +1,85 @@
+"""Sums over all ranks, the same bits on every one of them: around a ring (Patarasu & Yuan 2009).
+
+The vector is cut into as many blocks as there are ranks. A block's sum grows from rank to rank, always in the same order, and
+what its last rank has sent is what everybody takes over, that rank too: so what codecs round is rounded alike everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from nmt_train.codec import Codec
+from nmt_train.errors import NotFinite
+from nmt_train.message import Message
+from nmt_train.trace import Trace
+from nmt_train.wire import Tag, Wire
+
+_FINITE, _NOT_FINITE = 1, 0  # the first number of a message
+
+
+class Reducer(Protocol):
+    """Adds up vectors of all ranks, which all call it at the same point of their work."""
+
+    def reduce(self, vector: Tensor, update: int) -> None:
+        """Replace `vector` (elements,) by the sum of all ranks' vectors, the same bits everywhere.
+
+        Where a rank's vector is infinite or not a number, so is everybody's sum: no rank is left waiting.
+        """
+
+
+class Ring:
+    """2 (n - 1) / n of the vector leaves each of n ranks, and as much comes in, encoded anew at every hop by `codec`."""
+
+    def __init__(self, wire: Wire, codec: Codec, trace: Trace) -> None:
+        self._wire, self._codec, self._trace = wire, codec, trace
+        self._next, self._before = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
+
+    @torch.no_grad()
+    def reduce(self, vector: Tensor, update: int) -> None:
+        size, rank = self._wire.size, self._wire.rank
+        if size == 1:
+            return
+        blocks = [vector[len(vector) * part // size : len(vector) * (part + 1) // size] for part in range(size)]
+        sent = []
+        for hop in range(size - 1):
+            sent.append(self._send(self._encode(blocks[(rank - hop) % size], update)))
+            self._take(blocks[(rank - hop - 1) % size], add=True)
+        mine = (rank + 1) % size
+        message = self._encode(blocks[mine], update)
+        self._decode(message, blocks[mine])
+        for hop in range(size - 1):
+            sent.append(self._send(message))
+            message = self._take(blocks[(mine - hop - 1) % size], add=False)
+        for done in sent:
+            done.result()  # until then the vector may not be overwritten
+
+    def _send(self, message: Message) -> Any:
+        return self._wire.send(self._next, Tag.RING, message)
+
+    def _encode(self, block: Tensor, update: int) -> Message:
+        with self._trace.span("encode", self._codec.effort(block.numel())):
+            try:
+                return self._codec.encode(block, update).and_numbers(_FINITE)
+            except NotFinite:
+                return Message((_NOT_FINITE,))
+
+    def _take(self, block: Tensor, add: bool) -> Message:
+        """Add what comes from the rank before to a block, or put it there."""
+        with self._trace.span("waiting"):
+            message: Message = self._wire.receive(self._before, Tag.RING).result()[1]
+        with self._trace.span("decode", block.numel()):
+            self._decode(message, block, add)
+        return message
+
+    def _decode(self, message: Message, block: Tensor, add: bool = False) -> None:
+        if message.numbers[0] == _NOT_FINITE:
+            block.fill_(torch.nan)
+            return
+        bare = message.without_numbers(1)
+        if add:
+            self._codec.add(bare, block)
+        elif not any(tensor.data_ptr() == block.data_ptr() for tensor in bare.tensors):
+            self._codec.decode(bare, block)

@@ -1,0 +1,102 @@
+"""Products of schedule, exchange and codecs that make no sense, each with the sentence that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nmt_train.errors import UserError
+
+if TYPE_CHECKING:
+    from nmt_train.config import Config
+    from nmt_train.modes import Mode
+
+SUMMED = ("dense", "half", "bf16", "int8")  # codecs whose messages can be added up and sent on, hop by hop
+DRIFTS = ("every-step", "pipelined", "local-steps")  # schedules of workers that exchange all at the same step
+
+Rule = Callable[["Mode", "Config"], str | None]
+
+
+def refuse(mode: Mode, config: Config) -> None:
+    """UserError with the first rule that the choices break."""
+    for rule in _RULES:
+        if (sentence := rule(mode, config)) is not None:
+            raise UserError(sentence)
+
+
+def _alone(mode: Mode, config: Config) -> str | None:
+    for key in ("schedule", "up", "down"):
+        if mode.exchange == "alone" and getattr(mode, key) not in ("every-step", "dense"):
+            return (
+                f"override.{key}: {getattr(mode, key)} needs a server to exchange with, but mode {config.mode} is alone;"
+                " choose another mode, or override.exchange: server"
+            )
+    return None
+
+
+def _accumulating(mode: Mode, config: Config) -> str | None:
+    if config.batch.accumulate > 1 and mode.schedule == "overlapped":
+        return (
+            f"batch.accumulate: mode {config.mode} adds up gradients by itself while it exchanges; remove it, or use a mode"
+            " that exchanges at every step"
+        )
+    if config.batch.accumulate > 1 and mode.schedule != "every-step":
+        return (
+            f"batch.accumulate: schedule {mode.schedule} of mode {config.mode} uses every step by itself; remove it, or use a"
+            " mode that exchanges at every step"
+        )
+    return None
+
+
+def _local_gradient(mode: Mode, config: Config) -> str | None:
+    settings = config.exchange
+    if settings.per == "node" and settings.local_gradient:
+        return "exchange.local_gradient: is of one worker, but exchange.per is node; give one of them up"
+    if settings.local_gradient and config.optimizer.at == "worker":
+        return "exchange.local_gradient: with optimizer.at worker no gradient is ever lost; give one of them up"
+    return None
+
+
+def _all_reduce(mode: Mode, config: Config) -> str | None:
+    if mode.exchange != "all-reduce":
+        return None
+    if mode.up not in SUMMED:
+        return (
+            f"override.up: {mode.up} cannot be summed hop by hop, as exchange all-reduce does; use {', '.join(SUMMED)}, or"
+            " override.exchange: server"
+        )
+    if mode.schedule not in DRIFTS:
+        return (
+            f"override.schedule: {mode.schedule} lets every worker exchange when it likes, but exchange all-reduce needs all at"
+            " the same step; use pipelined, or override.exchange: server"
+        )
+    for key, plain in (("per", "device"), ("one_channel_per_node", False), ("bundle", 1), ("local_gradient", False)):
+        if getattr(config.exchange, key) != plain:
+            return f"exchange.{key}: is of a server, but mode {config.mode} has exchange all-reduce; remove it"
+    if config.optimizer.at == "worker":
+        return f"optimizer.at: worker needs a server that adds up, but mode {config.mode} has exchange all-reduce; remove it"
+    return None
+
+
+def _server(mode: Mode, config: Config) -> str | None:
+    if mode.exchange == "server" and mode.schedule == "pipelined":
+        return (
+            "override.schedule: pipelined keeps all workers in step, but with exchange server each goes its own pace; use"
+            " overlapped, or override.exchange: all-reduce"
+        )
+    return None
+
+
+def _one_exchange(mode: Mode, config: Config) -> str | None:
+    every = {"local.every": config.local.every, **mode.settings}["local.every"]
+    if mode.schedule != "local-steps" or every is None:
+        return None
+    updates = [span.amount for span in config.stop.after if span.unit == "u"]
+    if every == 0 and len(updates) == len(config.stop.after):
+        return (
+            f"stop.after: counts updates, of which mode {config.mode} makes one, when training ends; give epochs, words or time"
+        )
+    return None
+
+
+_RULES: tuple[Rule, ...] = (_alone, _accumulating, _local_gradient, _all_reduce, _server, _one_exchange)

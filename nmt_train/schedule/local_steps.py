@@ -1,0 +1,92 @@
+"""Steps that each worker makes by itself, then an exchange of how far all have gone: local SGD and its kin.
+
+Averaged every so many steps (Stich 2019; once, at the end: Zinkevich et al. 2010, thesis 2.3.1), or taken as the gradient of an
+outer optimiser (DiLoCo, Douillard et al. 2023). What is given away is the way from where all began, as a finished update.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from nmt_train.exchange import OPTIMIZER, Exchange, Vectors
+from nmt_train.flat import Flat, subtract
+from nmt_train.optim import Optimizer, OptimizerConfig, clip
+from nmt_train.schedule import LocalConfig, Schedule
+from nmt_train.trace import Trace
+
+_STEPS = "local.steps"  # how many a worker has made, among what it carries
+
+
+class LocalSteps(Schedule):
+    def __init__(self, flat: Flat, exchange: Exchange, trace: Trace, config: LocalConfig, optimizer: OptimizerConfig) -> None:
+        super().__init__(exchange)
+        self._flat, self._trace, self._clip_norm = flat, trace, optimizer.clip_norm
+        self._every, self.endless = config.every, config.every == 0
+        self._inner = Optimizer(dataclasses.replace(optimizer, smoothing=0.0), flat.parameters)
+        self._start = flat.parameters.clone()  # where all workers began
+        self._steps = self._since = 0  # in all; since the last exchange
+
+    @property
+    def between(self) -> bool:
+        return self._since > 0
+
+    @property
+    def learning_rate(self) -> float:
+        return self._inner.learning_rate
+
+    def step(self) -> bool:
+        """A step that is not finite is not counted: all workers make as many between two exchanges."""
+        gradient = self._flat.gradient
+        try:
+            self.exchange.gradient_norm = clip(gradient, self._clip_norm, 1)
+            self.exchange.prepare(gradient, self._flat.parameters)
+            self._inner.follow(self.exchange.optimizer, self._steps)
+            with self._trace.span("update", gradient.numel()):
+                self._inner.apply(gradient)
+        finally:
+            gradient.zero_()
+        return self._counted()
+
+    def skip(self) -> bool:
+        return self._counted()
+
+    def _counted(self) -> bool:
+        self._steps += 1
+        self._since += 1
+        if self._since != self._every:
+            return False
+        self._exchange()
+        return True
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        since, self._since = self._since, 0
+        way, parameters = self._flat.gradient, self._flat.parameters
+        subtract(parameters, self._start, out=way)
+        try:
+            self.exchange.sync(way, parameters)
+        finally:
+            way.zero_()
+        self._start.copy_(parameters)
+        self.steps[since] += 1
+
+    def drain(self) -> None:
+        if self._since:
+            self._exchange()
+
+    def refresh(self) -> None:
+        self.exchange.refresh(self._flat.parameters)
+        self._start.copy_(self._flat.parameters)
+
+    def carried(self) -> Vectors:
+        return self.exchange.carried() | self._inner.packed(OPTIMIZER) | {_STEPS: torch.tensor([self._steps])}
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        self.exchange.carry(vectors)
+        self._inner.unpack(OPTIMIZER, vectors, "the worker's optimiser")
+        # From another mode: as many as there were updates.
+        self._steps = int(vectors[_STEPS][0]) if _STEPS in vectors else self.exchange.updates

@@ -1,0 +1,98 @@
+"""Exchange while computing, all workers in step: Pipe-SGD (Li et al. 2018, Algorithm 1).
+
+The gradient of a step is on its way to the other workers while the next steps are computed, and its mean is applied a fixed
+number of steps later: with width 2 that of step t - 1 at step t. `Overlap` exchanges whenever the channel is free; here what is
+applied when does not depend on how fast anything is, so that replicas stay equal to the bit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from torch import Tensor
+
+from nmt_train.exchange.all_reduce import AllReduce
+from nmt_train.flat import Flat
+from nmt_train.schedule import PipelineConfig, Schedule
+from nmt_train.trace import Trace
+from nmt_train.wire import Wire
+
+
+class Pipelined(Schedule):
+    """`width` - 1 sums are under way. A second task, the courier, carries one after the other: in the same order everywhere."""
+
+    def __init__(self, flat: Flat, exchange: AllReduce, wire: Wire, trace: Trace, config: PipelineConfig) -> None:
+        super().__init__(exchange)
+        self._all_reduce = exchange  # with both of its halves
+        self._flat, self._trace, self._config = flat, trace, config
+        self._free = [flat.gradient.clone() for _ in range(config.width - 1)]
+        self._given = deque[Tensor]()  # to the courier
+        self._done = deque[Tensor]()  # by it
+        self._under_way = 0
+        self._work, self._news = wire.event(), wire.event()
+        self._task = wire.spawn("courier", self._carry_on)
+
+    def step(self) -> bool:
+        """NotFinite if the sum that is now applied is not finite: on all workers alike."""
+        width = 1 if self.exchange.updates < self._config.warmup else self._config.width
+        if width == 1:
+            self.drain()
+            return self._at_once()
+        try:
+            return self._take() if self._under_way == width - 1 else False
+        finally:
+            self._give()
+
+    def _at_once(self) -> bool:
+        try:
+            self.exchange.sync(self._flat.gradient, self._flat.parameters)
+        finally:
+            self._flat.gradient.zero_()
+        self.steps[1] += 1
+        return True
+
+    def _give(self) -> None:
+        vector = self._free.pop()
+        with self._trace.span("swap", vector.numel()):
+            vector.copy_(self._flat.gradient)
+        self._flat.gradient.zero_()
+        self._given.append(vector)
+        self._under_way += 1
+        self._work.set()
+
+    def _take(self) -> bool:
+        """Wait for the oldest sum, and update by it."""
+        with self._trace.span("waiting"):
+            while not self._done:
+                self._news.clear()
+                if self._task.done():
+                    self._task.result()
+                if not self._done:
+                    self._news.wait()
+        vector = self._done.popleft()
+        self._under_way -= 1
+        try:
+            self._all_reduce.apply(vector, self._flat.parameters)
+        finally:
+            self._free.append(vector)
+        self.steps[1] += 1
+        return True
+
+    def drain(self) -> None:
+        while self._under_way:
+            self._take()
+
+    def _carry_on(self) -> None:
+        while True:
+            while not self._given:
+                self._work.clear()
+                if not self._given:
+                    self._work.wait()
+            vector = self._given.popleft()
+            with self._trace.span("sync"):
+                self._all_reduce.transfer(vector)
+            self._done.append(vector)
+            self._news.set()
+
+    def refresh(self) -> None:
+        self.exchange.refresh(self._flat.parameters)

@@ -1,0 +1,128 @@
+"""Sums over all ranks: right, the same everywhere, as long as they should be; and training that is one worker's with all batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Make
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_simulate import parameters, run
+from virtual import engine, together
+
+from nmt_train import config as configuration
+from nmt_train.codec import Codec
+from nmt_train.codec.dense import Dense
+from nmt_train.corpus.deal import Deal
+from nmt_train.errors import UserError
+from nmt_train.exchange.replicas import compare
+from nmt_train.exchange.ring import Ring
+from nmt_train.start import start
+from nmt_train.trace import Trace
+from nmt_train.wire.virtual import VirtualWire
+
+CODECS: dict[str, tuple[Codec, float]] = {  # with the largest error of one hop, as a share of the largest element
+    "dense": (Dense(), 2**-22),
+    "half": (Dense(torch.float16), 2**-10),
+    "bf16": (Dense(torch.bfloat16), 2**-7),
+}
+
+
+def summed(vectors: torch.Tensor, codec: Codec, nodes: list[int], seed: int | None = None) -> list[torch.Tensor]:
+    """What every rank has after the sum of the rows of `vectors`, one row a rank."""
+
+    def reduce(wire: VirtualWire) -> torch.Tensor:
+        own = vectors[wire.rank].clone()
+        Ring(wire, codec, Trace(False, wire)).reduce(own, 1)
+        return own
+
+    return together(engine(nodes, seed), *[reduce] * len(vectors))
+
+
+@settings(deadline=None, max_examples=60)
+@given(nodes=st.lists(st.integers(1, 3), min_size=1, max_size=3), elements=st.integers(0, 40), seed=st.integers(0, 99))
+@pytest.mark.parametrize("name", CODECS)
+def test_every_rank_has_the_same_bits_and_they_are_the_sum(name: str, nodes: list[int], elements: int, seed: int) -> None:
+    codec, error = CODECS[name]
+    vectors = torch.randn(sum(nodes), elements, generator=torch.Generator().manual_seed(seed))
+    found = summed(vectors, codec, nodes, seed)
+    assert all(torch.equal(found[0], other) for other in found)
+    exact = vectors.double().sum(0)
+    largest = float(vectors.abs().sum(0).max()) if elements else 0.0
+    assert torch.allclose(found[0].double(), exact, rtol=0, atol=sum(nodes) * error * largest)
+
+
+def test_each_rank_sends_twice_all_blocks_but_one(make: Make) -> None:
+    def reduce(wire: VirtualWire) -> int:
+        Ring(wire, Dense(), Trace(False, wire)).reduce(torch.ones(40), 1)
+        return sum(size for _, size in wire.sent.values())
+
+    assert together(engine([1, 1, 1, 1]), *[reduce] * 4) == [2 * 3 * 10 * 4] * 4
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_what_is_not_finite_on_one_rank_is_so_on_all(name: str) -> None:
+    vectors = torch.ones(3, 6)
+    vectors[1, 4] = torch.inf
+    for found in summed(vectors, CODECS[name][0], [1, 1, 1]):
+        assert not torch.isfinite(found[4])
+
+
+def test_replicas_that_differ_are_named() -> None:
+    def look(wire: VirtualWire) -> None:
+        vector = torch.zeros(5)
+        vector[3] = float(wire.rank == 2)
+        compare(wire, vector)
+
+    with pytest.raises(UserError, match=r"rank 2 \(host node2\) and rank 1 \(host node1\) have different parameters"):
+        together(engine([1, 1, 1, 1]), *[look] * 4)
+
+
+def test_an_even_deal_gives_everybody_as_many_batches() -> None:
+    shares = [[batch for _, batch in Deal(rank, 3, even=True).pick(0, iter("abcdefg"))] for rank in range(3)]
+    assert shares == [["a", "d", "g"], ["b", "e", None], ["c", "f", None]]
+    assert [list(Deal(rank, 3, even=True).pick(0, iter("abc"))) for rank in range(3)] == [[(0, "a")], [(1, "b")], [(2, "c")]]
+
+
+def train(make: Make, folder: Path, nodes: list[int], **changes: Any) -> dict[str, torch.Tensor]:
+    from nmt_train import checkpoint
+
+    return checkpoint.load(run(make, folder, nodes, **changes) / "last").tensors("parameters")
+
+
+def test_n_workers_are_one_worker_with_all_their_batches(make: Make, tmp_path: Path) -> None:
+    """One rank that adds up two batches before each update takes the same ones as two ranks with one each."""
+    same = {"model__dropout": 0.0, "stop__after": "8u", "batch__tokens": 300, "optimizer__name": "sgd", "seed": 3}
+    two = train(make, tmp_path / "two", [1, 1], mode="sync", **same)
+    one = train(make, tmp_path / "one", [1], mode="single", batch__accumulate=2, **same)
+    for name, tensor in one.items():
+        assert torch.allclose(tensor, two[name], rtol=0, atol=1e-5), name
+
+
+def test_a_batch_that_is_not_finite_is_skipped_by_all_together(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="gradient norm is"):
+        run(
+            make, tmp_path / "stops", [1, 1], mode="sync", optimizer__learning_rate=1e30, optimizer__warmup=0, stop__after="60u"
+        )
+
+
+def test_ranks_of_a_real_run_stop_at_an_epoch_with_every_batch_used(make: Make, tmp_path: Path) -> None:
+    config = dataclasses.replace(make(mode="sync", stop__after="2e", batch__tokens=300), run=str(tmp_path / "alone"))
+    assert start(config, False, False) == 0
+    alone = (tmp_path / "alone" / "last").resolve()
+    simulated = (run(make, tmp_path / "three", [2, 1], mode="sync", stop__after="2e", batch__tokens=300) / "last").resolve()
+    from nmt_train import checkpoint
+
+    one, three = (checkpoint.load(path).facts["progress"] for path in (alone, simulated))
+    assert (one["tokens"], one["epochs"]) == (three["tokens"], three["epochs"])
+    assert three["updates"] == -(-one["updates"] // 3 // 2) * 2 or three["updates"] < one["updates"]
+
+
+def test_parameters_are_bytes_of_all_ranks(make: Make, tmp_path: Path) -> None:
+    once, again = (parameters(run(make, tmp_path / name, [2, 1], mode="sync")) for name in ("once", "again"))
+    assert once == again
+    assert configuration is not None
