@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from nmt_train.checkpoint import CheckpointConfig
-from nmt_train.codec import DroppingConfig
+from nmt_train.codec import DroppingConfig, QsgdConfig, ThresholdConfig
 from nmt_train.corpus import BatchConfig, CorpusConfig
 from nmt_train.duration import Span
 from nmt_train.errors import UserError
@@ -65,6 +65,8 @@ class Config:
     local: LocalConfig = Field(default_factory=LocalConfig)
     exchange: ExchangeConfig = Field(default_factory=ExchangeConfig)
     dropping: DroppingConfig = Field(default_factory=DroppingConfig)
+    threshold: ThresholdConfig = Field(default_factory=ThresholdConfig)
+    qsgd: QsgdConfig = Field(default_factory=QsgdConfig)
     wire: WireConfig = Field(default_factory=WireConfig)
     stop: StopConfig
     validation: ValidationConfig = Field(default_factory=ValidationConfig)
@@ -82,7 +84,7 @@ class Config:
 HARMLESS = (
     "run", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
     "corpus.max_skipped", "mode", "optimizer.at", "optimizer.async_beta1", "optimizer.async_warmup",
-    "override", "overlap", "pipeline", "local", "exchange", "dropping", "wire",
+    "override", "overlap", "pipeline", "local", "exchange", "dropping", "threshold", "qsgd", "wire",
 )  # fmt: skip
 _SECTIONS = TypeAdapter(Config)
 

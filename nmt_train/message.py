@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-DTYPES = (torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DTYPES = (torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8)
 
 
 @dataclass(frozen=True)

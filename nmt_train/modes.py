@@ -12,9 +12,13 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as section
 from torch import Tensor
 
-from nmt_train.codec import Codec, DroppingConfig, dropped_down
+from nmt_train.codec import Codec, SizeOnly, dropped_down
 from nmt_train.codec.dense import Dense
-from nmt_train.codec.topk import TopK, TopKSize
+from nmt_train.codec.int8 import Int8
+from nmt_train.codec.onebit import OneBit
+from nmt_train.codec.qsgd import Qsgd
+from nmt_train.codec.threshold import Threshold
+from nmt_train.codec.topk import TopK
 from nmt_train.errors import UserError
 from nmt_train.exchange import Exchange
 from nmt_train.exchange.all_reduce import AllReduce
@@ -77,6 +81,9 @@ MODES = {
 }
 
 
+CodecName = Literal["dense", "half", "bf16", "int8", "onebit", "qsgd", "threshold", "top-k"]
+
+
 @section(frozen=True, config=STRICT)
 class OverrideConfig:
     """Choices that replace those of the mode's row; null: as the mode has it."""
@@ -87,12 +94,10 @@ class OverrideConfig:
     exchange: Literal["alone", "server", "all-reduce"] | None = Field(
         default=None, description="with whom: alone, server or all-reduce"
     )
-    up: Literal["dense", "half", "bf16", "top-k"] | None = Field(
-        default=None, description="what workers send: dense, half, bf16 or top-k"
+    up: CodecName | None = Field(
+        default=None, description="what workers send: dense, half, bf16, int8, onebit, qsgd, threshold or top-k"
     )
-    down: Literal["dense", "half", "bf16", "top-k"] | None = Field(
-        default=None, description="what shards send: dense, half, bf16 or top-k"
-    )
+    down: CodecName | None = Field(default=None, description="what shards send: the same")
 
 
 @dataclass(frozen=True)
@@ -105,9 +110,9 @@ class Place:
     trace: Trace
 
     def codec(self, name: str, dropped: float) -> Codec:
-        """A codec for vectors like the model's: those without values have only sizes to be sent."""
-        table = {**CODECS, "top-k": TopKSize} if self.flat.parameters.is_meta else CODECS
-        return table[name](self.config.dropping, dropped)
+        """A codec for vectors like the model's: of those without values only sizes are sent."""
+        made = CODECS[name](self.config, dropped)
+        return SizeOnly(made) if self.flat.parameters.is_meta else made
 
 
 def row(config: Config) -> Mode:
@@ -217,9 +222,13 @@ SCHEDULES: dict[str, Callable[[Place, Exchange], Schedule]] = {
 DELAYS = {"every-step": 0, "overlapped": 1, "local-steps": 0}  # exchanges that a gradient is behind
 _LEFT_TO_THE_MODE = {"local.every": 100, "local.outer": "none"}
 EXCHANGES: dict[str, Callable[[Place, Mode], Exchange]] = {"alone": _alone, "server": _server, "all-reduce": _all_reduce}
-CODECS: dict[str, Callable[[DroppingConfig, float], Codec]] = {
+CODECS: dict[str, Callable[[Config, float], Codec]] = {
     "dense": lambda config, dropped: Dense(),
     "half": lambda config, dropped: Dense(torch.float16),
     "bf16": lambda config, dropped: Dense(torch.bfloat16),
-    "top-k": TopK,
+    "top-k": lambda config, dropped: TopK(config.dropping, dropped),
+    "int8": lambda config, dropped: Int8(),
+    "onebit": lambda config, dropped: OneBit(),
+    "qsgd": lambda config, dropped: Qsgd(config.qsgd),
+    "threshold": lambda config, dropped: Threshold(config.threshold),
 }

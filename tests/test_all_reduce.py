@@ -1,4 +1,4 @@
-"""Sums over all ranks: right, the same everywhere, as long as they should be; and training that is one worker's with all batches."""
+"""Sums over all ranks are right, the same everywhere, and no longer than need be; n workers train as one with all batches."""
 
 from __future__ import annotations
 

@@ -9,10 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt_train.codec import Codec, DroppingConfig, kept
+from nmt_train.codec import Codec, DroppingConfig, QsgdConfig, ThresholdConfig, kept
 from nmt_train.codec.dense import Dense
 from nmt_train.codec.feedback import Feedback
-from nmt_train.codec.topk import TopK, _reaching, pack_gaps, unpack_gaps
+from nmt_train.codec.int8 import Int8
+from nmt_train.codec.onebit import COLUMN, OneBit
+from nmt_train.codec.qsgd import Qsgd
+from nmt_train.codec.select import Sample, reaching
+from nmt_train.codec.threshold import GRAIN, Threshold
+from nmt_train.codec.topk import TopK, pack_gaps, unpack_gaps
 from nmt_train.errors import NotFinite
 
 CODECS = {
@@ -21,6 +26,16 @@ CODECS = {
     "top-k": lambda: TopK(DroppingConfig(warmup="none", values="fp32", indices="int32"), 0.9),
     "top-k, sampled": lambda: TopK(DroppingConfig(warmup="none", sample=100), 0.99),
     "top-k, warming up": lambda: TopK(DroppingConfig(warmup="exponential", warmup_updates=10), 0.99),
+}
+ROUNDED = {  # their parts of a vector may be larger than its elements, and what is left is rounded as the largest
+    "bf16": lambda: Dense(torch.bfloat16),
+    "int8": lambda: Int8(),
+    "onebit": lambda: OneBit(),
+    "qsgd, elias": lambda: Qsgd(QsgdConfig(bucket=64)),
+    "qsgd, plain": lambda: Qsgd(QsgdConfig(levels=1, bucket=1000, coding="plain")),
+    "threshold, words": lambda: Threshold(ThresholdConfig(tau=0.5, coding="words")),
+    "threshold, golomb-rice": lambda: Threshold(ThresholdConfig(tau=1e-4)),
+    "threshold, by density": lambda: Threshold(ThresholdConfig(density=0.1)),
 }
 NUMBERS = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, -0.0, 1e-30, 1e-42, 65504.0, 1e6])
 VECTORS = st.lists(NUMBERS, max_size=400) | st.builds(lambda x, n: [x] * n, NUMBERS, st.integers(0, 2000))
@@ -44,6 +59,78 @@ def test_decoded_plus_residual_is_the_input_and_what_was_owed(name: str, rounds:
         owed = feedback.residual + vector
         decoded, _ = both(feedback, vector, update)
         assert torch.equal(decoded + feedback.residual, owed)
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+@settings(max_examples=60, deadline=None)
+@given(rounds=st.lists(VECTORS, min_size=1, max_size=3))
+def test_decoded_plus_residual_is_so_to_rounding(name: str, rounds: list[list[float]]) -> None:
+    size = len(rounds[0])
+    feedback = Feedback(ROUNDED[name](), torch.zeros(size))
+    for values in rounds:
+        vector = torch.tensor((values * (size // max(1, len(values)) + 1))[:size] if values else [0.0] * size)
+        owed = feedback.residual + vector
+        decoded, _ = both(feedback, vector, 0)
+        largest = max(float(part.abs().max()) for part in (owed, decoded)) if size else 0.0
+        torch.testing.assert_close(decoded + feedback.residual, owed, rtol=0, atol=2**-22 * largest)
+
+
+@pytest.mark.parametrize("name", ["half", "bf16", "top-k", "int8", "onebit", "qsgd, plain", "threshold, by density"])
+def test_a_message_is_as_long_as_it_says_it_would_be(name: str) -> None:
+    torch.manual_seed(3)
+    vector = torch.randn(200_000) * torch.rand(200_000)
+    codec = (CODECS | ROUNDED)[name]()
+    expected = codec.sized(torch.empty(200_000, device="meta")).bytes
+    assert expected == pytest.approx(codec.encode(vector, 1000).bytes, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_what_is_not_finite_is_refused_by_all(name: str, bad: float) -> None:
+    vector = torch.randn(700)
+    vector[600] = bad
+    with pytest.raises(NotFinite):
+        ROUNDED[name]().encode(vector, 0)
+
+
+def test_int8_errs_by_half_a_level_of_the_largest() -> None:
+    vector = torch.randn(1000)
+    decoded, size = both(Int8(), vector, 0)
+    assert size == 1000 + 4
+    assert float((decoded - vector).abs().max()) <= 0.51 * float(vector.abs().max()) / 127
+
+
+def test_one_bit_keeps_the_means_of_both_signs_of_every_column() -> None:
+    vector = torch.randn(COLUMN + 40)
+    decoded, size = both(OneBit(), vector, 0)
+    assert size == (COLUMN + 40) // 8 + 4 * 4
+    for column in (slice(0, COLUMN), slice(COLUMN, None)):
+        for chosen in (vector[column] >= 0, vector[column] < 0):
+            expected = vector[column][chosen].mean().expand(int(chosen.sum()))
+            torch.testing.assert_close(decoded[column][chosen], expected, rtol=1e-5, atol=0)
+
+
+def test_random_rounding_is_right_on_average() -> None:
+    torch.manual_seed(5)
+    vector, codec = torch.randn(300), Qsgd(QsgdConfig(levels=3, bucket=100))
+    mean = sum((both(codec, vector, 0)[0] for _ in range(2000)), torch.zeros(300)) / 2000
+    level = float(vector.view(3, 100).norm(dim=1).max()) / 3
+    assert float((mean - vector).abs().max()) < 5 * 0.5 * level / math.sqrt(2000)  # five standard deviations
+
+
+def test_a_threshold_sends_signs_of_what_reaches_it_and_keeps_what_is_over() -> None:
+    feedback = Feedback(Threshold(ThresholdConfig(tau=1.0, coding="words")), torch.zeros(4))
+    decoded, size = both(feedback, torch.tensor([2.5, -1.0, 0.75, -0.25]), 0)
+    assert decoded.tolist() == [1.0, -1.0, 0.0, 0.0]
+    assert size == 4 + 2 * 4
+    assert feedback.residual.tolist() == [1.5, 0.0, 0.75, -0.25]
+
+
+def test_thresholds_are_whole_numbers_of_grains_so_that_sums_do_not_depend_on_their_order() -> None:
+    for tau in (1e-9, 1e-4, 0.3, 7.7, None):
+        message = Threshold(ThresholdConfig(tau=tau, density=0.2)).encode(torch.randn(50), 0)
+        grains = float(message.tensors[0].double()) / GRAIN
+        assert grains == round(grains) >= 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -80,11 +167,11 @@ def test_about_the_target_is_sent_where_the_threshold_is_estimated() -> None:
 def test_every_element_is_looked_at_in_time() -> None:
     """A stride that never changes would be blind for what lies between (a bug of the first implementation)."""
     vector = torch.zeros(100_003)
-    codec = TopK(DroppingConfig(warmup="none", sample=1000), 0.99)
+    sample = Sample(1000)
     seen = torch.zeros(100_003, dtype=torch.bool)
     for _ in range(500):
-        codec._threshold(vector, 100)
-        seen[(torch.arange(1000) * 100_003 // 1000 + codec._shift) % 100_003] = True
+        sample.threshold(vector, 100)
+        seen[(torch.arange(1000) * 100_003 // 1000 + sample._shift) % 100_003] = True
     assert seen.float().mean() > 0.95
 
 
@@ -130,6 +217,6 @@ def test_gaps_tell_positions(places: set[int]) -> None:
 
 def test_selection_by_threshold_is_that_of_plain_comparison() -> None:
     vector = torch.randn(2_500_000)
-    positions, values = _reaching(vector, 2.0)
+    positions, values = reaching(vector, 2.0)
     assert torch.equal(positions, (vector.abs() >= torch.tensor(2.0)).nonzero().flatten())
     assert torch.equal(values, vector[positions])

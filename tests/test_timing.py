@@ -13,7 +13,7 @@ from virtual import cluster
 
 from nmt_train.cluster import Cost, DeviceConfig, LinkConfig, Straggler
 from nmt_train.codec import DroppingConfig
-from nmt_train.codec.topk import TopK, TopKSize
+from nmt_train.codec.topk import TopK
 from nmt_train.timing import Timing, measure
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -56,7 +56,7 @@ def test_what_would_be_sent_is_as_long_as_what_is_sent() -> None:
         for indices in ("gaps", "int32"):
             config = DroppingConfig(indices=indices)
             sent = TopK(config, dropped).encode(torch.randn(400_000), 0).bytes
-            expected = TopKSize(config, dropped).encode(torch.empty(400_000, device="meta"), 0).bytes
+            expected = TopK(config, dropped).sized(torch.empty(400_000, device="meta")).bytes
             assert expected == pytest.approx(sent, rel=0.2)  # the threshold of a sample errs
 
 

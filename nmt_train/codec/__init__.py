@@ -1,7 +1,8 @@
-"""What travels: the protocol that every codec follows, and its settings."""
+"""What travels: what every codec does, and its settings."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Literal, Protocol
 
 from pydantic import Field
@@ -15,20 +16,50 @@ from nmt_train.section import STRICT
 class Codec(Protocol):
     """Turns a vector into a message and back. What a message leaves out of a vector is the codec's loss."""
 
+    @abstractmethod
     def encode(self, vector: Tensor, update: int) -> Message:
         """`vector` (elements,) as it is; `update` is how many updates there were, for what changes over training.
 
         NotFinite if what would be sent is infinite or not a number.
         """
 
+    @abstractmethod
+    def sized(self, vector: Tensor) -> Message:
+        """A message as long as `encode` makes in the end, of a vector that has a size but no values (torch's `meta` device)."""
+
     def effort(self, elements: int) -> int:
         """How many of a vector's elements encoding goes through: none where the vector itself is sent."""
+        return elements
 
+    @abstractmethod
     def decode(self, message: Message, into: Tensor) -> None:
         """Overwrite `into` (elements,) with the vector that the message stands for."""
 
+    @abstractmethod
     def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
         """Add that vector (or subtract it, with sign -1) instead."""
+
+
+class SizeOnly(Codec):
+    """Any codec for vectors that have a size but no values: messages have their lengths, and there is nothing to decode."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+
+    def encode(self, vector: Tensor, update: int) -> Message:
+        return self._codec.sized(vector)
+
+    def sized(self, vector: Tensor) -> Message:
+        return self._codec.sized(vector)
+
+    def effort(self, elements: int) -> int:
+        return self._codec.effort(elements)
+
+    def decode(self, message: Message, into: Tensor) -> None:
+        return None
+
+    def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
+        return None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -57,6 +88,31 @@ class DroppingConfig:
         description="begin by sending all: dense: for warmup_updates; exponential: the share falls to its target over them",
     )
     warmup_updates: int = Field(default=200, ge=0, le=10**9, description="length of the warm-up [updates]")
+
+
+@dataclass(frozen=True, config=STRICT)
+class ThresholdConfig:
+    """Sending only what has grown to a threshold, as plus or minus the threshold (Strom 2015)."""
+
+    tau: float | None = Field(
+        default=None, gt=0, le=100, description="the threshold; null: what about a share of `density` reaches"
+    )
+    density: float = Field(default=0.01, gt=0, le=0.5, description="share of a vector that is sent, where tau is null")
+    sample: int = Field(default=10_000, ge=100, le=10**9, description="elements from which tau is estimated, where it is null")
+    coding: Literal["words", "golomb-rice"] = Field(
+        default="golomb-rice", description="of positions and signs: words of 4 bytes, or gaps in Golomb's and Rice's code"
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
+class QsgdConfig:
+    """Random rounding to a few levels, right on average (Alistarh et al. 2017)."""
+
+    levels: int = Field(default=7, ge=1, le=127, description="levels above zero, up to the norm of a stretch")
+    bucket: int = Field(default=512, ge=1, le=10**9, description="elements that share a norm")
+    coding: Literal["plain", "elias"] = Field(
+        default="elias", description="of levels: all in as many bits as the highest, or in Elias's gamma code"
+    )
 
 
 def dropped_down(config: DroppingConfig, pushes: int) -> float:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nmt_train.codec import Codec
 from nmt_train.errors import NotFinite
 from nmt_train.message import Message
 
 
-class Dense:
+class Dense(Codec):
     """`dtype` of what travels; float32 loses nothing."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
@@ -19,10 +20,13 @@ class Dense:
         """In full precision the message holds `vector` itself, not a copy; else NotFinite refuses what cannot be rounded."""
         if self._dtype == vector.dtype:
             return Message((), (vector,))
-        if not vector.is_meta and not torch.isfinite(torch.linalg.vector_norm(vector)):
+        if not torch.isfinite(torch.linalg.vector_norm(vector)):
             raise NotFinite("the vector to be sent is not finite")
         largest = torch.finfo(self._dtype).max
         return Message((), (vector.clamp(-largest, largest).to(self._dtype),))
+
+    def sized(self, vector: Tensor) -> Message:
+        return Message((), (vector.to(self._dtype),))
 
     def effort(self, elements: int) -> int:
         return 0 if self._dtype == torch.float32 else elements

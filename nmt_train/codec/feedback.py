@@ -10,7 +10,7 @@ from nmt_train.flat import add
 from nmt_train.message import Message
 
 
-class Feedback:
+class Feedback(Codec):
     """`residual` (elements,) is what is still owed. `residual` before + vector == decoded message + `residual` after."""
 
     def __init__(self, codec: Codec, residual: Tensor) -> None:
@@ -27,8 +27,8 @@ class Feedback:
         self._codec.add(message, self.residual, sign=-1)
         return message
 
-    def effort(self, elements: int) -> int:
-        return elements
+    def sized(self, vector: Tensor) -> Message:
+        return self._codec.sized(vector)
 
     def decode(self, message: Message, into: Tensor) -> None:
         self._codec.decode(message, into)

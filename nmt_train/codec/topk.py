@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from nmt_train.codec import DroppingConfig, kept
+from nmt_train.codec import Codec, DroppingConfig, kept
 from nmt_train.codec.dense import Dense
+from nmt_train.codec.select import Sample, exactly, reaching
 from nmt_train.errors import NotFinite
 from nmt_train.message import Message
 
-_BLOCK = 1 << 20  # elements at a time: many small calls would each wait for the interpreter beside a busy worker
 _SPARSE, _DENSE = 1, 0
 _HALF_MAX = 65504.0
 
 
-class TopK:
+class TopK(Codec):
     """Sends about a share of the elements, changing over the warm-up; all of them where positions would cost more than they
     save. A message's number says which.
     """
@@ -28,7 +27,7 @@ class TopK:
         self._config, self._dropped, self._dense = config, dropped, Dense()
         self._pack, self._unpack = _POSITIONS[config.indices]
         self._half = config.values == "fp16"
-        self._shift = 0
+        self._sample = Sample(config.sample)
 
     def encode(self, vector: Tensor, update: int) -> Message:
         target = self.target(vector.numel(), update)
@@ -43,8 +42,15 @@ class TopK:
             values = values.clamp_(-_HALF_MAX, _HALF_MAX).half()
         return Message((_SPARSE, positions.numel()), (self._pack(positions), values))
 
-    def effort(self, elements: int) -> int:
-        return elements
+    def sized(self, vector: Tensor) -> Message:
+        target = self.target(vector.numel(), update=self._config.warmup_updates)
+        if target > vector.numel() // 2:
+            return Message((_DENSE,), (vector,))
+        values = vector.new_empty(target, dtype=torch.float16 if self._half else None)
+        # Positions at random: each further 255 between two of them, probability (1 - share)^255, costs one byte more.
+        longer = (1 - target / vector.numel()) ** 255 if target else 0.0
+        each = 1 + longer / (1 - longer) if self._config.indices == "gaps" else 4.0
+        return Message((_SPARSE, target), (vector.new_empty(round(target * each), dtype=torch.uint8), values))
 
     def decode(self, message: Message, into: Tensor) -> None:
         if message.numbers[0] == _DENSE:
@@ -68,53 +74,15 @@ class TopK:
     def _largest(self, vector: Tensor, target: int) -> tuple[Tensor, Tensor]:
         """Positions, ascending, of about `target` of the largest elements, and these; never zeros, never many more."""
         if vector.numel() <= self._config.sample:
-            return _exactly(torch.arange(vector.numel(), device=vector.device), vector, target)
-        threshold = self._threshold(vector, target)
+            return exactly(torch.arange(vector.numel(), device=vector.device), vector, target)
+        threshold = self._sample.threshold(vector, target)
         if threshold > 0:
-            positions, values = _reaching(vector, threshold)
+            positions, values = reaching(vector, threshold)
         else:
             positions = vector.nonzero().flatten()
             values = vector[positions]
         most = math.floor(target * (1 + self._config.excess))
-        return (positions, values) if positions.numel() <= most else _exactly(positions, values, target)
-
-    def _threshold(self, vector: Tensor, target: int) -> float:
-        """Estimated on elements at even distances, shifted each time, so that over time every element is looked at."""
-        size, sample = vector.numel(), self._config.sample
-        self._shift = (self._shift + 7919) % size
-        places = (torch.arange(sample, device=vector.device) * size // sample + self._shift) % size
-        share = max(1, round(sample * target / size))
-        found = vector[places].abs_().topk(share).values[-1]
-        return float(found) if not torch.isnan(found) else math.inf
-
-
-def _reaching(vector: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Where |vector| is not below the threshold, and the elements there; what is not a number counts as large, so that it is
-    noticed.
-    """
-    if vector.is_cuda:
-        positions = (~(vector.abs() < threshold)).nonzero().flatten()
-        return positions, vector[positions]
-    values, limit = vector.numpy(), np.float32(threshold)
-    magnitude, small = np.empty(_BLOCK, np.float32), np.empty(_BLOCK, np.bool_)
-    found, there = [], []
-    for start in range(0, len(values), _BLOCK):
-        block = values[start : start + _BLOCK]
-        above = np.less(np.abs(block, out=magnitude[: len(block)]), limit, out=small[: len(block)])
-        places = np.flatnonzero(np.logical_not(above, out=above))
-        there.append(block[places])  # while the block is in the cache
-        places += start
-        found.append(places)
-    return torch.from_numpy(np.concatenate(found)), torch.from_numpy(np.concatenate(there))
-
-
-def _exactly(positions: Tensor, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Of elements in ascending order, with their positions, the `count` largest, zeros left out."""
-    magnitude = values.abs()
-    magnitude[torch.isnan(magnitude)] = math.inf
-    chosen = magnitude.topk(min(count, positions.numel())).indices
-    chosen = chosen[magnitude[chosen] > 0].sort().values
-    return positions[chosen], values[chosen]
+        return (positions, values) if positions.numel() <= most else exactly(positions, values, target)
 
 
 def pack_gaps(positions: Tensor) -> Tensor:
@@ -129,30 +97,6 @@ def pack_gaps(positions: Tensor) -> Tensor:
 def unpack_gaps(packed: Tensor) -> Tensor:
     """What `pack_gaps` was given, int64."""
     return torch.cumsum(packed, 0, dtype=torch.int64)[packed != 255]
-
-
-class TopKSize(TopK):
-    """What `TopK` would send of a vector that has a size but no values (torch's `meta` device)."""
-
-    def __init__(self, config: DroppingConfig, dropped: float) -> None:
-        super().__init__(config, dropped)
-        self._gaps = config.indices == "gaps"
-
-    def encode(self, vector: Tensor, update: int) -> Message:
-        target = self.target(vector.numel(), update)
-        if target > vector.numel() // 2:
-            return self._dense.encode(vector, update)
-        values = vector.new_empty(target, dtype=torch.float16 if self._half else None)
-        # Positions at random: each further 255 between two of them, probability (1 - share)^255, costs one byte more.
-        longer = (1 - target / vector.numel()) ** 255 if target else 0.0
-        each = 1 + longer / (1 - longer) if self._gaps else 4.0
-        return Message((_SPARSE, target), (vector.new_empty(round(target * each), dtype=torch.uint8), values))
-
-    def decode(self, message: Message, into: Tensor) -> None:
-        pass
-
-    def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
-        pass
 
 
 _POSITIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {

@@ -1,0 +1,81 @@
+"""Whole numbers in few bits: of a fixed width, unary, Elias's gamma code, Golomb's and Rice's code. Arrays of numpy.
+
+Codes are laid out in planes: first all unary parts, then all first bits of the rest, and so on, so that no loop goes over
+numbers. That takes the same number of bits as one code after the other, and up to seven more for each plane.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Whole = NDArray[np.int64]
+
+
+def fixed(values: Whole, width: int) -> Bytes:
+    """The lowest `width` bits of each value, as planes: the first bits of all, then the second."""
+    planes = ((values >> place) & 1 for place in range(width))
+    return np.concatenate([np.packbits(plane.astype(np.uint8)) for plane in planes] or [np.empty(0, np.uint8)])
+
+
+def from_fixed(packed: Bytes, count: int, width: int) -> Whole:
+    values = np.zeros(count, np.int64)
+    each = -(-count // 8)
+    for place in range(width):
+        plane = np.unpackbits(packed[place * each : (place + 1) * each], count=count)
+        values |= plane.astype(np.int64) << place
+    return values
+
+
+def unary(values: Whole) -> Bytes:
+    """So many zeros as each value says, and a one."""
+    ends = np.cumsum(values + 1) - 1
+    bits = np.zeros(int(ends[-1]) + 1 if len(ends) else 0, np.uint8)
+    bits[ends] = 1
+    return np.packbits(bits)
+
+
+def from_unary(packed: Bytes, count: int) -> tuple[Whole, int]:
+    """The values, and how many bytes they took."""
+    ends = np.flatnonzero(np.unpackbits(packed))[:count].astype(np.int64)
+    if not count:
+        return ends, 0
+    return np.diff(ends, prepend=-1) - 1, int(ends[-1]) // 8 + 1
+
+
+def gamma(values: Whole) -> Bytes:
+    """Elias's gamma code of values of at least 1: the number of bits after the first, in unary, and these bits."""
+    lengths = np.frexp(values.astype(np.float64))[1].astype(np.int64) - 1
+    planes = [unary(lengths)]
+    for place in range(int(lengths.max(initial=0))):
+        planes.append(fixed(values[lengths > place] >> place, 1))
+    return np.concatenate(planes)
+
+
+def from_gamma(packed: Bytes, count: int) -> Whole:
+    lengths, used = from_unary(packed, count)
+    values = np.left_shift(np.int64(1), lengths)
+    for place in range(int(lengths.max(initial=0))):
+        there = lengths > place
+        held = int(there.sum())
+        values[there] |= from_fixed(packed[used:], held, 1) << place
+        used += -(-held // 8)
+    return values
+
+
+def rice_width(density: float) -> int:
+    """The number of fixed bits that suits gaps between elements of which a share of `density` is there (Golomb 1966)."""
+    return max(0, round(math.log2(math.log(2) / density))) if 0 < density < 1 else 0
+
+
+def rice(values: Whole, width: int) -> Bytes:
+    """Golomb's code with a power of two (Rice): what `width` bits do not hold in unary, then these bits."""
+    return np.concatenate([unary(values >> width), fixed(values, width)])
+
+
+def from_rice(packed: Bytes, count: int, width: int) -> Whole:
+    high, used = from_unary(packed, count)
+    return (high << width) | from_fixed(packed[used:], count, width)

@@ -1,0 +1,55 @@
+"""Random rounding to a few levels, right on average (QSGD, Alistarh et al. 2017)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmt_train.codec import Codec, QsgdConfig, bits
+from nmt_train.errors import NotFinite
+from nmt_train.message import Message
+
+
+class Qsgd(Codec):
+    """Each stretch of `bucket` elements is sent as its norm, and of each element its sign and one of `levels` levels: the one
+    below or above, by chance, so that the expected value is the element's.
+    """
+
+    def __init__(self, config: QsgdConfig) -> None:
+        self._config, self._width = config, config.levels.bit_length()
+
+    def encode(self, vector: Tensor, update: int) -> Message:
+        bucket, levels = self._config.bucket, self._config.levels
+        filled = torch.nn.functional.pad(vector.cpu(), (0, -vector.numel() % bucket)).view(-1, bucket)
+        norms = filled.norm(dim=1, keepdim=True)
+        if not torch.isfinite(norms).all():
+            raise NotFinite("the vector to be sent is not finite")
+        exact = filled.abs().mul_(levels / norms.clamp(min=torch.finfo(norms.dtype).tiny))
+        chosen = (exact + torch.rand(exact.shape)).floor_().clamp_(max=levels)
+        whole = chosen.flatten()[: vector.numel()].to(torch.int64).numpy()
+        signs = np.packbits((vector.cpu() < 0).numpy())
+        code = bits.gamma(whole + 1) if self._config.coding == "elias" else bits.fixed(whole, self._width)
+        return Message((), (norms.flatten(), torch.from_numpy(signs), torch.from_numpy(code)))
+
+    def sized(self, vector: Tensor) -> Message:
+        """With Elias's code as long as the plain one: how much shorter it is depends on the values."""
+        elements = vector.numel()
+        codes = [vector.new_empty(-(-elements // 8) * planes, dtype=torch.uint8) for planes in (1, self._width)]
+        return Message((), (vector.new_empty(-(-elements // self._config.bucket)), *codes))
+
+    def decode(self, message: Message, into: Tensor) -> None:
+        norms, signs, code = (tensor.cpu() for tensor in message.tensors)
+        count = into.numel()
+        if self._config.coding == "elias":
+            whole = bits.from_gamma(code.numpy(), count) - 1
+        else:
+            whole = bits.from_fixed(code.numpy(), count, self._width)
+        each = norms.repeat_interleave(self._config.bucket)[:count] / self._config.levels
+        negative = torch.from_numpy(np.unpackbits(signs.numpy(), count=count)).to(torch.float32)
+        into.copy_(torch.from_numpy(whole).to(torch.float32) * each * (1 - 2 * negative))
+
+    def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
+        decoded = torch.empty_like(into)
+        self.decode(message, decoded)
+        into.add_(decoded, alpha=sign)
