@@ -25,7 +25,7 @@ from nmt_train.log import LogConfig
 from nmt_train.model import ModelConfig
 from nmt_train.modes import OverrideConfig
 from nmt_train.optim import OptimizerConfig
-from nmt_train.schedule import LocalConfig, OverlapConfig, PipelineConfig
+from nmt_train.schedule import DownpourConfig, LocalConfig, OverlapConfig, PipelineConfig
 from nmt_train.section import STRICT
 from nmt_train.stop import StopConfig
 from nmt_train.validate import ValidationConfig
@@ -42,7 +42,7 @@ class Config:
     mode: str = Field(
         default="single",
         description="how workers update the parameters: single (one machine), vanilla, overlap, sparse, sparse-overlap,"
-        " sync, pipe, local-sgd, simuparallel, diloco",
+        " staleness-aware, softsync, backup, downpour, easgd, sync, pipe, local-sgd, simuparallel, diloco",
     )
     devices: str | list[int] = Field(
         default="auto", description="auto (a GPU, if any), cpu, cpu x N, cuda, all (every GPU), or GPU numbers: [0, 1]"
@@ -63,6 +63,7 @@ class Config:
     overlap: OverlapConfig = Field(default_factory=OverlapConfig)
     pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
     local: LocalConfig = Field(default_factory=LocalConfig)
+    downpour: DownpourConfig = Field(default_factory=DownpourConfig)
     exchange: ExchangeConfig = Field(default_factory=ExchangeConfig)
     dropping: DroppingConfig = Field(default_factory=DroppingConfig)
     threshold: ThresholdConfig = Field(default_factory=ThresholdConfig)
@@ -84,7 +85,7 @@ class Config:
 HARMLESS = (
     "run", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
     "corpus.max_skipped", "mode", "optimizer.at", "optimizer.async_beta1", "optimizer.async_warmup",
-    "override", "overlap", "pipeline", "local", "exchange", "dropping", "threshold", "qsgd", "wire",
+    "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "wire",
 )  # fmt: skip
 _SECTIONS = TypeAdapter(Config)
 

@@ -211,7 +211,8 @@ class Leader:
         progress.tick(training=True)
         state.validation_pending = True
         # After a refresh the model has exactly the global parameters, but not their running mean.
-        measured = gathering.snapshot().vectors["smoothed"] if self._config.optimizer.smoothing else None
+        which = "smoothed" if self._config.optimizer.smoothing else "parameters" if worker.schedule.apart else None
+        measured = gathering.snapshot().vectors[which] if which else None
         try:
             with worker.trace.span("validate"), worker.flat.using(measured):
                 scores = self._test_set.measure(worker.model, self._config.validation, lambda: self.signal is not None)

@@ -20,17 +20,20 @@ from nmt_train.codec.qsgd import Qsgd
 from nmt_train.codec.threshold import Threshold
 from nmt_train.codec.topk import TopK
 from nmt_train.errors import UserError
-from nmt_train.exchange import Exchange
+from nmt_train.exchange import Exchange, ExchangeConfig
 from nmt_train.exchange.all_reduce import AllReduce
 from nmt_train.exchange.alone import Alone
 from nmt_train.exchange.channel import OneChannel
 from nmt_train.exchange.node import PerNode, first_ranks
 from nmt_train.exchange.ring import Ring
+from nmt_train.exchange.rules import Asynchronous, Rounds, Rule, SoftSync, StalenessAware
 from nmt_train.exchange.server import Server
 from nmt_train.flat import Flat
 from nmt_train.optim import Adder, Optimizer, Outer, among
 from nmt_train.refusals import refuse
 from nmt_train.schedule import Schedule
+from nmt_train.schedule.downpour import Downpour
+from nmt_train.schedule.elastic import Elastic
 from nmt_train.schedule.every_step import EveryStep
 from nmt_train.schedule.local_steps import LocalSteps
 from nmt_train.schedule.overlap import Overlap
@@ -69,17 +72,24 @@ MODES = {
     "overlap": Mode("overlapped", "server", "dense", "dense", "thesis 3.4, 3.7"),
     "sparse": Mode("every-step", "server", "top-k", "top-k", "thesis 3.8", optimizer="worker"),
     "sparse-overlap": Mode("overlapped", "server", "top-k", "top-k", "thesis 4.2.5", optimizer="worker"),
+    "staleness-aware": Mode("every-step", "server", "dense", "dense", "Zhang 2016",
+                            settings={"exchange.rule": "staleness-aware"}),
+    "softsync": Mode("every-step", "server", "dense", "dense", "Zhang 2016",
+                     settings={"exchange.rule": "softsync", "exchange.bundle": 2}),
+    "backup": Mode("every-step", "server", "dense", "dense", "Chen 2016",
+                   settings={"exchange.rule": "rounds", "exchange.backup": 1}),
+    "downpour": Mode("downpour", "server", "dense", "dense", "Dean 2012, Farrell & Yang 2016",
+                     settings={"exchange.shards": 1, "optimizer.name": "adagrad"}),
+    "easgd": Mode("local-steps", "server", "dense", "dense", "Zhang 2015", optimizer="worker",
+                  settings={"local.outer": "elastic", "local.every": 10}),
     "sync": Mode("every-step", "all-reduce", "dense", "dense", "Arnold 2016, Algorithm 1"),
     "pipe": Mode("pipelined", "all-reduce", "half", "half", "Pipe-SGD, Algorithm 1"),
     "local-sgd": Mode("local-steps", "all-reduce", "dense", "dense", "Stich 2019", optimizer="worker"),
-    "simuparallel": Mode(
-        "local-steps", "all-reduce", "dense", "dense", "thesis 2.3.1", optimizer="worker", settings={"local.every": 0}
-    ),
-    "diloco": Mode(
-        "local-steps", "all-reduce", "half", "half", "DiLoCo", optimizer="worker", settings={"local.outer": "nesterov"}
-    ),
-}
-
+    "simuparallel": Mode("local-steps", "all-reduce", "dense", "dense", "thesis 2.3.1", optimizer="worker",
+                         settings={"local.every": 0}),
+    "diloco": Mode("local-steps", "all-reduce", "half", "half", "DiLoCo", optimizer="worker",
+                   settings={"local.outer": "nesterov"}),
+}  # fmt: skip
 
 CodecName = Literal["dense", "half", "bf16", "int8", "onebit", "qsgd", "threshold", "top-k"]
 
@@ -88,8 +98,8 @@ CodecName = Literal["dense", "half", "bf16", "int8", "onebit", "qsgd", "threshol
 class OverrideConfig:
     """Choices that replace those of the mode's row; null: as the mode has it."""
 
-    schedule: Literal["every-step", "overlapped", "pipelined", "local-steps"] | None = Field(
-        default=None, description="when: every-step, overlapped, pipelined or local-steps"
+    schedule: Literal["every-step", "overlapped", "pipelined", "local-steps", "downpour"] | None = Field(
+        default=None, description="when: every-step, overlapped, pipelined, local-steps or downpour"
     )
     exchange: Literal["alone", "server", "all-reduce"] | None = Field(
         default=None, description="with whom: alone, server or all-reduce"
@@ -121,7 +131,7 @@ def row(config: Config) -> Mode:
         raise UserError(f"mode: {config.mode!r} is unknown; this version has {', '.join(MODES)}")
     given = {name: value for name, value in vars(config.override).items() if value is not None}
     mode = dataclasses.replace(MODES[config.mode], **given)
-    refuse(mode, config)
+    refuse(mode, settled(mode, config))
     at = config.optimizer.at or ("shard" if config.exchange.local_gradient else mode.optimizer)
     return dataclasses.replace(mode, optimizer=at)
 
@@ -147,8 +157,10 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
 def build(mode: Mode, config: Config, flat: Flat, wire: Wire, trace: Trace) -> Schedule:
     """The objects of a row, ready for the loop."""
     # An update of a bundle is one of so many workers together; of all that exchange together, one of all.
-    apart = 1 if mode.exchange == "all-reduce" else max(1, mode.workers // config.exchange.bundle)
-    config = dataclasses.replace(settled(mode, config), optimizer=among(apart, config.optimizer))
+    config = settled(mode, config)
+    in_step = mode.exchange == "all-reduce" or config.exchange.rule == "rounds"
+    apart = 1 if in_step else max(1, mode.workers // (config.exchange.bundle or 1))
+    config = dataclasses.replace(config, optimizer=among(apart, config.optimizer))
     place = Place(config, flat, wire, trace)
     return SCHEDULES[mode.schedule](place, EXCHANGES[mode.exchange](place, mode))
 
@@ -175,7 +187,9 @@ def _server(place: Place, mode: Mode) -> Exchange:
     pushes = config.exchange.per == "device" or wire.rank in first_ranks(wire.nodes)
     server: Exchange = Server(
         wire, parameters, config.optimizer, config.exchange, at_worker=at_worker, feedback=feedback, trace=place.trace,
+        rule=RULES[config.exchange.rule or "async"](config.exchange),
         up=lambda: place.codec(mode.up, dropping.up), down=down, delay=DELAYS[mode.schedule], pushes=pushes,
+        prepares=mode.schedule != "local-steps",
     )  # fmt: skip
     if config.exchange.per == "node":
         return PerNode(server, wire, parameters)
@@ -212,15 +226,30 @@ def _pipelined(place: Place, exchange: Exchange) -> Schedule:
     return Pipelined(place.flat, exchange, place.wire, place.trace, place.config.pipeline)
 
 
+def _downpour(place: Place, exchange: Exchange) -> Schedule:
+    return Downpour(place.flat, exchange, place.config.downpour, place.config.optimizer.clip_norm)
+
+
 def _local_steps(place: Place, exchange: Exchange) -> Schedule:
-    return LocalSteps(place.flat, exchange, place.trace, place.config.local, place.config.optimizer)
+    kind = Elastic if place.config.local.outer == "elastic" else LocalSteps
+    return kind(place.flat, exchange, place.trace, place.config.local, place.config.optimizer)
 
 
 SCHEDULES: dict[str, Callable[[Place, Exchange], Schedule]] = {
     "every-step": _every_step, "overlapped": _overlapped, "pipelined": _pipelined, "local-steps": _local_steps,
+    "downpour": _downpour,
 }  # fmt: skip
-DELAYS = {"every-step": 0, "overlapped": 1, "local-steps": 0}  # exchanges that a gradient is behind
-_LEFT_TO_THE_MODE = {"local.every": 100, "local.outer": "none"}
+DELAYS = {"every-step": 0, "overlapped": 1, "local-steps": 0, "downpour": 0}  # exchanges that a gradient is behind
+_LEFT_TO_THE_MODE = {
+    "optimizer.name": "adam", "local.every": 100, "local.outer": "none", "exchange.rule": "async", "exchange.bundle": 1,
+    "exchange.backup": 0,
+}  # fmt: skip
+RULES: dict[str, Callable[[ExchangeConfig], Rule]] = {
+    "async": lambda config: Asynchronous(config.bundle or 1),
+    "staleness-aware": lambda config: StalenessAware(config.bundle or 1),
+    "softsync": lambda config: SoftSync(config.bundle or 1),
+    "rounds": lambda config: Rounds(config.backup or 0),
+}
 EXCHANGES: dict[str, Callable[[Place, Mode], Exchange]] = {"alone": _alone, "server": _server, "all-reduce": _all_reduce}
 CODECS: dict[str, Callable[[Config, float], Codec]] = {
     "dense": lambda config, dropped: Dense(),

@@ -23,7 +23,11 @@ Name = Literal["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adadelta", 
 class OptimizerConfig:
     """How gradients become updates. Where a key does not apply to the named optimiser, it has no effect."""
 
-    name: Name = Field(default="adam", description="sgd, momentum, nesterov, adagrad, rmsprop, adadelta, adam or adamw")
+    name: Name | None = Field(
+        default=None,
+        description="sgd, momentum, nesterov, adagrad, rmsprop, adadelta, adam or adamw; null: as the mode has it (adam, but"
+        " adagrad in downpour)",
+    )
     learning_rate: float = Field(default=3e-4, gt=0, description="the schedule's peak")
     schedule: Literal["constant", "inverse-sqrt", "step", "cosine"] = Field(
         default="inverse-sqrt", description="after warm-up: constant, inverse-sqrt, step or cosine"
@@ -102,7 +106,7 @@ class Optimizer:
     def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
         self.config, self.updates = config, 0
         self._parameter = torch.nn.Parameter(parameters)
-        self._torch: Any = _Still() if parameters.is_meta else _BY_NAME[config.name](config, self._parameter)
+        self._torch: Any = _Still() if parameters.is_meta else _BY_NAME[config.name or "adam"](config, self._parameter)
         self._factor = 1.0
         self.smoothed = parameters.clone() if config.smoothing else None
 
@@ -126,10 +130,13 @@ class Optimizer:
         self.updates, self._factor = updates, other._factor
 
     @torch.no_grad()
-    def apply(self, gradient: Tensor) -> None:
-        """One update by `gradient`, of the same shape as the parameters; the gradient's values may be overwritten."""
+    def apply(self, gradient: Tensor, share: float = 1.0) -> None:
+        """One update by `gradient`, of the same shape as the parameters; the gradient's values may be overwritten.
+
+        share: how much of a step it is to be.
+        """
         self.updates += 1
-        self._torch.param_groups[0]["lr"] = self._step_size()
+        self._torch.param_groups[0]["lr"] = self._step_size() * share
         self._parameter.grad = gradient
         self._torch.step()
         if self.smoothed is not None:
@@ -234,8 +241,8 @@ class Outer(Optimizer):
     def _step_size(self) -> float:
         return self._rate
 
-    def apply(self, gradient: Tensor) -> None:
-        super().apply(gradient.neg_())
+    def apply(self, gradient: Tensor, share: float = 1.0) -> None:
+        super().apply(gradient.neg_(), share)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         vectors, numbers = super().state()

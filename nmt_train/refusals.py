@@ -18,7 +18,7 @@ Rule = Callable[["Mode", "Config"], str | None]
 
 
 def refuse(mode: Mode, config: Config) -> None:
-    """UserError with the first rule that the choices break."""
+    """UserError with the first rule that the choices break; `config` has the mode's own for what was left to it."""
     for rule in _RULES:
         if (sentence := rule(mode, config)) is not None:
             raise UserError(sentence)
@@ -70,8 +70,12 @@ def _all_reduce(mode: Mode, config: Config) -> str | None:
             f"override.schedule: {mode.schedule} lets every worker exchange when it likes, but exchange all-reduce needs all at"
             " the same step; use pipelined, or override.exchange: server"
         )
-    for key, plain in (("per", "device"), ("one_channel_per_node", False), ("bundle", 1), ("local_gradient", False)):
-        if getattr(config.exchange, key) != plain:
+    plain = {
+        "per": "device", "one_channel_per_node": False, "local_gradient": False, "rule": "async", "bundle": 1, "backup": 0,
+        "shards": None,
+    }  # fmt: skip
+    for key, value in plain.items():
+        if getattr(config.exchange, key) != value:
             return f"exchange.{key}: is of a server, but mode {config.mode} has exchange all-reduce; remove it"
     if config.optimizer.at == "worker":
         return f"optimizer.at: worker needs a server that adds up, but mode {config.mode} has exchange all-reduce; remove it"
@@ -79,7 +83,17 @@ def _all_reduce(mode: Mode, config: Config) -> str | None:
 
 
 def _server(mode: Mode, config: Config) -> str | None:
-    if mode.exchange == "server" and mode.schedule == "pipelined":
+    if mode.exchange != "server":
+        return None
+    settings = config.exchange
+    if settings.rule == "rounds" and settings.one_channel_per_node:
+        return "exchange.one_channel_per_node: lets one rank of a node exchange at a time, but a round waits for all; remove it"
+    if settings.rule == "rounds" and settings.backup and mode.up != "dense":
+        return (
+            f"exchange.backup: drops what comes late, which with override.up {mode.up} would not be sent again; use dense, or"
+            " backup 0"
+        )
+    if mode.schedule == "pipelined":
         return (
             "override.schedule: pipelined keeps all workers in step, but with exchange server each goes its own pace; use"
             " overlapped, or override.exchange: all-reduce"
@@ -88,11 +102,7 @@ def _server(mode: Mode, config: Config) -> str | None:
 
 
 def _one_exchange(mode: Mode, config: Config) -> str | None:
-    every = {"local.every": config.local.every, **mode.settings}["local.every"]
-    if mode.schedule != "local-steps" or every is None:
-        return None
-    updates = [span.amount for span in config.stop.after if span.unit == "u"]
-    if every == 0 and len(updates) == len(config.stop.after):
+    if mode.schedule == "local-steps" and config.local.every == 0 and all(span.unit == "u" for span in config.stop.after):
         return (
             f"stop.after: counts updates, of which mode {config.mode} makes one, when training ends; give epochs, words or time"
         )

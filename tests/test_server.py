@@ -20,6 +20,7 @@ from nmt_train.exchange import ExchangeConfig
 from nmt_train.exchange.alone import Alone
 from nmt_train.exchange.channel import OneChannel
 from nmt_train.exchange.node import PerNode
+from nmt_train.exchange.rules import Asynchronous
 from nmt_train.exchange.server import Server
 from nmt_train.flat import Flat
 from nmt_train.optim import Optimizer, OptimizerConfig
@@ -41,7 +42,7 @@ def server(
     codec: Callable[[], Any] = (lambda: TopK(DROPPING, 0.9)) if sparse else Dense
     made = Server(
         wire, START.clone(), optimizer, ExchangeConfig(**settings), up=codec, down=codec if sparse else None, feedback=sparse,
-        trace=Trace(False, wire), at_worker=at_worker,
+        rule=Asynchronous(settings.get("bundle", 1)), trace=Trace(False, wire), at_worker=at_worker,
     )  # fmt: skip
     return made
 
@@ -129,7 +130,7 @@ def test_staleness_is_what_others_have_pushed_since_the_worker_last_heard() -> N
 
 def test_an_overlapped_gradient_is_of_the_parameters_before_the_last_answer() -> None:
     wire, copy = wires([0])[0], START.clone()
-    made = Server(wire, START.clone(), SGD, ExchangeConfig(), Dense, None, False, Trace(False, wire), delay=1)
+    made = Server(wire, START.clone(), SGD, ExchangeConfig(), Dense, None, False, Asynchronous(1), Trace(False, wire), delay=1)
     for _ in range(4):
         made.sync(torch.ones(101), copy)
     assert dict(made.staleness) == {0: 1, 1: 3}
@@ -172,7 +173,9 @@ def test_what_another_mode_owed_is_given_once_and_saved_until_then(name: str) ->
     made.carry({"residual": torch.ones(101)})
     assert torch.equal(made.carried()["residual"], torch.ones(101))
     for _ in range(2):
-        made.sync(torch.zeros(101), copy)
+        gradient = torch.zeros(101)
+        made.prepare(gradient, copy)
+        made.sync(gradient, copy)
         torch.testing.assert_close(made.optimizer.parameters, START - 0.1)
     assert "residual" not in made.carried()
 
@@ -244,7 +247,9 @@ def test_one_channel_lets_one_rank_of_a_node_exchange_at_a_time() -> None:
 
     nodes = [0, 0, 0, 1]
     made = [
-        OneChannel(Watched(wire, START.clone(), SGD, ExchangeConfig(), Dense, None, False, Trace(False, wire)), wire)
+        OneChannel(
+            Watched(wire, START.clone(), SGD, ExchangeConfig(), Dense, None, False, Asynchronous(1), Trace(False, wire)), wire
+        )
         for wire in wires(nodes)
     ]
     copies = [START.clone() for _ in nodes]

@@ -33,8 +33,22 @@ class ExchangeConfig:
         le=10**6,
         description="ranks that hold a part of the parameters, one of each machine first; null: all",
     )
-    bundle: int = Field(
-        default=1, ge=1, le=10**6, description="pushes that a shard adds up before it updates (Aji & Heafield 2019) [pushes]"
+    rule: Literal["async", "staleness-aware", "softsync", "rounds"] | None = Field(
+        default=None,
+        description="when a shard updates: async (a bundle is full), staleness-aware (steps divided by it), softsync (by the"
+        " mean of a bundle), rounds (every worker has pushed, but for `backup`); null: as the mode has it",
+    )
+    bundle: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**6,
+        description="pushes that a shard adds up before it updates (Aji & Heafield 2019); null: as the mode has it [pushes]",
+    )
+    backup: int | None = Field(
+        default=None,
+        ge=0,
+        le=10**6,
+        description="rounds: workers that a round does not wait for; what they push late is dropped; null: as the mode has it",
     )
     per: Literal["device", "node"] = Field(
         default="device", description="who exchanges: every device, or the devices of a node together (thesis 3.7)"
@@ -57,7 +71,7 @@ class ExchangeConfig:
 
         Of a bundle that is not full a delta knows nothing yet: own updates would be taken back.
         """
-        return at_worker and feedback and self.own_updates and self.bundle == 1
+        return at_worker and feedback and self.own_updates and self.bundle in (None, 1)
 
 
 class Exchange(Protocol):
@@ -100,6 +114,14 @@ class Exchange(Protocol):
 
         `parameters` are what this worker last received, and `gradient` may be overwritten.
         """
+
+    def give(self, gradient: Tensor) -> None:
+        """Only give away what was prepared."""
+        self.sync(gradient, self.optimizer.parameters)
+
+    def fetch(self, parameters: Tensor) -> None:
+        """Only bring `parameters` up to date."""
+        parameters.copy_(self.optimizer.parameters)
 
     def rest(self) -> None:
         """Nothing more will come from this worker until its next `sync`: nobody should wait for it."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from nmt_train.codec import Codec
 from nmt_train.codec.feedback import Feedback
 from nmt_train.exchange import OPTIMIZER, RESIDUAL, UNSENT, Exchange, ExchangeConfig, Vectors
+from nmt_train.exchange.rules import Rule
 from nmt_train.exchange.shard import Shard
 from nmt_train.flat import cut, subtract
 from nmt_train.message import Message
@@ -23,13 +24,16 @@ from nmt_train.optim import Adder, Optimizer, OptimizerConfig
 from nmt_train.trace import Trace
 from nmt_train.wire import Tag, Wire
 
+# What a worker wants of a shard, the first number of its messages: update and answer, one of them, or not to be waited for.
+_EXCHANGE, _GIVE, _FETCH, _REST = range(4)
+
 
 class Server(Exchange):
     """The worker's end and this rank's shard. `up` makes the codec of pushes, `down` that of deltas (None: parameters).
 
     delay: how many exchanges a gradient is behind the parameters that came last: 1 where exchanges overlap with computing.
-    at_worker: workers make updates of their gradients and push those, and shards add them up. pushes: whether `sync` will be
-    called on this rank.
+    at_worker: workers push finished updates, and shards add them up; prepares: `prepare` makes them of gradients, not the
+    schedule. pushes: whether `sync` will be called on this rank.
     """
 
     def __init__(
@@ -41,27 +45,30 @@ class Server(Exchange):
         up: Callable[[], Codec],
         down: Callable[[], Codec] | None,
         feedback: bool,
+        rule: Rule,
         trace: Trace,
         delay: int = 0,
         at_worker: bool = False,
+        prepares: bool = True,
         pushes: bool = True,
     ) -> None:
         self._elements = parameters.numel()
         self.shards = self.given = self.kept = cut(self._elements, wire.nodes, config.shards)
         shard = parameters[self.shards[wire.rank]].clone()
         super().__init__((Adder if at_worker else Optimizer)(optimizer, shard))
-        self._wire, self._trace, self.at_worker = wire, trace, at_worker
+        self._wire, self._trace, self.at_worker, self._pushes = wire, trace, at_worker, pushes
         self._shard = self.shards[wire.rank]
         self._holders = [rank for rank, shard in enumerate(self.shards) if shard.start < shard.stop]
         self._serves = self._shard.start < self._shard.stop
-        self._bypass = config.bypass and self._serves
+        self._rule, self._bypass = rule, config.bypass and self._serves and not rule.holds
         self._told = 0  # updates of a shard when it last answered
         self._whole = config.knows_own(at_worker, feedback)
-        self._own = Shard(self.optimizer, up(), down() if down else None, config.bundle, delay, knows_own=self._whole)
+        self._own = Shard(self.optimizer, up(), down() if down else None, rule, delay, knows_own=self._whole)
         self.staleness = self._own.staleness
         self._lock = wire.lock()
         self._owes = UNSENT if at_worker else RESIDUAL
-        self._local = _OwnOptimizer(optimizer, parameters) if pushes and (at_worker or config.local_gradient) else None
+        own = pushes and ((at_worker and prepares) or config.local_gradient)
+        self._local = _OwnOptimizer(optimizer, parameters) if own else None
         self._newest: Tensor | None = None  # with local_gradient: the update by the last gradient
         self._received = parameters.clone() if pushes and (config.local_gradient or self._whole) else None
         self._others = [rank for rank in self._holders if rank != wire.rank or not self._bypass]
@@ -96,14 +103,11 @@ class Server(Exchange):
                 self._newest = gradient.clone()
                 self._step(self._newest, received)
             self._pay(self._owes, gradient)
-            answers = [(rank, self._push(rank, gradient, received)) for rank in self._others]
+            for rank in self._others:
+                self._push(rank, gradient, received, _EXCHANGE)
             if self._bypass:
                 self._push_directly(gradient[self._shard], received[self._shard])
-            for rank, answer in answers:
-                with self._trace.span("waiting"):
-                    message = answer.result()[1]
-                with self._trace.span("decode", received[self.shards[rank]].numel()):
-                    self._told = self._own.bring(_on(received.device, message), received[self.shards[rank]])
+            self._take_answers(received)
             if self._received is not None:
                 self._go_on_from(received, parameters)
 
@@ -124,24 +128,63 @@ class Server(Exchange):
         elif self._newest is not None:
             parameters.add_(self._newest)
 
-    def _push(self, rank: int, gradient: Tensor, received: Tensor) -> Any:
+    @torch.no_grad()
+    def give(self, gradient: Tensor) -> None:
+        """`sync` without what comes back; until the gradient has left."""
+        with self._trace.span("sync"):
+            self._pay(self._owes, gradient)
+            received = gradient if self._received is None else self._received
+            sent = [self._push(rank, gradient, received, _GIVE) for rank in self._others]
+            if self._bypass:
+                with self._lock, self._trace.span("update", self.optimizer.effort):
+                    self._own.push_directly(self._wire.rank, gradient[self._shard])
+            for done in sent:
+                done.result()
+
+    @torch.no_grad()
+    def fetch(self, parameters: Tensor) -> None:
+        """`sync` without what is given away."""
+        with self._trace.span("sync"):
+            received = parameters if self._received is None else self._received
+            for rank in self._others:
+                self._wire.send(rank, Tag.PUSH, Message((_FETCH,)))
+            if self._bypass:
+                with self._lock:
+                    self._own.copy_to(self._wire.rank, received[self._shard])
+            self._take_answers(received)
+            if self._received is not None:
+                self._go_on_from(received, parameters)
+
+    def _take_answers(self, received: Tensor) -> None:
+        answers = [(rank, self._wire.receive(rank, Tag.ANSWER)) for rank in self._others]
+        for rank, answer in answers:
+            with self._trace.span("waiting"):
+                message = answer.result()[1]
+            with self._trace.span("decode", received[self.shards[rank]].numel()):
+                self._told = self._own.bring(_on(received.device, message), received[self.shards[rank]])
+
+    def _push(self, rank: int, gradient: Tensor, received: Tensor, kind: int) -> Any:
         part = gradient[self.shards[rank]]
         with self._trace.span("encode", self._up[rank].effort(part.numel())):
             message = self._up[rank].encode(part, self.updates)
             if self._own.knows_own:
                 self._up[rank].add(message, received[self.shards[rank]])
-        self._wire.send(rank, Tag.PUSH, message)
-        return self._wire.receive(rank, Tag.ANSWER)
+        return self._wire.send(rank, Tag.PUSH, message.and_numbers(kind))
 
     def _push_directly(self, gradient: Tensor, parameters: Tensor) -> None:
         with self._lock, self._trace.span("update", self.optimizer.effort):
             self._own.push_directly(self._wire.rank, gradient)
             self._own.copy_to(self._wire.rank, parameters)
 
+    def rest(self) -> None:
+        if self._rule.holds:
+            for rank in self._holders:
+                self._wire.send(rank, Tag.PUSH, Message((_REST,)))
+
     @torch.no_grad()
     def refresh(self, parameters: Tensor) -> None:
         for rank in self._holders:
-            self._wire.send(rank, Tag.PULL, Message())
+            self._wire.send(rank, Tag.PULL, Message((int(self._pushes),)))
         for rank in self._holders:
             message = self._wire.receive(rank, Tag.PULLED).result()[1]
             self._told = message.numbers[0]
@@ -180,21 +223,30 @@ class Server(Exchange):
         parameters = self.optimizer.parameters
         while True:
             source, message = self._wire.receive(None, Tag.PUSH).result()
-            gradient = _on(parameters.device, message)
+            kind, gradient = message.numbers[0], _on(parameters.device, message.without_numbers(1))
             with self._lock:
-                with self._trace.span("update", self.optimizer.effort):
-                    self._own.push(source, gradient)
-                with self._trace.span("encode", self._own.effort):
-                    answer = self._own.answer(source)
-            self._wire.send(source, Tag.ANSWER, answer)
+                if kind == _FETCH:
+                    waiting = [source]
+                elif kind == _REST:
+                    waiting = self._own.rest(source)
+                else:
+                    with self._trace.span("update", self.optimizer.effort):
+                        waiting = self._own.push(source, gradient, answer=kind == _EXCHANGE)
+                answers = [(rank, self._answer(rank)) for rank in waiting]
+            for rank, answer in answers:
+                self._wire.send(rank, Tag.ANSWER, answer)
+
+    def _answer(self, rank: int) -> Message:
+        with self._trace.span("encode", self._own.effort):
+            return self._own.answer(rank)
 
     @torch.no_grad()
     def _show(self) -> None:
         """Give the parameters as they are to whoever asks, until the wire is closed."""
         while True:
-            source, _ = self._wire.receive(None, Tag.PULL).result()
+            source, message = self._wire.receive(None, Tag.PULL).result()
             with self._lock:
-                self._wire.send(source, Tag.PULLED, self._own.pull(source))
+                self._wire.send(source, Tag.PULLED, self._own.pull(source, pushes=bool(message.numbers[0])))
 
 
 class _OwnOptimizer:

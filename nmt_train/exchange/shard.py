@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nmt_train.codec import Codec
+from nmt_train.exchange.rules import Rule
 from nmt_train.flat import subtract
 from nmt_train.message import Message
 from nmt_train.optim import Optimizer
@@ -26,45 +27,72 @@ class Shard:
         optimizer: Optimizer,
         up: Codec,
         down: Codec | None,
-        bundle: int,
+        rule: Rule,
         delay: int = 0,
         knows_own: bool = False,
     ) -> None:
         self.optimizer, self.staleness = optimizer, Counter[int]()
-        self._up, self._down, self._bundle = up, down, bundle
+        self._up, self._down, self._rule = up, down, rule
         self.knows_own = knows_own and down is not None
         self._parameters = optimizer.parameters
         self._gradient = torch.zeros_like(self._parameters)
-        self._pushes = 0  # added up in _gradient, but not yet applied
+        self._pushes, self._share = 0, 1.0  # added up in _gradient, but not yet applied; how much of a step they are worth
         self._held: dict[int, Tensor] = {}
+        self._expected: set[int] = set()  # workers that do not rest
+        self._waiting: list[int] = []  # workers whose answers the rule holds
         # The updates that each worker's last answers held; the first is that of the parameters which its gradient is of.
         self._seen: dict[int, deque[int]] = defaultdict(lambda: deque([0], maxlen=delay + 1))
 
-    def push(self, worker: int, message: Message) -> None:
-        """Take a worker's gradient and update, or wait for the rest of the bundle."""
+    def push(self, worker: int, message: Message, answer: bool = True) -> list[int]:
+        """Take a worker's gradient and update, or wait for others; which workers are to be answered now."""
+        if self.knows_own:
+            self._up.add(message, self._held[worker])
+        if self._late(worker):
+            return [worker] if answer else []
         if self._pushes:
             self._up.add(message, self._gradient)
         else:
             self._up.decode(message, self._gradient)
-        if self.knows_own:
-            self._up.add(message, self._held[worker])
-        self._count(worker)
-        if self._pushes == self._bundle:
-            self._apply(self._gradient)
+        return self._pushed(worker, self._gradient, answer)
 
-    def push_directly(self, worker: int, gradient: Tensor) -> None:
+    def push_directly(self, worker: int, gradient: Tensor) -> list[int]:
         """The same with the gradient itself, which may be overwritten."""
-        if self._bundle == 1:
-            self._count(worker)
-            self._apply(gradient)
-            return
+        if self._late(worker):
+            return [worker]
+        if not self._pushes and self._rule.due(1, len(self._expected)):
+            return self._pushed(worker, gradient, True)
         if self._pushes:
             self._gradient.add_(gradient)
         else:
             self._gradient.copy_(gradient)
-        self._count(worker)
-        if self._pushes == self._bundle:
-            self._apply(self._gradient)
+        return self._pushed(worker, self._gradient, True)
+
+    def rest(self, worker: int) -> list[int]:
+        """Do not wait for this worker until it pushes again; which workers are to be answered now."""
+        self._expected.discard(worker)
+        return self._update_if_due(self._gradient)
+
+    def _late(self, worker: int) -> bool:
+        """Count a push; whether it comes too late."""
+        self._expected.add(worker)
+        staleness = self.optimizer.updates - self._seen[worker][0]
+        self.staleness[staleness] += 1
+        self._share = self._rule.share(staleness)
+        return self._rule.late(staleness)
+
+    def _pushed(self, worker: int, gradient: Tensor, answer: bool) -> list[int]:
+        self._pushes += 1
+        if answer and self._rule.holds:
+            self._waiting.append(worker)
+        now = self._update_if_due(gradient)
+        return now if self._rule.holds or not answer else [worker]
+
+    def _update_if_due(self, gradient: Tensor) -> list[int]:
+        if self._pushes and self._rule.due(self._pushes, len(self._expected)):
+            self._apply(gradient)
+            now, self._waiting = self._waiting, []
+            return now
+        return []
 
     def answer(self, worker: int) -> Message:
         """What brings the worker up to date, as far as the codec sends it, after the number of updates."""
@@ -95,9 +123,14 @@ class Shard:
         self._seen[worker].append(self.optimizer.updates)
         parameters.copy_(self._parameters)
 
-    def pull(self, worker: int) -> Message:
-        """The parameters as they are, with what waits for its bundle applied; the worker has all of them from now on."""
+    def pull(self, worker: int, pushes: bool = True) -> Message:
+        """The parameters as they are, with what waits for its bundle applied; the worker has all of them from now on.
+
+        pushes: whether it will push gradients.
+        """
         self.flush()
+        if pushes:
+            self._expected.add(worker)
         self._seen[worker].clear()
         self._seen[worker].append(self.optimizer.updates)
         if self._down is not None:
@@ -109,10 +142,8 @@ class Shard:
         if self._pushes:
             self._apply(self._gradient)
 
-    def _count(self, worker: int) -> None:
-        self._pushes += 1
-        self.staleness[self.optimizer.updates - self._seen[worker][0]] += 1
-
     def _apply(self, gradient: Tensor) -> None:
-        self._pushes = 0
-        self.optimizer.apply(gradient)
+        pushes, self._pushes = self._pushes, 0
+        if self._rule.mean and pushes > 1:
+            gradient.div_(pushes)
+        self.optimizer.apply(gradient, self._share)

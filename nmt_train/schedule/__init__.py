@@ -47,25 +47,38 @@ class LocalConfig:
         le=10**9,
         description="steps of each worker from one exchange to the next; 0: once, at the end; null: as the mode has it [steps]",
     )
-    outer: Literal["none", "nesterov"] | None = Field(
+    outer: Literal["none", "nesterov", "elastic"] | None = Field(
         default=None,
-        description="the mean of the ways that workers went is none: gone by all; nesterov: the gradient of an outer optimiser;"
-        " null: as the mode has it",
+        description="the ways that workers went are, on the mean, none: gone by all; nesterov: the gradient of an outer"
+        " optimiser; elastic: gone by a common centre in part; null: as the mode has it",
+    )
+    elastic_share: float = Field(
+        default=0.1, gt=0, le=1, description="elastic: how much of the distance worker and centre each go towards the other"
     )
     outer_rate: float = Field(default=0.7, gt=0, description="nesterov: the outer learning rate")
     outer_momentum: float = Field(default=0.9, ge=0, lt=1, description="nesterov: the outer momentum")
+
+
+@dataclass(frozen=True, config=STRICT)
+class DownpourConfig:
+    """Pushing gradients and fetching parameters independently (Dean et al. 2012)."""
+
+    push: int = Field(default=1, ge=1, le=10**9, description="a worker pushes the mean of so many gradients [steps]")
+    fetch: int = Field(default=1, ge=1, le=10**9, description="a worker fetches parameters so often [steps]")
 
 
 class Schedule(Protocol):
     """`exchange` is with whom; steps: how many exchanges covered so many steps.
 
     between: steps have been made since the last exchange, so that the next one does not begin a new sum.
-    endless: it never exchanges by itself, only when it is drained.
+    endless: it never exchanges by itself, only when it is drained. apart: workers' parameters are not the global ones, also
+    after `refresh`.
     """
 
     exchange: Exchange
     steps: Counter[int]
     endless: bool = False
+    apart: bool = False
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange, self.steps = exchange, Counter[int]()

@@ -1,0 +1,58 @@
+"""Workers that keep parameters of their own, tied to a common centre by an elastic force (EASGD, Zhang et al. 2015)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from nmt_train.exchange import Exchange, Vectors
+from nmt_train.flat import Flat, subtract
+from nmt_train.optim import OptimizerConfig
+from nmt_train.schedule import LocalConfig
+from nmt_train.schedule.local_steps import LocalSteps
+from nmt_train.trace import Trace
+
+_OWN = "elastic.parameters"  # among the vectors that a worker carries
+
+
+class Elastic(LocalSteps):
+    """Every so many steps a worker and the centre move towards each other by a share of the distance between them.
+
+    The global parameters are the centre's. With a server each worker does so at its own pace; with all-reduce all at the same
+    step, and the centre moves by the mean of their ways.
+    """
+
+    def __init__(self, flat: Flat, exchange: Exchange, trace: Trace, config: LocalConfig, optimizer: OptimizerConfig) -> None:
+        super().__init__(flat, exchange, trace, config, optimizer)
+        self.apart, self._share = True, config.elastic_share
+        self._placed = False  # whether the worker has parameters of its own yet
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        since, self._since = self._since, 0
+        way, parameters = self._flat.gradient, self._flat.parameters
+        self.exchange.fetch(self._start)  # the centre as it is now
+        subtract(parameters, self._start, out=way).mul_(self._share)
+        parameters.sub_(way)
+        try:
+            self.exchange.give(way)
+        finally:
+            way.zero_()
+        self.steps[since] += 1
+
+    def refresh(self) -> None:
+        self.exchange.refresh(self._start)
+        if not self._placed:
+            self._flat.parameters.copy_(self._start)
+            self._placed = True
+
+    def carried(self) -> Vectors:
+        return super().carried() | {_OWN: self._flat.parameters}
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        super().carry(vectors)
+        self._placed = _OWN in vectors
+        if self._placed:
+            self._flat.parameters.copy_(vectors[_OWN])
