@@ -145,7 +145,7 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
             f"mode: {config.mode} is for {mode.nodes} machine, but the ranks are on {machines}; choose another mode, or start"
             " fewer ranks"
         )
-    if len(nodes) == 1 and config.optimizer.at is None and mode.exchange == "server":
+    if len(nodes) == 1 and config.optimizer.at is None and mode.schedule != "local-steps":
         mode = dataclasses.replace(mode, optimizer="shard")  # nothing is dropped on the way to it
     if mode.exchange == "alone" and len(nodes) > 1:
         if config.override.exchange == "alone":
