@@ -42,7 +42,7 @@ class Config:
     mode: str = Field(
         default="single",
         description="how workers update the parameters: single (one machine), vanilla, overlap, sparse, sparse-overlap,"
-        " staleness-aware, softsync, backup, downpour, easgd, sync, pipe, local-sgd, simuparallel, diloco",
+        " staleness-aware, softsync, backup, downpour, easgd, strom, sync, pipe, local-sgd, simuparallel, diloco",
     )
     devices: str | list[int] = Field(
         default="auto", description="auto (a GPU, if any), cpu, cpu x N, cuda, all (every GPU), or GPU numbers: [0, 1]"

@@ -25,6 +25,7 @@ from nmt_train.exchange.all_reduce import AllReduce
 from nmt_train.exchange.alone import Alone
 from nmt_train.exchange.channel import OneChannel
 from nmt_train.exchange.node import PerNode, first_ranks
+from nmt_train.exchange.peers import Peers
 from nmt_train.exchange.ring import Ring
 from nmt_train.exchange.rules import Asynchronous, Rounds, Rule, SoftSync, StalenessAware
 from nmt_train.exchange.server import Server
@@ -82,6 +83,7 @@ MODES = {
                      settings={"exchange.shards": 1, "optimizer.name": "adagrad"}),
     "easgd": Mode("local-steps", "server", "dense", "dense", "Zhang 2015", optimizer="worker",
                   settings={"local.outer": "elastic", "local.every": 10}),
+    "strom": Mode("every-step", "peers", "threshold", "threshold", "Strom 2015, 2.6", optimizer="worker"),
     "sync": Mode("every-step", "all-reduce", "dense", "dense", "Arnold 2016, Algorithm 1"),
     "pipe": Mode("pipelined", "all-reduce", "half", "half", "Pipe-SGD, Algorithm 1"),
     "local-sgd": Mode("local-steps", "all-reduce", "dense", "dense", "Stich 2019", optimizer="worker"),
@@ -101,8 +103,8 @@ class OverrideConfig:
     schedule: Literal["every-step", "overlapped", "pipelined", "local-steps", "downpour"] | None = Field(
         default=None, description="when: every-step, overlapped, pipelined, local-steps or downpour"
     )
-    exchange: Literal["alone", "server", "all-reduce"] | None = Field(
-        default=None, description="with whom: alone, server or all-reduce"
+    exchange: Literal["alone", "server", "all-reduce", "peers"] | None = Field(
+        default=None, description="with whom: alone, server, all-reduce or peers"
     )
     up: CodecName | None = Field(
         default=None, description="what workers send: dense, half, bf16, int8, onebit, qsgd, threshold or top-k"
@@ -132,7 +134,8 @@ def row(config: Config) -> Mode:
     given = {name: value for name, value in vars(config.override).items() if value is not None}
     mode = dataclasses.replace(MODES[config.mode], **given)
     refuse(mode, settled(mode, config))
-    at = config.optimizer.at or ("shard" if config.exchange.local_gradient else mode.optimizer)
+    own = mode.schedule == "local-steps" or mode.exchange == "peers"  # what workers give away are updates
+    at = config.optimizer.at or ("worker" if own else "shard" if config.exchange.local_gradient else mode.optimizer)
     return dataclasses.replace(mode, optimizer=at)
 
 
@@ -151,7 +154,13 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
         if config.override.exchange == "alone":
             raise UserError(f"override.exchange: alone is for one rank, but there are {len(nodes)}; remove it")
         mode = dataclasses.replace(mode, exchange="server")
-    return dataclasses.replace(mode, workers=machines if config.exchange.per == "node" else len(nodes))
+    workers = machines if config.exchange.per == "node" else len(nodes)
+    backup = settled(mode, config).exchange.backup or 0
+    if mode.exchange == "server" and len(nodes) > 1 and backup >= workers:
+        raise UserError(
+            f"exchange.backup: of {workers} workers {backup} would not be waited for; give fewer, or start more ranks"
+        )
+    return dataclasses.replace(mode, workers=workers)
 
 
 def build(mode: Mode, config: Config, flat: Flat, wire: Wire, trace: Trace) -> Schedule:
@@ -206,6 +215,12 @@ def _all_reduce(place: Place, mode: Mode) -> Exchange:
     return AllReduce(place.wire, optimizer, ring, longest, place.trace)
 
 
+def _peers(place: Place, mode: Mode) -> Exchange:
+    config, codec = place.config, place.codec(mode.up, place.config.dropping.up)
+    prepares = mode.schedule != "local-steps"
+    return Peers(place.wire, place.flat.parameters, config.optimizer, codec, place.trace, prepares)
+
+
 def _adder(config: Config, parameters: Tensor) -> Optimizer:
     """What takes updates that workers have made."""
     if config.local.outer == "nesterov":
@@ -250,7 +265,12 @@ RULES: dict[str, Callable[[ExchangeConfig], Rule]] = {
     "softsync": lambda config: SoftSync(config.bundle or 1),
     "rounds": lambda config: Rounds(config.backup or 0),
 }
-EXCHANGES: dict[str, Callable[[Place, Mode], Exchange]] = {"alone": _alone, "server": _server, "all-reduce": _all_reduce}
+EXCHANGES: dict[str, Callable[[Place, Mode], Exchange]] = {
+    "alone": _alone,
+    "server": _server,
+    "all-reduce": _all_reduce,
+    "peers": _peers,
+}
 CODECS: dict[str, Callable[[Config, float], Codec]] = {
     "dense": lambda config, dropped: Dense(),
     "half": lambda config, dropped: Dense(torch.float16),

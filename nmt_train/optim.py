@@ -139,6 +139,10 @@ class Optimizer:
         self._torch.param_groups[0]["lr"] = self._step_size() * share
         self._parameter.grad = gradient
         self._torch.step()
+        self.smooth()
+
+    def smooth(self) -> None:
+        """Take the parameters into their running mean, if there is one."""
         if self.smoothed is not None:
             # Young means forget faster, else they would remember the random start (as Marian does).
             weight = max(self.config.smoothing, 9 / (self.updates + 10))

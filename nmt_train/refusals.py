@@ -70,15 +70,55 @@ def _all_reduce(mode: Mode, config: Config) -> str | None:
             f"override.schedule: {mode.schedule} lets every worker exchange when it likes, but exchange all-reduce needs all at"
             " the same step; use pipelined, or override.exchange: server"
         )
+    if (sentence := _of_a_server(mode, config)) is not None:
+        return sentence
+    if config.optimizer.at == "worker" and mode.schedule != "local-steps":
+        return f"optimizer.at: worker needs a server that adds up, but mode {config.mode} has exchange all-reduce; remove it"
+    return None
+
+
+def _peers(mode: Mode, config: Config) -> str | None:
+    if mode.exchange != "peers":
+        return None
+    if mode.up != "threshold":
+        return (
+            f"override.up: {mode.up} cannot be added up exactly in any order, as exchange peers does; use threshold, or"
+            " override.exchange: server"
+        )
+    if mode.schedule == "pipelined" or config.local.outer == "nesterov":
+        return (
+            f"override.exchange: peers go their own ways, but schedule {mode.schedule} of mode {config.mode} needs all at the"
+            " same step; use all-reduce"
+        )
+    return _of_a_server(mode, config)
+
+
+def _per_node(mode: Mode, config: Config) -> str | None:
+    if config.exchange.per == "node" and (mode.schedule == "downpour" or config.local.outer == "elastic"):
+        return (
+            f"exchange.per: node lets a node's devices exchange together, but in mode {config.mode} each gives and fetches by"
+            " itself; remove it"
+        )
+    return None
+
+
+def _own_updates(mode: Mode, config: Config) -> str | None:
+    if config.optimizer.at == "shard" and (mode.schedule == "local-steps" or mode.exchange == "peers"):
+        return (
+            f"optimizer.at: shard needs gradients, but in mode {config.mode} workers make updates themselves; remove it, or"
+            " choose another mode"
+        )
+    return None
+
+
+def _of_a_server(mode: Mode, config: Config) -> str | None:
     plain = {
         "per": "device", "one_channel_per_node": False, "local_gradient": False, "rule": "async", "bundle": 1, "backup": 0,
         "shards": None,
     }  # fmt: skip
     for key, value in plain.items():
         if getattr(config.exchange, key) != value:
-            return f"exchange.{key}: is of a server, but mode {config.mode} has exchange all-reduce; remove it"
-    if config.optimizer.at == "worker":
-        return f"optimizer.at: worker needs a server that adds up, but mode {config.mode} has exchange all-reduce; remove it"
+            return f"exchange.{key}: is of a server, but mode {config.mode} has exchange {mode.exchange}; remove it"
     return None
 
 
@@ -109,4 +149,14 @@ def _one_exchange(mode: Mode, config: Config) -> str | None:
     return None
 
 
-_RULES: tuple[Rule, ...] = (_alone, _accumulating, _local_gradient, _all_reduce, _server, _one_exchange)
+_RULES: tuple[Rule, ...] = (
+    _alone,
+    _accumulating,
+    _local_gradient,
+    _all_reduce,
+    _peers,
+    _own_updates,
+    _per_node,
+    _server,
+    _one_exchange,
+)

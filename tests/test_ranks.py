@@ -202,6 +202,28 @@ def test_devices_that_add_up_first_train_as_the_simulator_has_it_bit_for_bit(mak
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.parametrize(("mode", "ranks"), [("sync", 3), ("pipe", 2), ("local-sgd", 2), ("diloco", 3)])
+def test_workers_in_step_train_as_the_simulator_has_it_bit_for_bit(make: Make, tmp_path: Path, mode: str, ranks: int) -> None:
+    same = {"mode": mode, "local__every": 3, "stop__after": "10u", "validation__every": "4u"}
+    real, simulated = make(**same), dataclasses.replace(make(**same), run=str(tmp_path / "simulated"))
+    done = finish([*MPIRUN, "-np", str(ranks), *patched(""), "--config", written(real)])
+    assert done.returncode == 0, done.stderr
+    assert simulate(simulated, cluster([1] * ranks), False, False) == 0
+    one, other = (last(config).tensors("parameters") for config in (real, simulated))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_where_all_exchange_together_a_gradient_that_is_not_finite_is_left_out_by_all(make: Make) -> None:
+    for mode in ("sync", "pipe"):
+        config = make(mode=mode, stop__after="12u", optimizer__not_finite="skip", optimizer__clip_norm=1.0)
+        config = dataclasses.replace(config, run=str(Path(config.run).parent / mode))
+        code = BATCHES.format("value = value * float('nan') if rank == 1 and seen[0] == 4 else value")
+        done = finish([*MPIRUN, "-np", "2", *patched(code), "--config", written(config, f"{mode}.yml")])
+        assert done.returncode == 0, done.stderr
+        assert len(re.findall(r"skipped: rank \d on host \S+, update \d+", done.stderr)) == 2, "each rank says so"
+        assert all(torch.isfinite(tensor).all() for tensor in last(config).tensors("parameters").values())
+
+
 def test_a_gradient_that_is_not_finite_stays_with_its_worker(make: Make) -> None:
     config = make(mode="vanilla", stop__after="40u", optimizer__not_finite="skip", optimizer__clip_norm=1.0)
     code = BATCHES.format("value = value * float('nan') if rank == 1 and seen[0] == 4 else value")

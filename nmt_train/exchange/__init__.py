@@ -162,6 +162,12 @@ class Around(Exchange):
     def prepare(self, gradient: Tensor, parameters: Tensor) -> None:
         self._exchange.prepare(gradient, parameters)
 
+    def give(self, gradient: Tensor) -> None:
+        self._exchange.give(gradient)
+
+    def fetch(self, parameters: Tensor) -> None:
+        self._exchange.fetch(parameters)
+
     def rest(self) -> None:
         self._exchange.rest()
 

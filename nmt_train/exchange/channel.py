@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import Tensor
 
 from nmt_train.exchange import Around, Exchange
@@ -20,9 +23,22 @@ class OneChannel(Around):
             wire.spawn("channel", self._keep)
 
     def sync(self, gradient: Tensor, parameters: Tensor) -> None:
+        with self._granted():
+            self._exchange.sync(gradient, parameters)
+
+    def give(self, gradient: Tensor) -> None:
+        with self._granted():
+            self._exchange.give(gradient)
+
+    def fetch(self, parameters: Tensor) -> None:
+        with self._granted():
+            self._exchange.fetch(parameters)
+
+    @contextmanager
+    def _granted(self) -> Iterator[None]:
         self._wire.send(self._keeper, Tag.CHANNEL, Message())
         self._wire.receive(self._keeper, Tag.GRANT).result()
-        self._exchange.sync(gradient, parameters)
+        yield
         self._wire.send(self._keeper, Tag.CHANNEL, Message())
 
     def _keep(self) -> None:

@@ -6,7 +6,6 @@ answers with its parameters, or with what changed since the worker's last answer
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,9 +15,10 @@ from torch import Tensor
 from nmt_train.codec import Codec
 from nmt_train.codec.feedback import Feedback
 from nmt_train.exchange import OPTIMIZER, RESIDUAL, UNSENT, Exchange, ExchangeConfig, Vectors
+from nmt_train.exchange.own import OwnOptimizer
 from nmt_train.exchange.rules import Rule
 from nmt_train.exchange.shard import Shard
-from nmt_train.flat import cut, subtract
+from nmt_train.flat import cut
 from nmt_train.message import Message
 from nmt_train.optim import Adder, Optimizer, OptimizerConfig
 from nmt_train.trace import Trace
@@ -68,7 +68,7 @@ class Server(Exchange):
         self._lock = wire.lock()
         self._owes = UNSENT if at_worker else RESIDUAL
         own = pushes and ((at_worker and prepares) or config.local_gradient)
-        self._local = _OwnOptimizer(optimizer, parameters) if own else None
+        self._local = OwnOptimizer(optimizer, parameters) if own else None
         self._newest: Tensor | None = None  # with local_gradient: the update by the last gradient
         self._received = parameters.clone() if pushes and (config.local_gradient or self._whole) else None
         self._others = [rank for rank in self._holders if rank != wire.rank or not self._bypass]
@@ -247,20 +247,6 @@ class Server(Exchange):
             source, message = self._wire.receive(None, Tag.PULL).result()
             with self._lock:
                 self._wire.send(source, Tag.PULLED, self._own.pull(source, pushes=bool(message.numbers[0])))
-
-
-class _OwnOptimizer:
-    """A worker's own optimiser, which steps from given parameters."""
-
-    def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
-        self._scratch = parameters.clone()
-        self.optimizer = Optimizer(dataclasses.replace(config, smoothing=0.0), self._scratch)
-
-    def step(self, gradient: Tensor, start: Tensor) -> None:
-        """Replace `gradient` by the step that it makes from `start`."""
-        self._scratch.copy_(start)
-        self.optimizer.apply(gradient)
-        subtract(self._scratch, start, out=gradient)
 
 
 def _on(device: torch.device, message: Message) -> Message:

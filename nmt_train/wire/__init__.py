@@ -47,15 +47,17 @@ class Tag(IntEnum):
     REPORT = 7  # what the others have done
     HELLO = 8  # the comparison at the start
     RING = 12  # a part of a sum over all ranks, to the next rank
+    PEER = 14  # what a worker changes, for all others
     REPLICA = 13  # a checksum of what all ranks should have alike
 
 
 # What training itself sends: long as the model is large.
-OF_MODEL = frozenset({Tag.PUSH, Tag.ANSWER, Tag.NODE, Tag.GRANT, Tag.RING})
+OF_MODEL = frozenset({Tag.PUSH, Tag.ANSWER, Tag.NODE, Tag.GRANT, Tag.RING, Tag.PEER})
 # What spans call messages that arrive (True) or leave.
 NAMES = {
     (Tag.PUSH, True): "receive gradients", (Tag.ANSWER, False): "send parameters",
     (Tag.PUSH, False): "send gradients", (Tag.ANSWER, True): "receive parameters",
+    (Tag.PEER, False): "send changes", (Tag.PEER, True): "receive changes",
     (Tag.RING, False): "send sums", (Tag.RING, True): "receive sums",
 }  # fmt: skip
 
