@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from nmt_train.checkpoint import CheckpointConfig
-from nmt_train.codec import DroppingConfig, QsgdConfig, ThresholdConfig
+from nmt_train.codec import DroppingConfig, LowRankConfig, QsgdConfig, ThresholdConfig
 from nmt_train.corpus import BatchConfig, CorpusConfig
 from nmt_train.duration import Span
 from nmt_train.errors import UserError
@@ -42,7 +42,7 @@ class Config:
     mode: str = Field(
         default="single",
         description="how workers update the parameters: single (one machine), vanilla, overlap, sparse, sparse-overlap,"
-        " staleness-aware, softsync, backup, downpour, easgd, strom, sync, pipe, local-sgd, simuparallel, diloco",
+        " staleness-aware, softsync, backup, downpour, easgd, strom, sync, powersgd, pipe, local-sgd, simuparallel, diloco",
     )
     devices: str | list[int] = Field(
         default="auto", description="auto (a GPU, if any), cpu, cpu x N, cuda, all (every GPU), or GPU numbers: [0, 1]"
@@ -68,6 +68,7 @@ class Config:
     dropping: DroppingConfig = Field(default_factory=DroppingConfig)
     threshold: ThresholdConfig = Field(default_factory=ThresholdConfig)
     qsgd: QsgdConfig = Field(default_factory=QsgdConfig)
+    low_rank: LowRankConfig = Field(default_factory=LowRankConfig)
     wire: WireConfig = Field(default_factory=WireConfig)
     stop: StopConfig
     validation: ValidationConfig = Field(default_factory=ValidationConfig)
@@ -85,7 +86,7 @@ class Config:
 HARMLESS = (
     "run", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
     "corpus.max_skipped", "mode", "optimizer.at", "optimizer.async_beta1", "optimizer.async_warmup",
-    "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "wire",
+    "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "low_rank", "wire",
 )  # fmt: skip
 _SECTIONS = TypeAdapter(Config)
 

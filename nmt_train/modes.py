@@ -24,9 +24,10 @@ from nmt_train.exchange import Exchange, ExchangeConfig
 from nmt_train.exchange.all_reduce import AllReduce
 from nmt_train.exchange.alone import Alone
 from nmt_train.exchange.channel import OneChannel
+from nmt_train.exchange.low_rank import LowRank
 from nmt_train.exchange.node import PerNode, first_ranks
 from nmt_train.exchange.peers import Peers
-from nmt_train.exchange.ring import Ring
+from nmt_train.exchange.ring import Reducer, Ring
 from nmt_train.exchange.rules import Asynchronous, Rounds, Rule, SoftSync, StalenessAware
 from nmt_train.exchange.server import Server
 from nmt_train.flat import Flat
@@ -85,6 +86,7 @@ MODES = {
                   settings={"local.outer": "elastic", "local.every": 10}),
     "strom": Mode("every-step", "peers", "threshold", "threshold", "Strom 2015, 2.6", optimizer="worker"),
     "sync": Mode("every-step", "all-reduce", "dense", "dense", "Arnold 2016, Algorithm 1"),
+    "powersgd": Mode("every-step", "all-reduce", "low-rank", "low-rank", "Vogels 2019"),
     "pipe": Mode("pipelined", "all-reduce", "half", "half", "Pipe-SGD, Algorithm 1"),
     "local-sgd": Mode("local-steps", "all-reduce", "dense", "dense", "Stich 2019", optimizer="worker"),
     "simuparallel": Mode("local-steps", "all-reduce", "dense", "dense", "thesis 2.3.1", optimizer="worker",
@@ -93,7 +95,7 @@ MODES = {
                    settings={"local.outer": "nesterov"}),
 }  # fmt: skip
 
-CodecName = Literal["dense", "half", "bf16", "int8", "onebit", "qsgd", "threshold", "top-k"]
+CodecName = Literal["dense", "half", "bf16", "int8", "onebit", "qsgd", "threshold", "top-k", "low-rank"]
 
 
 @section(frozen=True, config=STRICT)
@@ -107,7 +109,7 @@ class OverrideConfig:
         default=None, description="with whom: alone, server, all-reduce or peers"
     )
     up: CodecName | None = Field(
-        default=None, description="what workers send: dense, half, bf16, int8, onebit, qsgd, threshold or top-k"
+        default=None, description="what workers send: dense, half, bf16, int8, onebit, qsgd, threshold, top-k or low-rank"
     )
     down: CodecName | None = Field(default=None, description="what shards send: the same")
 
@@ -207,12 +209,16 @@ def _server(place: Place, mode: Mode) -> Exchange:
 
 def _all_reduce(place: Place, mode: Mode) -> Exchange:
     config = place.config
-    ring = Ring(place.wire, place.codec(mode.up, config.dropping.up), place.trace)
+    codec = "dense" if mode.up == "low-rank" else mode.up
+    reducer: Reducer = Ring(place.wire, place.codec(codec, config.dropping.up), place.trace)
+    if mode.up == "low-rank":
+        flat, rank = place.flat, config.low_rank.rank
+        reducer = LowRank(reducer, flat.layout, rank, place.wire.size, flat.gradient, place.trace)
     if mode.optimizer == "shard":
         optimizer, longest = Optimizer(config.optimizer, place.flat.parameters), config.optimizer.clip_norm
     else:
         optimizer, longest = _adder(config, place.flat.parameters.clone()), 0.0
-    return AllReduce(place.wire, optimizer, ring, longest, place.trace)
+    return AllReduce(place.wire, optimizer, reducer, longest, place.trace)
 
 
 def _peers(place: Place, mode: Mode) -> Exchange:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from nmt_train.config import Config
     from nmt_train.modes import Mode
 
-SUMMED = ("dense", "half", "bf16", "int8")  # codecs whose messages can be added up and sent on, hop by hop
+SUMMED = ("dense", "half", "bf16", "int8", "low-rank")  # what can be added up and sent on, hop by hop
 DRIFTS = ("every-step", "pipelined", "local-steps")  # schedules of workers that exchange all at the same step
 
 Rule = Callable[["Mode", "Config"], str | None]
@@ -93,6 +93,15 @@ def _peers(mode: Mode, config: Config) -> str | None:
     return _of_a_server(mode, config)
 
 
+def _low_rank(mode: Mode, config: Config) -> str | None:
+    if mode.exchange != "all-reduce" and "low-rank" in (mode.up, mode.down):
+        key = "up" if mode.up == "low-rank" else "down"
+        return (
+            f"override.{key}: low-rank is a way to sum, which needs exchange all-reduce, not {mode.exchange}; use another codec"
+        )
+    return None
+
+
 def _per_node(mode: Mode, config: Config) -> str | None:
     if config.exchange.per == "node" and (mode.schedule == "downpour" or config.local.outer == "elastic"):
         return (
@@ -150,13 +159,5 @@ def _one_exchange(mode: Mode, config: Config) -> str | None:
 
 
 _RULES: tuple[Rule, ...] = (
-    _alone,
-    _accumulating,
-    _local_gradient,
-    _all_reduce,
-    _peers,
-    _own_updates,
-    _per_node,
-    _server,
-    _one_exchange,
-)
+    _alone, _accumulating, _local_gradient, _low_rank, _all_reduce, _peers, _own_updates, _per_node, _server, _one_exchange,
+)  # fmt: skip

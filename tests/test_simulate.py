@@ -17,7 +17,7 @@ from nmt_train.errors import UserError
 from nmt_train.simulate import simulate
 from nmt_train.start import start
 
-IN_STEP = ("sync", "pipe", "local-sgd", "diloco")  # all workers exchange at the same step
+IN_STEP = ("sync", "powersgd", "pipe", "local-sgd", "diloco")  # all workers exchange at the same step
 APART = ("staleness-aware", "softsync", "backup", "downpour", "easgd", "strom")  # each worker at its own pace
 MODES = ("single", "vanilla", "overlap", "sparse", "sparse-overlap", *IN_STEP, *APART)
 AT_ONCE = {"network": LinkConfig("100 kB/s", "0s"), "inside": LinkConfig("1 MB/s", "0s")}  # so that ranks are in step

@@ -105,6 +105,13 @@ class ThresholdConfig:
 
 
 @dataclass(frozen=True, config=STRICT)
+class LowRankConfig:
+    """Sending matrices as products of two thin ones (PowerSGD, Vogels et al. 2019)."""
+
+    rank: int = Field(default=1, ge=1, le=1024, description="columns of each factor")
+
+
+@dataclass(frozen=True, config=STRICT)
 class QsgdConfig:
     """Random rounding to a few levels, right on average (Alistarh et al. 2017)."""
 

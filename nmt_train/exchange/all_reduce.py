@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-from nmt_train.exchange import UNSENT, Exchange
+from nmt_train.exchange import UNSENT, Exchange, Vectors
 from nmt_train.exchange.replicas import compare
 from nmt_train.exchange.ring import Reducer
 from nmt_train.optim import Optimizer, clip
@@ -49,6 +51,16 @@ class AllReduce(Exchange):
             self.optimizer.apply(gradient)
         if parameters.data_ptr() != self.optimizer.parameters.data_ptr():
             parameters.copy_(self.optimizer.parameters)
+
+    def carried(self) -> Vectors:
+        carried = super().carried()
+        for name, vector in self._reducer.carried().items():
+            carried[name] = carried[name] + vector if name in carried else vector
+        return carried
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        super().carry(vectors)
+        self._reducer.carry(vectors)
 
     def refresh(self, parameters: Tensor) -> None:
         compare(self._wire, self.optimizer.parameters)

@@ -6,6 +6,8 @@ what its last rank has sent is what everybody takes over, that rank too: so what
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from nmt_train.codec import Codec
 from nmt_train.errors import NotFinite
+from nmt_train.exchange import Vectors
 from nmt_train.message import Message
 from nmt_train.trace import Trace
 from nmt_train.wire import Tag, Wire
@@ -23,14 +26,23 @@ _FINITE, _NOT_FINITE = 1, 0  # the first number of a message
 class Reducer(Protocol):
     """Adds up vectors of all ranks, which all call it at the same point of their work."""
 
+    @abstractmethod
     def reduce(self, vector: Tensor, update: int) -> None:
         """Replace `vector` (elements,) by the sum of all ranks' vectors, the same bits everywhere.
 
         Where a rank's vector is infinite or not a number, so is everybody's sum: no rank is left waiting.
         """
 
+    def carried(self) -> Vectors:
+        """What is kept from one sum to the next, as of `Exchange`."""
+        return {}
 
-class Ring:
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        """Go on with what `carried` gave."""
+        return None
+
+
+class Ring(Reducer):
     """2 (n - 1) / n of the vector leaves each of n ranks, and as much comes in, encoded anew at every hop by `codec`."""
 
     def __init__(self, wire: Wire, codec: Codec, trace: Trace) -> None:

@@ -45,6 +45,7 @@ class Pipelined(Schedule):
 
     def _at_once(self) -> bool:
         try:
+            self.exchange.prepare(self._flat.gradient, self._flat.parameters)
             self.exchange.sync(self._flat.gradient, self._flat.parameters)
         finally:
             self._flat.gradient.zero_()
@@ -52,6 +53,7 @@ class Pipelined(Schedule):
         return True
 
     def _give(self) -> None:
+        self.exchange.prepare(self._flat.gradient, self._flat.parameters)
         vector = self._free.pop()
         with self._trace.span("swap", vector.numel()):
             vector.copy_(self._flat.gradient)
