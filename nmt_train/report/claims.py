@@ -156,7 +156,8 @@ def _list(values: Sequence[float], what: str) -> str:
 
 
 def _times(times: dict[str, float], than: str = "than 1x1") -> str:
-    return ", ".join(f"{name} {value:.2f}x" for name, value in times.items()) + f" as fast {than}"
+    shown = (f"{name} {value:.2f}x" if value else f"{name} (never) 0x" for name, value in times.items())
+    return ", ".join(shown) + f" as fast {than}"
 
 
 CLAIMS = (
