@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from nmt_train import device, modes
+from nmt_train import device, modes, prediction
 from nmt_train.begin import Ready, follow, lead, opened
 from nmt_train.cluster import ClusterConfig, to_yaml
 from nmt_train.config import Config
@@ -58,14 +58,17 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
     modes.check(config, cluster.ranks())
     start = time.perf_counter()
     with opened(config, False, False) as ready:
-        batches = Batches(ready.store, config.corpus, config.batch, ready.vocabulary, config.seed)
-        lengths = ready.store.target.lengths
-        tokens = [int((lengths[pairs] + 1).sum()) for pairs in batches.groups(0)]
-        timing = measure(config, cluster, _elements(config, ready), tokens, steps)
+        timing = measure(config, cluster, _elements(config, ready), _tokens(config, ready), steps)
         timing.write(ready.run.folder)
     print(timing.table(), end="")
     _sum_up(timing.seconds, len(timing.ranks), start)
     return timing
+
+
+def predict(config: Config, cluster: ClusterConfig, steps: int) -> None:
+    """Print what equations say of the cluster, and what so many simulated steps do."""
+    with opened(config, False, False) as ready:
+        print(prediction.predict(config, cluster, _elements(config, ready), _tokens(config, ready), steps), end="")
 
 
 def profile(config: Config, steps: int, output: Path) -> None:
@@ -90,6 +93,13 @@ def profile(config: Config, steps: int, output: Path) -> None:
     except OSError as error:
         raise UserError(f"{output}: {error.strerror}; name a file that can be written") from None
     print(output)
+
+
+def _tokens(config: Config, ready: Ready) -> list[int]:
+    """Target tokens of each batch of an epoch."""
+    batches = Batches(ready.store, config.corpus, config.batch, ready.vocabulary, config.seed)
+    lengths = ready.store.target.lengths
+    return [int((lengths[pairs] + 1).sum()) for pairs in batches.groups(0)]
 
 
 def _sum_up(seconds: float, ranks: int, start: float) -> None:

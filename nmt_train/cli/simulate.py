@@ -18,6 +18,12 @@ def parser() -> cli.Parser:
     group.add_argument("--cluster", type=Path, metavar="FILE", help="YAML: machines, devices, network; see configs/clusters")
     group.add_argument("--shuffle-seed", type=int, metavar="N", help="hold messages back at random, to try other orders")
     group.add_argument("--timing-only", type=cli.positive, metavar="N", help="N steps of every rank, without any gradients")
+    group.add_argument(
+        "--model",
+        type=cli.positive,
+        metavar="N",
+        help="what Pipe-SGD's equations say of sync and pipe, beside N simulated steps",
+    )
     group.add_argument("--profile", type=Path, metavar="FILE", help="measure this machine's device, for a cluster file")
     group.add_argument("--steps", type=cli.positive, default=40, metavar="N", help="that --profile measures (default: 40)")
     settings.add_keys(options)
@@ -33,7 +39,7 @@ def command(arguments: Sequence[str]) -> int:
         return 0
     if (given.cluster is None) == (given.profile is None):
         options.error("give --cluster (one of configs/clusters, or your own) or --profile")
-    from nmt_train.simulate import profile, simulate, time_only
+    from nmt_train.simulate import predict, profile, simulate, time_only
 
     if given.profile is not None:
         if given.profile.exists() and any(given.profile.samefile(file) for file in given.config):
@@ -41,6 +47,9 @@ def command(arguments: Sequence[str]) -> int:
         profile(resolved, given.steps, given.profile)
         return 0
     simulated = cluster.load(given.cluster)
+    if given.model is not None:
+        predict(resolved, simulated, given.model)
+        return 0
     if given.timing_only is not None:
         time_only(resolved, simulated, given.timing_only)
         return 0

@@ -82,7 +82,7 @@ class Ring(Reducer):
         """Add what comes from the rank before to a block, or put it there."""
         with self._trace.span("waiting"):
             message: Message = self._wire.receive(self._before, Tag.RING).result()[1]
-        with self._trace.span("decode", block.numel()):
+        with self._trace.span("decode", block.numel() if add else self._codec.effort(block.numel())):
             self._decode(message, block, add)
         return message
 

@@ -19,13 +19,13 @@ from nmt_train.wire import Wire
 
 
 class Pipelined(Schedule):
-    """`width` - 1 sums are under way. A second task, the courier, carries one after the other: in the same order everywhere."""
+    """`width` - 1 sums are under way while a batch is computed. A second task, the courier, carries one after the other: in the same order everywhere."""
 
     def __init__(self, flat: Flat, exchange: AllReduce, wire: Wire, trace: Trace, config: PipelineConfig) -> None:
         super().__init__(exchange)
         self._all_reduce = exchange  # with both of its halves
         self._flat, self._trace, self._config = flat, trace, config
-        self._free = [flat.gradient.clone() for _ in range(config.width - 1)]
+        self._free = [flat.gradient.clone() for _ in range(config.width)]
         self._given = deque[Tensor]()  # to the courier
         self._done = deque[Tensor]()  # by it
         self._under_way = 0
@@ -38,10 +38,8 @@ class Pipelined(Schedule):
         if width == 1:
             self.drain()
             return self._at_once()
-        try:
-            return self._take() if self._under_way == width - 1 else False
-        finally:
-            self._give()
+        self._give()  # first: the network goes on with it as soon as it has done the one before
+        return self._take() if self._under_way == width else False
 
     def _at_once(self) -> bool:
         try:
