@@ -19,7 +19,10 @@ from nmt_train.wire import Wire
 
 
 class Pipelined(Schedule):
-    """`width` - 1 sums are under way while a batch is computed. A second task, the courier, carries one after the other: in the same order everywhere."""
+    """While a batch is computed, the sums of the `width` - 1 batches before it are under way.
+
+    A second task, the courier, carries one after the other: in the same order on every rank.
+    """
 
     def __init__(self, flat: Flat, exchange: AllReduce, wire: Wire, trace: Trace, config: PipelineConfig) -> None:
         super().__init__(exchange)
