@@ -12,6 +12,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as section
 from torch import Tensor
 
+from nmt_train.adder import Adder, Outer
 from nmt_train.codec import Codec, SizeOnly, dropped_down
 from nmt_train.codec.dense import Dense
 from nmt_train.codec.int8 import Int8
@@ -31,7 +32,7 @@ from nmt_train.exchange.ring import Reducer, Ring
 from nmt_train.exchange.rules import Asynchronous, Rounds, Rule, SoftSync, StalenessAware
 from nmt_train.exchange.server import Server
 from nmt_train.flat import Flat
-from nmt_train.optim import Adder, Optimizer, Outer, among
+from nmt_train.optim import Optimizer, among
 from nmt_train.refusals import refuse
 from nmt_train.schedule import Schedule
 from nmt_train.schedule.downpour import Downpour

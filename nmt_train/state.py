@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nmt_train import __version__, checkpoint
 from nmt_train import config as configuration
+from nmt_train.adder import OUTER
 from nmt_train.checkpoint import Checkpoint
 from nmt_train.config import Config
 from nmt_train.corpus.deal import Position, resume
@@ -21,7 +22,6 @@ from nmt_train.exchange import OPTIMIZER, RESIDUAL, UNSENT
 from nmt_train.flat import Flat
 from nmt_train.message import Message, from_json, to_json
 from nmt_train.model.transformer import Transformer
-from nmt_train.optim import OUTER
 from nmt_train.progress import Progress
 from nmt_train.stop import Patience
 from nmt_train.wire import Future

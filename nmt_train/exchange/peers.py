@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from nmt_train.adder import Adder
 from nmt_train.codec import Codec
 from nmt_train.codec.feedback import Feedback
 from nmt_train.codec.threshold import GRAIN
@@ -18,7 +19,7 @@ from nmt_train.exchange import OPTIMIZER, RESIDUAL, UNSENT, Exchange, Vectors
 from nmt_train.exchange.own import OwnOptimizer
 from nmt_train.exchange.replicas import compare
 from nmt_train.message import Message
-from nmt_train.optim import Adder, OptimizerConfig
+from nmt_train.optim import OptimizerConfig
 from nmt_train.trace import Trace
 from nmt_train.wire import Tag, Wire
 

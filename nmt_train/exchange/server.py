@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nmt_train.adder import Adder
 from nmt_train.codec import Codec
 from nmt_train.codec.feedback import Feedback
 from nmt_train.exchange import OPTIMIZER, RESIDUAL, UNSENT, Exchange, ExchangeConfig, Vectors
@@ -20,7 +21,7 @@ from nmt_train.exchange.rules import Rule
 from nmt_train.exchange.shard import Shard
 from nmt_train.flat import cut
 from nmt_train.message import Message
-from nmt_train.optim import Adder, Optimizer, OptimizerConfig
+from nmt_train.optim import Optimizer, OptimizerConfig
 from nmt_train.trace import Trace
 from nmt_train.wire import Tag, Wire
 
