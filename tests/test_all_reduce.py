@@ -11,24 +11,59 @@ import torch
 from conftest import Make
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_simulate import parameters, run
+from test_simulate import run
 from virtual import engine, together
 
-from nmt_train import config as configuration
+from nmt_train import checkpoint
 from nmt_train.codec import Codec
 from nmt_train.codec.dense import Dense
+from nmt_train.codec.int8 import Int8
 from nmt_train.corpus.deal import Deal
 from nmt_train.errors import UserError
+from nmt_train.exchange.library import Library
 from nmt_train.exchange.replicas import compare
 from nmt_train.exchange.ring import Ring
 from nmt_train.start import start
 from nmt_train.trace import Trace
 from nmt_train.wire.virtual import VirtualWire
 
+
+def library(vectors: torch.Tensor, nodes: list[int]) -> list[torch.Tensor]:
+    """The same by the wire's own means."""
+
+    def reduce(wire: VirtualWire) -> torch.Tensor:
+        own = vectors[wire.rank].clone()
+        wire.spend("forward", wire.rank)  # they come one after the other
+        Library(wire, Trace(False, wire)).reduce(own, 1)
+        return own
+
+    return together(engine(nodes), *[reduce] * len(vectors))
+
+
+def test_the_wires_own_sum_is_the_same_and_takes_as_long_as_a_ring() -> None:
+    vectors = torch.randn(3, 30, generator=torch.Generator().manual_seed(1))
+    for found in library(vectors, [1, 2]):
+        torch.testing.assert_close(found, vectors.sum(0))
+
+    def seconds(wire: VirtualWire) -> tuple[float, float]:
+        times = []
+        for reducer in (Library(wire, Trace(False, wire)), Ring(wire, Dense(), Trace(False, wire))):
+            start = wire.now()
+            reducer.reduce(torch.ones(40), 1)
+            times.append(wire.now() - start)
+        return times[0], times[1]
+
+    room = engine([1, 1, 1, 1])
+    room.network.scale = 1000.0
+    for own, ring in together(room, *[seconds] * 4):
+        assert own == pytest.approx(ring, rel=1e-6)
+
+
 CODECS: dict[str, tuple[Codec, float]] = {  # with the largest error of one hop, as a share of the largest element
     "dense": (Dense(), 2**-22),
     "half": (Dense(torch.float16), 2**-10),
     "bf16": (Dense(torch.bfloat16), 2**-7),
+    "int8": (Int8(), 2**-6),
 }
 
 
@@ -89,8 +124,6 @@ def test_an_even_deal_gives_everybody_as_many_batches() -> None:
 
 
 def train(make: Make, folder: Path, nodes: list[int], **changes: Any) -> dict[str, torch.Tensor]:
-    from nmt_train import checkpoint
-
     return checkpoint.load(run(make, folder, nodes, **changes) / "last").tensors("parameters")
 
 
@@ -103,26 +136,17 @@ def test_n_workers_are_one_worker_with_all_their_batches(make: Make, tmp_path: P
         assert torch.allclose(tensor, two[name], rtol=0, atol=1e-5), name
 
 
-def test_a_batch_that_is_not_finite_is_skipped_by_all_together(make: Make, tmp_path: Path) -> None:
+def test_a_sum_that_is_not_finite_ends_training_with_a_sentence(make: Make, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="gradient norm is"):
         run(
             make, tmp_path / "stops", [1, 1], mode="sync", optimizer__learning_rate=1e30, optimizer__warmup=0, stop__after="60u"
         )
 
 
-def test_ranks_of_a_real_run_stop_at_an_epoch_with_every_batch_used(make: Make, tmp_path: Path) -> None:
+def test_workers_in_step_stop_at_an_epoch_with_every_batch_used(make: Make, tmp_path: Path) -> None:
     config = dataclasses.replace(make(mode="sync", stop__after="2e", batch__tokens=300), run=str(tmp_path / "alone"))
     assert start(config, False, False) == 0
     alone = (tmp_path / "alone" / "last").resolve()
     simulated = (run(make, tmp_path / "three", [2, 1], mode="sync", stop__after="2e", batch__tokens=300) / "last").resolve()
-    from nmt_train import checkpoint
-
     one, three = (checkpoint.load(path).facts["progress"] for path in (alone, simulated))
     assert (one["tokens"], one["epochs"]) == (three["tokens"], three["epochs"])
-    assert three["updates"] == -(-one["updates"] // 3 // 2) * 2 or three["updates"] < one["updates"]
-
-
-def test_parameters_are_bytes_of_all_ranks(make: Make, tmp_path: Path) -> None:
-    once, again = (parameters(run(make, tmp_path / name, [2, 1], mode="sync")) for name in ("once", "again"))
-    assert once == again
-    assert configuration is not None

@@ -227,6 +227,7 @@ def text(demo: Path, name: str) -> bytes:
         ({"mode": "sync", "override.schedule": "overlapped"}, "override.schedule: overlapped lets every worker exchange when"),
         ({"mode": "sync", "exchange.bundle": 2}, "exchange.bundle: is of a server, but mode sync has exchange all-reduce"),
         ({"mode": "sync", "optimizer.at": "worker"}, "optimizer.at: worker needs a server that adds up"),
+        ({"mode": "pipe", "exchange.algorithm": "mpi"}, "exchange.algorithm: mpi sums in full precision, not half"),
         ({"mode": "local-sgd", "optimizer.at": "shard"}, "optimizer.at: shard needs gradients"),
         ({"mode": "pipe", "batch.accumulate": 2}, "batch.accumulate: schedule pipelined of mode pipe uses every step"),
         ({"mode": "pipe", "override.exchange": "server"}, "override.schedule: pipelined keeps all workers in step"),

@@ -33,6 +33,9 @@ class ExchangeConfig:
         le=10**6,
         description="ranks that hold a part of the parameters, one of each machine first; null: all",
     )
+    algorithm: Literal["ring", "mpi"] = Field(
+        default="ring", description="all-reduce: by our own ring, with any codec, or by the MPI library, in full precision"
+    )
     rule: Literal["async", "staleness-aware", "softsync", "rounds"] | None = Field(
         default=None,
         description="when a shard updates: async (a bundle is full), staleness-aware (steps divided by it), softsync (by the"

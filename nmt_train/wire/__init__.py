@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
+from torch import Tensor
 
 from nmt_train.errors import UserError
 from nmt_train.message import Message
@@ -110,6 +111,9 @@ class Wire(Protocol):
 
     def receive(self, source: int | None, tag: Tag) -> Future[tuple[int, Message]]:
         """The next message with `tag` from `source` (None: from anybody), with its sender."""
+
+    def add_up(self, vector: Tensor) -> Future[None]:
+        """Replace `vector` (elements,), on the CPU, by the sum of all ranks' vectors, which all add up in the same order."""
 
     def spawn(self, name: str, function: Callable[[], Any]) -> Future[None]:
         """Run `function` as a task beside this one; it must end when the wire is closed (its waits raise Aborted)."""

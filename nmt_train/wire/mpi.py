@@ -15,18 +15,19 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from nmt_train.errors import UserError
 from nmt_train.message import Message
 from nmt_train.wire import NAMES, Aborted, Lost, Tag, WireConfig
 from nmt_train.wire.frame import contents, on_host, pack, unpack
+from nmt_train.wire.letters import Addend, Letter, Transfer
 from nmt_train.wire.meet import meet
-from nmt_train.wire.threads import ThreadWire
+from nmt_train.wire.threads import Receipt, ThreadWire
 
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 5e-5, 2e-3  # seconds
 _SHORT = 16 << 10  # bytes that travel with their header
@@ -35,25 +36,6 @@ _SLOTS = 30_000  # every MPI allows tags up to 32,767
 _BEAT, _ABORT, _PATIENCE = 0, 255, 10.0
 _BEATS = 8  # signs of life within a deadline
 _KINDS = frozenset(Tag)
-
-
-@dataclass
-class _Transfer:
-    """A message on its way: how many of its MPI requests are open, and what is to be done when none is."""
-
-    peer: int
-    arrives: bool
-    finish: Callable[[], None]
-    open: int = 0
-    later: deque[tuple[np.ndarray, int]] = field(default_factory=deque)  # pieces that wait for the one before, and their slot
-
-
-@dataclass
-class _Letter:
-    to: int
-    tag: int
-    message: Message
-    done: concurrent.futures.Future[None] = field(default_factory=concurrent.futures.Future)
 
 
 class Mpi(ThreadWire):
@@ -65,10 +47,10 @@ class Mpi(ThreadWire):
         self._config = config
         # A lock that rings for letters, not a SimpleQueue: where a wait for it is woken after its timeout, it goes on for ever
         # (seen with CPython 3.11).
-        self._letters: deque[_Letter] = deque()
+        self._letters: deque[Letter | Addend] = deque()
         self._bell = threading.Lock()
         self._requests: list[Any] = []
-        self._owners: list[_Transfer] = []
+        self._owners: list[Transfer] = []
         self._arriving: dict[tuple[int, int], deque[list[Any]]] = defaultdict(deque)  # [message, complete], as sent
         self._slots = itertools.cycle(range(1, _SLOTS + 1))
         self._heard: list[float] = []
@@ -94,10 +76,16 @@ class Mpi(ThreadWire):
     # What other threads call
 
     def _carry(self, to: int, tag: Tag, message: Message) -> concurrent.futures.Future[None]:
-        letter = _Letter(to, int(tag), Message(message.numbers, tuple(on_host(tensor) for tensor in message.tensors)))
+        letter = Letter(to, int(tag), Message(message.numbers, tuple(on_host(tensor) for tensor in message.tensors)))
         self._letters.append(letter)
         self._ring()
         return letter.done
+
+    def add_up(self, vector: Tensor) -> Receipt:
+        addend = Addend(vector.numpy(), Receipt(self._check))
+        self._letters.append(addend)
+        self._ring()
+        return addend.done
 
     def _ring(self) -> None:
         with suppress(RuntimeError):  # it rings already
@@ -110,7 +98,7 @@ class Mpi(ThreadWire):
 
     def fail(self, error: BaseException) -> None:
         super().fail(error)
-        told = [_Letter(peer, _ABORT, Message()) for peer in range(self.size) if peer != self.rank]
+        told = [Letter(peer, _ABORT, Message()) for peer in range(self.size) if peer != self.rank]
         self._letters.extend(told)
         self._ring()
         concurrent.futures.wait([letter.done for letter in told], timeout=1.0)
@@ -184,17 +172,21 @@ class Mpi(ThreadWire):
         for peer in range(self.size):
             last = self._beaten[peer]
             if peer != self.rank and (last is None or last.done()):
-                letter = _Letter(peer, _BEAT, Message())
+                letter = Letter(peer, _BEAT, Message())
                 self._beaten[peer] = letter.done
                 self._post(letter)
 
-    def _post(self, letter: _Letter) -> None:
-        """Hand a message to MPI."""
+    def _post(self, letter: Letter | Addend) -> None:
+        """Hand a message to MPI, or a vector to be summed."""
+        if isinstance(letter, Addend):
+            request = self._comm.Iallreduce(self._mpi.IN_PLACE, letter.vector, self._mpi.SUM)
+            self._track(request, Transfer(self.rank, False, partial(letter.done.set_result, None)))
+            return
         payload = contents(letter.message)
         short = sum(part.size for part in payload) <= _SHORT
         slot = 0 if short else next(self._slots)
         frame = pack(letter.tag, slot, letter.message)
-        transfer = _Transfer(letter.to, False, self._timed(letter.tag, False, partial(letter.done.set_result, None)))
+        transfer = Transfer(letter.to, False, self._timed(letter.tag, False, partial(letter.done.set_result, None)))
         self._track(self._comm.Isend([frame, self._mpi.BYTE], letter.to, 0), transfer)
         # What nobody waits for goes piece by piece, so that training's own messages find their way between.
         pieces = [] if short else self._cut(payload)
@@ -203,7 +195,7 @@ class Mpi(ThreadWire):
         for piece in pieces[:at_once]:
             self._send(piece, slot, transfer)
 
-    def _send(self, piece: np.ndarray, slot: int, transfer: _Transfer) -> None:
+    def _send(self, piece: np.ndarray, slot: int, transfer: Transfer) -> None:
         # Synchronously: sent means arrived, not only copied.
         self._track(self._comm.Issend([piece, self._mpi.BYTE], transfer.peer, slot), transfer)
 
@@ -229,7 +221,7 @@ class Mpi(ThreadWire):
         if not slot:
             self._arrived(source, tag, arrival)
             return
-        transfer = _Transfer(source, True, self._timed(tag, True, partial(self._arrived, source, tag, arrival)))
+        transfer = Transfer(source, True, self._timed(tag, True, partial(self._arrived, source, tag, arrival)))
         for piece in self._cut(contents(message)):
             self._track(self._comm.Irecv([piece, self._mpi.BYTE], source, slot), transfer)
 
@@ -257,7 +249,7 @@ class Mpi(ThreadWire):
 
         return tell
 
-    def _track(self, request: Any, transfer: _Transfer) -> None:
+    def _track(self, request: Any, transfer: Transfer) -> None:
         transfer.open += 1
         self._requests.append(request)
         self._owners.append(transfer)

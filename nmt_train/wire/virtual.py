@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import simpy
 import torch
 from greenlet import GreenletExit, getcurrent
+from torch import Tensor
 
 from nmt_train.errors import UserError
 from nmt_train.message import Message
@@ -69,6 +71,13 @@ class VirtualWire:
                 return receipt
         self._wanted[tag].append((source, receipt))
         return receipt
+
+    def add_up(self, vector: Tensor) -> Receipt:
+        """As long as a ring takes for it, and in the order of the ranks."""
+        self.check()
+        done = Receipt(self._engine, "the sum of all ranks' vectors")
+        self._engine.add_up(self, vector, done)
+        return done
 
     def departs(self, to: int, tag: Tag, message: Message) -> list[Any]:
         """The place that a message for this rank takes in the order of its kind."""
@@ -135,6 +144,7 @@ class Engine:
         self._random: dict[int, Any] | None = {} if random else None
         self._entered = 0
         self._lines: dict[tuple[int, int], deque[Callable[[], None]]] = defaultdict(deque)
+        self._addends: list[deque[tuple[Tensor, Receipt]]] = [deque() for _ in network.nodes]  # of each rank, to be summed
         self._dead: set[int] = set()  # ranks whose machines have crashed
         self.wires = [VirtualWire(self, rank) for rank in range(len(network.nodes))]
         network.watch(self)
@@ -229,6 +239,26 @@ class Engine:
                 leave()
         else:
             self.soon(left)
+
+    def add_up(self, wire: VirtualWire, vector: Tensor, done: Receipt) -> None:
+        """Once all ranks have given a vector, replace each by the sum."""
+        self._addends[wire.rank].append((vector, done))
+        if not all(self._addends):
+            return
+        now, ranks = [addends.popleft() for addends in self._addends], len(self.wires)
+        if not vector.is_meta:
+            whole = torch.stack([its for its, _ in now]).sum(0)
+            for its, _ in now:
+                its.copy_(whole)
+        size = 2 * (ranks - 1) / ranks * vector.numel() * vector.element_size() * self.network.scale
+        for rank, (_, summed) in enumerate(now):
+            route = self.network.route(rank, (rank + 1) % ranks)
+            late = 2 * (ranks - 1) * route.latency
+            passed = self.network.transfer(self.shares, size, route) if route.capacities else self.env.timeout(0)
+            passed.callbacks.append(partial(self._summed, late, summed))
+
+    def _summed(self, late: float, done: Receipt, event: simpy.Event) -> None:
+        self.after(late, lambda event: done.set())
 
     def _tell(self, wire: VirtualWire, tag: Tag, arrives: bool, start: float) -> None:
         if (name := NAMES.get((tag, arrives))) and wire.observe is not None:
