@@ -40,9 +40,12 @@ def unary(values: Whole) -> Bytes:
 
 def from_unary(packed: Bytes, count: int) -> tuple[Whole, int]:
     """The values, and how many bytes they took."""
-    ends = np.flatnonzero(np.unpackbits(packed))[:count].astype(np.int64)
     if not count:
-        return ends, 0
+        return np.empty(0, np.int64), 0
+    looked_at = count // 4 + 8  # bytes: two bits each, and more if that is not enough
+    while len(ends := np.flatnonzero(np.unpackbits(packed[:looked_at]))) < count:
+        looked_at *= 2
+    ends = ends[:count].astype(np.int64)
     return np.diff(ends, prepend=-1) - 1, int(ends[-1]) // 8 + 1
 
 

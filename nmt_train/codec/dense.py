@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from nmt_train.codec import Codec
+from nmt_train.codec.blocks import blocks
 from nmt_train.errors import NotFinite
 from nmt_train.message import Message
 
@@ -23,7 +24,10 @@ class Dense(Codec):
         if not torch.isfinite(torch.linalg.vector_norm(vector)):
             raise NotFinite("the vector to be sent is not finite")
         largest = torch.finfo(self._dtype).max
-        return Message((), (vector.clamp(-largest, largest).to(self._dtype),))
+        rounded = torch.empty_like(vector, dtype=self._dtype)
+        for place in blocks(vector):
+            rounded[place] = vector[place].clamp(-largest, largest)
+        return Message((), (rounded,))
 
     def sized(self, vector: Tensor) -> Message:
         return Message((), (vector.to(self._dtype),))

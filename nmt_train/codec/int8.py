@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from nmt_train.codec import Codec
+from nmt_train.codec.blocks import blocks
 from nmt_train.errors import NotFinite
 from nmt_train.message import Message
 
@@ -16,19 +17,21 @@ class Int8(Codec):
     """A message holds the size of a level, and of each element the nearest level."""
 
     def encode(self, vector: Tensor, update: int) -> Message:
-        largest = vector.abs().max() if vector.numel() else vector.new_zeros(())
+        largest = torch.linalg.vector_norm(vector, torch.inf) if vector.numel() else vector.new_zeros(())
         if not torch.isfinite(largest):
             raise NotFinite("the vector to be sent is not finite")
         level = largest / _LEVELS
-        levels = (vector / level).round_() if level > 0 else torch.zeros_like(vector)
-        return Message((), (level.reshape(1), levels.to(torch.int8)))
+        levels = torch.empty_like(vector, dtype=torch.int8)
+        for place in blocks(vector):
+            levels[place] = (vector[place] / level).round_() if level > 0 else 0
+        return Message((), (level.reshape(1), levels))
 
     def sized(self, vector: Tensor) -> Message:
         return Message((), (vector.new_empty(1), vector.new_empty(vector.numel(), dtype=torch.int8)))
 
     def decode(self, message: Message, into: Tensor) -> None:
         level, levels = message.tensors
-        torch.mul(levels.to(into), level.to(into), out=into)
+        into.copy_(levels).mul_(level.to(into))
 
     def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
         level, levels = message.tensors
