@@ -43,7 +43,9 @@ def from_unary(packed: Bytes, count: int) -> tuple[Whole, int]:
     if not count:
         return np.empty(0, np.int64), 0
     looked_at = count // 4 + 8  # bytes: two bits each, and more if that is not enough
-    while len(ends := np.flatnonzero(np.unpackbits(packed[:looked_at]))) < count:
+    while len(ends := np.flatnonzero(np.unpackbits(packed[:looked_at]).view(bool))) < count:
+        if looked_at >= len(packed):
+            raise ValueError(f"{count} numbers are not in {len(packed)} bytes")
         looked_at *= 2
     ends = ends[:count].astype(np.int64)
     return np.diff(ends, prepend=-1) - 1, int(ends[-1]) // 8 + 1
