@@ -33,6 +33,12 @@ THOUSANDTH = ("dropping.up=0.999",)
 GOALS = {Setup("sparse-overlap", "4x2"): 4.3, Setup("sparse-overlap", "7x1"): 5.0, Setup("sparse", "4x1"): 2.5}
 
 
+def validations(run: Path) -> list[dict[str, Any]]:
+    """The events of a run folder that are validations."""
+    file = run / "metrics.jsonl"
+    return [event for event in (read_metrics(file) if file.exists() else []) if event["event"] == "validation"]
+
+
 class NotReached(Exception):
     """A run ended before it was as good as those that it is compared with."""
 
@@ -43,10 +49,10 @@ class Results:
     """
 
     def __init__(self, folder: Path, target: float) -> None:
-        self._folder, self.target = folder, target
+        self.folder, self.target = folder, target
 
     def timing(self, setup: Setup) -> dict[str, Any]:
-        path = self._folder / "timing" / setup.name / "timing.json"
+        path = self.folder / "timing" / setup.name / "timing.json"
         if not path.exists():
             raise UserError(f"{path}: is not there; let the reproduction go on")
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -61,11 +67,10 @@ class Results:
 
     def curve(self, mode: str, cluster: str, *options: str) -> list[dict[str, Any]]:
         """The validations of a training run; UserError unless it is over, which the file `finished` says."""
-        run = self._folder / "training" / Setup(mode, cluster, options).name
+        run = self.folder / "training" / Setup(mode, cluster, options).name
         if not (run / "finished").exists():
             raise UserError(f"{run}: is not finished; let the reproduction go on")
-        events = read_metrics(run / "metrics.jsonl")
-        return [event for event in events if event["event"] == "validation"]
+        return validations(run)
 
     def seconds(self, mode: str, cluster: str, *options: str) -> float:
         """Virtual seconds to the target, between two validations by a straight line; infinite if it was not reached."""

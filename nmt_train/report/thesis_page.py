@@ -9,7 +9,7 @@ from nmt_train.errors import UserError
 from nmt_train.report import convergence, timeline
 from nmt_train.report.claims import CLAIMS, HOLDS
 from nmt_train.report.figure import new_figure, save_figure
-from nmt_train.report.thesis import BOUND, GOALS, REMOTE, THOUSANDTH, NotReached, Results, Setup
+from nmt_train.report.thesis import BOUND, GOALS, REMOTE, THOUSANDTH, NotReached, Results, Setup, validations
 
 TIMELINES = {
     "4.1": Setup("single", "1x1"), "4.2": Setup("single", "1x4"), "4.4": Setup("vanilla", "2x1"),
@@ -53,7 +53,8 @@ _ABOUT = """\
 virtual cluster charges what K40s, 375 MB/s and 110.7M parameters would cost (configs/clusters/thesis-*.yml). *As fast* means:
 validation cross-entropy {target:.3f}, which 1x1 has at the end of its run, is reached in so much less time. Two
 figures of the thesis were used to fit the clusters and are no findings: eight devices of one machine process 4.3 times as many
-words as one (T1: the bus), and a machine of vanilla 4x1 a third of 1x1's (T5: the time of a batch)."""
+words as one (T1: the bus), and a machine of vanilla 4x1 a third of 1x1's (T5: the time of a batch).
+Every validation of every run is in {curves}."""
 
 
 def write(folder: Path, target: float, output: Path, command: str) -> None:
@@ -68,13 +69,17 @@ def write(folder: Path, target: float, output: Path, command: str) -> None:
         runs = [folder / "training" / setup.name for setup in setups]
         if all((run / "finished").exists() for run in runs):
             drawn[figure] = convergence.plot(runs, "cross-entropy", "seconds", pictures / f"figure-{figure}.png")[0]
+    _points(found, pictures / "curves.csv")
     output.write_text(
-        "\n".join([*_head(found, command), *_claims(found), *_goals(found), *_figures(drawn, output)]), encoding="utf-8"
+        "\n".join(
+            [*_head(found, command, f"{pictures.name}/curves.csv"), *_claims(found), *_goals(found), *_figures(drawn, output)]
+        ),
+        encoding="utf-8",
     )
 
 
-def _head(found: Results, command: str) -> list[str]:
-    text = _ABOUT.format(command=command, target=found.target)
+def _head(found: Results, command: str, curves: str) -> list[str]:
+    text = _ABOUT.format(command=command, target=found.target, curves=curves)
     return ["# The thesis's experiments, on virtual clusters", "", text, ""]
 
 
@@ -115,6 +120,15 @@ def _figures(drawn: dict[str, Path], output: Path) -> list[str]:
     for figure in sorted(drawn, key=lambda name: (int(name[2:].rstrip("ab")), name)):
         lines += [f"Figure {figure}", "", f"![figure {figure}]({drawn[figure].relative_to(output.parent)})", ""]
     return lines
+
+
+def _points(found: Results, output: Path) -> None:
+    """Every validation of every finished run, as a table."""
+    lines = ["run,seconds,words,cross-entropy"]
+    for run in sorted(path.parent for path in found.folder.glob("training/*/finished")):
+        for event in validations(run):
+            lines.append(f"{run.name},{event['seconds']:.0f},{event['words']},{event['cross-entropy']:.4f}")
+    output.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _draw_bars(found: Results, bars: list[tuple[str, str]], what: str, label: str, output: Path) -> Path:
