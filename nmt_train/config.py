@@ -23,8 +23,8 @@ from nmt_train.errors import UserError
 from nmt_train.exchange import ExchangeConfig
 from nmt_train.log import LogConfig
 from nmt_train.model import ModelConfig
-from nmt_train.modes import OverrideConfig
 from nmt_train.optim import OptimizerConfig
+from nmt_train.row import OverrideConfig
 from nmt_train.schedule import DownpourConfig, LocalConfig, OverlapConfig, PipelineConfig
 from nmt_train.section import STRICT
 from nmt_train.stop import StopConfig

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
-from pydantic import Field
-from pydantic.dataclasses import dataclass as section
 from torch import Tensor
 
 from nmt_train.adder import Adder, Outer
@@ -20,6 +17,7 @@ from nmt_train.codec.onebit import OneBit
 from nmt_train.codec.qsgd import Qsgd
 from nmt_train.codec.threshold import Threshold
 from nmt_train.codec.topk import TopK
+from nmt_train.config import Config
 from nmt_train.errors import UserError
 from nmt_train.exchange import Exchange, ExchangeConfig
 from nmt_train.exchange.all_reduce import AllReduce
@@ -35,6 +33,7 @@ from nmt_train.exchange.server import Server
 from nmt_train.flat import Flat
 from nmt_train.optim import Optimizer, among
 from nmt_train.refusals import refuse
+from nmt_train.row import Mode
 from nmt_train.schedule import Schedule
 from nmt_train.schedule.downpour import Downpour
 from nmt_train.schedule.elastic import Elastic
@@ -42,33 +41,8 @@ from nmt_train.schedule.every_step import EveryStep
 from nmt_train.schedule.local_steps import LocalSteps
 from nmt_train.schedule.overlap import Overlap
 from nmt_train.schedule.pipelined import Pipelined
-from nmt_train.section import STRICT
 from nmt_train.trace import Trace
 from nmt_train.wire import Wire
-
-if TYPE_CHECKING:
-    from nmt_train.config import Config
-
-
-@dataclass(frozen=True)
-class Mode:
-    """One row. nodes: most machines (0: any); workers: how many exchange without waiting for one another, as `check` finds;
-    settings: what keys that the config leaves to the mode are (null there).
-
-    optimizer: where gradients become updates. Adam's averages starve on a shard that gets a hundredth of a gradient at a time,
-    so that sparse modes drop updates that workers have made of their dense gradients (docs/experiments.md).
-    """
-
-    schedule: str
-    exchange: str
-    up: str
-    down: str
-    source: str
-    optimizer: str = "shard"
-    nodes: int = 0
-    workers: int = 1
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
 
 MODES = {
     "single": Mode("every-step", "alone", "dense", "dense", "thesis 3.1, 3.5", nodes=1),
@@ -96,24 +70,6 @@ MODES = {
     "diloco": Mode("local-steps", "all-reduce", "half", "half", "DiLoCo", optimizer="worker",
                    settings={"local.outer": "nesterov"}),
 }  # fmt: skip
-
-CodecName = Literal["dense", "half", "bf16", "int8", "onebit", "qsgd", "threshold", "top-k", "low-rank"]
-
-
-@section(frozen=True, config=STRICT)
-class OverrideConfig:
-    """Choices that replace those of the mode's row; null: as the mode has it."""
-
-    schedule: Literal["every-step", "overlapped", "pipelined", "local-steps", "downpour"] | None = Field(
-        default=None, description="when: every-step, overlapped, pipelined, local-steps or downpour"
-    )
-    exchange: Literal["alone", "server", "all-reduce", "peers"] | None = Field(
-        default=None, description="with whom: alone, server, all-reduce or peers"
-    )
-    up: CodecName | None = Field(
-        default=None, description="what workers send: dense, half, bf16, int8, onebit, qsgd, threshold, top-k or low-rank"
-    )
-    down: CodecName | None = Field(default=None, description="what shards send: the same")
 
 
 @dataclass(frozen=True)

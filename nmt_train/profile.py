@@ -15,7 +15,7 @@ from nmt_train.begin import Ready, make_worker, opened
 from nmt_train.cluster import Cost, DeviceConfig
 from nmt_train.config import Config
 from nmt_train.message import Message
-from nmt_train.modes import OverrideConfig
+from nmt_train.row import OverrideConfig
 from nmt_train.wire import Tag, Wire
 from nmt_train.wire.threads import ThreadWire
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from nmt_train.config import Config
 from nmt_train.errors import UserError
-
-if TYPE_CHECKING:
-    from nmt_train.config import Config
-    from nmt_train.modes import Mode
+from nmt_train.row import Mode
 
 SUMMED = ("dense", "half", "bf16", "int8", "low-rank")  # what can be added up and sent on, hop by hop
-DRIFTS = ("every-step", "pipelined", "local-steps")  # schedules of workers that exchange all at the same step
+IN_STEP = ("every-step", "pipelined", "local-steps")  # schedules of workers that exchange all at the same step
 
-Rule = Callable[["Mode", "Config"], str | None]
+Rule = Callable[[Mode, Config], str | None]
 
 
 def refuse(mode: Mode, config: Config) -> None:
@@ -67,7 +64,7 @@ def _all_reduce(mode: Mode, config: Config) -> str | None:
         )
     if config.exchange.algorithm == "mpi" and mode.up not in ("dense", "low-rank"):
         return f"exchange.algorithm: mpi sums in full precision, not {mode.up}; use ring, or override.up: dense"
-    if mode.schedule not in DRIFTS:
+    if mode.schedule not in IN_STEP:
         return (
             f"override.schedule: {mode.schedule} lets every worker exchange when it likes, but exchange all-reduce needs all at"
             " the same step; use pipelined, or override.exchange: server"

@@ -16,6 +16,7 @@ from nmt_train import modes
 from nmt_train.errors import UserError
 from nmt_train.flat import Flat
 from nmt_train.message import Message
+from nmt_train.row import CodecName
 from nmt_train.trace import Trace
 from nmt_train.wire import Tag
 from nmt_train.wire.virtual import VirtualWire
@@ -25,7 +26,7 @@ OPTIONS: dict[str, Any] = {
     "local.every": 3, "downpour.push": 2, "downpour.fetch": 3, "threshold.density": 0.4, "dropping.up": 0.6,
     "qsgd.levels": 127, "stop.after": "9e",
 }  # fmt: skip
-PRODUCTS = [*itertools.product(modes.SCHEDULES, modes.EXCHANGES, get_args(modes.CodecName))]
+PRODUCTS = [*itertools.product(modes.SCHEDULES, modes.EXCHANGES, get_args(CodecName))]
 
 
 def trained(schedule: str, exchange: str, codec: str) -> list[Tensor]:
