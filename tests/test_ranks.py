@@ -234,8 +234,10 @@ def test_where_all_exchange_together_a_gradient_that_is_not_finite_is_left_out_b
         assert all(torch.isfinite(tensor).all() for tensor in last(config).tensors("parameters").values())
 
 
-def test_a_gradient_that_is_not_finite_stays_with_its_worker(make: Make) -> None:
-    config = make(mode="vanilla", stop__after="40u", optimizer__not_finite="skip", optimizer__clip_norm=1.0)
+@pytest.mark.parametrize("mode", ["vanilla", "local-sgd"])
+def test_a_gradient_that_is_not_finite_stays_with_its_worker(make: Make, mode: str) -> None:
+    # The fourth step is the first after an exchange.
+    config = make(mode=mode, local__every=3, stop__after="20u", optimizer__not_finite="skip", optimizer__clip_norm=1.0)
     code = BATCHES.format("value = value * float('nan') if rank == 1 and seen[0] == 4 else value")
     done = finish([*MPIRUN, "-np", "2", *patched(code), "--config", written(config)])
     assert done.returncode == 0, done.stderr

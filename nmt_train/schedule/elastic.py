@@ -31,7 +31,7 @@ class Elastic(LocalSteps):
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        since, self._since = self._since, 0
+        since, self._since, self._begun = self._since, 0, False
         way, parameters = self._flat.gradient, self._flat.parameters
         self.exchange.fetch(self._start)  # the centre as it is now
         subtract(parameters, self._start, out=way).mul_(self._share)

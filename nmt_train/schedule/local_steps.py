@@ -29,10 +29,11 @@ class LocalSteps(Schedule):
         self._inner = Optimizer(dataclasses.replace(optimizer, smoothing=0.0), flat.parameters)
         self._start = flat.parameters.clone()  # where all workers began
         self._steps = self._since = 0  # in all; since the last exchange
+        self._begun = False  # whether a step since then was tried, if only one that was not finite
 
     @property
     def between(self) -> bool:
-        return self._since > 0
+        return self._begun
 
     @property
     def learning_rate(self) -> float:
@@ -40,7 +41,7 @@ class LocalSteps(Schedule):
 
     def step(self) -> bool:
         """A step that is not finite is not counted: all workers make as many between two exchanges."""
-        gradient = self._flat.gradient
+        gradient, self._begun = self._flat.gradient, True
         try:
             self.exchange.gradient_norm = clip(gradient, self._clip_norm, 1)
             self.exchange.prepare(gradient, self._flat.parameters)
@@ -55,6 +56,7 @@ class LocalSteps(Schedule):
         return self._counted()
 
     def _counted(self) -> bool:
+        self._begun = True
         self._steps += 1
         self._since += 1
         if self._since != self._every:
@@ -64,7 +66,7 @@ class LocalSteps(Schedule):
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        since, self._since = self._since, 0
+        since, self._since, self._begun = self._since, 0, False
         way, parameters = self._flat.gradient, self._flat.parameters
         subtract(parameters, self._start, out=way)
         try:
@@ -75,7 +77,7 @@ class LocalSteps(Schedule):
         self.steps[since] += 1
 
     def drain(self) -> None:
-        if self._since:
+        if self._begun:
             self._exchange()
 
     def refresh(self) -> None:
