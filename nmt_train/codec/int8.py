@@ -17,7 +17,8 @@ class Int8(Codec):
     """A message holds the size of a level, and of each element the nearest level."""
 
     def encode(self, vector: Tensor, update: int) -> Message:
-        largest = torch.linalg.vector_norm(vector, torch.inf) if vector.numel() else vector.new_zeros(())
+        low, high = vector.aminmax() if vector.numel() else (vector.new_zeros(()),) * 2
+        largest = torch.maximum(-low, high)
         if not torch.isfinite(largest):
             raise NotFinite("the vector to be sent is not finite")
         level = largest / _LEVELS
