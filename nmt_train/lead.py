@@ -268,10 +268,13 @@ class Leader:
     def signals(self) -> Iterator[None]:
         """SIGINT, SIGTERM and SIGUSR1 ask for a checkpoint and an end; a second one ends at once."""
 
+        asked = False
+
         def ask(number: int, frame: FrameType | None) -> None:
-            if self.signal:
+            nonlocal asked
+            if asked:  # not: if another rank has reported the same signal, which then came here later
                 raise KeyboardInterrupt
-            self.signal = signal.Signals(number)
+            asked, self.signal = True, self.signal or signal.Signals(number)
             # Not through the log: the signal may have come while a line was being written.
             with suppress(OSError):
                 os.write(2, f"\n{self.signal.name}: saving and stopping; once more to stop without saving\n".encode())

@@ -263,6 +263,25 @@ def test_a_signal_to_the_command_saves_and_ends_all_ranks(make: Make, number: si
     last(config)
 
 
+def test_a_signal_that_another_rank_has_reported_before_is_the_same_one(make: Make) -> None:
+    """A launcher tells all ranks, but not at the same time."""
+    config = make(mode="vanilla", stop__after="1000e", checkpoint__every="10000u")
+    late = """
+from nmt_train.lead import Leader
+hear = Leader._hear
+def heard(self, wait=False):
+    before = self.signal
+    hear(self, wait)
+    if self.signal and not before:
+        os.kill(os.getpid(), 10)
+Leader._hear = heard
+"""
+    code = BATCHES.format("if rank == 1 and seen[0] == 6: os.kill(os.getpid(), 10)") + late
+    done = finish([*MPIRUN, "-np", "2", *patched(code), "--config", written(config)])
+    assert "stopped: SIGUSR1 received" in (Path(config.run) / "train.log").read_text(encoding="utf-8"), done.stderr
+    last(config)
+
+
 def test_a_signal_to_mpirun_itself_saves_although_mpirun_does_not_wait(make: Make) -> None:
     config = make(mode="vanilla", stop__after="1000e", log__every="5u", checkpoint__every="10000u")
     process = background([*MPIRUN, "-np", "2", *OURS, "--config", written(config)])
