@@ -14,16 +14,14 @@ from conftest import small
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from virtual import engine, together
+from virtual import engine, everybody_is_here, together
 
 from nmt_train import config as configuration
 from nmt_train import modes
 from nmt_train.cluster import Cost, DeviceConfig
 from nmt_train.exchange import RESIDUAL, UNSENT
 from nmt_train.flat import Flat
-from nmt_train.message import Message
 from nmt_train.trace import Trace
-from nmt_train.wire import Tag
 from nmt_train.wire.virtual import VirtualWire
 
 ELEMENTS, STEPS = 37, 6
@@ -95,16 +93,6 @@ def train(
         return flat.parameters, carried.get(RESIDUAL, none) - carried.get(UNSENT, none)  # by plain descent -1 times a gradient
 
     return together(room, *[work] * len(room.wires))
-
-
-def everybody_is_here(wire: VirtualWire) -> None:
-    wire.send(0, Tag.REPORT, Message())
-    if wire.rank == 0:
-        for rank in range(wire.size):
-            wire.receive(rank, Tag.REPORT).result()
-        for rank in range(wire.size):
-            wire.send(rank, Tag.CONTROL, Message())
-    wire.receive(0, Tag.CONTROL).result()
 
 
 @pytest.mark.parametrize("mode", ["vanilla", "overlap", "sparse", "sparse-overlap"])

@@ -10,15 +10,13 @@ import torch
 from conftest import ROOT
 from pulled import START, Vector, settings, target
 from torch import Tensor
-from virtual import engine, together
+from virtual import engine, everybody_is_here, together
 
 from nmt_train import modes
 from nmt_train.errors import UserError
 from nmt_train.flat import Flat
-from nmt_train.message import Message
 from nmt_train.row import CodecName
 from nmt_train.trace import Trace
-from nmt_train.wire import Tag
 from nmt_train.wire.virtual import VirtualWire
 
 NODES, STEPS = [2, 1], 24
@@ -53,16 +51,6 @@ def trained(schedule: str, exchange: str, codec: str) -> list[Tensor]:
         return made.exchange.optimizer.parameters if made.apart else flat.parameters
 
     return together(room, *[work] * len(room.wires))
-
-
-def everybody_is_here(wire: VirtualWire) -> None:
-    wire.send(0, Tag.REPORT, Message())
-    if wire.rank == 0:
-        for rank in range(wire.size):
-            wire.receive(rank, Tag.REPORT).result()
-        for rank in range(wire.size):
-            wire.send(rank, Tag.CONTROL, Message())
-    wire.receive(0, Tag.CONTROL).result()
 
 
 @pytest.mark.parametrize(("schedule", "exchange", "codec"), PRODUCTS)

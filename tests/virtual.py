@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nmt_train.cluster import ClusterConfig, Cost, DeviceConfig, LinkConfig
+from nmt_train.message import Message
+from nmt_train.wire import Tag
 from nmt_train.wire.network import Network
 from nmt_train.wire.virtual import Engine, VirtualWire
 
@@ -25,3 +27,14 @@ def engine(nodes: Sequence[int], shuffle_seed: int | None = None, **changes: Any
 def together(room: Engine, *functions: Callable[[VirtualWire], Any]) -> list[Any]:
     """Run functions at the same virtual time, one as each rank, each given its wire; what they return."""
     return room.run([lambda f=function, w=wire: f(w) for function, wire in zip(functions, room.wires, strict=True)])
+
+
+def everybody_is_here(wire: VirtualWire) -> None:
+    """Wait until all ranks have come here."""
+    wire.send(0, Tag.REPORT, Message())
+    if wire.rank == 0:
+        for rank in range(wire.size):
+            wire.receive(rank, Tag.REPORT).result()
+        for rank in range(wire.size):
+            wire.send(rank, Tag.CONTROL, Message())
+    wire.receive(0, Tag.CONTROL).result()

@@ -68,7 +68,8 @@ def write(folder: Path, target: float, output: Path, command: str) -> None:
     for figure, setups in CURVES.items():
         runs = [folder / "training" / setup.name for setup in setups]
         if all((run / "finished").exists() for run in runs):
-            drawn[figure] = convergence.plot(runs, "cross-entropy", "seconds", pictures / f"figure-{figure}.png")[0]
+            drawn[figure], points = convergence.plot(runs, "cross-entropy", "seconds", pictures / f"figure-{figure}.png")
+            points.unlink()  # curves.csv has them
     _points(found, pictures / "curves.csv")
     output.write_text(
         "\n".join(
