@@ -22,8 +22,8 @@ from nmt_train.errors import UserError
 from nmt_train.exchange import Exchange, ExchangeConfig
 from nmt_train.exchange.all_reduce import AllReduce
 from nmt_train.exchange.alone import Alone
+from nmt_train.exchange.by_wire import ByWire
 from nmt_train.exchange.channel import OneChannel
-from nmt_train.exchange.library import Library
 from nmt_train.exchange.low_rank import LowRank
 from nmt_train.exchange.node import PerNode, first_ranks
 from nmt_train.exchange.peers import Peers
@@ -169,7 +169,7 @@ def _all_reduce(place: Place, mode: Mode) -> Exchange:
     config = place.config
     codec = "dense" if mode.up == "low-rank" else mode.up
     if config.exchange.algorithm == "mpi":
-        reducer: Reducer = Library(place.wire, place.trace)
+        reducer: Reducer = ByWire(place.wire, place.trace)
     else:
         reducer = Ring(place.wire, place.codec(codec, config.dropping.up), place.trace)
     if mode.up == "low-rank":

@@ -11,7 +11,7 @@ from nmt_train.wire import Wire
 from nmt_train.wire.frame import on_host
 
 
-class Library(Reducer):
+class ByWire(Reducer):
     """The library chooses how; it sums in full precision."""
 
     def __init__(self, wire: Wire, trace: Trace) -> None:
