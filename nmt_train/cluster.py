@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from nmt_train.errors import UserError
 from nmt_train.section import STRICT
-from nmt_train.yaml_file import read
+from nmt_train.yaml_file import override, read
 
 _SI = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 _TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
@@ -167,12 +167,28 @@ class ClusterConfig:
 
 _SECTIONS: tuple[Any, ...] = (ClusterConfig, DeviceConfig, Cost, LinkConfig, Straggler, Crash, Cut, ScaleConfig)
 _CLUSTER, _DEVICE = TypeAdapter(ClusterConfig), TypeAdapter(DeviceConfig)
+_NOTHING: Mapping[str, str] = {}
 
 
-def load(path: Path) -> ClusterConfig:
-    """UserError names file, line and key of what is wrong; `profile` is replaced by the `device` that it holds."""
+def entries(section: Any = ClusterConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every key that one value sets, dotted, and what it is."""
+    for name, info in section.__pydantic_fields__.items():
+        inner = [kind for kind in (info.annotation, *get_args(info.annotation)) if kind in _SECTIONS]
+        if inner and get_origin(info.annotation) is not list:
+            yield from entries(inner[0], f"{prefix}{name}.")
+        else:
+            yield prefix + name, info.description or ""
+
+
+def load(path: Path, overrides: Mapping[str, str] = _NOTHING) -> ClusterConfig:
+    """A file, of which `overrides` (dotted key to YAML text, from the command line) replace values.
+
+    UserError names file, line and key of what is wrong; `profile` is replaced by the `device` that it holds.
+    """
     where: dict[str, str] = {}
-    cluster: ClusterConfig = _checked(_CLUSTER, read(path, where, "give an existing cluster file to --cluster"), where, path)
+    values = read(path, where, "give an existing cluster file to --cluster")
+    override(values, overrides, where)
+    cluster: ClusterConfig = _checked(_CLUSTER, values, where, path)
 
     def place(key: str) -> str:
         return where.get(key, str(path))

@@ -30,7 +30,7 @@ from nmt_train.section import STRICT
 from nmt_train.stop import StopConfig
 from nmt_train.validate import ValidationConfig
 from nmt_train.wire import WireConfig
-from nmt_train.yaml_file import Loader, read
+from nmt_train.yaml_file import merge, override, read
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -126,17 +126,8 @@ def load(files: Sequence[str], overrides: Mapping[str, str]) -> Config:
     values: dict[str, Any] = {}
     where: dict[str, str] = {}
     for file in files:
-        _merge(values, read(Path(file), where, "give an existing YAML file to --config"))
-    for name, text in overrides.items():
-        try:
-            value = yaml.load(text, Loader)
-        except (yaml.YAMLError, RecursionError):
-            value = text
-        nested: Any = value
-        for part in reversed(name.split(".")):
-            nested = {part: nested}
-        _merge(values, nested)
-        where[name] = "command line"
+        merge(values, read(Path(file), where, "give an existing YAML file to --config"))
+    override(values, overrides, where)
     return validate(values, where)
 
 
@@ -202,14 +193,6 @@ def differences(old: dict[str, Any], new: Config) -> list[str]:
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name) and not any(name == key or name.startswith(key + ".") for key in HARMLESS)
     ]
-
-
-def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
-    for key, value in values.items():
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
-        else:
-            into[key] = value
 
 
 def flatten(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:

@@ -46,10 +46,11 @@ class RankTiming:
 
 @dataclass(frozen=True)
 class Timing:
-    """What training would do in `seconds`."""
+    """What training a model of so many `elements` would do in `seconds`."""
 
     ranks: list[RankTiming]
     seconds: float
+    elements: int
 
     @property
     def words_per_second(self) -> float:
@@ -71,7 +72,7 @@ class Timing:
 
     def write(self, folder: Path) -> None:
         """`timing.json`, and `trace/` if spans were kept."""
-        values = {"seconds": self.seconds, "words_per_second": self.words_per_second}
+        values = {"seconds": self.seconds, "words_per_second": self.words_per_second, "elements": self.elements}
         ranks = [{key: value for key, value in vars(rank).items() if key != "spans"} for rank in self.ranks]
         (folder / "timing.json").write_text(json.dumps({**values, "ranks": ranks}) + "\n", encoding="utf-8")
         for number, rank in enumerate(self.ranks):
@@ -172,4 +173,4 @@ def measure(config: Config, cluster: ClusterConfig, elements: int, tokens: Seque
         )
         for its in sorted(duties, key=lambda its: its.worker.wire.rank)
     ]
-    return Timing(ranks, now)
+    return Timing(ranks, now, elements)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,28 @@ def read(path: Path, where: dict[str, str], hint: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path}: holds no keys; write `key: value` lines")
     return values
+
+
+def override(values: dict[str, Any], texts: Mapping[str, str], where: dict[str, str]) -> None:
+    """Take values from the command line (dotted key to YAML text) into those of files."""
+    for name, text in texts.items():
+        try:
+            nested: Any = yaml.load(text, Loader)
+        except (yaml.YAMLError, RecursionError):
+            nested = text
+        for part in reversed(name.split(".")):
+            nested = {part: nested}
+        merge(values, nested)
+        where[name] = "command line"
+
+
+def merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Later values beside and over earlier ones, key by key."""
+    for key, value in values.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            merge(into[key], value)
+        else:
+            into[key] = value
 
 
 def _locate(node: Any, path: Path, prefix: str, where: dict[str, str]) -> None:

@@ -49,6 +49,16 @@ def test_a_profile_is_a_file_beside_the_cluster_and_reads_what_is_written(tmp_pa
         assert vars(getattr(read, kind)) == pytest.approx(vars(cost))
 
 
+def test_the_command_line_replaces_single_values(tmp_path: Path) -> None:
+    overrides = {"nodes": "80 x 1", "network.bandwidth": "1 Gbit/s", "scale.parameters": "60M"}
+    loaded = cluster.load(write(tmp_path), overrides)
+    assert len(loaded.ranks()) == 80
+    assert (loaded.network.bandwidth, loaded.network.latency) == (125e6, 0.5e-3)
+    assert loaded.scale is not None
+    with pytest.raises(UserError, match="command line: network.bandwidth: 'fast' is not a bandwidth"):
+        cluster.load(write(tmp_path), {"network.bandwidth": "fast"})
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "clusters").glob("*.yml")), ids=lambda path: path.stem)
 def test_every_cluster_that_comes_along_can_be_read(path: Path) -> None:
     if path.stem == "k40":

@@ -173,6 +173,9 @@ def test_timing_alone_prints_a_line_per_machine(run: Path, tmp_path: Path, capsy
     assert call(simulate, *common, "--cluster", CLUSTERS / "thesis-2x2.yml") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [["node", "ranks"], ["0", "2"], ["1", "2"], ["all", "4"]]
+    assert call(simulate, *common, "--cluster", CLUSTERS / "thesis-2x2.yml", "--cluster.nodes", "3 x 1") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [["0", "1"], ["1", "1"], ["2", "1"], ["all", "3"]]
     timing = json.loads((tmp_path / "there" / "timing.json").read_text(encoding="utf-8"))
     assert f"{timing['words_per_second']:,.0f}" == lines[-1].split()[2]
 
@@ -328,6 +331,7 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
         (train, ["stray"], "'stray' belongs to no option"),
         (simulate, ["--config", "{run}.yml"], "give --cluster (one of configs/clusters, or your own) or --profile"),
         (simulate, ["--config", "{run}.yml", "--cluster", "{tmp}/none.yml"], "none.yml: No such file"),
+        (simulate, ["--config", "{run}.yml", "--cluster", "{two}", "--cluster.nodse", "2"], "unknown key cluster.nodse; did .* nodes"),
         (simulate, ["--config", "{run}.yml", "--cluster", "{two}", "--mode", "single"], "single is for 1 machine, but"),
         (simulate, ["--config", "{run}.yml", "--cluster", "{two}", "--timing-only", "0"], "argument --timing-only"),
         (simulate, ["--config", "{run}.yml", "--profile", "{run}.yml"], "is the configuration, and would be overwritten"),

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from nmt_train.errors import UserError
-from nmt_train.report.claims import CLAIMS, HOLDS, IN_PART, NOT
-from nmt_train.report.thesis import BOUND, NotReached, Results, Setup
+from nmt_train.report.claims import HOLDS, IN_PART, NOT
+from nmt_train.report.runs import NotReached, Setup
+from nmt_train.report.thesis import BOUND, Results
+from nmt_train.report.thesis_claims import CLAIMS
 
 JUDGE = {claim.id: claim.judge for claim in CLAIMS}
 _ONE = Setup("single", "1x1")
@@ -63,8 +65,8 @@ def test_a_run_that_still_goes_on_is_not_judged(found: Results, tmp_path: Path) 
 
 def test_cross_entropy_at_equal_words_lies_on_a_line_too(found: Results, tmp_path: Path) -> None:
     learns(tmp_path, _ONE, [(10, 5.0), (20, 4.0)])
-    assert found.at_words(1500, "single", "1x1") == pytest.approx(4.5)
-    assert found.at_words(9999, "single", "1x1") == 4.0
+    assert found.after(_ONE, 1500) == pytest.approx(4.5)
+    assert found.after(_ONE, 9999) == 4.0
 
 
 @pytest.mark.parametrize(

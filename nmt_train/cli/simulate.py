@@ -9,6 +9,8 @@ from pathlib import Path
 from nmt_train import cli, cluster, config
 from nmt_train.cli import settings
 
+_CLUSTER = "cluster."
+
 
 def parser() -> cli.Parser:
     options = settings.parser(
@@ -26,6 +28,9 @@ def parser() -> cli.Parser:
     )
     group.add_argument("--profile", type=Path, metavar="FILE", help="measure this machine's device, for a cluster file")
     group.add_argument("--steps", type=cli.positive, default=40, metavar="N", help="that --profile measures (default: 40)")
+    changes = options.add_argument_group("cluster", "Replace what the cluster file says.")
+    for name, description in cluster.entries():
+        changes.add_argument(f"--{_CLUSTER}{name}", metavar="X", help=description)
     settings.add_keys(options)
     return options
 
@@ -46,7 +51,8 @@ def command(arguments: Sequence[str]) -> int:
             options.error(f"{given.profile}: is the configuration, and would be overwritten by the profile; name another file")
         profile(resolved, given.steps, given.profile)
         return 0
-    simulated = cluster.load(given.cluster)
+    changes = {name.removeprefix(_CLUSTER): text for name, text in vars(given).items() if name.startswith(_CLUSTER) and text}
+    simulated = cluster.load(given.cluster, changes)
     if given.model is not None:
         predict(resolved, simulated, given.model)
         return 0

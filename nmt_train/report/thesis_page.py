@@ -7,9 +7,11 @@ from pathlib import Path
 
 from nmt_train.errors import UserError
 from nmt_train.report import convergence, timeline
-from nmt_train.report.claims import CLAIMS, HOLDS
+from nmt_train.report.claims import table
 from nmt_train.report.figure import new_figure, save_figure
-from nmt_train.report.thesis import BOUND, GOALS, REMOTE, THOUSANDTH, NotReached, Results, Setup, validations
+from nmt_train.report.runs import Setup, points
+from nmt_train.report.thesis import BOUND, GOALS, REMOTE, THOUSANDTH, Results
+from nmt_train.report.thesis_claims import CLAIMS
 
 TIMELINES = {
     "4.1": Setup("single", "1x1"), "4.2": Setup("single", "1x4"), "4.4": Setup("vanilla", "2x1"),
@@ -68,15 +70,11 @@ def write(folder: Path, target: float, output: Path, command: str) -> None:
     for figure, setups in CURVES.items():
         runs = [folder / "training" / setup.name for setup in setups]
         if all((run / "finished").exists() for run in runs):
-            drawn[figure], points = convergence.plot(runs, "cross-entropy", "seconds", pictures / f"figure-{figure}.png")
-            points.unlink()  # curves.csv has them
-    _points(found, pictures / "curves.csv")
-    output.write_text(
-        "\n".join(
-            [*_head(found, command, f"{pictures.name}/curves.csv"), *_claims(found), *_goals(found), *_figures(drawn, output)]
-        ),
-        encoding="utf-8",
-    )
+            drawn[figure], table_ = convergence.plot(runs, "cross-entropy", "seconds", pictures / f"figure-{figure}.png")
+            table_.unlink()  # curves.csv has its points
+    points(folder / "training", pictures / "curves.csv")
+    head, claims = _head(found, command, f"{pictures.name}/curves.csv"), table(CLAIMS, found, "figure", "the thesis")
+    output.write_text("\n".join([*head, *claims, *_goals(found), *_figures(drawn, output)]), encoding="utf-8")
 
 
 def _head(found: Results, command: str, curves: str) -> list[str]:
@@ -84,32 +82,17 @@ def _head(found: Results, command: str, curves: str) -> list[str]:
     return ["# The thesis's experiments, on virtual clusters", "", text, ""]
 
 
-def _claims(found: Results) -> list[str]:
-    lines = ["| row | figure | the thesis | here | verdict |", "|---|---|---|---|---|"]
-    for claim in CLAIMS:
-        try:
-            text, judged = claim.judge(found)
-            if judged != HOLDS and claim.why:
-                judged += f": {claim.why}"
-        except UserError:
-            text, judged = "not all of its runs were made", "-"
-        except NotReached as reason:
-            text, judged = str(reason), "-"
-        lines.append(f"| {claim.id} | {claim.source} | {claim.says} | {text} | {judged} |")
-    return [*lines, ""]
-
-
 def _goals(found: Results) -> list[str]:
     """Faster than 1x1, and as good after equally many words."""
-    words = found.curve("single", "1x1")[-1]["words"]
+    words = found.validations(Setup("single", "1x1"))[-1]["words"]
     lines = ["| setup | dropped | as fast as 1x1 | goal | cross-entropy at equal words, against 1x1 |", "|---|---|---|---|---|"]
     for (goal, times), options in itertools.product(GOALS.items(), ((), THOUSANDTH)):
         try:
-            setup = (goal.mode, goal.cluster, *options)
-            worse = found.at_words(words, *setup) / found.target - 1
+            setup = Setup(goal.mode, goal.cluster, options)
+            worse = found.after(setup, words) / found.target - 1
             share = "99.9%" if options else "99%"
-            faster = found.faster(*setup)
-            gain = f"{faster:.2f}x" if faster else f"not reached in {found.curve(*setup)[-1]['seconds']:,.0f} s"
+            faster = found.faster(goal.mode, goal.cluster, *options)
+            gain = f"{faster:.2f}x" if faster else f"not reached in {found.validations(setup)[-1]['seconds']:,.0f} s"
             lines.append(f"| {goal.mode} {goal.cluster} | {share} | {gain} | {times}x | {worse:+.1%} |")
         except UserError:
             continue
@@ -121,15 +104,6 @@ def _figures(drawn: dict[str, Path], output: Path) -> list[str]:
     for figure in sorted(drawn, key=lambda name: (int(name[2:].rstrip("ab")), name)):
         lines += [f"Figure {figure}", "", f"![figure {figure}]({drawn[figure].relative_to(output.parent)})", ""]
     return lines
-
-
-def _points(found: Results, output: Path) -> None:
-    """Every validation of every finished run, as a table."""
-    lines = ["run,seconds,words,cross-entropy"]
-    for run in sorted(path.parent for path in found.folder.glob("training/*/finished")):
-        for event in validations(run):
-            lines.append(f"{run.name},{event['seconds']:.0f},{event['words']},{event['cross-entropy']:.4f}")
-    output.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _draw_bars(found: Results, bars: list[tuple[str, str]], what: str, label: str, output: Path) -> Path:

@@ -1,0 +1,133 @@
+"""Every mode on four machines at three speeds of the network, as a table and as a picture: when to use which."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from nmt_train.errors import UserError
+from nmt_train.report.figure import new_figure, save_figure
+from nmt_train.report.papers import together
+from nmt_train.report.runs import Runs, Setup
+
+RATES = {"100 Mbit/s": 0.1, "1 Gbit/s": 1.0, "10 Gbit/s": 10.0}
+SEEDS = (1, 2)
+BASELINE, ALONE = "sync, bf16, 4 batches an update", "one machine alone"
+TEST = "tested.json"  # in a run's folder: what nmt-validate measured
+# An update of the batches of n workers together has n times the words: 1/n of the updates of warm-up, and the square root of n
+# times the learning rate. Of workers that step by themselves each has its share of the updates.
+_FOUR, _SIXTEEN = together(4), together(16)
+_SHARE = ("optimizer.warmup=100",)
+# In the order of the table: what is in step, what steps by itself, what goes its own way.
+ROWS: dict[str, Setup] = {
+    ALONE: Setup("single", "league", ("cluster.nodes=1 x 1",)),
+    BASELINE: Setup("sync", "league", ("override.up=bf16", "batch.accumulate=4", *_SIXTEEN)),
+    "sync": Setup("sync", "league", _FOUR),
+    "powersgd": Setup("powersgd", "league", _FOUR),
+    "pipe": Setup("pipe", "league", _FOUR),
+    "backup": Setup("backup", "league", _FOUR),
+    "local-sgd": Setup("local-sgd", "league", _SHARE),
+    "diloco": Setup("diloco", "league", _SHARE),
+    "simuparallel": Setup("simuparallel", "league", _SHARE),
+    "easgd": Setup("easgd", "league", _SHARE),
+    "downpour": Setup("downpour", "league", ("optimizer.learning_rate=0.02", "optimizer.schedule=constant")),
+    "softsync": Setup("softsync", "league", together(2)),
+    "staleness-aware": Setup("staleness-aware", "league"),
+    "vanilla": Setup("vanilla", "league"),
+    "overlap": Setup("overlap", "league"),
+    "strom": Setup("strom", "league"),
+    "sparse": Setup("sparse", "league"),
+    "sparse-overlap": Setup("sparse-overlap", "league"),
+}
+DRAWN = (BASELINE, "sync", "powersgd", "pipe", "local-sgd", "diloco", "vanilla", "overlap", "strom", "sparse", "sparse-overlap")
+
+
+def setup(row: str, rate: str, seed: int) -> Setup:
+    base = ROWS[row]
+    network = () if row == ALONE else (f"cluster.network.bandwidth={rate}",)
+    return Setup(base.mode, base.cluster, (*network, f"seed={seed}", *base.options))
+
+
+def setups(seed: int) -> list[Setup]:
+    """All runs of a seed."""
+    return list(dict.fromkeys(setup(row, rate, seed) for rate in RATES for row in ROWS))
+
+
+def target(found: Runs) -> float:
+    """What the baseline has at its end."""
+    return max(found.validations(each)[-1]["cross-entropy"] for each in _runs(found, BASELINE, "1 Gbit/s"))
+
+
+def seconds(found: Runs, row: str, rate: str) -> float:
+    """To the target, the mean of the seeds; infinite if one does not reach it."""
+    return mean(found.time_to(each, target(found)) for each in _runs(found, row, rate))
+
+
+def table(found: Runs) -> list[str]:
+    """Lines of Markdown: for each rate, what every mode did; rows that are not finished are left out."""
+    lines: list[str] = []
+    for rate in RATES:
+        lines += [f"### {rate}", "", *_HEAD]
+        lines += [_line(found, row, rate) for row in ROWS if _runs(found, row, rate)]
+        lines.append("")
+    return lines
+
+
+_HEAD = (
+    "| mode | minutes to the baseline's end | times as fast as one machine | cross-entropy | BLEU | sent (sync: 1) |",
+    "|---|---|---|---|---|---|",
+)
+
+
+def _line(found: Runs, row: str, rate: str) -> str:
+    runs = _runs(found, row, rate)
+    its, alone = seconds(found, row, rate), seconds(found, ALONE, rate)
+    last = " ".join(f"{found.validations(each)[-1]['cross-entropy']:.3f}" for each in runs)
+    bleu = " ".join(f"{_tested(found, each)['bleu']:.1f}" for each in runs)
+    sent = _sent(found, runs[0]) / _sent(found, setup("sync", rate, SEEDS[0]))
+    faster = f"{its / 60:,.1f} | {alone / its:.2f}" if math.isfinite(its) else "never |"
+    return f"| {row} | {faster} | {last} | {bleu} | {sent:.3f} |"
+
+
+def _runs(found: Runs, row: str, rate: str) -> list[Setup]:
+    """The finished ones of all seeds."""
+    return [each for seed in SEEDS if _finished(found, each := setup(row, rate, seed))]
+
+
+def _finished(found: Runs, its: Setup) -> bool:
+    try:
+        return (found.run(its) / TEST).exists()
+    except UserError:
+        return False
+
+
+def _tested(found: Runs, its: Setup) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((found.run(its) / TEST).read_text(encoding="utf-8"))
+    return values
+
+
+def _sent(found: Runs, its: Setup) -> float:
+    """Bytes for each word."""
+    _, size, words = found.sent(its)
+    return size / words
+
+
+def draw(found: Runs, output: Path) -> Path:
+    """How many times as fast as one machine each mode is, by the speed of the network."""
+    figure, axes = new_figure(width=8, height=4.8)
+    for row in DRAWN:
+        places = [(speed, seconds(found, ALONE, rate) / seconds(found, row, rate)) for rate, speed in RATES.items()
+                  if _runs(found, row, rate)]  # fmt: skip
+        style = "--" if ROWS[row].mode in ("sync", "vanilla", "overlap") else "-"
+        axes.plot(*zip(*places, strict=True), style, marker="o", label=row)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("network (Gbit/s)")
+    axes.set_ylabel("times as fast as one machine")
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), title="dashed: not compressed")
+    save_figure(figure, output)
+    return output

@@ -1,0 +1,120 @@
+"""What runs on virtual clusters found: speeds, curves, bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nmt_train.errors import UserError
+from nmt_train.log import read_metrics
+from nmt_train.wire import OF_MODEL
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One bar or curve: a mode on a cluster, as `sparse 4x2`, perhaps with options of its own."""
+
+    mode: str
+    cluster: str
+    options: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        parts = [self.mode, self.cluster, *(option.split(".", 1)[-1] for option in self.options)]
+        return re.sub(r"[^\w.=-]", "", "-".join(parts))
+
+
+def validations(run: Path) -> list[dict[str, Any]]:
+    """The events of a run folder that are validations."""
+    return events(run, "validation")
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    """The events of a run folder of one kind; none if there is no such run."""
+    file = run / "metrics.jsonl"
+    return [event for event in (read_metrics(file) if file.exists() else []) if event["event"] == kind]
+
+
+def points(folder: Path, output: Path) -> None:
+    """Write every validation of every finished run in `folder` as a table."""
+    lines = ["run,seconds,words,cross-entropy"]
+    for run in sorted(path.parent for path in folder.glob("*/finished")):
+        for event in validations(run):
+            lines.append(f"{run.name},{event['seconds']:.0f},{event['words']},{event['cross-entropy']:.4f}")
+    output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+class NotReached(Exception):
+    """A run ended before it was as good as those that it is compared with."""
+
+
+class Runs:
+    """What the runs in `folder` found: speeds from `timing/<name>`, curves from `training/<name>`. UserError from all that need
+    a run which is missing, or not over, which the file `finished` says.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def timing(self, setup: Setup) -> dict[str, Any]:
+        path = self.folder / "timing" / setup.name / "timing.json"
+        if not path.exists():
+            raise UserError(f"{path}: is not there; let the reproduction go on")
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return values
+
+    def run(self, setup: Setup) -> Path:
+        """The folder of a training run."""
+        run = self.folder / "training" / setup.name
+        if not (run / "finished").exists():
+            raise UserError(f"{run}: is not finished; let the reproduction go on")
+        return run
+
+    def validations(self, setup: Setup) -> list[dict[str, Any]]:
+        return validations(self.run(setup))
+
+    def time_to(self, setup: Setup, target: float) -> float:
+        """Virtual seconds to a cross-entropy, between two validations by a straight line; infinite if it was not reached."""
+        before: dict[str, Any] | None = None
+        for event in self.validations(setup):
+            if event["cross-entropy"] <= target:
+                if before is None:
+                    return float(event["seconds"])
+                share = (before["cross-entropy"] - target) / (before["cross-entropy"] - event["cross-entropy"])
+                return float(before["seconds"] + share * (event["seconds"] - before["seconds"]))
+            before = event
+        return float("inf")
+
+    def after(self, setup: Setup, amount: float, of: str = "words") -> float:
+        """Cross-entropy after so many words (or seconds), between two validations by a straight line; of the last if there were
+        fewer.
+        """
+        before: dict[str, Any] | None = None
+        for event in self.validations(setup):
+            if event[of] >= amount and before is not None:
+                share = (amount - before[of]) / (event[of] - before[of])
+                return float(before["cross-entropy"] + share * (event["cross-entropy"] - before["cross-entropy"]))
+            before = event
+        return float(before["cross-entropy"]) if before else float("nan")
+
+    def sent(self, setup: Setup) -> tuple[int, int, int]:
+        """Messages of gradients and parameters that all ranks of a training run sent, their bytes before any scale, and for how
+        many words that was.
+        """
+        reported = events(self.run(setup), "ranks")
+        kinds = [tag.name.lower() for tag in OF_MODEL]
+        counts = [rank["sent"][kind] for event in reported for rank in event["ranks"] for kind in kinds if kind in rank["sent"]]
+        return sum(count[0] for count in counts), sum(count[1] for count in counts), reported[-1]["words"]
+
+    def staleness(self, setup: Setup) -> float:
+        """How many updates of others, on the mean, a gradient had missed when it was used."""
+        counts = [
+            (int(key), count)
+            for event in events(self.run(setup), "ranks")
+            for rank in event["ranks"]
+            for key, count in rank["staleness"].items()
+        ]
+        return sum(key * count for key, count in counts) / max(1, sum(count for _, count in counts))
