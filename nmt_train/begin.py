@@ -26,6 +26,7 @@ from nmt_train.log import Log, rewind_metrics
 from nmt_train.model.transformer import Transformer
 from nmt_train.progress import Progress
 from nmt_train.run import Run
+from nmt_train.signals import handling
 from nmt_train.state import Snapshot, State
 from nmt_train.stop import Patience
 from nmt_train.train import Worker
@@ -83,7 +84,7 @@ def lead(config: Config, wire: Wire, own: torch.device, ready: Ready) -> int:
         leader = Leader(worker, run, log, state, test_set)
         leader.begin(snapshot)
         _introduce(worker, log, ready)
-        with leader.signals():
+        with handling(leader.ask):
             leader.first()
             worker.run(leader)
         _summary(leader, state, run, log)
@@ -94,12 +95,12 @@ def lead(config: Config, wire: Wire, own: torch.device, ready: Ready) -> int:
 
 def follow(
     config: Config, wire: Wire, own: torch.device, vocabulary: Vocabulary, store: Store,
-    handling: Callable[[Any], AbstractContextManager[None]],
+    signals: Callable[[Any], AbstractContextManager[None]],
 ) -> int:  # fmt: skip
-    """Train as another rank; `handling` gives it the signals that ask for an end."""
+    """Train as another rank; `signals` gives it the signals that ask for an end."""
     worker = make_worker(config, wire, own, vocabulary, store)
     follower = Follower(worker)
-    with handling(follower.ask):
+    with signals(follower.ask):
         follower.begin()
         worker.run(follower)
     return 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -151,15 +151,16 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
         raise UserError(f"{place}: {name}: {message}{given}; see nmt-train --help") from None
 
 
-def unknown(name: str) -> str:
-    """The sentence for a key that does not exist."""
+def unknown(name: str, options: Iterable[str] = ()) -> str:
+    """The sentence for a key that does not exist; `options` do besides the keys."""
+    known = dict.fromkeys([*leaves(), *options])
     sections = {key.rsplit(".", 1)[0] for key in leaves() if "." in key}
     if name in sections:
         return f"{name} is a section; give its keys, as in {next(k for k in leaves() if k.startswith(name + '.'))}"
-    near = difflib.get_close_matches(name, leaves(), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if not near:
         last = name.rsplit(".", 1)[-1]
-        near = [key for key in leaves() if key.rsplit(".", 1)[-1] == last][:1]
+        near = [key for key in known if key.rsplit(".", 1)[-1] == last][:1]
     return f"unknown key {name}" + (f"; did you mean {near[0]}?" if near else "; see nmt-train --help")
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from types import FrameType
+import signal
 from typing import Any
 
-from nmt_train.corpus.deal import Deal, Position
+from nmt_train.corpus.deal import Deal, from_plain, resume
 from nmt_train.message import Message, from_json, to_json
 from nmt_train.state import Part
 from nmt_train.stop import StopConfig
@@ -35,11 +35,12 @@ class Follower:
     def go_on(self) -> bool:
         """Obey what has come, and wait at the end of an epoch for workers that are far behind.
 
-        Where all exchange together, a worker begins what ends with an exchange when it is told to.
+        Where all exchange together, a worker begins what ends with an exchange when it is told to. One that has not joined
+        yet only obeys.
         """
         if self._together and not self._worker.schedule.between:
             self._until("step")
-        while not self._over and self._orders.done():
+        while not self._over and (self._orders.done() or self._worker.deal.rests):
             self._obey()
         while not self._over and self._too_far():
             self._worker.drain(self)
@@ -58,11 +59,9 @@ class Follower:
     def skipped(self, what: str) -> None:
         self._report(said=what)
 
-    def ask(self, number: int, frame: FrameType | None) -> None:
-        """A signal handler: rank 0 hears of it with the next report; a second one ends at once."""
-        if self._signal:
-            raise KeyboardInterrupt
-        self._signal = number
+    def ask(self, wanted: signal.Signals) -> None:
+        """A signal asks for an end: rank 0 hears of it with the next report."""
+        self._signal = int(wanted)
 
     def _report(self, **more: Any) -> None:
         worker = self._worker
@@ -92,6 +91,8 @@ class Follower:
                 self._wire.send(0, Tag.STATE, self._worker.part().pack())  # goes on its way while training goes on
                 self._report(drained=True)
                 self._until("go on")  # when everybody has the parameters
+            case "go on" if "workers" in order:
+                self._worker.deal_out(*resume(self._wire.rank, from_plain(order["stages"]), order["workers"]))
             case "end":
                 self._over = True
         return str(order["do"])
@@ -104,9 +105,9 @@ class Follower:
         """Take rank 0's part over: what a checkpoint held, or its initial parameters."""
         message: Message = self._wire.receive(0, Tag.STATE).result()[1]
         facts = to_json(Message((), message.tensors[:1]))
-        stages = [[Position(*position) for position in stage] for stage in facts["stages"]]
         part = Part.unpack(Message((), message.tensors[1:]))
-        self._worker.place(part, Deal(self._wire.rank, self._wire.size, stages, self._together), "rank 0's checkpoint")
+        deal = Deal(self._wire.rank, facts["workers"], from_plain(facts["stages"]), self._together)
+        self._worker.place(part, deal, "rank 0's checkpoint")
         self._epochs = part.position.epochs
         self._report(drained=True)
         self._until("go on")  # when everybody has its part

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from types import FrameType
+from contextlib import suppress
 from typing import Any
 
-from nmt_train.corpus.deal import Deal, Position, resume
+from nmt_train.corpus.deal import Deal, Position, plain, resume
 from nmt_train.exchange.node import first_ranks
 from nmt_train.follow import LEAD, last_epoch
 from nmt_train.log import Log
@@ -55,13 +53,14 @@ class Leader:
         """Hand everybody's part out; training goes on from `snapshot`."""
         exchange, nodes = self._worker.schedule.exchange, self._wire.nodes
         first = first_ranks(nodes) if self._config.exchange.per == "node" else None
-        parts = snapshot.settled(exchange.optimizer.adds).split(exchange.given, first)
-        stages = resume(0, snapshot.stages, len(nodes))[0].stages
-        facts = {"stages": [[[position.epochs, position.batches] for position in stage] for stage in stages]}
+        workers = self._workers()
+        parts = snapshot.settled(exchange.optimizer.adds).split(exchange.given, first, workers)
+        stages = resume(0, snapshot.stages, workers)[0].stages
+        facts = {"stages": plain(stages), "workers": workers}
         for rank in self._followers:
             self._wire.send(rank, Tag.STATE, Message((), (*from_json(facts).tensors, *parts[rank].pack().tensors)))
-        self._worker.place(parts[0], Deal(0, len(nodes), stages, exchange.together), str(self._run.folder))
-        self._positions = [part.position for part in parts]
+        self._worker.place(parts[0], Deal(0, workers, stages, exchange.together), str(self._run.folder))
+        self._positions = [part.position for part in parts[:workers]]
         self._wait_for_drained()  # everybody has its part
         self._tell("go on")
         self._worker.schedule.refresh()
@@ -132,7 +131,8 @@ class Leader:
             self._reports = self._wire.receive(None, Tag.REPORT)
             report: dict[str, Any] = to_json(message)
             self._progress.merge(report["counted"])
-            self._positions[source] = Position(*report["position"])
+            if source < len(self._positions):  # it has joined
+                self._positions[source] = Position(*report["position"])
             self._meter.report(source, report["counted"]["tokens"], report["measured"])
             self._drained += report.get("drained", False)
             self._stepped += report.get("stepped", False)
@@ -162,7 +162,7 @@ class Leader:
             self._write_spans()
         every = config.validation.every
         validate = every and (every.crossed(before, now) or (self.reason and not self.signal))
-        if not (validate or self.reason or config.checkpoint.every.crossed(before, now)):
+        if not (validate or self.reason or config.checkpoint.every.crossed(before, now) or self._grows()):
             return
         gathering = self._collect()
         best: list[str] = []
@@ -194,11 +194,29 @@ class Leader:
         gathering = Gathering(worker.part(), coming, worker.schedule.exchange.kept, worker.deal.stages, self._positions)
         self._wait_for_drained()  # everybody has the parameters
         self._progress.updates = worker.schedule.exchange.updates
-        if self.reason is None:
-            self._tell("go on")
-        else:
+        if self.reason is not None:
             self._held = gathering  # nothing more will change: the others wait for the end
+        elif self._grows():
+            self._deal_anew()
+        else:
+            self._tell("go on")
         return gathering
+
+    def _workers(self) -> int:
+        """How many are to train by now."""
+        waves = self._config.exchange.join
+        return self._wire.size if waves is None else waves.workers(self._progress)
+
+    def _grows(self) -> bool:
+        return self._workers() > self._worker.deal.size
+
+    def _deal_anew(self) -> None:
+        """What is left of the epoch goes to more workers."""
+        workers, stages = self._workers(), [*self._worker.deal.stages, list(self._positions)]
+        self._log.say(f"{workers} workers train from now on")
+        self._tell("go on", workers=workers, stages=plain(stages))
+        self._worker.deal_out(*resume(0, stages, workers))
+        self._positions = [resume(rank, stages, workers)[1] for rank in range(workers)]
 
     def _wait_for_drained(self) -> None:
         while self._drained < len(self._followers):
@@ -264,31 +282,9 @@ class Leader:
     def _write_spans(self) -> None:
         write_spans(self._run.folder / "trace", 0, self._wire.nodes[0], self._worker.trace.take())
 
-    @contextmanager
-    def signals(self) -> Iterator[None]:
-        """SIGINT, SIGTERM and SIGUSR1 ask for a checkpoint and an end; a second one ends at once."""
-
-        asked = False
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            nonlocal asked
-            if asked:  # not: if another rank has reported the same signal, which then came here later
-                raise KeyboardInterrupt
-            asked, self.signal = True, self.signal or signal.Signals(number)
-            # Not through the log: the signal may have come while a line was being written.
-            with suppress(OSError):
-                os.write(2, f"\n{self.signal.name}: saving and stopping; once more to stop without saving\n".encode())
-
-        with handling(ask):
-            yield
-
-
-@contextmanager
-def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Give the signals that ask for an end to `handler` for a while."""
-    previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
-    try:
-        yield
-    finally:
-        for number, before in previous.items():
-            signal.signal(number, before)
+    def ask(self, wanted: signal.Signals) -> None:
+        """A signal asks for a checkpoint and an end: this rank's first, whether or not another rank has reported one."""
+        self.signal = self.signal or wanted
+        # Not through the log: the signal may have come while a line was being written.
+        with suppress(OSError):
+            os.write(2, f"\n{self.signal.name}: saving and stopping; once more to stop without saving\n".encode())

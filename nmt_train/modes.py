@@ -115,6 +115,11 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
             raise UserError(f"override.exchange: alone is for one rank, but there are {len(nodes)}; remove it")
         mode = dataclasses.replace(mode, exchange="server")
     workers = machines if config.exchange.per == "node" else len(nodes)
+    if config.exchange.join is not None and config.exchange.join.most > len(nodes):
+        raise UserError(
+            f"exchange.join: {config.exchange.join.most} workers are to join, but there are {len(nodes)} ranks; give fewer, or"
+            " start more ranks"
+        )
     backup = settled(mode, config).exchange.backup or 0
     if mode.exchange == "server" and len(nodes) > 1 and backup >= workers:
         raise UserError(

@@ -141,10 +141,28 @@ def _server(mode: Mode, config: Config) -> str | None:
             f"exchange.backup: drops what comes late, which with override.up {mode.up} would not be sent again; use dense, or"
             " backup 0"
         )
+    if mode.schedule == "local-steps" and config.local.outer == "nesterov":
+        return (
+            f"local.outer: nesterov goes on from the mean of all workers' ways, but with exchange server (mode {config.mode})"
+            " each comes at its own time; use none or elastic, or override.exchange: all-reduce"
+        )
     if mode.schedule == "pipelined":
         return (
             "override.schedule: pipelined keeps all workers in step, but with exchange server each goes its own pace; use"
             " overlapped, or override.exchange: all-reduce"
+        )
+    return None
+
+
+def _join(mode: Mode, config: Config) -> str | None:
+    if config.exchange.join is None:
+        return None
+    if mode.exchange in ("all-reduce", "alone") or config.exchange.rule == "rounds":
+        return f"exchange.join: lets workers come later, but in mode {config.mode} none exchanges without all others; remove it"
+    if mode.schedule == "local-steps" or config.exchange.per == "node":
+        return (
+            "exchange.join: is for workers that exchange by themselves what they have computed, not for schedule"
+            f" {mode.schedule} with exchange.per {config.exchange.per}; remove it"
         )
     return None
 
@@ -158,5 +176,6 @@ def _one_exchange(mode: Mode, config: Config) -> str | None:
 
 
 _RULES: tuple[Rule, ...] = (
-    _alone, _accumulating, _local_gradient, _low_rank, _all_reduce, _peers, _own_updates, _per_node, _server, _one_exchange,
+    _alone, _accumulating, _local_gradient, _low_rank, _all_reduce, _peers, _own_updates, _per_node, _server, _join,
+    _one_exchange,
 )  # fmt: skip

@@ -16,8 +16,8 @@ from nmt_train.config import Config
 from nmt_train.corpus.store import Store, open_store
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.errors import UserError
-from nmt_train.lead import handling
 from nmt_train.message import Message, from_bytes, from_json, to_bytes, to_json
+from nmt_train.signals import handling
 from nmt_train.wire import Aborted, Tag, Wire, WireConfig, describe
 from nmt_train.wire.threads import ThreadWire
 

@@ -15,7 +15,7 @@ from nmt_train import config as configuration
 from nmt_train.adder import OUTER
 from nmt_train.checkpoint import Checkpoint
 from nmt_train.config import Config
-from nmt_train.corpus.deal import Position, resume
+from nmt_train.corpus.deal import Position, from_plain, plain, resume
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.errors import UserError
 from nmt_train.exchange import OPTIMIZER, RESIDUAL, UNSENT
@@ -71,8 +71,15 @@ class Snapshot:
     stages: list[list[Position]]
 
     @classmethod
-    def join(cls, parts: list[Part], shards: list[slice], elements: int, stages: Sequence[Sequence[Position]]) -> Snapshot:
-        """Put the parts of all ranks together."""
+    def join(
+        cls,
+        parts: list[Part],
+        shards: list[slice],
+        elements: int,
+        stages: Sequence[Sequence[Position]],
+        workers: int | None = None,
+    ) -> Snapshot:
+        """Put the parts of all ranks together, of which so many train (None: all)."""
         if len(parts) == 1:
             vectors = parts[0].shard
         else:
@@ -80,7 +87,7 @@ class Snapshot:
             for part, place in zip(parts, shards, strict=True):
                 for name, vector in part.shard.items():
                     vectors[name][place] = vector.cpu()
-        positions = [*map(list, stages), [part.position for part in parts]]
+        positions = [*map(list, stages), [part.position for part in parts[:workers]]]
         return cls(vectors, parts[0].numbers, [p.carried for p in parts], [p.random for p in parts], positions)
 
     def settled(self, at_worker: bool) -> Snapshot:
@@ -111,17 +118,19 @@ class Snapshot:
             numbers, others = numbers | {"torch": counts}, [_without(carried, OPTIMIZER) for carried in others]
         return dataclasses.replace(self, vectors=vectors, numbers=numbers, carried=others)
 
-    def split(self, shards: list[slice], exchanging: Sequence[int] | None = None) -> list[Part]:
-        """Cut it anew for as many ranks as there are `shards`.
+    def split(self, shards: list[slice], exchanging: Sequence[int] | None = None, workers: int | None = None) -> list[Part]:
+        """Cut it anew for as many ranks as there are `shards`, of which so many train (None: all).
 
-        exchanging: the ranks that exchange (None: all); what workers owe that are gone, or do not exchange, goes to these.
+        exchanging: the ranks that exchange (None: all that train); what workers owe that are gone, or do not exchange, goes to
+        these.
         """
         parts = []
+        training = len(shards) if workers is None else workers
         for rank, place in enumerate(shards):
-            position = resume(rank, self.stages, len(shards))[1]
+            position = resume(rank, self.stages, training)[1]
             random = self.random[rank] if rank < len(self.random) else {}
             shard = {name: vector[place] for name, vector in self.vectors.items()}
-            carried = self._carried_by(rank, range(len(shards)) if exchanging is None else exchanging)
+            carried = self._carried_by(rank, range(training) if exchanging is None else exchanging)
             parts.append(Part(shard, carried, random, self.numbers, position))
         return parts
 
@@ -160,7 +169,7 @@ class Gathering:
         if self._snapshot is None:
             parts = [self.own, *(Part.unpack(part.result()[1]) for part in self._coming)]
             elements = sum(place.stop - place.start for place in self._shards)
-            self._snapshot = Snapshot.join(parts, self._shards, elements, self._stages)
+            self._snapshot = Snapshot.join(parts, self._shards, elements, self._stages, len(self.positions))
         return self._snapshot
 
 
@@ -196,8 +205,7 @@ class State:
         for rank, carried in enumerate(snapshot.carried):
             if carried:
                 tensors[f"worker-{rank}"] = carried
-        stages = [[dataclasses.astuple(position) for position in stage] for stage in snapshot.stages]
-        checkpoint.save(path, tensors, {**facts, "stages": stages}, self.vocabulary)
+        checkpoint.save(path, tensors, {**facts, "stages": plain(snapshot.stages)}, self.vocabulary)
 
     def load(self, saved: Checkpoint, flat: Flat, smoothing: bool) -> Snapshot:
         """Continue from a checkpoint; UserError if it is of another model or vocabulary."""
@@ -219,7 +227,7 @@ class State:
         self.validation_pending = bool(saved.facts["validation_pending"])
         # Checkpoints of version 0.1.0 know one worker, whose position is the run's.
         single = [[(self.progress.epochs, self.progress.batches)]]
-        stages = [[Position(*position) for position in stage] for stage in saved.facts.get("stages", single)]
+        stages = from_plain(saved.facts.get("stages", single))
         ranks = range(len(stages[-1]))
         random = saved.tensors("random")
         generators = [{name: random[_keyed(name, r)] for name in _GENERATORS if _keyed(name, r) in random} for r in ranks]

@@ -56,14 +56,14 @@ class Worker:
         wire.observe = self.trace.add
         self.schedule = modes.build(mode, config, self.flat, wire, self.trace)
         self.progress, self.position, self.deal = Progress(), Position(), Deal(wire.rank, wire.size)
+        self._stream: Iterator[tuple[Batch | None, bool]] = iter(())
         self._skipped = 0  # batches since the last update
 
     def run(self, duties: Duties) -> None:
         """Train until the duties say that it is over."""
         schedule, trace, progress = self.schedule, self.trace, self.progress
-        stream = self.batches.stream(self.deal, self.position)
         while duties.go_on():
-            batch, last = next(stream)
+            batch, last = next(self._stream)
             updated, loss = False, None
             if batch is not None:
                 with trace.span("forward", batch.target_tokens), device.autocast(self.device, self.config.precision):
@@ -118,11 +118,16 @@ class Worker:
             optimizer.smoothed.copy_(optimizer.parameters if smoothed is None else smoothed)
         optimizer.load(vectors, part.numbers, where)
         self.schedule.carry(part.carried)
-        self.deal, self.position = deal, part.position
+        self.deal_out(deal, part.position)
         if "cpu" in part.random:
             torch.set_rng_state(part.random["cpu"])
         if self.device.type == "cuda" and "cuda" in part.random:
             torch.cuda.set_rng_state(part.random["cuda"], self.device)
+
+    def deal_out(self, deal: Deal, position: Position) -> None:
+        """Go on with these batches."""
+        self.deal, self.position = deal, position
+        self._stream = self.batches.stream(deal, position)
 
     def measured(self) -> dict[str, Any]:
         """Running totals since the start: target tokens are in `progress`; here is where time and bytes went."""

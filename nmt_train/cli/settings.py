@@ -40,7 +40,8 @@ def parse(options: cli.Parser, arguments: Sequence[str]) -> argparse.Namespace:
     if rest:
         stray = rest[0].split("=")[0]
         if stray.startswith("--"):
-            raise UserError(f"command line: {config.unknown(stray.removeprefix('--'))}")
+            known = [name.removeprefix("--") for action in options._actions for name in action.option_strings]
+            raise UserError(f"command line: {config.unknown(stray.removeprefix('--'), known)}")
         raise UserError(f"command line: {stray!r} belongs to no option; a list is written as one word: '[a, b]'")
     return given
 

@@ -23,7 +23,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Deal:
-    """The share of worker `rank` of `size`.
+    """The share of worker `rank` of `size`; a worker from `size` on has none.
 
     stages: positions of the workers of earlier starts with other numbers of workers, oldest first; what they had done of an
     epoch is left out, and only the rest is dealt. even: every worker gets equally many, the last of them perhaps None.
@@ -33,6 +33,11 @@ class Deal:
     size: int = 1
     stages: Sequence[Sequence[Position]] = field(default=())
     even: bool = False
+
+    @property
+    def rests(self) -> bool:
+        """Whether the worker has not joined yet."""
+        return self.rank >= self.size
 
     def pick(self, epoch: int, batches: Iterator[T]) -> Iterator[tuple[int, T | None]]:
         """This worker's batches of `epoch`, with their numbers in the epoch."""
@@ -53,7 +58,7 @@ class Deal:
 
 def resume(rank: int, stages: Sequence[Sequence[Position]], size: int) -> tuple[Deal, Position]:
     """The deal and place from which worker `rank` of `size` goes on; the last of `stages` is where the workers stopped."""
-    if not stages:
+    if not stages or rank >= size:
         return Deal(rank, size), Position()
     *earlier, last = stages
     if len(last) == size:
@@ -62,3 +67,12 @@ def resume(rank: int, stages: Sequence[Sequence[Position]], size: int) -> tuple[
     # Stages whose every worker is past a finished epoch have nothing more to leave out.
     open_ones = [stage for stage in stages if max(position.epochs for position in stage) >= first]
     return Deal(rank, size, open_ones), Position(first, 0)
+
+
+def plain(stages: Sequence[Sequence[Position]]) -> list[list[list[int]]]:
+    """Stages for a message; `from_plain` reads them back."""
+    return [[[position.epochs, position.batches] for position in stage] for stage in stages]
+
+
+def from_plain(stages: Sequence[Sequence[Sequence[int]]]) -> list[list[Position]]:
+    return [[Position(*position) for position in stage] for stage in stages]

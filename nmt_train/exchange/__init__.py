@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nmt_train.optim import Optimizer
 from nmt_train.section import STRICT
+from nmt_train.waves import Joining
 
 Vectors = dict[str, Tensor]
 # What a worker still owes the others, by its name among the vectors that it carries: gradients, or finished updates.
@@ -67,6 +68,12 @@ class ExchangeConfig:
     local_gradient: bool = Field(
         default=False,
         description="a worker goes on from what it received plus an update by its own dense gradient (Aji et al. 2019)",
+    )
+
+    join: Joining | None = Field(
+        default=None,
+        description="workers that train, and from when on, as in {4: 0u, 8: 2000u}; the others serve their shards meanwhile;"
+        " null: all from the start",
     )
 
     def knows_own(self, at_worker: bool, feedback: bool) -> bool:

@@ -13,7 +13,7 @@ STEPS = 40  # of every rank in a timing
 
 
 def together(batches: int) -> tuple[str, ...]:
-    """For updates of so many batches together: fewer of them for the words of warm-up, at a rate that grows as the square root."""
+    """For updates of so many batches: fewer of them for the same words of warm-up, at a rate that grows as the square root."""
     return f"optimizer.warmup={400 // batches}", f"optimizer.learning_rate={0.003 * math.sqrt(batches):.4g}"
 
 
