@@ -156,7 +156,6 @@ def measure(config: Config, cluster: ClusterConfig, elements: int, tokens: Seque
         worker = Worker(config, wire, _Silent(elements), _Lengths(tokens))  # type: ignore[arg-type]
         mine = _Steps(worker, steps)
         duties.append(mine)
-        worker.deal_out(worker.deal, worker.position)
         worker.schedule.refresh()
         worker.run(mine)
         worker.schedule.drain()  # nobody should wait for it

@@ -55,8 +55,8 @@ class Worker:
         self.trace = Trace(config.trace, wire, torch.cuda.synchronize if own.type == "cuda" else None)
         wire.observe = self.trace.add
         self.schedule = modes.build(mode, config, self.flat, wire, self.trace)
-        self.progress, self.position, self.deal = Progress(), Position(), Deal(wire.rank, wire.size)
-        self._stream: Iterator[tuple[Batch | None, bool]] = iter(())
+        self.progress = Progress()
+        self.deal_out(Deal(wire.rank, wire.size), Position())
         self._skipped = 0  # batches since the last update
 
     def run(self, duties: Duties) -> None:

@@ -1,4 +1,4 @@
-"""No server: every worker tells all others what changes, and goes on without waiting (Strom 2015, section 2.6).
+"""No server: every worker tells all others what changes, and goes on while that travels (Strom 2015, section 2.6).
 
 Messages hold plus or minus a threshold, a multiple of 2^-30, and are added up in 64 bits, where such sums are exact: in
 whatever order they come, once all have arrived all workers have the same parameters to the bit.
@@ -21,7 +21,7 @@ from nmt_train.exchange.replicas import compare
 from nmt_train.message import Message
 from nmt_train.optim import OptimizerConfig
 from nmt_train.trace import Trace
-from nmt_train.wire import Tag, Wire
+from nmt_train.wire import Future, Tag, Wire
 
 _CHANGE, _ALL = 1, 0  # a message's first number: a change, or that all before it has been sent
 
@@ -48,6 +48,7 @@ class Peers(Exchange):
         self._others = [*range(wire.rank + 1, wire.size), *range(wire.rank)]
         self._lock, self._heard_all = wire.lock(), wire.event()
         self._complete: set[int] = set()  # peers that have sent all
+        self._leaving: list[Future[None]] = []  # the last change, on its way to every peer
         self._base()
         if self._others:
             wire.spawn("peers", self._hear)
@@ -63,16 +64,23 @@ class Peers(Exchange):
     @torch.no_grad()
     def sync(self, gradient: Tensor, parameters: Tensor) -> None:
         with self._trace.span("sync"):
+            self._wait_for_the_last()
             self._pay(UNSENT, gradient)
             with self._trace.span("encode", self._codec.effort(gradient.numel())):
                 message = self._codec.encode(gradient, self.updates)
-            for rank in self._others:
-                self._wire.send(rank, Tag.PEER, message.and_numbers(_CHANGE))
+            self._leaving = [self._wire.send(rank, Tag.PEER, message.and_numbers(_CHANGE)) for rank in self._others]
             with self._lock:
                 self._change(message)
                 self._publish()
             if parameters.data_ptr() != self.optimizer.parameters.data_ptr():
                 parameters.copy_(self.optimizer.parameters)
+
+    def _wait_for_the_last(self) -> None:
+        """On a link that is too slow messages would pile up, and all become older and older."""
+        with self._trace.span("waiting"):
+            for left in self._leaving:
+                left.result()
+        self._leaving = []
 
     def _change(self, message: Message) -> None:
         with self._trace.span("decode", self._exact.numel()):
