@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nmt_train import checkpoint
+from nmt_train import checkpoint, modes
 from nmt_train import config as configuration
 from nmt_train.checkpoint import Checkpoint
 from nmt_train.config import Config
@@ -68,6 +68,7 @@ def lead(config: Config, wire: Wire, own: torch.device, ready: Ready) -> int:
     """Train as rank 0; the exit status."""
     run = ready.run
     worker = make_worker(config, wire, own, ready.vocabulary, ready.store)
+    _check_local_steps(worker)
     test_set = TestSet(config.corpus.valid, "corpus.valid", ready.vocabulary)
     state = State(Progress(), Patience(config.stop), ready.vocabulary)
     if ready.saved is not None:
@@ -121,6 +122,23 @@ def _check_early(config: Config) -> None:
         next(read_lines(path), None)
     for _ in read_pairs(config.corpus.valid, "corpus.valid"):
         pass
+
+
+def _check_local_steps(worker: Worker) -> None:
+    """UserError if workers would never exchange before the end."""
+    config, size, batches = worker.config, worker.wire.size, worker.batches
+    mode = modes.row(config)
+    every = modes.settled(mode, config).local.every
+    if mode.schedule != "local-steps" or not every or not isinstance(batches, Batches):
+        return
+    tokens = batches.target_tokens()
+    for span in config.stop.after:
+        batches_in = {"e": len(tokens) * span.amount, "t": len(tokens) * span.amount / sum(tokens)}.get(span.unit)
+        if batches_in is not None and batches_in / size < every:
+            raise UserError(
+                f"local.every: {every} steps are more than each of {size} workers makes in all (stop.after {span}: about"
+                f" {batches_in / size:.0f}); give fewer, or 0 to exchange once, at the end"
+            )
 
 
 def _introduce(worker: Worker, log: Log, ready: Ready) -> None:

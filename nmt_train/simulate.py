@@ -97,9 +97,7 @@ def profile(config: Config, steps: int, output: Path) -> None:
 
 def _tokens(config: Config, ready: Ready) -> list[int]:
     """Target tokens of each batch of an epoch."""
-    batches = Batches(ready.store, config.corpus, config.batch, ready.vocabulary, config.seed)
-    lengths = ready.store.target.lengths
-    return [int((lengths[pairs] + 1).sum()) for pairs in batches.groups(0)]
+    return Batches(ready.store, config.corpus, config.batch, ready.vocabulary, config.seed).target_tokens()
 
 
 def _sum_up(seconds: float, ranks: int, start: float) -> None:

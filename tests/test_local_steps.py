@@ -11,6 +11,8 @@ from conftest import Make
 from pulled import RATE, START, target, trained
 from test_simulate import events, run
 
+from nmt_train.errors import UserError
+
 
 def alone(start: torch.Tensor, rank: int, steps: int) -> torch.Tensor:
     """Where plain descent takes a worker by itself."""
@@ -46,6 +48,16 @@ def test_simuparallel_averages_once_at_the_end() -> None:
         torch.testing.assert_close(its[8], alone(START, rank, 8), rtol=0, atol=1e-5)
     torch.testing.assert_close(found[0][-1], START + mean_way(START, 2, 9), rtol=0, atol=1e-5)
     assert torch.equal(found[0][-1], found[1][-1])
+
+
+@pytest.mark.parametrize("stop", ["1e", "20t"])
+def test_more_local_steps_than_the_run_has_are_refused(make: Make, tmp_path: Path, stop: str) -> None:
+    changes = {"mode": "local-sgd", "local__every": 1000, "stop__after": stop}
+    with pytest.raises(
+        UserError, match=r"local.every: 1000 steps are more than each of 2 workers makes .* about \d+\); give fewer"
+    ):
+        run(make, tmp_path, [1, 1], **changes)
+    assert run(make, tmp_path / "once", [1, 1], **changes | {"local__every": 0})
 
 
 def test_diloco_takes_the_mean_way_as_the_gradient_of_nesterovs_momentum() -> None:

@@ -113,6 +113,11 @@ class Batches:
                 yield self._assemble(pairs, [self._seed, epoch, number]), waiting is None
             epoch, first = epoch + 1, 0
 
+    def target_tokens(self) -> list[int]:
+        """Of each batch of the first epoch; the others' are about the same."""
+        lengths = self.store.target.lengths
+        return [int((lengths[pairs] + 1).sum()) for pairs in self.groups(0)]
+
     def groups(self, epoch: int) -> Iterator[np.ndarray]:
         """Pair numbers of each batch of `epoch`, in training order; every kept pair appears exactly once."""
         random = np.random.default_rng([self._seed, epoch])
