@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,13 @@ def new_figure(width: float, height: float) -> tuple[Any, Any]:
     axes.grid(axis="both", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     return figure, axes
+
+
+def mark(axes: Any, places: Sequence[float]) -> None:
+    """Make the horizontal axis logarithmic, with marks at these places."""
+    axes.set_xscale("log")
+    axes.set_xticks(places, [f"{place:g}" for place in places])
+    axes.set_xticks([], minor=True)
 
 
 def save_figure(figure: Any, output: Path) -> None:

@@ -61,8 +61,7 @@ WARMED = {codec: Setup("pipe", "pipesgd", (f"override.up={codec}", "pipeline.war
 # Strom 2015
 SPEEDS = {1: 1.0, 5: 4.3, 10: 8.7, 20: 17.0, 40: 33.0, 80: 54.0}  # nodes: relative speed (Table 2)
 DENSITY = 1 / 846  # of updates, at its threshold of 4 (Table 3)
-TAUS = (0.001, 0.003, 0.01, 0.03, 0.1)
-TAU = 0.003
+TAUS = (0.0003, 0.001, 0.003, 0.01, 0.03)
 
 
 def strom_nodes(nodes: int) -> Setup:

@@ -9,7 +9,7 @@ from typing import Any
 from nmt_train.errors import UserError
 from nmt_train.report import league, papers, papers_claims
 from nmt_train.report.claims import table
-from nmt_train.report.figure import new_figure, save_figure
+from nmt_train.report.figure import mark, new_figure, save_figure
 from nmt_train.report.papers import BATCHES, BUNDLES, CODECS, SPEEDS, TAUS, WIDTHS, WORKERS
 from nmt_train.report.runs import Runs, Setup, points
 
@@ -61,7 +61,7 @@ def _speedups(found: Runs, axes: Any) -> None:
     for low, high, colour in ((2.0, 3.2, "#4e79a7"), (4.0, 5.4, "#f28e2b")):
         axes.axhspan(low, high, color=colour, alpha=0.15, label=f"the paper's {low} to {high}")
     _label(axes, "a batch's forward and backward (seconds)", "times as fast is pipe")
-    axes.set_xscale("log")
+    mark(axes, BATCHES)
 
 
 def _efficiency(found: Runs, axes: Any) -> None:
@@ -71,7 +71,7 @@ def _efficiency(found: Runs, axes: Any) -> None:
         own = [1 / papers_claims.pace(found, papers.alone(seconds)) for seconds in BATCHES]
         axes.plot(BATCHES, [time / max(time, exchange) for time in own], label=f"{codec}, Eq. 7")
     _label(axes, "a batch's forward and backward (seconds)", "scaling efficiency of pipe")
-    axes.set_xscale("log")
+    mark(axes, BATCHES)
 
 
 def _nodes(found: Runs, axes: Any) -> None:
