@@ -87,7 +87,7 @@ def test_p4_bytes_fall_and_quality_stays(tmp_path: Path, eighth: float, end: flo
 def test_s1_speed_grows_with_the_nodes(tmp_path: Path, share: float, judged: str) -> None:
     for nodes in SPEEDS:
         timed(tmp_path, papers.strom_nodes(nodes), 100 * (share if nodes > 1 else 1), workers=nodes)
-    for setup in (papers.STROM_ALONE, *map(papers.strom_tau, TAUS)):
+    for setup in (papers.STROM_ALONE, *papers.STROMS):
         learnt(tmp_path, setup, 3.0)
     assert JUDGE["S1"](Runs(tmp_path))[1] == judged
 

@@ -78,6 +78,7 @@ def strom_coding(coding: str) -> Setup:
     return Setup("strom", "strom", (f"threshold.density={DENSITY:.6f}", f"threshold.coding={coding}"))
 
 
+STROMS = (*map(strom_tau, TAUS), strom_coding("words"))
 STROM_ALONE = Setup("single", "strom", ("cluster.nodes=1 x 1",))
 
 # Farrell and Yang 2016
@@ -109,7 +110,7 @@ TIMED: tuple[Setup, ...] = (
 )  # fmt: skip
 TRAINED: tuple[Setup, ...] = (
     SYNC, *(of_width(width) for width in WIDTHS), *WARMED.values(),
-    STROM_ALONE, *(strom_tau(tau) for tau in TAUS), *(strom_coding(coding) for coding in ("words", "rice")),
+    STROM_ALONE, *STROMS, strom_coding("rice"),
     *(downpour(workers) for workers in WORKERS), *(downpour(workers, "sgd") for workers in (2, 8)),
     ASYNC, AWARE, TOGETHER, *(softsync(bundle) for bundle in BUNDLES),
 )  # fmt: skip

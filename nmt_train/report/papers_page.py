@@ -111,7 +111,11 @@ def _label(axes: Any, x: str, y: str, legend: bool = True) -> None:
 _WORDS = ("words", 1e6, "target words of all workers (millions)")
 _WIDTHS = {"sync": papers.SYNC, **{f"width {width}": papers.of_width(width) for width in WIDTHS},
            **{f"{codec}, with warm-up": setup for codec, setup in papers.WARMED.items()}}  # fmt: skip
-_TAUS = {"one node": papers.STROM_ALONE, **{f"tau {tau:g}": papers.strom_tau(tau) for tau in TAUS}}
+_TAUS = {
+    "one node": papers.STROM_ALONE,
+    "1/846 of the elements": papers.strom_coding("words"),
+    **{f"tau {tau:g}": papers.strom_tau(tau) for tau in TAUS},
+}
 _RULES = {"sync": papers.TOGETHER, "asynchronous": papers.ASYNC, "staleness-aware": papers.AWARE,
           **{f"softsync, n = {bundle}": papers.softsync(bundle) for bundle in BUNDLES}}  # fmt: skip
 PICTURES: dict[str, tuple[str, Callable[[Runs, Any], None]]] = {
