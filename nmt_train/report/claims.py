@@ -54,5 +54,6 @@ def listed(values: Sequence[float], what: str) -> str:
 
 
 def as_fast(found: dict[str, float], than: str = "as 1x1") -> str:
-    shown = (f"{name} {value:.2f}x" if value else f"{name} (never) 0x" for name, value in found.items())
-    return ", ".join(shown) + f" as fast {than}"
+    shown = ", ".join(f"{name} {value:.2f}x" for name, value in found.items() if value)
+    never = ", ".join(name for name, value in found.items() if not value)
+    return "; ".join([f"{shown} as fast {than}"] * bool(shown) + [f"not reached in time: {never}"] * bool(never))
