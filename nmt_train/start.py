@@ -51,7 +51,10 @@ def start(config: Config, force: bool, overwrite: bool, arguments: Sequence[str]
 def check(config: Config) -> list[torch.device]:
     """The devices of this machine; UserError for what is wrong on every rank alike, before they meet."""
     devices = device.choose(config.devices)
-    modes.check(config, (0,) * len(devices))
+    if launch.launched():
+        modes.row(config)  # how many ranks there are is known when they have met
+    else:
+        modes.check(config, (0,) * len(devices))
     return devices
 
 

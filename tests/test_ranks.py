@@ -112,6 +112,17 @@ def test_every_mode_reads_every_batch_of_an_epoch_once(make: Make, two_epochs: i
     assert all(torch.isfinite(tensor).all() for tensor in last(config).tensors("parameters").values())
 
 
+def test_workers_that_join_later_read_what_is_left_of_the_epoch(make: Make, two_epochs: int) -> None:
+    config = make(mode="sparse", exchange__join={1: "0u", 3: "7u"}, stop__after="2e", batch__tokens=300)
+    done = finish([*MPIRUN, "-np", "3", *OURS, "--config", written(config)])
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("3 workers train from now on") == 1
+    assert words(config) == two_epochs
+    few = finish([*MPIRUN, "-np", "2", *OURS, "--config", written(config)])
+    assert few.returncode == 2
+    assert "exchange.join: 3 workers are to join, but there are 2 ranks" in few.stderr
+
+
 @pytest.mark.parametrize("mode", ["vanilla", "sparse"])
 def test_one_worker_is_single_bit_for_bit(make: Make, tmp_path: Path, mode: str) -> None:
     alone = make(run=str(tmp_path / "alone"))
