@@ -145,7 +145,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
     Claim("T7", "4.8", "overlap: linear words/s over GPUs and nodes, each node above the single-node baseline", _t7),
     Claim("T8", "4.9", "overlap: 2x1 converges faster than 2x2 and 4x1", _t8),
     Claim("T9", "4.10", "overlap, at most 2 steps between exchanges: 2x2 converges 40% faster, 2x1 a little", _t9,
-          "with the bound the same words teach more, but fewer pass in a second (2x2: a quarter fewer): it is ahead at first only"),
+          "with the bound the same words teach more, but fewer pass in a second (2x2: a quarter less): ahead at first only"),
     Claim("T10", "4.11", "sparse 99.9%: remote exchanges barely slower than local ones; 0.02% of the bytes", _t10),
     Claim("T11", "4.12b", "sparse: words/s linear in nodes from 3 on", _t11),
     Claim("T12", "4.13", "sparse faster than 1x1 by 25% (2x1), 80% (3x1), 150% (4x1, about 1x4)", _t12),
