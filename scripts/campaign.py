@@ -27,7 +27,7 @@ class Job:
 
     def start(self) -> subprocess.Popen[bytes]:
         self.run.parent.mkdir(parents=True, exist_ok=True)
-        print(self.run.name, self.finished.name, file=sys.stderr)
+        print(Path(self.command[0]).name, self.run.name, file=sys.stderr)
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with open(f"{self.run}.log", "a") as log, open(self.output or os.devnull, "w") as output:
             # In a session of its own: an interruption from the keyboard is for the script, which passes it on once.
