@@ -129,15 +129,16 @@ def _check_local_steps(worker: Worker) -> None:
     config, size, batches = worker.config, worker.wire.size, worker.batches
     mode = modes.row(config)
     every = modes.settled(mode, config).local.every
-    if mode.schedule != "local-steps" or not every or not isinstance(batches, Batches):
+    spans = [span for span in config.stop.after if span.unit in ("e", "t")]  # of others nobody knows how many steps they are
+    if mode.schedule != "local-steps" or not every or not spans or not isinstance(batches, Batches):
         return
     tokens = batches.target_tokens()
-    for span in config.stop.after:
-        batches_in = {"e": len(tokens) * span.amount, "t": len(tokens) * span.amount / sum(tokens)}.get(span.unit)
-        if batches_in is not None and batches_in / size < every:
+    for span in spans:
+        steps = len(tokens) * (span.amount if span.unit == "e" else span.amount / sum(tokens)) / size
+        if steps < every:
             raise UserError(
                 f"local.every: {every} steps are more than each of {size} workers makes in all (stop.after {span}: about"
-                f" {batches_in / size:.0f}); give fewer, or 0 to exchange once, at the end"
+                f" {steps:.0f}); give fewer, or 0 to exchange once, at the end"
             )
 
 

@@ -44,8 +44,6 @@ ROWS: dict[str, Setup] = {
     "sparse-overlap": Setup("sparse-overlap", "league"),
 }
 DRAWN = (BASELINE, "sync", "powersgd", "pipe", "local-sgd", "diloco", "vanilla", "overlap", "strom", "sparse")
-
-
 _DENSE = (BASELINE, "sync", "pipe", "vanilla", "overlap")
 
 
@@ -65,17 +63,18 @@ def target(found: Runs) -> float:
     return max(found.validations(each)[-1]["cross-entropy"] for each in _runs(found, BASELINE, "1 Gbit/s"))
 
 
-def seconds(found: Runs, row: str, rate: str) -> float:
-    """To the target, the mean of the seeds; infinite if one does not reach it."""
-    return mean(found.time_to(each, target(found)) for each in _runs(found, row, rate))
+def seconds(found: Runs, row: str, rate: str, goal: float) -> float:
+    """To a cross-entropy, the mean of the seeds; infinite if one does not reach it."""
+    return mean(found.time_to(each, goal) for each in _runs(found, row, rate))
 
 
 def table(found: Runs) -> list[str]:
     """Lines of Markdown: for each rate, what every mode did; rows that are not finished are left out."""
     lines: list[str] = []
+    goal = target(found)
     for rate in RATES:
         lines += [f"### {rate}", "", *_HEAD]
-        lines += [_line(found, row, rate) for row in ROWS if _runs(found, row, rate)]
+        lines += [_line(found, row, rate, goal) for row in ROWS if _runs(found, row, rate)]
         lines.append("")
     return lines
 
@@ -86,9 +85,9 @@ _HEAD = (
 )
 
 
-def _line(found: Runs, row: str, rate: str) -> str:
+def _line(found: Runs, row: str, rate: str, goal: float) -> str:
     runs = _runs(found, row, rate)
-    its, alone = seconds(found, row, rate), seconds(found, ALONE, rate)
+    its, alone = seconds(found, row, rate, goal), seconds(found, ALONE, rate, goal)
     last = " ".join(f"{found.validations(each)[-1]['cross-entropy']:.3f}" for each in runs)
     bleu = " ".join(f"{_tested(found, each)['bleu']:.1f}" for each in runs)
     sent = _sent(found, runs[0]) / _sent(found, setup("sync", rate, SEEDS[0]))
@@ -122,8 +121,9 @@ def _sent(found: Runs, its: Setup) -> float:
 def draw(found: Runs, output: Path) -> Path:
     """How many times as fast as one machine each mode is, by the speed of the network."""
     figure, axes = new_figure(width=8, height=4.8)
+    goal = target(found)
     for row in DRAWN:
-        places = [(speed, seconds(found, ALONE, rate) / seconds(found, row, rate)) for rate, speed in RATES.items()
+        places = [(speed, seconds(found, ALONE, rate, goal) / seconds(found, row, rate, goal)) for rate, speed in RATES.items()
                   if _runs(found, row, rate)]  # fmt: skip
         style = "--" if row in _DENSE else "-"
         axes.plot(*zip(*places, strict=True), style, marker="o", label=row)

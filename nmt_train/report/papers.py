@@ -79,7 +79,7 @@ def strom_coding(coding: str) -> Setup:
 
 
 STROMS = (*map(strom_tau, TAUS), strom_coding("words"))
-STROM_ALONE = Setup("single", "strom", ("cluster.nodes=1 x 1",))
+STROM_ALONE = strom_nodes(1)
 
 # Farrell and Yang 2016
 WORKERS = (1, 2, 4, 8, 16)

@@ -63,8 +63,8 @@ def _p3(found: Runs) -> tuple[str, str]:
 
 
 def _p4(found: Runs) -> tuple[str, str]:
-    dense = _per_word(found, papers.all_reduce(BATCHES[2]))
-    shares = {codec: _per_word(found, papers.pipe(BATCHES[2], codec)) / dense for codec in CODECS}
+    dense = found.sent_per_word(papers.all_reduce(BATCHES[2]))
+    shares = {codec: found.sent_per_word(papers.pipe(BATCHES[2], codec)) / dense for codec in CODECS}
     after = {"sync": found.after(papers.SYNC, WORDS)}
     after |= {codec: found.after(setup, WORDS) for codec, setup in papers.WARMED.items()}
     text = f"of the bytes: {_named(shares)}; cross-entropy after equal words: {_named(after)}"
@@ -148,13 +148,6 @@ def _a2(found: Runs) -> tuple[str, str]:
     shown = "; ".join(f"n = {n}: {old:.1f} updates old, {value:.3f}" for n, old, value in rows)
     text = f"{shown}; sync: {sync:.3f} (cross-entropy after equal words)"
     return text, verdict(stale == sorted(stale, reverse=True), abs(after[-1] / sync - 1) < 0.03)
-
-
-def _per_word(found: Runs, setup: Setup) -> float:
-    """Bytes that a timing's first rank sent for each word of its own."""
-    timing = found.timing(setup)
-    rank = timing["ranks"][0]
-    return float(rank["sent"]) / (rank["words_per_second"] * rank["seconds"])
 
 
 def _message(found: Runs, setup: Setup) -> float:

@@ -66,6 +66,11 @@ class Runs:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return values
 
+    def sent_per_word(self, setup: Setup) -> float:
+        """Bytes that the first rank of a timing sent for each word of its own."""
+        rank = self.timing(setup)["ranks"][0]
+        return float(rank["sent"]) / (rank["words_per_second"] * rank["seconds"])
+
     def run(self, setup: Setup) -> Path:
         """The folder of a training run."""
         run = self.folder / "training" / setup.name

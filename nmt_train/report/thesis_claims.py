@@ -85,11 +85,8 @@ def _t10(found: Results) -> tuple[str, str]:
         return sum(float(rank["spent"]["MainThread"]["sync"]) for rank in ranks) / sum(float(rank["seconds"]) for rank in ranks)
 
     remote, local = sync(Setup("sparse", "2x1", REMOTE)), sync(Setup("sparse", "1x2", REMOTE))
-    dense = found.timing(Setup("vanilla", "2x1", ("exchange.bypass=false",)))
-    sparse = found.timing(Setup("sparse", "2x1", REMOTE))
-    share = (sparse["ranks"][0]["sent"] / sparse["words_per_second"] / sparse["seconds"]) / (
-        dense["ranks"][0]["sent"] / dense["words_per_second"] / dense["seconds"]
-    )
+    dense = found.sent_per_word(Setup("vanilla", "2x1", ("exchange.bypass=false",)))
+    share = found.sent_per_word(Setup("sparse", "2x1", REMOTE)) / dense
     text = f"exchanging takes {remote:.1%} of the time on two machines, {local:.1%} inside one; {share:.2%} of the bytes"
     return text, verdict(remote < 1.5 * local, remote < 1.2 * local)
 
