@@ -50,15 +50,18 @@ def read(path: Path, where: dict[str, str], hint: str) -> dict[str, Any]:
 
 
 def override(values: dict[str, Any], texts: Mapping[str, str], where: dict[str, str]) -> None:
-    """Take values from the command line (dotted key to YAML text) into those of files."""
+    """Put values from the command line (dotted key to YAML text) in the place of those of files."""
     for name, text in texts.items():
+        *sections, key = name.split(".")
+        place = values
+        for section in sections:
+            if not isinstance(place.get(section), dict):
+                place[section] = {}
+            place = place[section]
         try:
-            nested: Any = yaml.load(text, Loader)
+            place[key] = yaml.load(text, Loader)
         except (yaml.YAMLError, RecursionError):
-            nested = text
-        for part in reversed(name.split(".")):
-            nested = {part: nested}
-        merge(values, nested)
+            place[key] = text
         where[name] = "command line"
 
 

@@ -53,6 +53,13 @@ def test_waves_survive_being_written_down(make: Make) -> None:
     assert "join: '{1: 0u, 2: 8u, 3: 20u}'" in configuration.to_yaml(made)
 
 
+def test_waves_of_the_command_line_replace_those_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.yml"
+    file.write_text("corpus: {train: [a, b], valid: [a, b]}\nstop: {after: 1e}\nexchange: {join: {4: 0u, 8: 200u}}\n")
+    loaded = configuration.load([str(file)], {"exchange.join": "{2: 0u, 3: 10u}"})
+    assert str(loaded.exchange.join) == "{2: 0u, 3: 10u}"
+
+
 def busy(folder: Path) -> list[int]:
     """After each log line, how many ranks had computed since the one before."""
     return [sum(rank["words_per_second"] > 0 for rank in event["ranks"]) for event in events(folder, "ranks")]

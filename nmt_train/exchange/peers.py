@@ -80,7 +80,6 @@ class Peers(Exchange):
         with self._trace.span("waiting"):
             for left in self._leaving:
                 left.result()
-        self._leaving = []
 
     def _change(self, message: Message) -> None:
         with self._trace.span("decode", self._exact.numel()):
