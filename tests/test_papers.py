@@ -160,6 +160,9 @@ def everything(folder: Path) -> None:
         timed(folder, setup, 100, sent=4.0)
     for setup in papers.TRAINED:
         learnt(folder, setup, 3.0)
+    for rate, speed in league.RATES.items():
+        for row in league.IN_STEP:
+            timed(folder, league.setup(row, rate, 1), 100 * speed)
     for seed in league.SEEDS:
         for setup in league.setups(seed):
             its = 200.0 if setup.mode == "single" else 400.0 + 100 * seed
@@ -178,6 +181,8 @@ def test_the_page_has_every_claim_every_picture_and_every_mode(tmp_path: Path) -
     for row in league.ROWS:
         assert text.count(f"| {row} |") == len(league.RATES)
     assert "| sparse | 61.1 | 2.73 | 3.000 3.000 | 12.3 12.3 | 0.020 |" in text  # (2 M / 500 + 2 M / 600) / 2 seconds
+    for minutes in ("611.1 | 0.27", "61.1 | 2.73", "6.1 | 27.27"):  # in step: trained once, timed at every speed
+        assert f"| sync | {minutes} |" in text
     assert "| downpour | never | | 4.000 4.000 |" in text
     assert "BLEU" in text
 

@@ -15,6 +15,8 @@ from nmt_train.report.runs import Runs, Setup
 
 RATES = {"100 Mbit/s": 0.1, "1 Gbit/s": 1.0, "10 Gbit/s": 10.0}
 SEEDS = (1, 2)
+TRAINED_AT = "1 Gbit/s"
+STEPS = 240  # of every rank in a timing
 BASELINE, ALONE = "sync, bf16, 4 batches an update", "one machine alone"
 TEST = "tested.json"  # in a run's folder: what nmt-validate measured
 # An update of the batches of n workers together has n times the words: 1/n of the updates of warm-up, and the square root of n
@@ -43,29 +45,47 @@ ROWS: dict[str, Setup] = {
     "sparse": Setup("sparse", "league"),
     "sparse-overlap": Setup("sparse-overlap", "league"),
 }
+# Workers in step compute the same whatever the network: they are trained at one rate, and timed at all.
+IN_STEP = (BASELINE, "sync", "powersgd", "pipe", "local-sgd", "diloco", "simuparallel")
 DRAWN = (BASELINE, "sync", "powersgd", "pipe", "local-sgd", "diloco", "vanilla", "overlap", "strom", "sparse")
 _DENSE = (BASELINE, "sync", "pipe", "vanilla", "overlap")
 
 
 def setup(row: str, rate: str, seed: int) -> Setup:
+    """What is run for a row of the table at a rate."""
     base = ROWS[row]
     network = () if row == ALONE else (f"cluster.network.bandwidth={rate}",)
     return Setup(base.mode, base.cluster, (*network, f"seed={seed}", *base.options))
 
 
+TIMED = tuple(setup(row, rate, SEEDS[0]) for rate in RATES for row in IN_STEP)
+
+
 def setups(seed: int) -> list[Setup]:
-    """All runs of a seed."""
-    return list(dict.fromkeys(setup(row, rate, seed) for rate in RATES for row in ROWS))
+    """All that a seed trains."""
+    return list(dict.fromkeys(_trained(row, rate, seed) for rate in RATES for row in ROWS))
+
+
+def _trained(row: str, rate: str, seed: int) -> Setup:
+    return setup(row, TRAINED_AT if row in IN_STEP else rate, seed)
 
 
 def target(found: Runs) -> float:
     """What the baseline has at its end."""
-    return max(found.validations(each)[-1]["cross-entropy"] for each in _runs(found, BASELINE, "1 Gbit/s"))
+    return max(found.validations(each)[-1]["cross-entropy"] for each in _runs(found, BASELINE, TRAINED_AT))
 
 
 def seconds(found: Runs, row: str, rate: str, goal: float) -> float:
     """To a cross-entropy, the mean of the seeds; infinite if one does not reach it."""
-    return mean(found.time_to(each, goal) for each in _runs(found, row, rate))
+    return _slower(found, row, rate) * mean(found.time_to(each, goal) for each in _runs(found, row, rate))
+
+
+def _slower(found: Runs, row: str, rate: str) -> float:
+    """How much longer the same takes at this rate than at that where it was trained."""
+    if row not in IN_STEP:
+        return 1.0
+    at, its = (float(found.timing(setup(row, each, SEEDS[0]))["words_per_second"]) for each in (TRAINED_AT, rate))
+    return at / its
 
 
 def table(found: Runs) -> list[str]:
@@ -90,14 +110,14 @@ def _line(found: Runs, row: str, rate: str, goal: float) -> str:
     its, alone = seconds(found, row, rate, goal), seconds(found, ALONE, rate, goal)
     last = " ".join(f"{found.validations(each)[-1]['cross-entropy']:.3f}" for each in runs)
     bleu = " ".join(f"{_tested(found, each)['bleu']:.1f}" for each in runs)
-    sent = _sent(found, runs[0]) / _sent(found, setup("sync", rate, SEEDS[0]))
+    sent = _sent(found, runs[0]) / _sent(found, _trained("sync", rate, SEEDS[0]))
     faster = f"{its / 60:,.1f} | {alone / its:.2f}" if math.isfinite(its) else "never |"
     return f"| {row} | {faster} | {last} | {bleu} | {sent:.3f} |"
 
 
 def _runs(found: Runs, row: str, rate: str) -> list[Setup]:
     """The finished ones of all seeds."""
-    return [each for seed in SEEDS if _finished(found, each := setup(row, rate, seed))]
+    return [each for seed in SEEDS if _finished(found, each := _trained(row, rate, seed))]
 
 
 def _finished(found: Runs, its: Setup) -> bool:
