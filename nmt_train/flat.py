@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -20,6 +20,7 @@ class Flat:
 
     def __init__(self, model: nn.Module) -> None:
         named = list(model.named_parameters())
+        self._parameters = [parameter for _, parameter in named]
         self.layout = [(name, tuple(parameter.shape)) for name, parameter in named]
         self.parameters = torch.cat([parameter.detach().flatten() for _, parameter in named])
         self.gradient = torch.zeros_like(self.parameters)
@@ -28,6 +29,13 @@ class Flat:
         ):
             parameter.data = value
             parameter.grad = gradient
+
+    def watch(self, computed: Callable[[slice], None]) -> None:
+        """From now on call `computed`, in every backward pass, with the place of each parameter whose gradient is complete."""
+        start = 0
+        for parameter in self._parameters:
+            place = slice(start, start := start + parameter.numel())
+            parameter.register_post_accumulate_grad_hook(lambda _, place=place: computed(place))
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """The views of a flat `vector` by parameter name, in the parameters' shapes."""

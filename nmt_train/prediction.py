@@ -60,8 +60,9 @@ def predict(config: Config, cluster: ClusterConfig, elements: int, tokens: Seque
     mean = sum(tokens) / len(tokens)
     codec = modes.CODECS[modes.row(dataclasses.replace(config, mode="pipe")).up](config, 0.0)
     s = symbols(cluster, elements, codec, mean)
+    whole = dataclasses.replace(config, exchange=dataclasses.replace(config.exchange, buckets=1))
     found = {
-        mode: _seconds(dataclasses.replace(config, mode=mode), cluster, elements, tokens, steps) for mode in ("sync", "pipe")
+        mode: _seconds(dataclasses.replace(whole, mode=mode), cluster, elements, tokens, steps) for mode in ("sync", "pipe")
     }
     dense = symbols(cluster, elements, modes.CODECS["dense"](config, 0.0), mean)
     segments = equations.segmented_ring(s.p, s.n, SEGMENTS, s.alpha, s.beta, s.gamma)

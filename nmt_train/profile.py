@@ -57,7 +57,7 @@ class _Watched(ThreadWire):
         super().__init__()
         self.done: Done = defaultdict(list)
 
-    def spend(self, name: str, work: float, seconds: float) -> None:
+    def spend(self, name: str, work: float, seconds: float, parts: int = 1) -> None:
         self.done[name].append((work, seconds))
 
 

@@ -154,6 +154,15 @@ def _server(mode: Mode, config: Config) -> str | None:
     return None
 
 
+def _buckets(mode: Mode, config: Config) -> str | None:
+    if config.exchange.buckets == 1 or mode.in_buckets:
+        return None
+    return (
+        "exchange.buckets: parts of a gradient travel apart with schedule every-step and exchange all-reduce, but not low-rank;"
+        f" mode {config.mode} has {mode.schedule}, {mode.exchange} and {mode.up}; remove it"
+    )
+
+
 def _join(mode: Mode, config: Config) -> str | None:
     if config.exchange.join is None:
         return None
@@ -176,6 +185,6 @@ def _one_exchange(mode: Mode, config: Config) -> str | None:
 
 
 _RULES: tuple[Rule, ...] = (
-    _alone, _accumulating, _local_gradient, _low_rank, _all_reduce, _peers, _own_updates, _per_node, _server, _join,
+    _alone, _accumulating, _local_gradient, _low_rank, _all_reduce, _peers, _own_updates, _per_node, _server, _buckets, _join,
     _one_exchange,
 )  # fmt: skip

@@ -48,3 +48,8 @@ class Mode:
     nodes: int = 0
     workers: int = 1
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def in_buckets(self) -> bool:
+        """Whether parts of a gradient may travel apart; low rank needs whole matrices."""
+        return self.schedule == "every-step" and self.exchange == "all-reduce" and self.up != "low-rank"

@@ -21,8 +21,10 @@ class Clock(Protocol):
     def task(self) -> str:
         """The name of what runs: a thread's."""
 
-    def spend(self, name: str, work: float, seconds: float) -> None:
-        """Work of this kind was done, in so many seconds: where computing takes none, let those pass that it would take."""
+    def spend(self, name: str, work: float, seconds: float, parts: int = 1) -> None:
+        """Work of this kind was done, in so many seconds: where computing takes none, let those pass that it would take, or of
+        so many equal parts of it one.
+        """
 
 
 class Trace:
@@ -36,10 +38,11 @@ class Trace:
         self._spans: list[Span] = []
 
     @contextmanager
-    def span(self, name: str, work: float = 0.0) -> Iterator[None]:
+    def span(self, name: str, work: float = 0.0, parts: int = 1) -> Iterator[None]:
         """A context whose duration is recorded under `name` for the current thread.
 
-        work: how much is computed in it, if anything: target tokens of a batch, elements of a vector.
+        work: how much is computed in it, if anything: target tokens of a batch, elements of a vector. parts: it is one of so
+        many spans for that.
         """
         start = self._clock.now()
         try:
@@ -51,7 +54,7 @@ class Trace:
             if self._settle is not None:
                 self._settle()
             if work:
-                self._clock.spend(name, work, self._clock.now() - start)
+                self._clock.spend(name, work, self._clock.now() - start, parts)
             self.add(name, self._clock.task(), start, self._clock.now())
 
     def add(self, name: str, thread: str, start: float, end: float) -> None:

@@ -68,8 +68,7 @@ class Worker:
             if batch is not None:
                 with trace.span("forward", batch.target_tokens), device.autocast(self.device, self.config.precision):
                     loss = self.model.loss(batch.to(self.device))
-                with trace.span("backward", batch.target_tokens):
-                    loss.backward()
+                schedule.backward(loss, batch.target_tokens, trace)
             if batch is not None or schedule.exchange.together:  # of those that exchange together none may be missing
                 try:
                     updated = schedule.skip() if batch is None else schedule.step()

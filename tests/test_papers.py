@@ -114,7 +114,7 @@ def test_s2_quality_holds_over_a_range_of_thresholds(
 @pytest.mark.parametrize(("size", "judged"), [(33, HOLDS), (44, IN_PART), (60, NOT)])
 def test_s3_bits_are_those_of_a_message_by_its_words(tmp_path: Path, size: int, judged: str) -> None:
     learnt(tmp_path, papers.strom_coding("words"), 3.0, size=100)
-    learnt(tmp_path, papers.strom_coding("rice"), 3.0, size=size)
+    learnt(tmp_path, papers.strom_coding("golomb-rice"), 3.0, size=size)
     assert JUDGE["S3"](Runs(tmp_path)) == (f"{32 * size / 100:.1f} bits, the sign among them", judged)
 
 

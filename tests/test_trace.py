@@ -19,15 +19,15 @@ class Ticks(ThreadWire):
     def now(self) -> float:
         return next(self.times)
 
-    def spend(self, name: str, work: float, seconds: float) -> None:
-        self.spent.append((name, work, seconds))
+    def spend(self, name: str, work: float, seconds: float, parts: int = 1) -> None:
+        self.spent.append((name, work, seconds, parts))
 
 
 def test_spans_have_name_thread_and_times_of_the_given_clock(tmp_path: Path) -> None:
     trace = Trace(keep=True, clock=(clock := Ticks(1.0, 1.25, 1.5, 2.0, 4.0)))
-    with trace.span("forward", 30):
+    with trace.span("forward", 30, 2):
         pass
-    assert clock.spent == [("forward", 30, 0.25)]
+    assert clock.spent == [("forward", 30, 0.25, 2)]
     trace.update = 7
     with trace.span("backward"):
         pass

@@ -37,6 +37,13 @@ class ExchangeConfig:
     algorithm: Literal["ring", "mpi"] = Field(
         default="ring", description="all-reduce: by our own ring, with any codec, or by the MPI library, in full precision"
     )
+    buckets: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**4,
+        description="all-reduce: parts in which gradients travel, those of later layers while earlier ones are computed; 1: all"
+        " at once; null: 8, where they may travel apart",
+    )
     rule: Literal["async", "staleness-aware", "softsync", "rounds"] | None = Field(
         default=None,
         description="when a shard updates: async (a bundle is full), staleness-aware (steps divided by it), softsync (by the"

@@ -33,13 +33,13 @@ class AllReduce(Exchange):
         self.kept = [whole] + [none] * (wire.size - 1)
 
     def sync(self, gradient: Tensor, parameters: Tensor) -> None:
+        self._pay(UNSENT, gradient)
         with self._trace.span("sync"):
             self.transfer(gradient)
         self.apply(gradient, parameters)
 
     def transfer(self, gradient: Tensor) -> None:
-        """The half that the network does: make the gradient the sum of all ranks'."""
-        self._pay(UNSENT, gradient)
+        """The half that the network does: make the gradient, or a part of it, the sum of all ranks'."""
         self._reducer.reduce(gradient, self.updates)
 
     @torch.no_grad()

@@ -29,7 +29,7 @@ def at_batch(seconds: float, mode: str, *options: str) -> Setup:
 
 
 def all_reduce(seconds: float) -> Setup:
-    return at_batch(seconds, "sync")
+    return at_batch(seconds, "sync", "exchange.buckets=1")  # as in the paper: exchanging begins when computing is over
 
 
 def alone(seconds: float) -> Setup:
@@ -110,7 +110,7 @@ TIMED: tuple[Setup, ...] = (
 )  # fmt: skip
 TRAINED: tuple[Setup, ...] = (
     SYNC, *(of_width(width) for width in WIDTHS), *WARMED.values(),
-    STROM_ALONE, *STROMS, strom_coding("rice"),
+    STROM_ALONE, *STROMS, strom_coding("golomb-rice"),
     *(downpour(workers) for workers in WORKERS), *(downpour(workers, "sgd") for workers in (2, 8)),
     ASYNC, AWARE, TOGETHER, *(softsync(bundle) for bundle in BUNDLES),
 )  # fmt: skip

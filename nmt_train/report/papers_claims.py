@@ -103,7 +103,7 @@ def _s2(found: Runs) -> tuple[str, str]:
 
 
 def _s3(found: Runs) -> tuple[str, str]:
-    rice, words = (_message(found, papers.strom_coding(coding)) for coding in ("rice", "words"))
+    rice, words = (_message(found, papers.strom_coding(coding)) for coding in ("golomb-rice", "words"))
     bits = 32 * rice / words
     return f"{bits:.1f} bits, the sign among them", verdict(bits < 16, bits < 11.5)
 

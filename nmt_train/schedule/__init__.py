@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nmt_train.exchange import Exchange, Vectors
 from nmt_train.section import STRICT
+from nmt_train.trace import Trace
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -91,6 +92,11 @@ class Schedule(Protocol):
     def learning_rate(self) -> float:
         """Of the last update that the worker knows of."""
         return self.exchange.optimizer.learning_rate
+
+    def backward(self, loss: Tensor, tokens: int, trace: Trace) -> None:
+        """Add the gradient of a batch of so many target tokens to the flat gradient; what is complete may set out at once."""
+        with trace.span("backward", tokens):
+            loss.backward()
 
     @abstractmethod
     def step(self) -> bool:

@@ -7,33 +7,23 @@ applied when does not depend on how fast anything is, so that replicas stay equa
 
 from __future__ import annotations
 
-from collections import deque
-
-from torch import Tensor
-
 from nmt_train.exchange.all_reduce import AllReduce
 from nmt_train.flat import Flat
 from nmt_train.schedule import PipelineConfig, Schedule
+from nmt_train.schedule.courier import Courier
 from nmt_train.trace import Trace
 from nmt_train.wire import Wire
 
 
 class Pipelined(Schedule):
-    """While a batch is computed, the sums of the `width` - 1 batches before it are under way.
-
-    A second task, the courier, carries one after the other: in the same order on every rank.
-    """
+    """While a batch is computed, the sums of the `width` - 1 batches before it are under way."""
 
     def __init__(self, flat: Flat, exchange: AllReduce, wire: Wire, trace: Trace, config: PipelineConfig) -> None:
         super().__init__(exchange)
         self._all_reduce = exchange  # with both of its halves
         self._flat, self._trace, self._config = flat, trace, config
         self._free = [flat.gradient.clone() for _ in range(config.width)]
-        self._given = deque[Tensor]()  # to the courier
-        self._done = deque[Tensor]()  # by it
-        self._under_way = 0
-        self._work, self._news = wire.event(), wire.event()
-        self._task = wire.spawn("courier", self._carry_on)
+        self._courier = Courier(wire, trace, exchange.transfer)
 
     def step(self) -> bool:
         """NotFinite if the sum that is now applied is not finite: on all workers alike."""
@@ -42,7 +32,7 @@ class Pipelined(Schedule):
             self.drain()
             return self._at_once()
         self._give()  # first: the network goes on with it as soon as it has done the one before
-        return self._take() if self._under_way == width else False
+        return self._take() if self._courier.under_way == width else False
 
     def _at_once(self) -> bool:
         try:
@@ -59,21 +49,11 @@ class Pipelined(Schedule):
         with self._trace.span("swap", vector.numel()):
             vector.copy_(self._flat.gradient)
         self._flat.gradient.zero_()
-        self._given.append(vector)
-        self._under_way += 1
-        self._work.set()
+        self._courier.give(vector)
 
     def _take(self) -> bool:
         """Wait for the oldest sum, and update by it."""
-        with self._trace.span("waiting"):
-            while not self._done:
-                self._news.clear()
-                if self._task.done():
-                    self._task.result()
-                if not self._done:
-                    self._news.wait()
-        vector = self._done.popleft()
-        self._under_way -= 1
+        vector = self._courier.take()
         try:
             self._all_reduce.apply(vector, self._flat.parameters)
         finally:
@@ -82,20 +62,8 @@ class Pipelined(Schedule):
         return True
 
     def drain(self) -> None:
-        while self._under_way:
+        while self._courier.under_way:
             self._take()
-
-    def _carry_on(self) -> None:
-        while True:
-            while not self._given:
-                self._work.clear()
-                if not self._given:
-                    self._work.wait()
-            vector = self._given.popleft()
-            with self._trace.span("sync"):
-                self._all_reduce.transfer(vector)
-            self._done.append(vector)
-            self._news.set()
 
     def refresh(self) -> None:
         self.exchange.refresh(self._flat.parameters)

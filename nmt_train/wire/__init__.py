@@ -103,6 +103,7 @@ class Wire(Protocol):
     hosts: tuple[str, ...]
     sent: dict[Tag, list[int]]  # by tag: messages, bytes
     received: dict[Tag, list[int]]
+    parallel: bool  # tasks go on while another computes; else only while it waits, or spends time
     cpu: float  # seconds of a core that carrying messages has taken so far
     observe: Callable[[str, str, float, float], None] | None  # is told of transfers: name, thread, start and end on `now`
 
@@ -128,7 +129,7 @@ class Wire(Protocol):
     def task(self) -> str:
         """The name of the task that calls; a rank's first is MainThread."""
 
-    def spend(self, name: str, work: float, seconds: float) -> None:
+    def spend(self, name: str, work: float, seconds: float, parts: int = 1) -> None:
         """Work of this kind was done: target tokens of a batch, elements of a vector (see `Trace.span`), in so many seconds."""
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
@@ -42,14 +43,15 @@ class Network:
         self._random = [np.random.default_rng([cluster.seed, rank]) for rank in range(len(self.nodes))]
         self._shuffle = None if shuffle_seed is None else np.random.default_rng(shuffle_seed)
 
-    def seconds(self, rank: int, name: str, work: float) -> float:
-        """How long work of this kind would take a rank's device if it did nothing else."""
+    def seconds(self, rank: int, name: str, work: float, parts: int = 1) -> float:
+        """How long one of equal parts of work of this kind would take a rank's device if it did nothing else."""
         cost = getattr(self._costs, name, None)
         if cost is None:
             return 0.0
-        seconds = cost.of(work if name in _BY_TOKENS else work * self.scale) * self._slower[rank]
+        seconds = cost.of(work if name in _BY_TOKENS else work * self.scale) / parts * self._slower[rank]
         if self.cluster.jitter:
-            seconds *= max(0.0, 1 + self.cluster.jitter * self._random[rank].standard_normal())
+            deviation = self.cluster.jitter * math.sqrt(parts)  # so that of the whole is as large as without parts
+            seconds *= max(0.0, 1 + deviation * self._random[rank].standard_normal())
         return float(seconds)
 
     def route(self, start: int, end: int) -> Route:

@@ -54,6 +54,8 @@ class ThreadWire:
     Subclasses carry messages to other ranks in `_carry` and hand incoming ones to `_deliver`.
     """
 
+    parallel = True
+
     def __init__(self) -> None:
         self.rank, self.size = 0, 1
         self.nodes: tuple[int, ...] = (0,)
@@ -144,7 +146,7 @@ class ThreadWire:
     def task(self) -> str:
         return threading.current_thread().name
 
-    def spend(self, name: str, work: float, seconds: float) -> None:
+    def spend(self, name: str, work: float, seconds: float, parts: int = 1) -> None:
         """Time passes by itself."""
 
     def close(self) -> None:

@@ -39,6 +39,8 @@ class _Lane:
 class VirtualWire:
     """One rank's end. Everything that it does happens on the engine's clock."""
 
+    parallel = False
+
     def __init__(self, engine: Engine, rank: int) -> None:
         network = engine.network
         self._engine, self.rank, self.size, self.nodes = engine, rank, len(network.nodes), network.nodes
@@ -114,8 +116,8 @@ class VirtualWire:
     def task(self) -> str:
         return current().name
 
-    def spend(self, name: str, work: float, seconds: float = 0.0) -> None:
-        seconds = self._engine.network.seconds(self.rank, name, work)
+    def spend(self, name: str, work: float, seconds: float = 0.0, parts: int = 1) -> None:
+        seconds = self._engine.network.seconds(self.rank, name, work, parts)
         if seconds:
             current().wait(self._engine.shares.use(seconds, self._engine.network.devices[self.rank]), f"its device, for {name}")
 

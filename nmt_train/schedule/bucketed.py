@@ -1,0 +1,84 @@
+"""Exchange after every step, in parts: gradients of later layers travel while those of earlier ones are computed.
+
+As in Li et al. 2020 (PyTorch Distributed, 3.2.3): a part sets out once the backward pass has been through all of its
+parameters, and not before the part behind it in the vector, so that all workers sum them in the same order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from torch import Tensor
+
+from nmt_train.exchange.all_reduce import AllReduce
+from nmt_train.flat import Flat
+from nmt_train.schedule.courier import Courier
+from nmt_train.schedule.every_step import EveryStep
+from nmt_train.trace import Trace
+from nmt_train.wire import Wire
+
+
+class Bucketed(EveryStep):
+    """The vector is cut into buckets of one size, which leave from its end, where the last layers are, to its beginning.
+
+    Where tasks do not go on while another computes, as on a simulated clock, buckets set out after the backward pass, each when
+    its share of the pass's time is over.
+    """
+
+    def __init__(self, flat: Flat, exchange: AllReduce, wire: Wire, trace: Trace, accumulate: int, buckets: int) -> None:
+        super().__init__(flat, exchange, 0.0, accumulate)
+        self._all_reduce, self._trace = exchange, trace  # with both of its halves
+        count = flat.gradient.numel()
+        self._buckets = [slice(count * part // buckets, count * (part + 1) // buckets) for part in reversed(range(buckets))]
+        self._waiting = deque[slice]()  # buckets of this exchange that have not set out
+        self._missing: dict[int, int] = {}  # elements that the backward pass still owes to a bucket, by its beginning
+        self._parts = 0  # gradients that this exchange is the mean of; 0: it has not begun
+        self._courier = Courier(wire, trace, exchange.transfer)
+        if wire.parallel:
+            flat.watch(self._computed)
+
+    def backward(self, loss: Tensor, tokens: int, trace: Trace) -> None:
+        if self._steps + 1 < self._accumulate:
+            return super().backward(loss, tokens, trace)
+        self._begin(self._steps + 1)
+        parts = len(self._buckets)
+        with trace.span("backward", tokens, parts):
+            loss.backward()
+        while len(self._waiting) > 1:
+            self._give()
+            with trace.span("backward", tokens, parts):
+                pass  # all is computed; on a simulated clock it would be now
+
+    def _begin(self, parts: int) -> None:
+        self._parts = parts
+        self.exchange.prepare(self._flat.gradient, self._flat.parameters)
+        self._waiting.extend(self._buckets)
+        self._missing = {bucket.start: bucket.stop - bucket.start for bucket in self._buckets}
+
+    def _computed(self, place: slice) -> None:
+        """The gradient of one parameter is there."""
+        for bucket in self._waiting:
+            self._missing[bucket.start] -= max(0, min(bucket.stop, place.stop) - max(bucket.start, place.start))
+        while self._waiting and not self._missing[self._waiting[0].start]:
+            self._give()
+
+    def _give(self) -> None:
+        part = self._flat.gradient[self._waiting.popleft()]
+        if self._parts > 1:
+            part.div_(self._parts)
+        self._courier.give(part)
+
+    def _exchange(self) -> None:
+        steps, self._steps = self._steps, 0
+        if not self._parts:  # it ends with a step that had no batch, or that nobody knew to be the last
+            self._begin(steps)
+        while self._waiting:
+            self._give()
+        while self._courier.under_way:
+            self._courier.take()
+        self._parts = 0
+        try:
+            self._all_reduce.apply(self._flat.gradient, self._flat.parameters)
+        finally:
+            self._flat.gradient.zero_()
+        self.steps[steps] += 1
