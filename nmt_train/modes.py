@@ -175,8 +175,8 @@ def _server(place: Place, mode: Mode) -> Exchange:
 def _all_reduce(place: Place, mode: Mode) -> Exchange:
     config = place.config
     codec = "dense" if mode.up == "low-rank" else mode.up
-    if config.exchange.algorithm == "mpi":
-        reducer: Reducer = ByWire(place.wire, place.trace)
+    if config.exchange.algorithm != "ring":
+        reducer: Reducer = ByWire(place.wire, config.exchange.algorithm, place.trace)
     else:
         reducer = Ring(place.wire, place.codec(codec, config.dropping.up), place.trace)
     if mode.up == "low-rank":

@@ -62,8 +62,9 @@ def _all_reduce(mode: Mode, config: Config) -> str | None:
             f"override.up: {mode.up} cannot be summed hop by hop, as exchange all-reduce does; use {', '.join(SUMMED)}, or"
             " override.exchange: server"
         )
-    if config.exchange.algorithm == "mpi" and mode.up not in ("dense", "low-rank"):
-        return f"exchange.algorithm: mpi sums in full precision, not {mode.up}; use ring, or override.up: dense"
+    by = config.exchange.algorithm
+    if by != "ring" and mode.up not in ("dense", "low-rank"):
+        return f"exchange.algorithm: {by} sums in full precision, not {mode.up}; use ring, or override.up: dense"
     if mode.schedule not in IN_STEP:
         return (
             f"override.schedule: {mode.schedule} lets every worker exchange when it likes, but exchange all-reduce needs all at"

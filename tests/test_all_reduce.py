@@ -34,7 +34,7 @@ def library(vectors: torch.Tensor, nodes: list[int]) -> list[torch.Tensor]:
     def reduce(wire: VirtualWire) -> torch.Tensor:
         own = vectors[wire.rank].clone()
         wire.spend("forward", wire.rank)  # they come one after the other
-        ByWire(wire, Trace(False, wire)).reduce(own, 1)
+        ByWire(wire, "mpi", Trace(False, wire)).reduce(own, 1)
         return own
 
     return together(engine(nodes), *[reduce] * len(vectors))
@@ -47,7 +47,7 @@ def test_the_wires_own_sum_is_the_same_and_takes_as_long_as_a_ring() -> None:
 
     def seconds(wire: VirtualWire) -> tuple[float, float]:
         times = []
-        for reducer in (ByWire(wire, Trace(False, wire)), Ring(wire, Dense(), Trace(False, wire))):
+        for reducer in (ByWire(wire, "torch", Trace(False, wire)), Ring(wire, Dense(), Trace(False, wire))):
             start = wire.now()
             reducer.reduce(torch.ones(40), 1)
             times.append(wire.now() - start)

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT
 
+from nmt_train import cluster, modes
+from nmt_train import config as configuration
 from nmt_train.report import league, papers
 from nmt_train.report.claims import HOLDS, IN_PART, NOT
 from nmt_train.report.papers import BATCHES, BUNDLES, CODECS, SPEEDS, TAUS, WIDTHS, WORKERS
@@ -15,6 +18,9 @@ from nmt_train.report.papers_claims import CLAIMS
 from nmt_train.report.papers_page import PICTURES, write
 from nmt_train.report.runs import Runs, Setup
 
+TIMED = [*papers.TIMED, *league.TIMED]
+TRAINED = [*papers.TRAINED, *(setup for seed in league.SEEDS for setup in league.setups(seed))]
+ALL = [*TIMED, *TRAINED]
 JUDGE = {claim.id: claim.judge for claim in CLAIMS}
 
 
@@ -194,9 +200,16 @@ def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
     assert "Not all runs of the league were made." in text
 
 
+@pytest.mark.parametrize("setup", {setup.name: setup for setup in ALL}.values(), ids=lambda setup: setup.name)
+def test_every_run_of_the_papers_is_one_that_the_simulator_takes(setup: Setup) -> None:
+    options = dict(option.split("=", 1) for option in setup.options) | {"mode": setup.mode}
+    changes = {key.removeprefix("cluster."): options.pop(key) for key in list(options) if key.startswith("cluster.")}
+    room = cluster.load(ROOT / f"configs/clusters/{setup.cluster}.yml", changes)
+    modes.check(configuration.load([str(ROOT / "configs/papers-virtual.yml")], options), room.ranks())
+
+
 def test_every_run_of_the_papers_has_a_name_of_its_own() -> None:
-    timed_names = [setup.name for setup in papers.TIMED]
-    trained = [*papers.TRAINED, *(setup for seed in league.SEEDS for setup in league.setups(seed))]
-    assert len(set(timed_names)) == len(set(papers.TIMED))
-    assert len({setup.name for setup in trained}) == len(set(trained))
-    assert not any(set(setup.name) & set("/ ") for setup in trained)
+    timed_names = [setup.name for setup in TIMED]
+    assert len(set(timed_names)) == len(set(TIMED))
+    assert len({setup.name for setup in TRAINED}) == len(set(TRAINED))
+    assert not any(set(setup.name) & set("/ ") for setup in ALL)

@@ -224,14 +224,15 @@ def test_workers_in_step_train_as_the_simulator_has_it_bit_for_bit(make: Make, t
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_the_mpi_librarys_own_sum_is_that_of_the_ring(make: Make, tmp_path: Path) -> None:
+def test_the_sums_of_mpi_and_of_torch_are_those_of_the_ring(make: Make, tmp_path: Path) -> None:
     found = []
-    for algorithm in ("ring", "mpi"):
+    for algorithm in ("ring", "mpi", "torch"):
         config = make(mode="sync", exchange__algorithm=algorithm, stop__after="6u", run=str(tmp_path / algorithm))
         done = finish([*MPIRUN, "-np", "3", *patched(""), "--config", written(config)])
         assert done.returncode == 0, done.stderr
         found.append(last(config).tensors("parameters"))
-    assert all(torch.allclose(found[0][name], found[1][name], rtol=0, atol=1e-3) for name in found[0])
+    for other in found[1:]:
+        assert all(torch.allclose(found[0][name], other[name], rtol=0, atol=1e-3) for name in found[0])
 
 
 def test_where_all_exchange_together_a_gradient_that_is_not_finite_is_left_out_by_all(make: Make) -> None:

@@ -34,8 +34,10 @@ class ExchangeConfig:
         le=10**6,
         description="ranks that hold a part of the parameters, one of each machine first; null: all",
     )
-    algorithm: Literal["ring", "mpi"] = Field(
-        default="ring", description="all-reduce: by our own ring, with any codec, or by the MPI library, in full precision"
+    algorithm: Literal["ring", "mpi", "torch"] = Field(
+        default="ring",
+        description="all-reduce: by our own ring, with any codec, or in full precision by the MPI library or by"
+        " torch.distributed (NCCL where ranks have GPUs, else gloo)",
     )
     buckets: int | None = Field(
         default=None,

@@ -113,8 +113,11 @@ class Wire(Protocol):
     def receive(self, source: int | None, tag: Tag) -> Future[tuple[int, Message]]:
         """The next message with `tag` from `source` (None: from anybody), with its sender."""
 
-    def add_up(self, vector: Tensor) -> Future[None]:
-        """Replace `vector` (elements,), on the CPU, by the sum of all ranks' vectors, which all add up in the same order."""
+    def add_up(self, vector: Tensor, by: str = "mpi") -> Future[None]:
+        """Replace `vector` (elements,) by the sum of all ranks' vectors, which all add up in the same order.
+
+        by: mpi, where it must be on the CPU, or torch.
+        """
 
     def spawn(self, name: str, function: Callable[[], Any]) -> Future[None]:
         """Run `function` as a task beside this one; it must end when the wire is closed (its waits raise Aborted)."""

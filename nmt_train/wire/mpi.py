@@ -25,6 +25,7 @@ from nmt_train.errors import UserError
 from nmt_train.message import Message
 from nmt_train.wire import NAMES, Aborted, Lost, Tag, WireConfig
 from nmt_train.wire.frame import contents, on_host, pack, unpack
+from nmt_train.wire.group import Group
 from nmt_train.wire.letters import Addend, Letter, Transfer
 from nmt_train.wire.meet import meet
 from nmt_train.wire.threads import Receipt, ThreadWire
@@ -57,6 +58,7 @@ class Mpi(ThreadWire):
         self._beaten: list[concurrent.futures.Future[None] | None] = []
         self._next_beat = 0.0
         self._watching = False
+        self._group: Group | None = None
         ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._postman = threading.Thread(target=self._work, args=(ready,), name="postman", daemon=True)
         self._postman.start()
@@ -81,7 +83,13 @@ class Mpi(ThreadWire):
         self._ring()
         return letter.done
 
-    def add_up(self, vector: Tensor) -> Receipt:
+    def add_up(self, vector: Tensor, by: str = "mpi") -> Receipt:
+        if by == "torch":
+            done = Receipt(self._check)
+            self._group = self._group or Group(self, vector.device.type, self._config.deadline)
+            self._group.add_up(vector)
+            done.set_result(None)
+            return done
         addend = Addend(vector.numpy(), Receipt(self._check))
         self._letters.append(addend)
         self._ring()
