@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from virtual import engine, together
 
 from nmt_train import checkpoint, modes
+from nmt_train.exchange import RESIDUAL
 from nmt_train.exchange.all_reduce import AllReduce
 from nmt_train.exchange.ring import Reducer
 from nmt_train.flat import Flat
@@ -87,6 +88,19 @@ def test_of_accumulated_steps_only_the_last_gives_anything_away() -> None:
     torch.stack([plain.loss(batch) for batch in batches]).mean().backward()
     mean = torch.cat([parameter.grad.flatten() for parameter in plain.parameters() if parameter.grad is not None])
     torch.testing.assert_close(flat.parameters, before - 0.5 * mean)
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 7, 1000])
+def test_what_was_owed_is_paid_in_full_and_once(buckets: int) -> None:
+    model, owed = Layers(lambda _: None), torch.arange(44.0)
+    schedule, flat, _ = made(model, 3, buckets)
+    before = flat.parameters.clone()
+    schedule.carry({RESIDUAL: owed})
+    for _ in range(2):
+        for _ in range(3):
+            schedule.backward(0 * model.loss(torch.ones(5, 4)), 5, Trace(False, ThreadWire()))
+            schedule.step()
+    torch.testing.assert_close(flat.parameters, before - 0.5 * owed)
 
 
 def test_a_drained_worker_has_given_away_what_had_piled_up() -> None:

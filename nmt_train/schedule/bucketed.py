@@ -29,10 +29,11 @@ class Bucketed(EveryStep):
         super().__init__(flat, exchange, 0.0, accumulate)
         self._all_reduce, self._trace = exchange, trace  # with both of its halves
         count = flat.gradient.numel()
+        buckets = min(buckets, count)
         self._buckets = [slice(count * part // buckets, count * (part + 1) // buckets) for part in reversed(range(buckets))]
         self._waiting = deque[slice]()  # buckets of this exchange that have not set out
         self._missing: dict[int, int] = {}  # elements that the backward pass still owes to a bucket, by its beginning
-        self._parts = 0  # gradients that this exchange is the mean of; 0: it has not begun
+        self._begun = False  # whether some bucket of this exchange may have set out
         self._courier = Courier(wire, trace, exchange.transfer)
         if wire.parallel:
             flat.watch(self._computed)
@@ -40,17 +41,19 @@ class Bucketed(EveryStep):
     def backward(self, loss: Tensor, tokens: int, trace: Trace) -> None:
         if self._steps + 1 < self._accumulate:
             return super().backward(loss, tokens, trace)
-        self._begin(self._steps + 1)
+        self._begin(self._accumulate)
         parts = len(self._buckets)
         with trace.span("backward", tokens, parts):
-            loss.backward()
+            (loss / self._accumulate).backward()
         while len(self._waiting) > 1:
             self._give()
             with trace.span("backward", tokens, parts):
                 pass  # all is computed; on a simulated clock it would be now
 
-    def _begin(self, parts: int) -> None:
-        self._parts = parts
+    def _begin(self, steps: int) -> None:
+        """Of a mean of so many gradients; the last is still to come."""
+        self._begun = True
+        self._flat.gradient.div_(steps)
         self.exchange.prepare(self._flat.gradient, self._flat.parameters)
         self._waiting.extend(self._buckets)
         self._missing = {bucket.start: bucket.stop - bucket.start for bucket in self._buckets}
@@ -63,20 +66,17 @@ class Bucketed(EveryStep):
             self._give()
 
     def _give(self) -> None:
-        part = self._flat.gradient[self._waiting.popleft()]
-        if self._parts > 1:
-            part.div_(self._parts)
-        self._courier.give(part)
+        self._courier.give(self._flat.gradient[self._waiting.popleft()])
 
     def _exchange(self) -> None:
         steps, self._steps = self._steps, 0
-        if not self._parts:  # it ends with a step that had no batch, or that nobody knew to be the last
+        if not self._begun:  # its last step had no batch, or nobody knew that it was the last
             self._begin(steps)
         while self._waiting:
             self._give()
         while self._courier.under_way:
             self._courier.take()
-        self._parts = 0
+        self._begun = False
         try:
             self._all_reduce.apply(self._flat.gradient, self._flat.parameters)
         finally:
