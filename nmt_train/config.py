@@ -126,7 +126,7 @@ def load(files: Sequence[str], overrides: Mapping[str, str]) -> Config:
     values: dict[str, Any] = {}
     where: dict[str, str] = {}
     for file in files:
-        merge(values, read(Path(file), where, "give an existing YAML file to --config"))
+        merge(values, read(Path(file), where, "give an existing YAML file to --config"), leaves())
     override(values, overrides, where)
     return validate(values, where)
 

@@ -108,7 +108,7 @@ class Follower:
         part = Part.unpack(Message((), message.tensors[1:]))
         deal = Deal(self._wire.rank, facts["workers"], from_plain(facts["stages"]), self._together)
         self._worker.place(part, deal, "rank 0's checkpoint")
-        self._epochs = part.position.epochs
+        self._epochs = facts["epochs"]
         self._report(drained=True)
         self._until("go on")  # when everybody has its part
         self._worker.schedule.refresh()

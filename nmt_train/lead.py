@@ -56,7 +56,7 @@ class Leader:
         workers = self._workers()
         parts = snapshot.settled(exchange.optimizer.adds).split(exchange.given, first, workers)
         stages = resume(0, snapshot.stages, workers)[0].stages
-        facts = {"stages": plain(stages), "workers": workers}
+        facts = {"stages": plain(stages), "workers": workers, "epochs": self._progress.epochs}
         for rank in self._followers:
             self._wire.send(rank, Tag.STATE, Message((), (*from_json(facts).tensors, *parts[rank].pack().tensors)))
         self._worker.place(parts[0], Deal(0, workers, stages, exchange.together), str(self._run.folder))

@@ -96,7 +96,8 @@ def row(config: Config) -> Mode:
     mode = dataclasses.replace(MODES[config.mode], **given)
     refuse(mode, settled(mode, config))
     own = mode.schedule == "local-steps" or mode.exchange == "peers"  # what workers give away are updates
-    at = config.optimizer.at or ("worker" if own else "shard" if config.exchange.local_gradient else mode.optimizer)
+    gradients = mode.exchange == "all-reduce" or config.exchange.local_gradient
+    at = config.optimizer.at or ("worker" if own else "shard" if gradients else mode.optimizer)
     return dataclasses.replace(mode, optimizer=at)
 
 
@@ -115,6 +116,7 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
         if config.override.exchange == "alone":
             raise UserError(f"override.exchange: alone is for one rank, but there are {len(nodes)}; remove it")
         mode = dataclasses.replace(mode, exchange="server")
+        refuse(mode, settled(mode, config))
     workers = machines if config.exchange.per == "node" else len(nodes)
     if config.exchange.join is not None and config.exchange.join.most > len(nodes):
         raise UserError(

@@ -13,7 +13,7 @@ from nmt_train.cluster import ClusterConfig, DeviceConfig
 from nmt_train.codec import Codec
 from nmt_train.config import Config
 from nmt_train.errors import UserError
-from nmt_train.timing import measure
+from nmt_train.timing import Shapes, count, measure
 
 SEGMENTS = 8  # L of Eq. 6
 
@@ -53,17 +53,15 @@ def symbols(cluster: ClusterConfig, elements: int, codec: Codec, tokens: float) 
     )  # fmt: skip
 
 
-def predict(config: Config, cluster: ClusterConfig, elements: int, tokens: Sequence[int], steps: int) -> str:
+def predict(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequence[int], steps: int) -> str:
     """A table of seconds per step and of efficiency; UserError if the cluster has one rank only."""
     if len(cluster.ranks()) < 2:
         raise UserError("--model: is of several ranks that exchange, but the cluster has one; give another cluster file")
-    mean = sum(tokens) / len(tokens)
+    mean, elements = sum(tokens) / len(tokens), count(shapes)
     codec = modes.CODECS[modes.row(dataclasses.replace(config, mode="pipe")).up](config, 0.0)
     s = symbols(cluster, elements, codec, mean)
     whole = dataclasses.replace(config, exchange=dataclasses.replace(config.exchange, buckets=1))
-    found = {
-        mode: _seconds(dataclasses.replace(whole, mode=mode), cluster, elements, tokens, steps) for mode in ("sync", "pipe")
-    }
+    found = {mode: _seconds(dataclasses.replace(whole, mode=mode), cluster, shapes, tokens, steps) for mode in ("sync", "pipe")}
     dense = symbols(cluster, elements, modes.CODECS["dense"](config, 0.0), mean)
     segments = equations.segmented_ring(s.p, s.n, SEGMENTS, s.alpha, s.beta, s.gamma)
     first = s.l_back / SEGMENTS
@@ -81,6 +79,6 @@ def predict(config: Config, cluster: ClusterConfig, elements: int, tokens: Seque
     return "\n".join(lines) + "\n"
 
 
-def _seconds(config: Config, cluster: ClusterConfig, elements: int, tokens: Sequence[int], steps: int) -> float:
+def _seconds(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequence[int], steps: int) -> float:
     """Of a step, as simulated."""
-    return len(cluster.ranks()) * sum(tokens) / len(tokens) / measure(config, cluster, elements, tokens, steps).words_per_second
+    return len(cluster.ranks()) * sum(tokens) / len(tokens) / measure(config, cluster, shapes, tokens, steps).words_per_second

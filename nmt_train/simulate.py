@@ -20,7 +20,7 @@ from nmt_train.errors import UserError
 from nmt_train.model.transformer import Transformer
 from nmt_train.profile import measure as measure_device
 from nmt_train.start import connect
-from nmt_train.timing import Timing, measure
+from nmt_train.timing import Shapes, Timing, count, measure
 from nmt_train.wire.network import Network
 from nmt_train.wire.virtual import Engine, VirtualWire
 
@@ -34,7 +34,7 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
     own = device.prepare(config.devices, config.threads)
     start = time.perf_counter()
     with opened(config, force, overwrite) as ready:
-        network = Network(cluster, _elements(config, ready), config.wire.deadline, shuffle_seed)
+        network = Network(cluster, count(_shapes(config, ready)), config.wire.deadline, shuffle_seed)
         engine = Engine(network, start=ready.saved.facts["progress"]["seconds"] if ready.saved else 0.0)
 
         def main(wire: VirtualWire) -> int:
@@ -58,7 +58,7 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
     modes.check(config, cluster.ranks())
     start = time.perf_counter()
     with opened(config, False, False) as ready:
-        timing = measure(config, cluster, _elements(config, ready), _tokens(config, ready), steps)
+        timing = measure(config, cluster, _shapes(config, ready), _tokens(config, ready), steps)
         timing.write(ready.run.folder)
     print(timing.table(), end="")
     _sum_up(timing.seconds, len(timing.ranks), start)
@@ -68,7 +68,7 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
 def predict(config: Config, cluster: ClusterConfig, steps: int) -> None:
     """Print what equations say of the cluster, and what so many simulated steps do."""
     with opened(config, False, False) as ready:
-        print(prediction.predict(config, cluster, _elements(config, ready), _tokens(config, ready), steps), end="")
+        print(prediction.predict(config, cluster, _shapes(config, ready), _tokens(config, ready), steps), end="")
 
 
 def profile(config: Config, steps: int, output: Path) -> None:
@@ -104,6 +104,6 @@ def _sum_up(seconds: float, ranks: int, start: float) -> None:
     print(f"simulated {seconds:.1f} s of {ranks} ranks in {time.perf_counter() - start:.1f} s", file=sys.stderr)
 
 
-def _elements(config: Config, ready: Ready) -> int:
+def _shapes(config: Config, ready: Ready) -> Shapes:
     with torch.device("meta"):
-        return sum(part.numel() for part in Transformer(config.model, len(ready.vocabulary)).parameters())
+        return [tuple(part.shape) for part in Transformer(config.model, len(ready.vocabulary)).parameters()]

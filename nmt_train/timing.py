@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,13 @@ from nmt_train.wire import OF_MODEL
 from nmt_train.wire.network import Network
 from nmt_train.wire.virtual import Engine, VirtualWire
 
+Shapes = Sequence[tuple[int, ...]]
 _SETTLING = 5  # steps that are not counted: all ranks begin at once, and that wears off
+
+
+def count(shapes: Shapes) -> int:
+    """Elements of tensors of these shapes."""
+    return sum(math.prod(shape) for shape in shapes)
 
 
 @dataclass(frozen=True)
@@ -81,11 +88,11 @@ class Timing:
 
 
 class _Silent(nn.Module):
-    """A model of a size, whose cost is nothing and takes no time to compute."""
+    """Parameters of these shapes, whose cost is nothing and takes no time to compute."""
 
-    def __init__(self, elements: int) -> None:
+    def __init__(self, shapes: Shapes) -> None:
         super().__init__()
-        self.parameter = nn.Parameter(torch.empty(elements, device="meta"))
+        self.parts = nn.ParameterList(torch.empty(shape, device="meta") for shape in shapes)
 
     def loss(self, batch: _Length) -> Tensor:
         return torch.zeros((), requires_grad=True)
@@ -143,17 +150,18 @@ class _Steps:
         return (self.worker.progress.tokens - self._before[0]) / max(self.end - self.start, 1e-9)
 
 
-def measure(config: Config, cluster: ClusterConfig, elements: int, tokens: Sequence[int], steps: int) -> Timing:
-    """Let every rank of `cluster` take `steps` steps with batches of so many target tokens and a model of `elements`.
+def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequence[int], steps: int) -> Timing:
+    """Let every rank of `cluster` take `steps` steps with batches of so many target tokens and parameters of these `shapes`.
 
     UserError if the mode is wrong for these ranks.
     """
     config = dataclasses.replace(config, precision="fp32")
+    elements = count(shapes)
     engine = Engine(Network(cluster, elements, config.wire.deadline), random=False)
     duties: list[_Steps] = []
 
     def run(wire: VirtualWire) -> None:
-        worker = Worker(config, wire, _Silent(elements), _Lengths(tokens))  # type: ignore[arg-type]
+        worker = Worker(config, wire, _Silent(shapes), _Lengths(tokens))  # type: ignore[arg-type]
         mine = _Steps(worker, steps)
         duties.append(mine)
         worker.schedule.refresh()

@@ -84,11 +84,11 @@ class Worker:
 
     def drain(self, duties: Duties) -> None:
         """Finish what is in flight."""
-        try:
-            self.schedule.drain()
-        except NotFinite as error:
-            duties.skipped(self._not_finite(error, None, None))
-            self.schedule.drain()
+        while True:
+            try:
+                return self.schedule.drain()
+            except NotFinite as error:  # of one exchange of perhaps several
+                duties.skipped(self._not_finite(error, None, None))
 
     def part(self) -> Part:
         """This rank's part of a snapshot: copies, where training may go on while they are used."""

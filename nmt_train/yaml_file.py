@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +65,12 @@ def override(values: dict[str, Any], texts: Mapping[str, str], where: dict[str, 
         where[name] = "command line"
 
 
-def merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Later values beside and over earlier ones, key by key."""
+def merge(into: dict[str, Any], values: Mapping[str, Any], whole: Container[str], prefix: str = "") -> None:
+    """Later values beside and over earlier ones, key by key; those of the dotted keys in `whole` are replaced, mappings too."""
     for key, value in values.items():
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
-            merge(into[key], value)
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and isinstance(into.get(key), dict) and name not in whole:
+            merge(into[key], value, whole, f"{name}.")
         else:
             into[key] = value
 

@@ -23,7 +23,7 @@ SLOW = dataclasses.replace(QUICK, forward=Cost(1.0, 0.0), backward=Cost(2.0, 0.0
 def step(make: Make, device: DeviceConfig, p: int, **changes: object) -> float:
     """Seconds of a step of p workers on p machines."""
     room = cluster([1] * p, device, network=LINK, inside=LINK)
-    return p * TOKENS / measure(make(**changes), room, ELEMENTS, [TOKENS], 30).words_per_second
+    return p * TOKENS / measure(make(**changes), room, [(ELEMENTS,)], [TOKENS], 30).words_per_second
 
 
 def exchange(p: int) -> float:
@@ -58,10 +58,10 @@ def test_equations_by_hand() -> None:
 
 def test_equations_stand_beside_what_is_simulated(make: Make) -> None:
     room = cluster([1, 1, 1, 1], QUICK, network=LINK, inside=LINK)
-    lines = predict(make(override__up="dense"), room, ELEMENTS, [TOKENS], 30).splitlines()
+    lines = predict(make(override__up="dense"), room, [(ELEMENTS,)], [TOKENS], 30).splitlines()
     assert [line[28:39].strip() for line in lines[1:]] == ["2", "4, 5", "6", "3", "7"]
     for row in (1, 2, 5):
         expected, simulated = (float(value) for value in lines[row][39:].split())
         assert simulated == pytest.approx(expected, rel=0.05), "adding up takes of the device that computes"
     with pytest.raises(UserError, match="the cluster has one; give another"):
-        predict(make(), cluster([1], QUICK), ELEMENTS, [TOKENS], 3)
+        predict(make(), cluster([1], QUICK), [(ELEMENTS,)], [TOKENS], 3)

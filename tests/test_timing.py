@@ -30,7 +30,9 @@ CLUSTERS: dict[str, tuple[list[int], dict[str, Any], dict[str, Any]]] = {
 
 
 def timed(make: Make, nodes: list[int], steps: int, places: dict[str, Any] | None = None, **changes: Any) -> Timing:
-    return measure(make(trace=True, **changes), cluster(nodes, DEVICE, **LINKS, **(places or {})), 6000, [10, 30, 20], steps)
+    return measure(
+        make(trace=True, **changes), cluster(nodes, DEVICE, **LINKS, **(places or {})), [(6000,)], [10, 30, 20], steps
+    )
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
@@ -67,9 +69,11 @@ def test_a_slower_device_takes_its_factor_longer(make: Make) -> None:
 
 def test_carrying_messages_to_other_machines_is_taken_from_computing(make: Make) -> None:
     busy = dataclasses.replace(DEVICE, carry=Cost(0.0, 2e-6))  # a fifth of it at 100 kB/s
-    idle, taken = (measure(make(mode="overlap"), cluster([1, 1], device, **LINKS), 6000, [20], 20) for device in (DEVICE, busy))
+    idle, taken = (
+        measure(make(mode="overlap"), cluster([1, 1], device, **LINKS), [(6000,)], [20], 20) for device in (DEVICE, busy)
+    )
     assert taken.words_per_second < 0.9 * idle.words_per_second
-    same = [measure(make(mode="overlap"), cluster([2], device, **LINKS), 6000, [20], 20) for device in (DEVICE, busy)]
+    same = [measure(make(mode="overlap"), cluster([2], device, **LINKS), [(6000,)], [20], 20) for device in (DEVICE, busy)]
     assert same[0].words_per_second == same[1].words_per_second
 
 

@@ -74,8 +74,9 @@ class Bucketed(EveryStep):
             self._begin(steps)
         while self._waiting:
             self._give()
-        while self._courier.under_way:
-            self._courier.take()
+        with self._trace.span("sync"):
+            while self._courier.under_way:
+                self._courier.take()
         self._begun = False
         try:
             self._all_reduce.apply(self._flat.gradient, self._flat.parameters)

@@ -79,6 +79,7 @@ class LocalSteps(Schedule):
     def drain(self) -> None:
         if self._begun:
             self._exchange()
+        self.exchange.rest()
 
     def refresh(self) -> None:
         self.exchange.refresh(self._flat.parameters)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -13,6 +15,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from nmt_train.errors import UserError
 from nmt_train.message import from_json, to_json
 from nmt_train.wire import Lost, Tag, Wire, describe
+
+_LOOK, _PATIENCE = 5e-4, 2.0  # seconds
 
 
 class Group:
@@ -48,11 +52,19 @@ class Group:
             ) from None
 
     @torch.no_grad()
-    def add_up(self, vector: Tensor) -> None:
-        """Replace `vector` (elements,) by the sum of all ranks' vectors. Lost if that takes longer than the deadline."""
+    def add_up(self, vector: Tensor, alive: Callable[[], None]) -> None:
+        """Replace `vector` (elements,) by the sum of all ranks' vectors; ends when `alive` raises, or Lost."""
         try:
-            dist.all_reduce(vector)
+            work = dist.all_reduce(vector, async_op=True)
+            while not work.is_completed():
+                alive()
+                time.sleep(_LOOK)
+            work.wait()
         except RuntimeError as error:
+            end = time.monotonic() + _PATIENCE
+            while time.monotonic() < end:
+                alive()  # knows better who it was, but perhaps not at once
+                time.sleep(_LOOK)
             raise Lost(f"torch.distributed has lost another rank ({_first_line(error)})") from None
 
 

@@ -78,7 +78,8 @@ class Mpi(ThreadWire):
     # What other threads call
 
     def _carry(self, to: int, tag: Tag, message: Message) -> concurrent.futures.Future[None]:
-        letter = Letter(to, int(tag), Message(message.numbers, tuple(on_host(tensor) for tensor in message.tensors)))
+        on_its_way = Message(message.numbers, tuple(on_host(tensor) for tensor in message.tensors))
+        letter = Letter(to, int(tag), on_its_way, Receipt(partial(self._check, to)))
         self._letters.append(letter)
         self._ring()
         return letter.done
@@ -87,7 +88,7 @@ class Mpi(ThreadWire):
         if by == "torch":
             done = Receipt(self._check)
             self._group = self._group or Group(self, vector.device.type, self._config.deadline)
-            self._group.add_up(vector)
+            self._group.add_up(vector, self._check)
             done.set_result(None)
             return done
         addend = Addend(vector.numpy(), Receipt(self._check))
