@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Make
-from pulled import RATE, START, target, trained
+from pulled import RATE, START, Vector, settings, target, trained
 from test_simulate import events, run
+from virtual import engine, everybody_is_here, together
 
+from nmt_train import modes
 from nmt_train.errors import UserError
+from nmt_train.flat import Flat
+from nmt_train.trace import Trace
+from nmt_train.wire.virtual import VirtualWire
 
 
 def alone(start: torch.Tensor, rank: int, steps: int) -> torch.Tensor:
@@ -40,6 +45,27 @@ def test_after_every_few_steps_all_go_on_from_the_mean() -> None:
             torch.testing.assert_close(its[step], expected, rtol=0, atol=1e-5)
     assert not torch.equal(found[0][5], found[1][5])
     torch.testing.assert_close(found[2][-1], expected + mean_way(expected, 3, 1), rtol=0, atol=1e-5)  # drained
+
+
+@pytest.mark.parametrize("changes", [{"exchange.rule": "rounds"}, {"exchange.per": "node"}])
+def test_a_worker_that_is_drained_is_not_waited_for(changes: dict[str, str]) -> None:
+    """One worker has just exchanged when all are drained, the others have made another step."""
+    chosen, room = settings("local-sgd", {"override.exchange": "server", "local.every": 3, **changes}), engine([2, 1])
+
+    def work(wire: VirtualWire) -> torch.Tensor:
+        flat = Flat(Vector())
+        schedule = modes.build(modes.check(chosen, wire.nodes), chosen, flat, wire, Trace(False, wire))
+        schedule.refresh()
+        for _ in range(3 + (wire.rank > 0)):
+            flat.gradient.add_(flat.parameters - target(wire.rank))
+            schedule.step()
+        schedule.drain()
+        everybody_is_here(wire)
+        schedule.refresh()
+        return flat.parameters
+
+    found = together(room, *[work] * 3)
+    assert all(torch.equal(its, found[0]) for its in found)
 
 
 def test_simuparallel_averages_once_at_the_end() -> None:

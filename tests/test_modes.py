@@ -10,6 +10,7 @@ from torch import nn
 
 from nmt_train import modes
 from nmt_train.codec import DroppingConfig, dropped_down
+from nmt_train.errors import UserError
 from nmt_train.flat import Flat
 from nmt_train.optim import OptimizerConfig, among
 from nmt_train.trace import Trace
@@ -39,6 +40,21 @@ def test_what_is_asked_for_replaces_what_the_row_has(make: Make) -> None:
     assert modes.check(make(mode="sparse", optimizer__at="shard"), (0, 1)).optimizer == "shard"
     assert modes.check(make(mode="sparse", exchange__local_gradient=True), (0, 1)).optimizer == "shard"
     assert modes.check(make(mode="vanilla", override__up="half"), (0, 1)).up == "half"
+
+
+def test_what_a_row_for_one_machine_becomes_on_its_devices_is_refused_as_in_any_mode(make: Make) -> None:
+    changes = {"exchange__rule": "rounds", "exchange__one_channel_per_node": True}
+    for mode, nodes in (("vanilla", (0, 1)), ("single", (0, 0))):
+        with pytest.raises(UserError, match=r"exchange.one_channel_per_node: .* but a round waits for all; remove it"):
+            modes.check(make(mode=mode, **changes), nodes)
+
+
+@pytest.mark.parametrize("changes", [{"mode": "vanilla"}, {"mode": "pipe"}, {"mode": "powersgd"}, {"mode": "local-sgd"}])
+def test_buckets_where_parts_cannot_travel_apart_are_refused(make: Make, changes: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"exchange.buckets: parts of a gradient travel apart with .*; remove it"):
+        modes.row(make(exchange__buckets=4, **changes))
+    assert modes.settled(modes.row(make(**changes)), make(**changes)).exchange.buckets == 1
+    assert modes.settled(modes.row(make(mode="sync")), make(mode="sync")).exchange.buckets == 8
 
 
 def test_deltas_let_through_what_is_news_to_a_worker() -> None:

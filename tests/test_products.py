@@ -27,10 +27,10 @@ OPTIONS: dict[str, Any] = {
 PRODUCTS = [*itertools.product(modes.SCHEDULES, modes.EXCHANGES, get_args(CodecName))]
 
 
-def trained(schedule: str, exchange: str, codec: str) -> list[Tensor]:
+def trained(schedule: str, exchange: str, codec: str, mode: str = "vanilla") -> list[Tensor]:
     """Of every rank the parameters that all have in common in the end; all are pulled to the same place."""
     down = codec if exchange == "server" else "dense"
-    chosen = settings("vanilla", OPTIONS | {
+    chosen = settings(mode, OPTIONS | {
         "override.schedule": schedule, "override.exchange": exchange, "override.up": codec, "override.down": down,
     })  # fmt: skip
     room = engine([1] if exchange == "alone" else NODES)
@@ -63,6 +63,17 @@ def test_a_product_trains_or_is_refused(schedule: str, exchange: str, codec: str
         return
     assert all(torch.equal(one, other) for one, other in zip(found, trained(schedule, exchange, codec), strict=True))
     assert all(torch.equal(its, found[0]) for its in found)
+    assert float((found[0] - target(1)).norm()) < 0.75 * float((START - target(1)).norm())
+
+
+@pytest.mark.parametrize("mode", [mode for mode in modes.MODES if modes.MODES[mode].optimizer == "worker"])
+@pytest.mark.parametrize("schedule", ["every-step", "pipelined"])
+def test_gradients_are_not_taken_for_updates_where_the_modes_own_schedule_makes_those(mode: str, schedule: str) -> None:
+    try:
+        found = trained(schedule, "all-reduce", "dense", mode)
+    except UserError as error:
+        assert "; " in str(error)
+        return
     assert float((found[0] - target(1)).norm()) < 0.75 * float((START - target(1)).norm())
 
 

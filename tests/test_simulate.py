@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import Make
+from test_train import poisoned
 from virtual import cluster
 
 from nmt_train.cluster import Cost, Crash, DeviceConfig, LinkConfig
@@ -176,3 +177,10 @@ def test_a_machine_that_crashes_ends_training_with_its_name(make: Make, tmp_path
     with pytest.raises(UserError, match=r"rank 1 \(host node1\) has been silent for 60 s"):
         run(make, tmp_path / "run", [1, 1], mode="vanilla", stop__after="100000u",
             places={**LINK, "crashes": [Crash(1, "2s")]})  # fmt: skip
+
+
+def test_a_pipeline_of_several_sums_that_are_not_finite_is_drained(make: Make, tmp_path: Path) -> None:
+    with poisoned(range(11, 15), float("nan")):  # steps 6 and 7 of two workers; the fourth update comes with the seventh step
+        found = run(make, tmp_path / "run", [1, 1], mode="pipe", pipeline__width=4, stop__after="12u", checkpoint__every="4u",
+                    optimizer__not_finite="skip")  # fmt: skip
+    assert (found / "train.log").read_text(encoding="utf-8").count("skipped: rank ") == 4

@@ -50,6 +50,18 @@ def test_traces_of_small_clusters_are_the_golden_ones(make: Make, name: str) -> 
     assert text == path.read_text(encoding="utf-8")
 
 
+def test_exchanging_is_shown_also_where_another_task_does_it(make: Make) -> None:
+    for mode in ("vanilla", "sync"):
+        for rank in timed(make, [1, 1], 8, mode=mode).ranks:
+            assert 0.3 < rank.share("sync", "swap") < 1, mode
+
+
+def test_what_low_rank_sends_depends_on_the_shapes(make: Make) -> None:
+    config, room = make(mode="powersgd"), cluster([1, 1], DEVICE, **LINKS)
+    flat, square = (measure(config, room, shapes, [10], 8).ranks[0].sent for shapes in ([(6400,)], [(80, 80)]))
+    assert square == pytest.approx(flat * 2 * 80 / 6400)
+
+
 def test_what_would_be_sent_is_as_long_as_what_is_sent() -> None:
     import torch
 

@@ -53,11 +53,15 @@ def test_waves_survive_being_written_down(make: Make) -> None:
     assert "join: '{1: 0u, 2: 8u, 3: 20u}'" in configuration.to_yaml(made)
 
 
-def test_waves_of_the_command_line_replace_those_of_a_file(tmp_path: Path) -> None:
+def test_waves_replace_those_of_an_earlier_file_and_those_of_the_command_line_all(tmp_path: Path) -> None:
     file = tmp_path / "config.yml"
     file.write_text("corpus: {train: [a, b], valid: [a, b]}\nstop: {after: 1e}\nexchange: {join: {4: 0u, 8: 200u}}\n")
     loaded = configuration.load([str(file)], {"exchange.join": "{2: 0u, 3: 10u}"})
     assert str(loaded.exchange.join) == "{2: 0u, 3: 10u}"
+    later = tmp_path / "later.yml"
+    later.write_text("exchange: {join: {2: 0u}, buckets: 1}\n")
+    loaded = configuration.load([str(file), str(later)], {})
+    assert (str(loaded.exchange.join), loaded.exchange.buckets) == ("{2: 0u}", 1)
 
 
 def busy(folder: Path) -> list[int]:
@@ -93,6 +97,15 @@ def test_a_run_that_was_interrupted_goes_on_with_the_workers_that_had_joined(mak
     for stop in ("4u", "12u", "60u"):
         parts = run(make, tmp_path / "parts", [2, 1], **options | {"stop__after": stop})
     assert parameters(parts) == parameters(whole)
+
+
+def test_a_worker_that_joins_in_a_later_epoch_of_a_resumed_run_trains(make: Make, tmp_path: Path) -> None:
+    one = run(make, tmp_path / "one", [1], mode="vanilla", stop__after="1e")
+    batches = json.loads((one / "last" / "checkpoint.json").read_text())["progress"]["updates"]
+    waves = {1: "0u", 2: f"{3 * batches + batches // 2}u"}
+    for stop in ("3e", "5e"):
+        found = run(make, tmp_path / "two", [1, 1], mode="vanilla", exchange__join=waves, stop__after=stop, log__every="1u")
+    assert max(busy(found)) == 2
 
 
 @pytest.mark.parametrize(
