@@ -28,7 +28,7 @@ class Group:
 
     def __init__(self, wire: Wire, kind: str, deadline: float) -> None:
         """kind: of the device that has the vectors. UserError if ranks have different ones, or do not find each other."""
-        self._wire, span = wire, timedelta(seconds=deadline)
+        span = timedelta(seconds=deadline)
         here = "localhost" if len(set(wire.nodes)) == 1 else os.environ.get("MASTER_ADDR", wire.hosts[0])
         try:
             if wire.rank == 0:
