@@ -10,7 +10,7 @@ from typing import Any
 
 from nmt_train.errors import UserError
 from nmt_train.report.figure import mark, new_figure, save_figure
-from nmt_train.report.papers import together
+from nmt_train.report.papers import as_together, together
 from nmt_train.report.runs import Runs, Setup
 
 RATES = {"100 Mbit/s": 0.1, "1 Gbit/s": 1.0, "10 Gbit/s": 10.0}
@@ -38,7 +38,7 @@ ROWS: dict[str, Setup] = {
     "easgd": Setup("easgd", "league", _SHARE),
     "downpour": Setup("downpour", "league", ("optimizer.learning_rate=0.02", "optimizer.schedule=constant")),
     "softsync": Setup("softsync", "league", together(2)),
-    "staleness-aware": Setup("staleness-aware", "league"),
+    "staleness-aware": Setup("staleness-aware", "league", (as_together(4),)),
     "vanilla": Setup("vanilla", "league"),
     "overlap": Setup("overlap", "league"),
     "strom": Setup("strom", "league"),

@@ -17,6 +17,11 @@ def together(batches: int) -> tuple[str, ...]:
     return f"optimizer.warmup={400 // batches}", f"optimizer.learning_rate={0.003 * math.sqrt(batches):.4g}"
 
 
+def as_together(workers: int) -> str:
+    """The rate of such an update, for pushes of single batches that are divided by their staleness: about `workers` - 1."""
+    return together(workers)[1]
+
+
 # Pipe-SGD. A dense exchange of its cluster takes 0.29 s; its four benchmarks lie on either side of that.
 BATCHES = (0.03, 0.06, 0.12, 0.24, 0.48)  # seconds of forward and backward
 CODECS = ("half", "int8")
@@ -94,7 +99,7 @@ def downpour(workers: int, optimizer: str = "adagrad") -> Setup:
 # Arnold 2016: eight workers whose speeds differ
 _EIGHT = ("cluster.nodes=8 x 1", "cluster.network.bandwidth=10 Gbit/s", "cluster.jitter=0.2")
 ASYNC = Setup("vanilla", "league", _EIGHT)
-AWARE = Setup("staleness-aware", "league", _EIGHT)
+AWARE = Setup("staleness-aware", "league", (*_EIGHT, as_together(8)))
 TOGETHER = Setup("sync", "league", (*_EIGHT, *together(8)))
 BUNDLES = (2, 4, 8)
 
