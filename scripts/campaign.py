@@ -59,6 +59,16 @@ def simulation(setup: Setup, folder: Path, config: str, prefix: str, more: tuple
     return Job(run, (*command, *(f"--{option}" for option in setup.options), *more), run / "finished")
 
 
+def interruptible(main: Callable[[], int]) -> int:
+    """Run the script; SIGINT and SIGTERM are passed on to its runs, which save, and then it ends."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return main()
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
 def side_by_side(jobs: list[Job], most: int, enough: Callable[[Job], bool] = lambda job: False) -> None:
     """Run what is not finished yet, so many at a time, until they end or it is enough."""
     waiting = [job for job in jobs if not job.finished.exists()]

@@ -112,3 +112,11 @@ def test_an_interrupted_reproduction_ends_its_runs_and_they_go_on_next_time(tmp_
     assert not any(job.finished.exists() for job in jobs)
     REPRODUCTION["side_by_side"](jobs, 2, lambda job: True)
     assert [len(job.processes) for job in jobs] == [2, 2, 1]
+
+
+def test_an_interrupted_reproduction_says_how_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise KeyboardInterrupt
+
+    assert REPRODUCTION["interruptible"](main) == 130
+    assert capsys.readouterr().err == "stopped; the same command goes on from here\n"
