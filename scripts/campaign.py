@@ -61,12 +61,14 @@ def simulation(setup: Setup, folder: Path, config: str, prefix: str, more: tuple
 
 def interruptible(main: Callable[[], int]) -> int:
     """Run the script; SIGINT and SIGTERM are passed on to its runs, which save, and then it ends."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return main()
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 128 + signal.SIGINT
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def side_by_side(jobs: list[Job], most: int, enough: Callable[[Job], bool] = lambda job: False) -> None:
