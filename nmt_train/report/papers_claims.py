@@ -211,5 +211,12 @@ CLAIMS: tuple[Claim[Runs], ...] = (
     Claim("F1", "Farrell & Yang 6", "8 workers need a third of the time of 2; 16 are slower than 8", _f1),
     Claim("F2", "Farrell & Yang 7", "AdaGrad suits many workers, which start worse and end better", _f2),
     Claim("A1", "Arnold 3.3", "divided by staleness, asynchronous updates converge almost as synchronous ones", _a1),
-    Claim("A2", "Arnold 3.3", "n-softsync goes from asynchronous (n = 1) to synchronous (n = workers)", _a2),
+    Claim(
+        "A2",
+        "Arnold 3.3",
+        "n-softsync goes from asynchronous (n = 1) to synchronous (n = workers)",
+        _a2,
+        "delays do; but a gradient of all workers that is nearly one update old is worse for Adam with all of its momentum than"
+        " small ones that are seven old are with less (optimizer.async_beta1)",
+    ),
 )
