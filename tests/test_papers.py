@@ -112,9 +112,11 @@ def test_s2_quality_holds_over_a_range_of_thresholds(
     timed(tmp_path, papers.STROM_ALONE, 100, workers=1)
     for tau, size, end in zip(TAUS, sizes, ends, strict=True):
         learnt(tmp_path, papers.strom_tau(tau), end, size=size)
+    learnt(tmp_path, papers.strom_coding("words"), 3.0, size=20)
     text, found = JUDGE["S2"](Runs(tmp_path))
     assert found == judged
     assert f"tau {TAUS[1]:g}: {4000 / sizes[1]:,.0f} times" in text
+    assert "tau adapted to 1/846 of the elements: 200 times, 3.000" in text
 
 
 @pytest.mark.parametrize(("size", "judged"), [(33, HOLDS), (44, IN_PART), (60, NOT)])
@@ -126,7 +128,7 @@ def test_s3_bits_are_those_of_a_message_by_its_words(tmp_path: Path, size: int, 
 
 @pytest.mark.parametrize(
     ("speeds", "judged"),
-    [((10, 20, 40, 65, 50), HOLDS), ((10, 20, 40, 65, 90), IN_PART), ((10, 20, 20, 20, 20), NOT)],
+    [((10, 20, 40, 65, 50), HOLDS), ((10, 20, 30, 35, 30), IN_PART), ((10, 20, 40, 65, 90), NOT)],
 )
 def test_f1_eight_workers_are_best(tmp_path: Path, speeds: tuple[float, ...], judged: str) -> None:
     for workers, speed in zip(WORKERS, speeds, strict=True):
