@@ -97,15 +97,14 @@ def downpour(workers: int, optimizer: str = "adagrad") -> Setup:
 
 
 # Arnold 2016: eight workers whose speeds differ
-_EIGHT = ("cluster.nodes=8 x 1", "cluster.network.bandwidth=10 Gbit/s", "cluster.jitter=0.2")
-ASYNC = Setup("vanilla", "league", _EIGHT)
-AWARE = Setup("staleness-aware", "league", (*_EIGHT, as_together(8)))
-TOGETHER = Setup("sync", "league", (*_EIGHT, *together(8)))
+ASYNC = Setup("vanilla", "arnold")
+AWARE = Setup("staleness-aware", "arnold", (as_together(8),))
+TOGETHER = Setup("sync", "arnold", together(8))
 BUNDLES = (2, 4, 8)
 
 
 def softsync(bundle: int) -> Setup:
-    return Setup("softsync", "league", (*_EIGHT, f"exchange.bundle={bundle}", *together(bundle)))
+    return Setup("softsync", "arnold", (f"exchange.bundle={bundle}", *together(bundle)))
 
 
 TIMED: tuple[Setup, ...] = (

@@ -15,7 +15,7 @@ from nmt_train.report.runs import Runs, Setup, points
 
 _ABOUT = """\
 `{command}` made this page: Pipe-SGD (Li et al. 2018), Strom 2015, Farrell and Yang 2016 and Arnold 2016 on virtual clusters
-like theirs (configs/clusters/pipesgd.yml, strom.yml, downpour.yml, league.yml). The papers classify images and sounds of
+like theirs (configs/clusters/pipesgd.yml, strom.yml, downpour.yml, arnold.yml). The papers classify images and sounds of
 speech; here a transformer of 2 + 2 layers learns Multi30k (configs/papers-virtual.yml, 32 sentences a batch and worker, 2
 million target words), while the clusters charge for models as large as the papers'. *Holds in part*: the order is as the paper
 has it, the size is not. F3, that training goes on when the server dies, is not here. Every validation of every run is in
@@ -25,7 +25,7 @@ _LEAGUE = """\
 ## All modes on four machines
 
 Four machines with a GPU of some 8 TFLOP/s each and the preset base, 60M parameters (configs/clusters/league.yml); all see the
-same 2 million words, in batches of 32 sentences a worker. *The baseline's end* is cross-entropy {target:.3f}, which summing
+same 2 million words, in batches of 32 sentences a worker, which are charged as 320. *The baseline's end* is cross-entropy {target:.3f}, which summing
 gradients in bf16 every four batches has then. Two values are of two seeds. Workers in step compute the same whatever the
 network: they were trained at 1 Gbit/s, and timed at all three speeds. BLEU is of test_2016_flickr by greedy search; after four
 epochs it is low, and tells the modes apart.
