@@ -20,7 +20,6 @@ from nmt_train.message import Message
 from nmt_train.trace import Trace
 from nmt_train.wire import Tag, Wire
 
-_PIECE = 1 << 19  # elements: where a block is longer, its beginning is summed while the rest of it is on its way
 _FINITE, _NOT_FINITE = 1, 0  # the first number of a message
 
 
@@ -56,20 +55,16 @@ class Ring(Reducer):
         if size == 1:
             return
         blocks = [vector[len(vector) * part // size : len(vector) * (part + 1) // size] for part in range(size)]
-        pieces = [block.split(_PIECE) for block in blocks]
-        sent = [self._send(self._encode(piece, update)) for piece in pieces[rank]]
-        for hop in range(1, size):
-            for piece in pieces[(rank - hop) % size]:
-                self._take(piece, add=True)
-                message = self._encode(piece, update)
-                if hop == size - 1:
-                    self._decode(message, piece)
-                sent.append(self._send(message))
+        sent = []
         for hop in range(size - 1):
-            for piece in pieces[(rank - hop) % size]:
-                message = self._take(piece, add=False)
-                if hop < size - 2:
-                    sent.append(self._send(message))
+            sent.append(self._send(self._encode(blocks[(rank - hop) % size], update)))
+            self._take(blocks[(rank - hop - 1) % size], add=True)
+        mine = (rank + 1) % size
+        message = self._encode(blocks[mine], update)
+        self._decode(message, blocks[mine])
+        for hop in range(size - 1):
+            sent.append(self._send(message))
+            message = self._take(blocks[(mine - hop - 1) % size], add=False)
         for done in sent:
             done.result()  # until then the vector may not be overwritten
 

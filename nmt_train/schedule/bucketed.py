@@ -53,7 +53,8 @@ class Bucketed(EveryStep):
     def _begin(self, steps: int) -> None:
         """Of a mean of so many gradients; the last is still to come."""
         self._begun = True
-        self._flat.gradient.div_(steps)
+        if steps > 1:
+            self._flat.gradient.div_(steps)
         self.exchange.prepare(self._flat.gradient, self._flat.parameters)
         self._waiting.extend(self._buckets)
         self._missing = {bucket.start: bucket.stop - bucket.start for bucket in self._buckets}
@@ -68,8 +69,7 @@ class Bucketed(EveryStep):
     def _give(self) -> None:
         self._courier.give(self._flat.gradient[self._waiting.popleft()])
 
-    def _exchange(self) -> None:
-        steps, self._steps = self._steps, 0
+    def _give_away(self, steps: int) -> None:
         if not self._begun:  # its last step had no batch, or nobody knew that it was the last
             self._begin(steps)
         while self._waiting:
@@ -78,8 +78,4 @@ class Bucketed(EveryStep):
             while self._courier.under_way:
                 self._courier.take()
         self._begun = False
-        try:
-            self._all_reduce.apply(self._flat.gradient, self._flat.parameters)
-        finally:
-            self._flat.gradient.zero_()
-        self.steps[steps] += 1
+        self._all_reduce.apply(self._flat.gradient, self._flat.parameters)

@@ -30,15 +30,19 @@ class EveryStep(Schedule):
     def _exchange(self) -> None:
         steps, self._steps = self._steps, 0
         try:
-            if not self.exchange.clips:
-                self.exchange.gradient_norm = clip(self._flat.gradient, self._clip_norm, steps)
-            elif steps > 1:
-                self._flat.gradient.div_(steps)
-            self.exchange.prepare(self._flat.gradient, self._flat.parameters)
-            self.exchange.sync(self._flat.gradient, self._flat.parameters)
+            self._give_away(steps)
         finally:
             self._flat.gradient.zero_()
         self.steps[steps] += 1
+
+    def _give_away(self, steps: int) -> None:
+        """Exchange the mean of so many gradients, whose sum the flat gradient is."""
+        if not self.exchange.clips:
+            self.exchange.gradient_norm = clip(self._flat.gradient, self._clip_norm, steps)
+        elif steps > 1:
+            self._flat.gradient.div_(steps)
+        self.exchange.prepare(self._flat.gradient, self._flat.parameters)
+        self.exchange.sync(self._flat.gradient, self._flat.parameters)
 
     def drain(self) -> None:
         """Nothing is ever in flight; a sum of fewer than `accumulate` gradients is given away as it is."""
