@@ -108,7 +108,8 @@ def test_every_mode_reads_every_batch_of_an_epoch_once(make: Make, two_epochs: i
     assert last(config).facts["progress"]["epochs"] == 2
     found = [event for event in read_metrics(Path(config.run) / "metrics.jsonl") if event["event"] == "ranks"]
     assert len(found[0]["ranks"]) == ranks
-    assert all(sum(event["ranks"][rank]["sent"]["push"][1] for event in found) > 0 for rank in range(ranks))
+    pushes = [[event["ranks"][rank]["sent"].get("push", (0, 0))[0] for event in found] for rank in range(ranks)]
+    assert all(sum(counts) > 0 for counts in pushes)  # in all, not in every report: a rank may start late
     assert all(torch.isfinite(tensor).all() for tensor in last(config).tensors("parameters").values())
 
 
