@@ -47,7 +47,7 @@ ROWS: dict[str, Setup] = {
 }
 # Workers in step compute the same whatever the network: they are trained at one rate, and timed at all.
 IN_STEP = (BASELINE, "sync", "powersgd", "pipe", "local-sgd", "diloco")
-DRAWN = (BASELINE, "sync", "powersgd", "pipe", "local-sgd", "diloco", "vanilla", "overlap", "strom", "sparse")
+DRAWN = (BASELINE, "sync", "powersgd", "pipe", "local-sgd", "diloco", "vanilla", "overlap", "strom", "sparse", "sparse-overlap")
 _DENSE = (BASELINE, "sync", "pipe", "vanilla", "overlap")
 
 
@@ -111,9 +111,8 @@ def _line(found: Runs, row: str, rate: str, goal: float) -> str:
     its, alone = seconds(found, row, rate, goal), seconds(found, ALONE, rate, goal)
     last = " ".join(f"{found.validations(each)[-1]['cross-entropy']:.3f}" for each in runs)
     bleu = " ".join(f"{_tested(found, each)['bleu']:.1f}" for each in runs)
-    sent = _sent(found, runs[0]) / _sent(found, _trained("sync", rate, SEEDS[0]))
     faster = f"{its / 60:,.1f} | {alone / its:.2f}" if math.isfinite(its) else "never |"
-    return f"| {row} | {faster} | {last} | {bleu} | {sent:.3f} |"
+    return f"| {row} | {faster} | {last} | {bleu} | {_sent(found, row, rate)} |"
 
 
 def _runs(found: Runs, row: str, rate: str) -> list[Setup]:
@@ -133,21 +132,22 @@ def _tested(found: Runs, its: Setup) -> dict[str, Any]:
     return values
 
 
-def _sent(found: Runs, its: Setup) -> float:
-    """Bytes for each word."""
-    _, size, words = found.sent(its)
-    return size / words
+def _sent(found: Runs, row: str, rate: str) -> str:
+    """Bytes for each word, those of sync being 1; a dash where there were too few updates for a log line."""
+    (_, size, words), (_, of_sync, its_words) = (found.sent(_trained(each, rate, SEEDS[0])) for each in (row, "sync"))
+    return f"{size / words / (of_sync / its_words):.3f}" if words else "-"
 
 
 def draw(found: Runs, output: Path) -> Path:
-    """How many times as fast as one machine each mode is, by the speed of the network."""
+    """How many times as fast as one machine each mode is, by the speed of the network, as far as it gets there."""
     figure, axes = new_figure(width=8, height=4.8)
     goal = target(found)
     for row in DRAWN:
-        places = [(speed, seconds(found, ALONE, rate, goal) / seconds(found, row, rate, goal)) for rate, speed in RATES.items()
-                  if _runs(found, row, rate)]  # fmt: skip
-        style = "--" if row in _DENSE else "-"
-        axes.plot(*zip(*places, strict=True), style, marker="o", label=row)
+        times = {speed: seconds(found, row, rate, goal) for rate, speed in RATES.items() if _runs(found, row, rate)}
+        alone = seconds(found, ALONE, TRAINED_AT, goal)
+        places = [(speed, alone / its) for speed, its in times.items() if math.isfinite(its)]
+        if places:
+            axes.plot(*zip(*places, strict=True), "--" if row in _DENSE else "-", marker="o", label=row)
     axes.axhline(1, color="black", linewidth=0.8)
     mark(axes, list(RATES.values()))
     axes.set_yscale("log")

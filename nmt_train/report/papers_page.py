@@ -28,7 +28,8 @@ Four machines with a GPU of some 8 TFLOP/s each and the preset base, 60M paramet
 same 2 million words, in batches of 32 sentences a worker, which are charged as 320. *The baseline's end* is cross-entropy
 {target:.3f}, which summing gradients in bf16 every four batches has then. Two values are of two seeds. Workers in step compute
 the same whatever the network: they were trained at 1 Gbit/s, and timed at all three speeds. BLEU is of test_2016_flickr by
-greedy search; after four epochs it is low, and tells the modes apart.
+greedy search; after four epochs it is low, and tells the modes apart. A dash stands for fewer than 100 updates, whose
+bytes were not logged. The picture has the modes that get to the baseline's end in these words.
 """
 
 

@@ -107,12 +107,12 @@ class Runs:
 
     def sent(self, setup: Setup) -> tuple[int, int, int]:
         """Messages of gradients and parameters that all ranks of a training run sent, their bytes before any scale, and for how
-        many words that was.
+        many words that was; nothing where they were never reported.
         """
         reported = events(self.run(setup), "ranks")
         kinds = [tag.name.lower() for tag in OF_MODEL]
         counts = [rank["sent"][kind] for event in reported for rank in event["ranks"] for kind in kinds if kind in rank["sent"]]
-        return sum(count[0] for count in counts), sum(count[1] for count in counts), reported[-1]["words"]
+        return sum(count[0] for count in counts), sum(count[1] for count in counts), reported[-1]["words"] if reported else 0
 
     def staleness(self, setup: Setup) -> float:
         """How many updates of others, on the mean, a gradient had missed when it was used."""
