@@ -25,6 +25,7 @@ from nmt_train.lead import Leader
 from nmt_train.log import Log, rewind_metrics
 from nmt_train.model.transformer import Transformer
 from nmt_train.progress import Progress
+from nmt_train.recover import Again
 from nmt_train.run import Run
 from nmt_train.signals import handling
 from nmt_train.state import Snapshot, State
@@ -64,27 +65,43 @@ def opened(config: Config, force: bool, overwrite: bool) -> Iterator[Ready]:
         run.close()
 
 
-def lead(config: Config, wire: Wire, own: torch.device, ready: Ready) -> int:
-    """Train as rank 0; the exit status."""
-    run = ready.run
-    worker = make_worker(config, wire, own, ready.vocabulary, ready.store)
+@contextmanager
+def taken_over(config: Config, vocabulary: Vocabulary, store: Store) -> Iterator[Ready]:
+    """Lock the run folder, which another rank 0 has had, or make one."""
+    run = Run.open(Path(config.run).expanduser())
+    try:
+        yield Ready(run, *_newest(run), vocabulary, store, overwrite=False)
+    finally:
+        run.close()
+
+
+def lead(worker: Worker, ready: Ready, again: Again | None = None) -> int:
+    """Train as rank 0; the exit status. again: where training goes on without ranks that have ended."""
+    run, config = ready.run, worker.config
     _check_local_steps(worker)
     test_set = TestSet(config.corpus.valid, "corpus.valid", ready.vocabulary)
     state = State(Progress(), Patience(config.stop), ready.vocabulary)
-    if ready.saved is not None:
+    if again is not None:
+        state.go_on(again.leader)
+    elif ready.saved is not None:
         snapshot = state.load(ready.saved, worker.flat, bool(config.optimizer.smoothing))
     else:
         fresh = {"updates": 0, "factor": 1.0, "torch": {}}
         snapshot = Snapshot({"parameters": worker.flat.parameters.clone()}, fresh, [], [], [])
-    if ready.overwrite:
+    if ready.overwrite and again is None:
         run.empty()
     run.begin(configuration.to_yaml(config), ready.vocabulary.model)
     rewind_metrics(run.folder / "metrics.jsonl", state.progress.updates)
     log = Log.open(run.folder, config.log)
     try:
         leader = Leader(worker, run, log, state, test_set)
-        leader.begin(snapshot)
-        _introduce(worker, log, ready)
+        if again is None:
+            leader.begin(snapshot)
+            _introduce(worker, log, ready)
+        else:
+            leader.go_on_from(again.part, again.deal, again.stages, "what is left of the run")
+            state.progress.start_clock(worker.wire.now, again.leader["clock"])
+            log.lost(state.progress, worker.wire.ended, worker.wire.size, again.lost)
         with handling(leader.ask):
             leader.first()
             worker.run(leader)
@@ -94,26 +111,30 @@ def lead(config: Config, wire: Wire, own: torch.device, ready: Ready) -> int:
     return 128 + leader.signal if leader.signal else 0
 
 
-def follow(
-    config: Config, wire: Wire, own: torch.device, vocabulary: Vocabulary, store: Store,
-    signals: Callable[[Any], AbstractContextManager[None]],
-) -> int:  # fmt: skip
+def follow(worker: Worker, signals: Callable[[Any], AbstractContextManager[None]], again: Again | None = None) -> int:
     """Train as another rank; `signals` gives it the signals that ask for an end."""
-    worker = make_worker(config, wire, own, vocabulary, store)
     follower = Follower(worker)
     with signals(follower.ask):
-        follower.begin()
+        if again is None:
+            follower.begin()
+        else:
+            follower.go_on_from(again.part, again.deal, again.leader["progress"]["epochs"], "what is left of the run")
         worker.run(follower)
     return 0
 
 
-def make_worker(config: Config, wire: Wire, own: torch.device, vocabulary: Vocabulary, store: Store) -> Worker:
-    """UserError for whatever is wrong with mode or corpus."""
-    torch.manual_seed(config.seed)
-    model = Transformer(config.model, len(vocabulary)).to(own)
-    if wire.rank:
-        torch.manual_seed(config.seed + 0x9E3779B9 * wire.rank)  # every worker drops out others
-    return Worker(config, wire, model, Batches(store, config.corpus, config.batch, vocabulary, config.seed))
+def maker(config: Config, own: torch.device, vocabulary: Vocabulary, store: Store) -> Callable[[Config, Wire], Worker]:
+    """What makes workers on a device, for a config and a wire; UserError for whatever is wrong with mode or corpus."""
+    batches = Batches(store, config.corpus, config.batch, vocabulary, config.seed)
+
+    def make(config: Config, wire: Wire) -> Worker:
+        torch.manual_seed(config.seed)
+        model = Transformer(config.model, len(vocabulary)).to(own)
+        if wire.rank:
+            torch.manual_seed(config.seed + 0x9E3779B9 * wire.rank)  # every worker drops out others
+        return Worker(config, wire, model, batches)
+
+    return make
 
 
 def _check_early(config: Config) -> None:
@@ -146,13 +167,13 @@ def _introduce(worker: Worker, log: Log, ready: Ready) -> None:
     for complaint in ready.damaged:
         log.say(f"warning: {complaint}")
     config, batches, wire = worker.config, worker.batches, worker.wire
-    assert isinstance(batches, Batches)
     where = "" if wire.size == 1 else f", {wire.size} ranks on {', '.join(dict.fromkeys(wire.hosts))}"
     log.say(
         f"{worker.flat.parameters.numel():,} parameters, {len(ready.vocabulary):,} pieces, mode {config.mode} on"
         f" {worker.device}, {config.precision}, {torch.get_num_threads()} threads{where}"
     )
-    log.say(f"corpus: {len(batches):,} pairs; left out: {batches.left_out}; tokenised in {batches.store.path}")
+    if isinstance(batches, Batches):
+        log.say(f"corpus: {len(batches):,} pairs; left out: {batches.left_out}; tokenised in {batches.store.path}")
     if ready.saved is not None:
         log.say(f"continuing from {ready.saved.path} at update {worker.progress.updates:,}")
 

@@ -112,6 +112,14 @@ class Crash:
 
 
 @dataclass(frozen=True, config=STRICT)
+class Kill:
+    """A process that ends, while its machine goes on."""
+
+    rank: int = Field(ge=0, description="which, counted from 0 over all machines")
+    at: Seconds = Field(description="when")
+
+
+@dataclass(frozen=True, config=STRICT)
 class Cut:
     """A machine whose network is gone for a while."""
 
@@ -157,6 +165,7 @@ class ClusterConfig:
     loss: float = Field(default=0.0, ge=0, lt=1, description="probability that a message must be sent again")
     resend: Seconds = Field(default=0.2, description="how long a lost message is missed before it is sent again")
     crashes: list[Crash] = Field(default_factory=list, description="machines that end")
+    kills: list[Kill] = Field(default_factory=list, description="processes that end")
     cuts: list[Cut] = Field(default_factory=list, description="networks that are gone for a while")
     seed: int = Field(default=1, ge=0, lt=2**63, description="of jitter and loss")
 
@@ -165,7 +174,7 @@ class ClusterConfig:
         return tuple(node for node, devices in enumerate(self.nodes) for _ in range(devices))
 
 
-_SECTIONS: tuple[Any, ...] = (ClusterConfig, DeviceConfig, Cost, LinkConfig, Straggler, Crash, Cut, ScaleConfig)
+_SECTIONS: tuple[Any, ...] = (ClusterConfig, DeviceConfig, Cost, LinkConfig, Straggler, Crash, Kill, Cut, ScaleConfig)
 _CLUSTER, _DEVICE = TypeAdapter(ClusterConfig), TypeAdapter(DeviceConfig)
 _NOTHING: Mapping[str, str] = {}
 
@@ -215,12 +224,12 @@ def load(path: Path, overrides: Mapping[str, str] = _NOTHING) -> ClusterConfig:
     for cut in cluster.cuts:
         if cut.until <= cut.at:
             raise UserError(f"{place('cuts')}: cuts: of node {cut.node}, until {cut.until:g} s is not after at {cut.at:g} s")
-    for straggler in cluster.stragglers:
-        if straggler.rank >= sum(cluster.nodes):
-            raise UserError(
-                f"{place('stragglers')}: stragglers: there is no rank {straggler.rank}; the {sum(cluster.nodes)} are numbered"
-                " from 0"
-            )
+    for name in ("stragglers", "kills"):
+        for its in getattr(cluster, name):
+            if its.rank >= sum(cluster.nodes):
+                raise UserError(
+                    f"{place(name)}: {name}: there is no rank {its.rank}; the {sum(cluster.nodes)} are numbered from 0"
+                )
     return cluster
 
 

@@ -21,6 +21,7 @@ from nmt_train.corpus import BatchConfig, CorpusConfig
 from nmt_train.duration import Span
 from nmt_train.errors import UserError
 from nmt_train.exchange import ExchangeConfig
+from nmt_train.exchange.copies import RecoveryConfig
 from nmt_train.log import LogConfig
 from nmt_train.model import ModelConfig
 from nmt_train.optim import OptimizerConfig
@@ -70,6 +71,7 @@ class Config:
     qsgd: QsgdConfig = Field(default_factory=QsgdConfig)
     low_rank: LowRankConfig = Field(default_factory=LowRankConfig)
     wire: WireConfig = Field(default_factory=WireConfig)
+    recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
     stop: StopConfig
     validation: ValidationConfig = Field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)

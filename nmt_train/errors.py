@@ -1,8 +1,10 @@
-"""The one exception for mistakes that a user can make; the console commands print its sentence and exit with 2."""
+"""Exceptions for what a user can mend; the console commands print their sentence and exit with their status."""
 
 
 class UserError(Exception):
     """What is wrong, where (file, line, key, host) and what to do, in one sentence."""
+
+    status = 2
 
 
 class NotFinite(UserError):

@@ -31,6 +31,7 @@ class Follower:
         self._epochs = worker.position.epochs  # completed by all workers
         self._orders = self._wire.receive(0, Tag.CONTROL)
         self._over, self._signal = False, 0
+        self._leader: dict[str, Any] | None = None  # what rank 0 has said that it would go on from
 
     def go_on(self) -> bool:
         """Obey what has come, and wait at the end of an epoch for workers that are far behind.
@@ -38,9 +39,10 @@ class Follower:
         Where all exchange together, a worker begins what ends with an exchange when it is told to. One that has not joined
         yet only obeys.
         """
-        if self._together and not self._worker.schedule.between:
-            self._until("step")
-        while not self._over and (self._orders.done() or self._worker.deal.rests):
+        in_step = self._together and not self._worker.schedule.between
+        if in_step:
+            self._until("step")  # and no further: the next one may have come, where a pipeline is being filled
+        while not self._over and (self._worker.deal.rests or (self._orders.done() and not in_step)):
             self._obey()
         while not self._over and self._too_far():
             self._worker.drain(self)
@@ -70,7 +72,11 @@ class Follower:
         if worker.config.trace:
             more["spans"] = worker.trace.take()
         position = [worker.position.epochs, worker.position.batches]
-        facts = {"counted": worker.progress.take(), "position": position, "measured": worker.measured(), **more}
+        settled = [worker.settled.epochs, worker.settled.batches]
+        facts = {
+            "counted": worker.progress.take(), "position": position, "settled": settled,
+            "updates": worker.schedule.exchange.updates, "measured": worker.measured(), **more,
+        }  # fmt: skip
         self._wire.send(0, Tag.REPORT, from_json(facts))
 
     def _obey(self) -> str:
@@ -80,6 +86,8 @@ class Follower:
         match order["do"]:
             case "epochs":
                 self._epochs = order["epochs"]
+            case "remember":
+                self._leader = order["leader"]
             case "stalled":
                 self._worker.schedule.exchange.optimizer.stalled()
             case "drain":
@@ -107,10 +115,15 @@ class Follower:
         facts = to_json(Message((), message.tensors[:1]))
         part = Part.unpack(Message((), message.tensors[1:]))
         deal = Deal(self._wire.rank, facts["workers"], from_plain(facts["stages"]), self._together)
-        self._worker.place(part, deal, "rank 0's checkpoint")
-        self._epochs = facts["epochs"]
+        self.go_on_from(part, deal, facts["epochs"], "rank 0's checkpoint")
+
+    def go_on_from(self, part: Part, deal: Deal, epochs: int, where: str) -> None:
+        """Begin with this part, when so many epochs are complete, together with all other ranks."""
+        self._epochs = epochs
+        self._worker.place(part, deal, where)
         self._report(drained=True)
         self._until("go on")  # when everybody has its part
         self._worker.schedule.refresh()
         self._report(drained=True)
         self._until("go on")  # when everybody has the parameters
+        self._worker.leader = lambda: self._leader

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from nmt_train.corpus.deal import Deal, Position, plain, resume
+from nmt_train.exchange.copies import Interval
 from nmt_train.exchange.node import first_ranks
 from nmt_train.follow import LEAD, last_epoch
 from nmt_train.log import Log
@@ -19,7 +21,8 @@ from nmt_train.message import Message, from_json, to_json
 from nmt_train.meter import Meter
 from nmt_train.progress import Mark
 from nmt_train.run import Run
-from nmt_train.state import Gathering, Snapshot, State
+from nmt_train.saving import Saving
+from nmt_train.state import Gathering, Part, Snapshot, State
 from nmt_train.trace import write_spans
 from nmt_train.train import Worker
 from nmt_train.validate import Interrupted, TestSet
@@ -35,19 +38,19 @@ class Leader:
         self._progress = worker.progress = state.progress
         self._followers = range(1, self._wire.size)
         self._positions = [Position() for _ in range(self._wire.size)]
+        self._interval = Interval(self._config.recovery.every)
+        self._updates = 0  # the most that any other has known of
+        self._settled: dict[int, Position] = {}  # the positions of the others, less what may still be under way
         self._together = worker.schedule.exchange.together
         self._drained = self._stepped = 0
         self._meter = Meter(worker)
         self._reports = self._wire.receive(None, Tag.REPORT) if self._followers else None
         self._before: Mark | None = None
-        self._saved: tuple[int, list[Position]] | None = None
+        self._saving = Saving(worker, run, state)
         self._held: Gathering | None = None  # the last one, while the others still wait
-        self._saving: tuple[Gathering, dict[str, Any], list[str]] | None = None  # what is to be written: with facts, and links
         self._limit = last_epoch(self._config.stop)
         self.reason: str | None = None
         self.signal: signal.Signals | None = None
-
-    # At the start
 
     def begin(self, snapshot: Snapshot) -> None:
         """Hand everybody's part out; training goes on from `snapshot`."""
@@ -59,26 +62,31 @@ class Leader:
         facts = {"stages": plain(stages), "workers": workers, "epochs": self._progress.epochs}
         for rank in self._followers:
             self._wire.send(rank, Tag.STATE, Message((), (*from_json(facts).tensors, *parts[rank].pack().tensors)))
-        self._worker.place(parts[0], Deal(0, workers, stages, exchange.together), str(self._run.folder))
-        self._positions = [part.position for part in parts[:workers]]
+        self.go_on_from(parts[0], Deal(0, workers, stages, exchange.together), snapshot.stages, str(self._run.folder))
+        if snapshot.stages:
+            self._saving.known(snapshot.numbers["updates"], snapshot.stages[-1])
+
+    def go_on_from(self, part: Part, deal: Deal, stages: Sequence[Sequence[Position]], where: str) -> None:
+        """Begin with this part, where all workers stopped that `stages` has last, together with all other ranks."""
+        self._worker.place(part, deal, where)
+        self._progress.start_clock(self._wire.now)
+        self._positions = [resume(rank, stages, deal.size)[1] for rank in range(deal.size)]
         self._wait_for_drained()  # everybody has its part
+        self._remember()
         self._tell("go on")
         self._worker.schedule.refresh()
         self._wait_for_drained()  # everybody has the parameters
+        self._worker.leader = self._facts
         self._tell("go on")
         self._count()
-        if snapshot.stages:
-            self._saved = (snapshot.numbers["updates"], snapshot.stages[-1])
         self._progress.start_clock(self._wire.now)
 
     def first(self) -> None:
         """What a signal had put off, before the first batch."""
         if self._state.validation_pending:
             gathering = self._collect()
-            self._save(gathering, self._validate(gathering))
+            self._saving.begin(gathering, self._validate(gathering))
         self._before, self.reason = self._progress.mark(), self._reason_to_stop()
-
-    # Between two steps
 
     def go_on(self) -> bool:
         while self.reason is None and self._too_far():
@@ -87,7 +95,7 @@ class Leader:
             self._after_update()
             if self.reason is None:
                 self._hear(wait=True)  # somebody is behind, and will say when not any more
-                self._write()
+                self._saving.go_on()
         if self.reason is not None:
             self._finish()
         elif self._together and not self._worker.schedule.between:
@@ -101,7 +109,7 @@ class Leader:
             while self._stepped < len(self._followers):
                 self._hear(wait=True)  # what is decided now must not depend on who reports when
             self._stepped = 0
-        self._write()
+        self._saving.go_on()
         if updated or (self._worker.schedule.endless and self._reason_to_stop()):
             self._after_update()
 
@@ -133,6 +141,8 @@ class Leader:
             self._progress.merge(report["counted"])
             if source < len(self._positions):  # it has joined
                 self._positions[source] = Position(*report["position"])
+                self._settled[source] = Position(*report["settled"])
+            self._updates = max(self._updates, report["updates"])
             self._meter.report(source, report["counted"]["tokens"], report["measured"])
             self._drained += report.get("drained", False)
             self._stepped += report.get("stepped", False)
@@ -146,6 +156,20 @@ class Leader:
     def _tell(self, what: str, **more: Any) -> None:
         for rank in self._followers:
             self._wire.send(rank, Tag.CONTROL, from_json({"do": what, **more}))
+
+    def _facts(self) -> dict[str, Any]:
+        """What another rank 0 would go on from, with the ranks that are left: all but what they have themselves."""
+        worker = self._worker
+        settled = dict(enumerate(self._positions)) | self._settled | {0: worker.settled}
+        positions = plain([[settled[rank] for rank in range(len(self._positions))]])[0]
+        updates = max(self._updates, worker.schedule.exchange.updates)
+        found = {"positions": positions, "stages": plain(worker.deal.stages), "updates": updates, "clock": self._progress.clock}
+        return {**self._state.own(), **found}
+
+    def _remember(self) -> None:
+        """Tell the others, so that any of them could lead."""
+        if self._wire.survives:
+            self._tell("remember", leader=self._facts())
 
     def _after_update(self) -> None:
         """Log, validate and save whatever is due; sets the reason to stop, if there is one."""
@@ -163,13 +187,16 @@ class Leader:
         every = config.validation.every
         validate = every and (every.crossed(before, now) or (self.reason and not self.signal))
         if not (validate or self.reason or config.checkpoint.every.crossed(before, now) or self._grows()):
+            if self._wire.survives and self._interval.over(progress.updates, self._wire.now()):
+                self._remember()
             return
         gathering = self._collect()
         best: list[str] = []
         if validate:
             best = self._validate(gathering)
             self.reason = self._reason_to_stop()
-        self._save(gathering, best)
+        self._saving.begin(gathering, best)
+        self._remember()
 
     def _reason_to_stop(self) -> str | None:
         if self.signal:
@@ -187,7 +214,7 @@ class Leader:
         self._tell("drain")
         worker.drain(self)
         self._wait_for_drained()
-        self._write(wait=True)  # the last one, if that is still under way
+        self._saving.go_on(wait=True)  # the last one, if that is still under way
         self._tell("hand over")
         worker.schedule.refresh()
         coming = [self._wire.receive(rank, Tag.STATE) for rank in self._followers]
@@ -216,6 +243,7 @@ class Leader:
         self._log.say(f"{workers} workers train from now on")
         self._tell("go on", workers=workers, stages=plain(stages))
         self._worker.deal_out(*resume(0, stages, workers))
+        self._settled.clear()
         self._positions = [resume(rank, stages, workers)[1] for rank in range(workers)]
 
     def _wait_for_drained(self) -> None:
@@ -250,31 +278,12 @@ class Leader:
             self._tell("stalled")
         return best
 
-    def _save(self, gathering: Gathering, best: list[str]) -> None:
-        """Write a checkpoint, now or as soon as all of it is there."""
-        links = ["last", *(f"best-{metric}" for metric in best)]
-        self._saving = (gathering, self._state.facts(gathering.own.numbers, self._config), links)
-        self._saved = (gathering.own.numbers["updates"], gathering.positions)
-        self._write()
-
-    def _write(self, wait: bool = False) -> None:
-        if self._saving is None or not (wait or self._saving[0].whole()):
-            return
-        (gathering, facts, links), self._saving = self._saving, None
-        update = gathering.own.numbers["updates"]
-        self._progress.tick(training=True)
-        self._state.save(self._run.checkpoint(update), gathering.snapshot(), facts, self._worker.flat)
-        for name in links:
-            self._run.link(name, update)
-        self._run.prune(self._config.checkpoint.keep)
-        self._progress.tick(training=False)
-
     def _finish(self) -> None:
         """Save where training ended, and let the others go."""
         gathering = self._held or self._collect()
-        if self._saved != (gathering.own.numbers["updates"], gathering.positions):
-            self._save(gathering, [])
-        self._write(wait=True)
+        if not self._saving.has(gathering):
+            self._saving.begin(gathering, [])
+        self._saving.go_on(wait=True)
         self._hear()
         self._write_spans()
         self._tell("end")

@@ -83,6 +83,12 @@ class Log:
             self.say(f"[valid] Ep. {progress.epoch} : Up. {progress.updates} : {metric} : {value:.4f} : {judged}")
         self._event("validation", progress, dict(scores))
 
+    def lost(self, progress: Progress, ended: str, ranks: int, updates: int) -> None:
+        """Ranks have ended, and so many others go on, without the last few updates of what was lost."""
+        others = "the last rank goes" if ranks == 1 else f"the other {ranks} go"
+        self.say(f"{ended} ended: {others} on; {updates} updates of its shard are lost")
+        self._event("recovery", progress, {"ended": ended, "ranks": ranks, "lost_updates": updates})
+
     def advance(self, progress: Progress) -> None:
         """Move the bar of a terminal."""
         if self.bar is not None:

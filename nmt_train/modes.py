@@ -24,6 +24,7 @@ from nmt_train.exchange.all_reduce import AllReduce
 from nmt_train.exchange.alone import Alone
 from nmt_train.exchange.by_wire import ByWire
 from nmt_train.exchange.channel import OneChannel
+from nmt_train.exchange.copies import Copies
 from nmt_train.exchange.low_rank import LowRank
 from nmt_train.exchange.node import PerNode, first_ranks
 from nmt_train.exchange.peers import Peers
@@ -131,6 +132,16 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
     return dataclasses.replace(mode, workers=workers)
 
 
+def fit(config: Config, ranks: int) -> Config:
+    """The config where only so many ranks are left: what fewer cannot do, they do as far as they can."""
+    exchange = config.exchange
+    if exchange.join is not None and exchange.join.most > ranks:
+        exchange = dataclasses.replace(exchange, join=None)
+    if exchange.backup is not None and exchange.backup >= ranks:
+        exchange = dataclasses.replace(exchange, backup=ranks - 1)
+    return config if exchange is config.exchange else dataclasses.replace(config, exchange=exchange)
+
+
 def build(mode: Mode, config: Config, flat: Flat, wire: Wire, trace: Trace) -> Schedule:
     """The objects of a row, ready for the loop."""
     # An update of a bundle is one of so many workers together; of all that exchange together, one of all.
@@ -163,11 +174,13 @@ def _server(place: Place, mode: Mode) -> Exchange:
     dropped = dropped_down(dropping, mode.workers - config.exchange.knows_own(at_worker, feedback))
     down = None if mode.down == "dense" else lambda: place.codec(mode.down, dropped)
     pushes = config.exchange.per == "device" or wire.rank in first_ranks(wire.nodes)
+    recovers = wire.survives and wire.size > 1 and config.recovery.copies
     server: Exchange = Server(
         wire, parameters, config.optimizer, config.exchange, at_worker=at_worker, feedback=feedback, trace=place.trace,
         rule=RULES[config.exchange.rule or "async"](config.exchange),
         up=lambda: place.codec(mode.up, dropping.up), down=down, delay=DELAYS[mode.schedule], pushes=pushes,
         prepares=mode.schedule != "local-steps",
+        copies=(lambda shards: Copies(wire, shards, config.recovery)) if recovers else None,
     )  # fmt: skip
     if config.exchange.per == "node":
         return PerNode(server, wire, parameters)

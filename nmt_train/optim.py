@@ -179,6 +179,12 @@ class Optimizer:
             self._state()[name].fill_(value)
         self.updates, self._factor = int(numbers["updates"]), float(numbers["factor"])
 
+    def anew(self, updates: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What `state` gives of one that remembers nothing, after so many updates."""
+        self._materialise()
+        vectors, numbers = self.state()
+        return {name: torch.zeros_like(vector) for name, vector in vectors.items()}, numbers | {"updates": updates}
+
     def packed(self, prefix: str) -> dict[str, Tensor]:
         """Vectors and numbers of `state` as tensors by `prefix` and name; `updates` is left to the caller."""
         vectors, numbers = self.state()

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from nmt_train import device
-from nmt_train.begin import Ready, make_worker, opened
+from nmt_train.begin import Ready, maker, opened
 from nmt_train.cluster import Cost, DeviceConfig
 from nmt_train.config import Config
 from nmt_train.message import Message
@@ -91,7 +91,7 @@ def _train(config: Config, own: torch.device, ready: Ready, steps: int) -> tuple
         exchange=dataclasses.replace(config.exchange, bypass=False),
     )
     wire = _Watched()
-    worker = make_worker(config, wire, own, ready.vocabulary, ready.store)
+    worker = maker(config, own, ready.vocabulary, ready.store)(config, wire)
     worker.schedule.refresh()
     duties = _Steps(wire, steps)
     worker.run(duties)

@@ -91,9 +91,14 @@ class Progress:
             self.training_seconds += now - self._last
         self._last = now
 
-    def start_clock(self, now: Callable[[], float]) -> None:
-        """Time from here on counts, in seconds of this clock."""
-        self._now, self._last = now, now()
+    def start_clock(self, now: Callable[[], float], since: float | None = None) -> None:
+        """Time counts from here on, or from `since`, in seconds of this clock."""
+        self._now, self._last = now, now() if since is None else since
+
+    @property
+    def clock(self) -> float:
+        """Up to when time has been counted."""
+        return self._last
 
     def mean_cost(self) -> float:
         """Cost per target token since the last `logged`."""

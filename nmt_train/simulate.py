@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from nmt_train import device, modes, prediction
-from nmt_train.begin import Ready, follow, lead, opened
+from nmt_train.begin import Ready, maker, opened
 from nmt_train.cluster import ClusterConfig, to_yaml
 from nmt_train.config import Config
 from nmt_train.corpus.batches import Batches
@@ -20,9 +20,11 @@ from nmt_train.errors import UserError
 from nmt_train.model.transformer import Transformer
 from nmt_train.profile import measure as measure_device
 from nmt_train.start import connect
+from nmt_train.survive import Rank
 from nmt_train.timing import Shapes, Timing, count, measure
+from nmt_train.wire.engine import Engine
 from nmt_train.wire.network import Network
-from nmt_train.wire.virtual import Engine, VirtualWire
+from nmt_train.wire.virtual import VirtualWire
 
 
 def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: bool, shuffle_seed: int | None = None) -> int:
@@ -38,12 +40,9 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
         engine = Engine(network, start=ready.saved.facts["progress"]["seconds"] if ready.saved else 0.0)
 
         def main(wire: VirtualWire) -> int:
-            if wire.rank == 0:
-                status = lead(config, wire, own, ready)
-            else:
-                status = follow(config, wire, own, ready.vocabulary, ready.store, lambda ask: nullcontext())
-            wire.close()
-            return status
+            make = maker(config, own, ready.vocabulary, ready.store)
+            rank = Rank(config, make, lambda ask: nullcontext(), lambda: nullcontext(ready))
+            return rank.train(wire, ready if wire.rank == 0 else None)
 
         statuses = engine.run([partial(main, wire) for wire in engine.wires])
     _sum_up(engine.wires[0].now(), len(statuses), start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +12,32 @@ import torch
 
 from nmt_train import __version__, device, launch, modes
 from nmt_train import config as configuration
-from nmt_train.begin import follow, lead, opened
+from nmt_train.begin import maker, opened, taken_over
 from nmt_train.config import Config
 from nmt_train.corpus.store import Store, open_store
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.errors import UserError
 from nmt_train.message import Message, from_bytes, from_json, to_bytes, to_json
 from nmt_train.signals import handling
+from nmt_train.supervise import Host, Job, supervise
+from nmt_train.survive import Rank
 from nmt_train.wire import Aborted, Tag, Wire, WireConfig, describe
 from nmt_train.wire.threads import ThreadWire
 
+_ALONE = Job()
 # What may differ between ranks without harm.
 _LOCAL = ("run", "threads", "devices", "corpus.train", "corpus.valid")
 
 
-def start(config: Config, force: bool, overwrite: bool, arguments: Sequence[str] = ()) -> int:
+def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE) -> int:
     """Train as `config` says; returns the exit status: 0, or 128 + the signal that ended it.
 
-    force: continue although the configuration changed; overwrite: forget what the run folder holds; arguments: of the command,
-    to run it again as several ranks. UserError for all that a user can mend; the run folder is then as it was.
+    force: continue although the configuration changed; overwrite: forget what the run folder holds; job: how to run the command
+    as several ranks, where that is wanted. UserError for all that a user can mend; the run folder is then as it was.
     """
-    devices = check(config)
-    if len(devices) > 1 and not launch.launched():
-        return launch.mpirun(len(devices), arguments)
+    devices = check(config, job.hosts)
+    if (len(devices) > 1 or job.hosts or job.restarts) and not launch.launched():
+        return supervise(job, len(devices))
     wire = connect(config.wire)
     try:
         status = _lead(config, wire, force, overwrite) if wire.rank == 0 else _follow(config, wire)
@@ -44,17 +48,17 @@ def start(config: Config, force: bool, overwrite: bool, arguments: Sequence[str]
         if isinstance(error, UserError) and wire.rank:
             raise type(error)(f"{describe(wire, wire.rank)}: {error}") from error
         raise
-    wire.close()
     return status
 
 
-def check(config: Config) -> list[torch.device]:
-    """The devices of this machine; UserError for what is wrong on every rank alike, before they meet."""
+def check(config: Config, hosts: Sequence[Host] = ()) -> list[torch.device]:
+    """The devices of this machine; UserError for what is wrong on every rank alike, before they meet on these hosts."""
     devices = device.choose(config.devices)
     if launch.launched():
         modes.row(config)  # how many ranks there are is known when they have met
     else:
-        modes.check(config, (0,) * len(devices))
+        nodes = tuple(node for node, host in enumerate(hosts) for _ in range(host.slots))
+        modes.check(config, nodes or (0,) * len(devices))
     return devices
 
 
@@ -72,7 +76,7 @@ def _lead(config: Config, wire: Wire, force: bool, overwrite: bool) -> int:
     modes.check(config, wire.nodes)
     with opened(config, force, overwrite) as ready:
         _agree(config, wire, ready.vocabulary, ready.store)
-        status = lead(config, wire, own, ready)
+        status = _rank(config, own, ready.vocabulary, ready.store).train(wire, ready)
         return status if wire.size == 1 else 0  # of several ranks it is mpirun's to say what ended them
 
 
@@ -87,7 +91,12 @@ def _follow(config: Config, wire: Wire) -> int:
         if first == wire.rank and wire.nodes[rank] == wire.nodes[first]:
             wire.send(rank, Tag.HELLO, Message())
     wire.send(0, Tag.HELLO, from_json(_identity(config, store)))
-    return follow(config, wire, own, vocabulary, store, handling)
+    return _rank(config, own, vocabulary, store).train(wire)
+
+
+def _rank(config: Config, own: torch.device, vocabulary: Vocabulary, store: Store) -> Rank:
+    take_over = partial(taken_over, config, vocabulary, store)
+    return Rank(config, maker(config, own, vocabulary, store), handling, take_over)
 
 
 def _agree(config: Config, wire: Wire, vocabulary: Vocabulary, store: Store) -> None:

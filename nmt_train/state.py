@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,14 +184,21 @@ class State:
 
     def facts(self, numbers: dict[str, Any], config: Config) -> dict[str, Any]:
         """What a checkpoint says beside vectors, as it is now; `numbers` are the optimiser's."""
+        return {"version": __version__, "config": configuration.plain(config), **self.own(), "optimizer": numbers}
+
+    def own(self) -> dict[str, Any]:
+        """What only rank 0 knows, as JSON."""
         return {
-            "version": __version__,
-            "config": configuration.plain(config),
             "progress": self.progress.state(),
             "patience": self.patience.state(),
-            "optimizer": numbers,
             "validation_pending": self.validation_pending,
         }
+
+    def go_on(self, own: Mapping[str, Any]) -> None:
+        """Continue from what `own` gave."""
+        self.progress = Progress(**own["progress"])
+        self.patience.load(own["patience"])
+        self.validation_pending = bool(own["validation_pending"])
 
     def save(self, path: Path, snapshot: Snapshot, facts: dict[str, Any], flat: Flat) -> None:
         """Write a checkpoint to `path`, whole or not at all; UserError if it cannot be written."""
@@ -222,9 +229,7 @@ class State:
             if vector.shape != parameters.shape:
                 file = f"{where}/optimizer.safetensors"
                 raise UserError(f"{file}: {name} has {vector.numel()} elements instead of {parameters.numel()}")
-        self.progress = Progress(**saved.facts["progress"])
-        self.patience.load(saved.facts["patience"])
-        self.validation_pending = bool(saved.facts["validation_pending"])
+        self.go_on(saved.facts)
         # Checkpoints of version 0.1.0 know one worker, whose position is the run's.
         single = [[(self.progress.epochs, self.progress.batches)]]
         stages = from_plain(saved.facts.get("stages", single))

@@ -19,8 +19,9 @@ from nmt_train.corpus.deal import Deal, Position
 from nmt_train.trace import Span, write_spans
 from nmt_train.train import Worker
 from nmt_train.wire import OF_MODEL
+from nmt_train.wire.engine import Engine
 from nmt_train.wire.network import Network
-from nmt_train.wire.virtual import Engine, VirtualWire
+from nmt_train.wire.virtual import VirtualWire
 
 Shapes = Sequence[tuple[int, ...]]
 _SETTLING = 5  # steps that are not counted: all ranks begin at once, and that wears off

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from nmt_train.corpus.deal import Deal, Position
 from nmt_train.errors import NotFinite
 from nmt_train.flat import Flat
 from nmt_train.progress import Progress
-from nmt_train.state import Part
+from nmt_train.state import Part, Vectors
 from nmt_train.trace import Trace
 from nmt_train.wire import Tag, Wire
 
@@ -56,8 +57,12 @@ class Worker:
         wire.observe = self.trace.add
         self.schedule = modes.build(mode, config, self.flat, wire, self.trace)
         self.progress = Progress()
+        self._given: deque[Position]  # where it was when it gave gradients away that may be under way, and once before
         self.deal_out(Deal(wire.rank, wire.size), Position())
         self._skipped = 0  # batches since the last update
+        self.placed = False  # whether it has its part
+        # Once all have begun: what a rank 0 would go on from, as far as this one has been told.
+        self.leader: Callable[[], dict[str, Any] | None] | None = None
 
     def run(self, duties: Duties) -> None:
         """Train until the duties say that it is over."""
@@ -80,13 +85,16 @@ class Worker:
             self.position.advance(last)
             if updated:
                 self._skipped, trace.update = 0, schedule.exchange.updates
+                self._given.append(self._here())
             duties.step_done(updated)
 
     def drain(self, duties: Duties) -> None:
         """Finish what is in flight."""
         while True:
             try:
-                return self.schedule.drain()
+                self.schedule.drain()
+                self._given = deque([self._here()], self._given.maxlen)
+                return
             except NotFinite as error:  # of one exchange of perhaps several
                 duties.skipped(self._not_finite(error, None, None))
 
@@ -102,15 +110,27 @@ class Worker:
         carried = self.schedule.carried()
         if self.wire.size > 1:
             shard, carried = ({name: vector.clone() for name, vector in group.items()} for group in (shard, carried))
+        return Part(shard, carried, self.random(), numbers, self._here())
+
+    def random(self) -> Vectors:
+        """States of torch's generators."""
         random = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self.device)
-        return Part(shard, carried, random, numbers, Position(**vars(self.position)))
+        return random
+
+    @property
+    def settled(self) -> Position:
+        """How far the worker has come with batches of which nothing is under way any more."""
+        return self._given[0]
+
+    def _here(self) -> Position:
+        return Position(**vars(self.position))
 
     def place(self, part: Part, deal: Deal, where: str) -> None:
         """Continue from a part; UserError if it is of another optimiser. `refresh` comes after, when all ranks have theirs."""
         optimizer = self.schedule.exchange.optimizer
-        vectors = dict(part.shard)
+        vectors, self.placed = dict(part.shard), True
         optimizer.parameters.copy_(vectors.pop("parameters"))
         smoothed = vectors.pop("smoothed", None)
         if optimizer.smoothed is not None:
@@ -126,6 +146,7 @@ class Worker:
     def deal_out(self, deal: Deal, position: Position) -> None:
         """Go on with these batches."""
         self.deal, self.position = deal, position
+        self._given = deque([self._here()], self.schedule.behind + 1)
         self._stream = self.batches.stream(deal, position)
 
     def measured(self) -> dict[str, Any]:

@@ -99,6 +99,7 @@ def test_every_cluster_that_comes_along_can_be_read(path: Path) -> None:
         ({"transfers": "turns", "crashes": [{"node": 1, "at": "5s"}]}, "transfers: those that take turns cannot be cut"),
         ({"cuts": [{"node": 1, "at": "5s", "until": "5s"}]}, "cuts: of node 1, until 5 s is not after at 5 s"),
         ({"stragglers": [{"rank": 3, "factor": 2}]}, "stragglers: there is no rank 3; the 3 are numbered from 0"),
+        ({"kills": [{"rank": 3, "at": "5s"}]}, "kills: there is no rank 3; the 3 are numbered from 0"),
         ({"stragglers": [{"rank": 0, "factor": 0}]}, "stragglers.0.factor: it should be greater than 0"),
         ({"scale": {"parameters": "0"}}, "scale.parameters: '0' is not a number of parameters: write it as 110.7M"),
     ],

@@ -31,7 +31,7 @@ ENVIRONMENT = {
     **os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1",
     "PYTHONPATH": str(ROOT),
 }  # fmt: skip
-OURS = [sys.executable, "-c", "from nmt_train.launch import nmt_train; nmt_train()"]
+OURS = [sys.executable, "-m", "nmt_train.cli.entry"]
 TIMEOUT = 90
 
 
@@ -205,6 +205,14 @@ def test_a_rank_that_hangs_is_missed_by_name(make: Make) -> None:
     assert re.search(r"error: rank 1 on host \S+ has been silent for \d+ s \(wire.deadline\)", done.stderr)
 
 
+def test_a_rank_that_hangs_ends_the_job_also_where_others_could_go_on(make: Make) -> None:
+    config = make(mode="vanilla", stop__after="1000e", wire__deadline=3)
+    code = BATCHES.format("if rank == 1 and seen[0] > 15: os.kill(os.getpid(), 19)")  # SIGSTOP
+    done = finish([*MPIRUN, "--with-ft", "ulfm", "-np", "2", *patched(code), "--config", written(config)])
+    assert done.returncode == 75, done.stderr
+    assert re.search(r"error: rank 1 on host \S+ has been silent for \d+ s \(wire.deadline\)", done.stderr)
+
+
 def test_devices_that_add_up_first_train_as_the_simulator_has_it_bit_for_bit(make: Make, tmp_path: Path) -> None:
     same = {"mode": "vanilla", "exchange__per": "node", "stop__after": "4e"}
     real, simulated = make(**same), dataclasses.replace(make(**same), run=str(tmp_path / "simulated"))
@@ -328,3 +336,17 @@ def test_two_hosts_train_together_over_a_shaped_link(make: Make) -> None:
     assert done.returncode == 0, done.stderr
     assert "3 ranks on nmtlab1, nmtlab2" in done.stderr
     assert {span["node"] for span in read_spans(Path(config.run))} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("mode", "ended"), [("vanilla", 0), ("overlap", 1), ("sparse-overlap", 0), ("sync", 1), ("sync", 0), ("strom", 0)]
+)
+def test_the_others_go_on_without_a_rank_that_is_killed(make: Make, mode: str, ended: int) -> None:
+    config = make(mode=mode, stop__after="6e", batch__tokens=300, log__every="10u", recovery__every="5u", local__every=3)
+    code = BATCHES.format(f"if rank == {ended} and seen[0] > 15: os.kill(os.getpid(), 9)")
+    done = finish([*MPIRUN, "--with-ft", "ulfm", "-np", "3", *patched(code), "--config", written(config)])
+    assert f"rank {ended} (host" in done.stderr, done.stderr
+    assert "the other 2 go on" in done.stderr
+    assert "stop.after 6e reached" in done.stderr, done.stderr
+    assert done.returncode == 0
+    assert last(config).facts["progress"]["epochs"] == 6

@@ -8,8 +8,9 @@ from typing import Any
 from nmt_train.cluster import ClusterConfig, Cost, DeviceConfig, LinkConfig
 from nmt_train.message import Message
 from nmt_train.wire import Tag
+from nmt_train.wire.engine import Engine
 from nmt_train.wire.network import Network
-from nmt_train.wire.virtual import Engine, VirtualWire
+from nmt_train.wire.virtual import VirtualWire
 
 BANDWIDTH, LATENCY = 1000.0, 0.25  # bytes per second, seconds: whole numbers of nanoseconds in all that follows
 DEVICE = DeviceConfig(forward=Cost("1s", "0s"), backward=Cost("2s", "0s"), update=Cost("0.5s", "0s"))

@@ -24,7 +24,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit status is 2 for the user's mistakes, 1 for ours, each with one sentence on stderr."""
+    """Run a command; its exit status is 2 for the user's mistakes, 75 for what a new start may mend, 1 for our mistakes, each
+    with one sentence on stderr.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return command(given)
@@ -44,7 +46,7 @@ def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
 def _explain(error: Exception) -> tuple[int, str]:
     """The exit status and sentence of an error."""
     if isinstance(error, UserError):
-        return 2, f"error: {error}"
+        return error.status, f"error: {error}"
     if isinstance(error, BrokenPipeError):
         return _READER_GONE, ""
     if isinstance(error, OSError) and error.errno in _FULL:
@@ -71,6 +73,7 @@ def bounded(kind: Callable[[str], float], name: str, low: float, high: float = m
 
 
 positive = bounded(int, "positive", 1)
+count = bounded(int, "count", 0)
 threads = bounded(int, "threads", 0, 1024)
 power = bounded(float, "power", 0, 10)  # the exponent of length normalisation
 finite = bounded(float, "finite", -math.inf)

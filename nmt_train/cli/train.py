@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from nmt_train import cli, config, launch
 from nmt_train.cli import settings
 from nmt_train.errors import UserError
+from nmt_train.supervise import Job, read_hosts
 
 
 def parser() -> cli.Parser:
     options = settings.parser("nmt-train", "Train a translation model; the same command continues a run that was interrupted.")
+    options.add_argument(
+        "--hosts", type=Path, metavar="FILE", help="start ranks on these machines: lines of NAME slots=RANKS, as mpirun's"
+    )
+    options.add_argument(
+        "--restarts", type=cli.count, default=0, metavar="N",
+        help="if the job ends before its time, start it again up to N times, on the machines that answer then (default: 0)",
+    )  # fmt: skip
     settings.add_keys(options)
     return options
 
@@ -26,20 +34,23 @@ def command(arguments: Sequence[str]) -> int:
             return 0
         from nmt_train.start import check, start  # brings torch's heavier parts, which --help can do without
 
-        check(resolved)
+        hosts = read_hosts(given.hosts) if given.hosts and not launch.launched() else []
+        check(resolved, hosts)
     except UserError:
         if launch.launched() and launch.local_rank():
             return 2  # the machine's first rank says it
         raise
-    return start(resolved, given.force, given.overwrite, list(arguments))
+    return start(resolved, given.force, given.overwrite, Job(hosts, given.restarts, arguments))
 
 
 def main() -> None:
     status = cli.run(command)
     if launch.launched():
+        from nmt_train.wire.library import leave
+
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)  # MPI's threads would not let go of a rank that leaves without the others
+        leave(status)
     sys.exit(status)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from dataclasses import dataclass as plain_dataclass
+from typing import Any, Literal, Protocol
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from nmt_train.message import Message, from_json, to_json
 from nmt_train.optim import Optimizer
 from nmt_train.section import STRICT
 from nmt_train.waves import Joining
@@ -93,6 +95,46 @@ class ExchangeConfig:
         return at_worker and feedback and self.own_updates and self.bundle in (None, 1)
 
 
+@plain_dataclass
+class Piece:
+    """A part of the global parameters as somebody has it, after so many updates.
+
+    vectors: by name, each as long as the place: the parameters, and, where they are known, their running mean and the
+    optimiser's, whose `numbers` then are as in `Optimizer.state`. exact: the parameters are what they were after these updates;
+    else some of what changed has not been told.
+    """
+
+    place: slice
+    updates: int
+    vectors: Vectors
+    numbers: dict[str, Any] | None = None
+    exact: bool = True
+
+    @classmethod
+    def of(cls, place: slice, optimizer: Optimizer) -> Piece:
+        """A copy of all that an optimiser has."""
+        vectors, numbers = optimizer.state()
+        vectors = {"parameters": optimizer.parameters, **vectors}
+        if optimizer.smoothed is not None:
+            vectors["smoothed"] = optimizer.smoothed
+        return cls(place, optimizer.updates, {name: vector.clone() for name, vector in vectors.items()}, numbers)
+
+    def facts(self) -> dict[str, Any]:
+        """All but the vectors' values, for `from_facts`."""
+        place = [self.place.start, self.place.stop]
+        return {"place": place, "updates": self.updates, "names": list(self.vectors), "numbers": self.numbers,
+                "exact": self.exact}  # fmt: skip
+
+    def pack(self) -> Message:
+        return Message((), (*from_json(self.facts()).tensors, *self.vectors.values()))
+
+    @classmethod
+    def unpack(cls, message: Message) -> Piece:
+        facts = to_json(message)
+        vectors = dict(zip(facts["names"], message.tensors[1:], strict=True))
+        return cls(slice(*facts["place"]), facts["updates"], vectors, facts["numbers"], facts["exact"])
+
+
 class Exchange(Protocol):
     """With whom. A subclass says how gradients are given away and parameters come back.
 
@@ -159,6 +201,14 @@ class Exchange(Protocol):
         owed = {name: vectors[name] for name in (RESIDUAL, UNSENT) if name in vectors}
         self._owed = {name: vector.to(self.optimizer.parameters) for name, vector in owed.items()}
 
+    def pieces(self, rank: int) -> list[Piece]:
+        """What this rank (its number is `rank`) has of the global parameters, this moment: first what `optimizer` has."""
+        return [Piece.of(self.given[rank], self.optimizer)]
+
+    def rescued(self) -> Vectors:
+        """`carried`, where an exchange may have been cut short: without what all ranks must have alike."""
+        return self.carried()
+
     def _pay(self, name: str, vector: Tensor) -> None:
         """Add what is owed by that name."""
         if name in self._owed:
@@ -198,3 +248,9 @@ class Around(Exchange):
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
         self._exchange.carry(vectors)
+
+    def pieces(self, rank: int) -> list[Piece]:
+        return self._exchange.pieces(rank)
+
+    def rescued(self) -> Vectors:
+        return self._exchange.rescued()

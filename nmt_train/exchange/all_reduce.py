@@ -53,8 +53,13 @@ class AllReduce(Exchange):
             parameters.copy_(self.optimizer.parameters)
 
     def carried(self) -> Vectors:
-        carried = super().carried()
-        for name, vector in self._reducer.carried().items():
+        return self._and_owed(self._reducer.carried())
+
+    def rescued(self) -> Vectors:
+        return self._and_owed(self._reducer.rescued())
+
+    def _and_owed(self, carried: Vectors) -> Vectors:
+        for name, vector in super().carried().items():
             carried[name] = carried[name] + vector if name in carried else vector
         return carried
 

@@ -84,6 +84,9 @@ class LowRank(Reducer):
     def carried(self) -> Vectors:
         return {RESIDUAL: self._error, _Q: self._q}
 
+    def rescued(self) -> Vectors:
+        return {RESIDUAL: self._error}
+
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
         """What is owed is paid with the next gradient."""
         self._error.zero_()

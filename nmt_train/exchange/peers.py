@@ -15,7 +15,7 @@ from nmt_train.adder import Adder
 from nmt_train.codec import Codec
 from nmt_train.codec.feedback import Feedback
 from nmt_train.codec.threshold import GRAIN
-from nmt_train.exchange import OPTIMIZER, RESIDUAL, UNSENT, Exchange, Vectors
+from nmt_train.exchange import OPTIMIZER, RESIDUAL, UNSENT, Exchange, Piece, Vectors
 from nmt_train.exchange.own import OwnOptimizer
 from nmt_train.exchange.replicas import compare
 from nmt_train.message import Message
@@ -120,6 +120,12 @@ class Peers(Exchange):
     def _base(self) -> None:
         """Begin the exact sums with the parameters as checkpoints hold them."""
         torch.div(self.optimizer.parameters.double(), GRAIN, out=self._exact).round_().mul_(GRAIN)
+
+    @torch.no_grad()
+    def pieces(self, rank: int) -> list[Piece]:
+        with self._lock:
+            self.optimizer.parameters.copy_(self._exact)
+            return super().pieces(rank)
 
     def carried(self) -> Vectors:
         owed = {**self._owed, UNSENT: self._codec.residual + self._owed.get(UNSENT, 0.0)}

@@ -37,6 +37,10 @@ class Reducer(Protocol):
         """What is kept from one sum to the next, as of `Exchange`."""
         return {}
 
+    def rescued(self) -> Vectors:
+        """`carried`, where a sum may have been cut short: without what all ranks must have alike."""
+        return self.carried()
+
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
         """Go on with what `carried` gave."""
         return None

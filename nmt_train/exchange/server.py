@@ -15,7 +15,8 @@ from torch import Tensor
 from nmt_train.adder import Adder
 from nmt_train.codec import Codec
 from nmt_train.codec.feedback import Feedback
-from nmt_train.exchange import OPTIMIZER, RESIDUAL, UNSENT, Exchange, ExchangeConfig, Vectors
+from nmt_train.exchange import OPTIMIZER, RESIDUAL, UNSENT, Exchange, ExchangeConfig, Piece, Vectors
+from nmt_train.exchange.copies import Copies
 from nmt_train.exchange.own import OwnOptimizer
 from nmt_train.exchange.rules import Rule
 from nmt_train.exchange.shard import Shard
@@ -34,7 +35,7 @@ class Server(Exchange):
 
     delay: how many exchanges a gradient is behind the parameters that came last: 1 where exchanges overlap with computing.
     at_worker: workers push finished updates, and shards add them up; prepares: `prepare` makes them of gradients, not the
-    schedule. pushes: whether `sync` will be called on this rank.
+    schedule. pushes: whether `sync` will be called on this rank. copies: of shards, where they must outlive their ranks.
     """
 
     def __init__(
@@ -52,17 +53,21 @@ class Server(Exchange):
         at_worker: bool = False,
         prepares: bool = True,
         pushes: bool = True,
+        copies: Callable[[list[slice]], Copies] | None = None,
     ) -> None:
         self._elements = parameters.numel()
         self.shards = self.given = self.kept = cut(self._elements, wire.nodes, config.shards)
         shard = parameters[self.shards[wire.rank]].clone()
         super().__init__((Adder if at_worker else Optimizer)(optimizer, shard))
-        self._wire, self._trace, self.at_worker, self._pushes = wire, trace, at_worker, pushes
+        self._wire, self._trace, self.at_worker, self._pushes, self._prepares = wire, trace, at_worker, pushes, prepares
         self._shard = self.shards[wire.rank]
         self._holders = [rank for rank, shard in enumerate(self.shards) if shard.start < shard.stop]
         self._serves = self._shard.start < self._shard.stop
         self._rule, self._bypass = rule, config.bypass and self._serves and not rule.holds
         self._told = 0  # updates of a shard when it last answered
+        self._heard: dict[int, int] = {}  # the same of each rank's shard
+        self._latest: Tensor | None = None  # the parameters as these have answered
+        self._copies = copies(self.shards) if copies else None
         self._whole = config.knows_own(at_worker, feedback)
         self._own = Shard(self.optimizer, up(), down() if down else None, rule, delay, knows_own=self._whole)
         self.staleness = self._own.staleness
@@ -139,6 +144,7 @@ class Server(Exchange):
             if self._bypass:
                 with self._lock, self._trace.span("update", self.optimizer.effort):
                     self._own.push_directly(self._wire.rank, gradient[self._shard])
+                    self._updated()
             for done in sent:
                 done.result()
 
@@ -157,12 +163,16 @@ class Server(Exchange):
                 self._go_on_from(received, parameters)
 
     def _take_answers(self, received: Tensor) -> None:
+        self._latest = received
         answers = [(rank, self._wire.receive(rank, Tag.ANSWER)) for rank in self._others]
         for rank, answer in answers:
             with self._trace.span("waiting"):
                 message = answer.result()[1]
             with self._trace.span("decode", received[self.shards[rank]].numel()):
-                self._told = self._own.bring(_on(received.device, message), received[self.shards[rank]])
+                self._hear(rank, self._own.bring(_on(received.device, message), received[self.shards[rank]]))
+
+    def _hear(self, rank: int, updates: int) -> None:
+        self._told = self._heard[rank] = updates
 
     def _push(self, rank: int, gradient: Tensor, received: Tensor, kind: int) -> Any:
         part = gradient[self.shards[rank]]
@@ -176,6 +186,11 @@ class Server(Exchange):
         with self._lock, self._trace.span("update", self.optimizer.effort):
             self._own.push_directly(self._wire.rank, gradient)
             self._own.copy_to(self._wire.rank, parameters)
+            self._updated()
+
+    def _updated(self) -> None:
+        if self._copies is not None:
+            self._copies.updated(self.optimizer)
 
     def rest(self) -> None:
         if self._rule.holds:
@@ -188,10 +203,22 @@ class Server(Exchange):
             self._wire.send(rank, Tag.PULL, Message((int(self._pushes),)))
         for rank in self._holders:
             message = self._wire.receive(rank, Tag.PULLED).result()[1]
-            self._told = message.numbers[0]
+            self._hear(rank, message.numbers[0])
             parameters[self.shards[rank]].copy_(message.tensors[0])
+        self._latest = parameters
         if self._received is not None:
             self._received.copy_(parameters)
+
+    def pieces(self, rank: int) -> list[Piece]:
+        with self._lock:
+            found = super().pieces(rank)
+        if self._copies is not None:
+            found += list(self._copies.kept.values())
+        if self._latest is not None:
+            for its, updates in self._heard.items():
+                told = {"parameters": self._latest[self.shards[its]].clone()}
+                found.append(Piece(self.shards[its], updates, told, exact=self._own.tells_all and self._prepares))
+        return found
 
     def carried(self) -> Vectors:
         kept = [(self.shards[rank], codec.residual) for rank, codec in self._up.items() if isinstance(codec, Feedback)]
@@ -233,6 +260,7 @@ class Server(Exchange):
                 else:
                     with self._trace.span("update", self.optimizer.effort):
                         waiting = self._own.push(source, gradient, answer=kind == _EXCHANGE)
+                        self._updated()
                 answers = [(rank, self._answer(rank)) for rank in waiting]
             for rank, answer in answers:
                 self._wire.send(rank, Tag.ANSWER, answer)

@@ -106,6 +106,11 @@ class Shard:
         return message.and_numbers(updates)
 
     @property
+    def tells_all(self) -> bool:
+        """Whether workers are sent the parameters themselves."""
+        return self._down is None
+
+    @property
     def effort(self) -> int:
         """How many elements making an answer goes through (see `Codec.effort`)."""
         return 0 if self._down is None else self._down.effort(self._parameters.numel())

@@ -72,12 +72,14 @@ class Schedule(Protocol):
     """`exchange` is with whom; steps: how many exchanges covered so many steps.
 
     between: steps have been made since the last exchange, so that the next one does not begin a new sum.
+    behind: how many of what was given away may still be under way when `step` returns.
     endless: it never exchanges by itself, only when it is drained. apart: workers' parameters are not the global ones, also
     after `refresh`.
     """
 
     exchange: Exchange
     steps: Counter[int]
+    behind: int = 0
     endless: bool = False
     apart: bool = False
 
@@ -119,7 +121,15 @@ class Schedule(Protocol):
 
     def carried(self) -> Vectors:
         """What a drained worker keeps, as vectors (elements,)."""
-        return self.exchange.carried()
+        return self.exchange.carried() | self.kept()
+
+    def kept(self) -> Vectors:
+        """The schedule's own part of it."""
+        return {}
+
+    def rescued(self, newest: int) -> Vectors:
+        """`carried`, where the worker was cut short; some rank has had up to so many updates."""
+        return self.exchange.rescued() | self.kept()
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
         """Go on with what `carried` gave."""

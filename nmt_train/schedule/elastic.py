@@ -48,8 +48,12 @@ class Elastic(LocalSteps):
             self._flat.parameters.copy_(self._start)
             self._placed = True
 
-    def carried(self) -> Vectors:
-        return super().carried() | {_OWN: self._flat.parameters}
+    def kept(self) -> Vectors:
+        return super().kept() | {_OWN: self._flat.parameters}
+
+    def rescued(self, newest: int) -> Vectors:
+        """Its parameters are its own, and no way is owed."""
+        return self.exchange.rescued() | self.kept()
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
         super().carry(vectors)

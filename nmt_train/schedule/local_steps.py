@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from nmt_train.exchange import OPTIMIZER, Exchange, Vectors
+from nmt_train.exchange import OPTIMIZER, UNSENT, Exchange, Vectors
 from nmt_train.flat import Flat, subtract
 from nmt_train.optim import Optimizer, OptimizerConfig, clip
 from nmt_train.schedule import LocalConfig, Schedule
@@ -29,6 +29,7 @@ class LocalSteps(Schedule):
         self._inner = Optimizer(dataclasses.replace(optimizer, smoothing=0.0), flat.parameters)
         self._start = flat.parameters.clone()  # where all workers began
         self._steps = self._since = 0  # in all; since the last exchange
+        self._on_its_way = False  # whether an exchange is under way
         self._begun = False  # whether a step since then was tried, if only one that was not finite
 
     @property
@@ -66,7 +67,7 @@ class LocalSteps(Schedule):
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        since, self._since, self._begun = self._since, 0, False
+        since, self._since, self._begun, self._on_its_way = self._since, 0, False, True
         way, parameters = self._flat.gradient, self._flat.parameters
         subtract(parameters, self._start, out=way)
         try:
@@ -74,6 +75,7 @@ class LocalSteps(Schedule):
         finally:
             way.zero_()
         self._start.copy_(parameters)
+        self._on_its_way = False
         self.steps[since] += 1
 
     def drain(self) -> None:
@@ -85,8 +87,17 @@ class LocalSteps(Schedule):
         self.exchange.refresh(self._flat.parameters)
         self._start.copy_(self._flat.parameters)
 
-    def carried(self) -> Vectors:
-        return self.exchange.carried() | self._inner.packed(OPTIMIZER) | {_STEPS: torch.tensor([self._steps])}
+    def kept(self) -> Vectors:
+        return self._inner.packed(OPTIMIZER) | {_STEPS: torch.tensor([self._steps])}
+
+    @torch.no_grad()
+    def rescued(self, newest: int) -> Vectors:
+        """The way since the last exchange is owed, unless the others have it: their sum has then been an update."""
+        rescued = super().rescued(newest)
+        if self._begun or (self.exchange.together and self._on_its_way and self.exchange.updates == newest):
+            way = subtract(self._flat.parameters, self._start, out=torch.empty_like(self._start))
+            rescued[UNSENT] = rescued[UNSENT] + way if UNSENT in rescued else way
+        return rescued
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
         self.exchange.carry(vectors)

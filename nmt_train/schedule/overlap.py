@@ -36,7 +36,7 @@ class Overlap(Schedule):
         # Where the exchange makes updates of gradients, these are what is laid over what is swapped in.
         own = config.local_update == "optimizer" or (config.local_update == "sum" and not exchange.at_worker)
         self._local = Optimizer(dataclasses.replace(optimizer, smoothing=0.0), flat.parameters) if own else None
-        self._steps, self._in_flight = 0, False
+        self._steps, self._in_flight, self.behind = 0, False, 1
         self._work, self._idle = wire.event(), wire.event()
         self._idle.set()
         self._task = wire.spawn("courier", self._carry_on)
@@ -137,8 +137,8 @@ class Overlap(Schedule):
         self.exchange.refresh(self._received)
         self._flat.parameters.copy_(self._received)
 
-    def carried(self) -> Vectors:
-        return self.exchange.carried() | (self._local.packed(_PREFIX) if self._local is not None else {})
+    def kept(self) -> Vectors:
+        return self._local.packed(_PREFIX) if self._local is not None else {}
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
         self.exchange.carry(vectors)

@@ -20,6 +20,7 @@ class Pipelined(Schedule):
 
     def __init__(self, flat: Flat, exchange: AllReduce, wire: Wire, trace: Trace, config: PipelineConfig) -> None:
         super().__init__(exchange)
+        self.behind = config.width - 1
         self._all_reduce = exchange  # with both of its halves
         self._flat, self._trace, self._config = flat, trace, config
         self._free = [flat.gradient.clone() for _ in range(config.width)]

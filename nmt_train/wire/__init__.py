@@ -41,6 +41,7 @@ class Tag(IntEnum):
     NODE = 3  # gradients and parameters between the ranks of a node
     CHANNEL = 4  # a rank asks to communicate for its node, or has done
     GRANT = 9  # it may
+    COPY = 15  # of a shard, for the rank that keeps it
     STATE = 5  # parameters, optimiser states and residuals, to and from rank 0
     PULL = 10  # a worker's wish for a shard's parameters as they are, while all rest
     PULLED = 11  # these
@@ -53,7 +54,7 @@ class Tag(IntEnum):
 
 
 # What training itself sends: long as the model is large.
-OF_MODEL = frozenset({Tag.PUSH, Tag.ANSWER, Tag.NODE, Tag.GRANT, Tag.RING, Tag.PEER})
+OF_MODEL = frozenset({Tag.PUSH, Tag.ANSWER, Tag.NODE, Tag.GRANT, Tag.RING, Tag.PEER, Tag.COPY})
 # What spans call messages that arrive (True) or leave.
 NAMES = {
     (Tag.PUSH, True): "receive gradients", (Tag.ANSWER, False): "send parameters",
@@ -64,7 +65,16 @@ NAMES = {
 
 
 class Lost(UserError):
-    """Another rank went silent or ended; the message says which, on which host, and for how long."""
+    """Another rank went silent or ended; the message says which, on which host, and for how long.
+
+    A new start may help, which the exit status says to nmt-train --restarts.
+    """
+
+    status = 75  # EX_TEMPFAIL of sysexits.h
+
+
+class Ended(Lost):
+    """Processes of other ranks have ended; those that are left may `regroup`."""
 
 
 class Aborted(Lost):
@@ -103,6 +113,8 @@ class Wire(Protocol):
     hosts: tuple[str, ...]
     sent: dict[Tag, list[int]]  # by tag: messages, bytes
     received: dict[Tag, list[int]]
+    survives: bool  # where processes end, those that are left can regroup
+    ended: str  # who had ended before they last did
     parallel: bool  # tasks go on while another computes; else only while it waits, or spends time
     cpu: float  # seconds of a core that carrying messages has taken so far
     observe: Callable[[str, str, float, float], None] | None  # is told of transfers: name, thread, start and end on `now`
@@ -140,6 +152,12 @@ class Wire(Protocol):
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks to end as well, and wake whoever waits here."""
+
+    def regroup(self) -> Wire:
+        """After Ended: this rank's end of a new wire among all that are left, numbered anew in their order.
+
+        Waits for all of them. What was under way is lost, and tasks of the old wire end. Lost if it cannot be.
+        """
 
 
 def describe(wire: Wire, rank: int) -> str:

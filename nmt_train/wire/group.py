@@ -44,6 +44,8 @@ class Group:
                     )
                 store = TCPStore(found["host"], found["port"], wire.size, False, span)
             backend = "nccl" if kind == "cuda" else "gloo"
+            if dist.is_initialized():
+                dist.destroy_process_group()  # of the ranks that there were before some ended
             dist.init_process_group(backend, store=store, rank=wire.rank, world_size=wire.size, timeout=span)
         except (RuntimeError, ValueError) as error:
             raise UserError(

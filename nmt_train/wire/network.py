@@ -15,8 +15,9 @@ from nmt_train.cluster import ClusterConfig, Cost, DeviceConfig
 from nmt_train.wire.fluid import Capacity, Shares
 
 if TYPE_CHECKING:
-    from nmt_train.wire.virtual import Engine
+    from nmt_train.wire.engine import Engine
 
+_NOTICED = 0.05  # seconds until MPI tells the others that a process has ended
 _BY_TOKENS = ("forward", "backward")
 
 
@@ -92,9 +93,13 @@ class Network:
             if cut.until - cut.at > self._deadline:
                 engine.at(cut.at + self._deadline, partial(engine.give_up, cut.node, self._deadline))
         for crash in self.cluster.crashes:
+            seats = [seat for seat, node in enumerate(self.nodes) if node == crash.node]
             engine.at(crash.at, partial(self._cards, engine, crash.node, 0.0))
-            engine.at(crash.at, partial(engine.kill, crash.node))
+            engine.at(crash.at, partial(engine.kill, seats))
             engine.at(crash.at + self._deadline, partial(engine.give_up, crash.node, self._deadline))
+        for kill in self.cluster.kills:
+            engine.at(kill.at, partial(engine.kill, [kill.rank]))
+            engine.at(kill.at + _NOTICED, engine.notice)
 
     def _cards(self, engine: Engine, node: int, rate: float, event: simpy.Event) -> None:
         for card in (self._cards_out[node], self._cards_in[node]):

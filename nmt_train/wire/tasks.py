@@ -10,10 +10,11 @@ import simpy
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from nmt_train.wire import Aborted
+from nmt_train.wire import Aborted, Ended
 
 if TYPE_CHECKING:
-    from nmt_train.wire.virtual import Engine, VirtualWire
+    from nmt_train.wire.engine import Engine
+    from nmt_train.wire.virtual import VirtualWire
 
 
 class Task(greenlet):
@@ -33,15 +34,19 @@ class Task(greenlet):
         except GreenletExit as error:
             self.receipt.set_exception(error)
         except BaseException as error:
-            if not isinstance(error, Aborted):
+            if not isinstance(error, (Aborted, Ended)):
                 self.wire.fail(error)
             self.receipt.set_exception(error)
         finally:
             self._engine.tasks.pop(self, None)
 
     def wait(self, event: simpy.Event, what: str) -> None:
-        """Let other tasks go on until `event` has happened; what torch keeps per thread is this task's again then."""
+        """Let other tasks go on until `event` has happened; the wire's error if it fails before."""
         self.wire.check()
+        self.hold(event, what)
+
+    def hold(self, event: simpy.Event, what: str) -> None:
+        """`wait`, also when the wire has failed; what torch keeps per thread is this task's again afterwards."""
         gradients = torch.is_grad_enabled()
         self._awaited, self.waits_for = event, what
         event.callbacks.append(self._resume)
@@ -131,22 +136,30 @@ class Signal:
 
 
 class Lock:
-    """Mutual exclusion of the tasks of a rank, first come, first served."""
+    """Mutual exclusion of the tasks of a rank, first come, first served; also when their wire has failed."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._held = engine, False
-        self._queue: deque[Receipt] = deque()
+        self._queue: deque[simpy.Event] = deque()
 
     def __enter__(self) -> None:
-        if self._held:
-            turn = Receipt(self._engine, "a lock of its own rank")
-            self._queue.append(turn)
-            turn.result()
-        self._held = True
+        if not self._held:
+            self._held = True
+            return
+        turn = simpy.Event(self._engine.env)
+        self._queue.append(turn)
+        try:
+            current().hold(turn, "a lock of its own rank")
+        except BaseException:  # it will not come, and nobody should wait for it to go
+            if turn in self._queue:
+                self._queue.remove(turn)
+            else:
+                self.__exit__()
+            raise
 
     def __exit__(self, *details: object) -> None:
         if self._queue:
-            self._queue.popleft().set()
+            self._queue.popleft().succeed()
         else:
             self._held = False
 

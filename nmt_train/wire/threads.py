@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from nmt_train.message import Message
-from nmt_train.wire import Aborted, Tag
+from nmt_train.wire import Aborted, Ended, Tag
 
 _EPOCH = time.time() - time.perf_counter()
 _LOOK = 0.5  # seconds between two looks at whether the other side of a wait still lives
@@ -63,6 +63,7 @@ class ThreadWire:
         self.sent: dict[Tag, list[int]] = defaultdict(lambda: [0, 0])
         self.received: dict[Tag, list[int]] = defaultdict(lambda: [0, 0])
         self.offset = 0.0  # seconds to add to this host's clock to get rank 0's
+        self.survives, self.ended = False, ""
         self.cpu = 0.0  # seconds of a core that carrying messages has taken
         self.observe: Callable[[str, str, float, float], None] | None = None  # of transfers: name, thread, start, end
         self._mail: dict[Tag, deque[Mail]] = defaultdict(deque)
@@ -123,7 +124,7 @@ class ThreadWire:
         def run() -> None:
             try:
                 function()
-            except Aborted as error:
+            except (Aborted, Ended) as error:
                 task.set_exception(error)
             except BaseException as error:
                 self._failure = self._failure or error  # the waits of other threads end with it
@@ -154,6 +155,10 @@ class ThreadWire:
 
     def fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
+
+    def regroup(self) -> ThreadWire:
+        """There are no other ranks that could end."""
+        raise self._failure or Aborted("nobody is left")
 
     def _check(self, source: int | None = None) -> None:
         """Raise what went wrong on this wire, or Aborted when it is closed."""

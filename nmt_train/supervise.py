@@ -1,0 +1,108 @@
+"""Starting a job again when it has ended before its time: on the machines that answer then, from its last checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from nmt_train import launch
+from nmt_train.errors import UserError
+
+_ANSWER = 10.0  # seconds that a machine has to say that it is there
+_PAUSE = 2.0  # seconds between an end and the next start
+# Done, a user's mistake, or a user's wish: SIGINT and SIGTERM. After anything else a new start may help.
+_FINAL = frozenset({0, 2, 128 + 2, 128 + 15})
+_LINE = re.compile(r"(\S+)(?:\s+slots\s*=\s*(\d+))?")
+
+
+@dataclass(frozen=True)
+class Host:
+    name: str
+    slots: int = 1
+
+
+def read_hosts(path: Path) -> list[Host]:
+    """The machines of a file in mpirun's form, `NAME slots=RANKS` a line; UserError names what is wrong."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"--hosts {path}: cannot be read ({error}); name a file with lines of NAME slots=RANKS") from None
+    hosts = []
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        match = _LINE.fullmatch(text)
+        if text and (match is None or match[2] == "0"):
+            raise UserError(f"{path}, line {number}: {text!r} is not a machine; write NAME, or NAME slots=RANKS")
+        if match is not None:
+            hosts.append(Host(match[1], int(match[2] or 1)))
+    if not hosts:
+        raise UserError(f"--hosts {path}: names no machine; write one a line: NAME slots=RANKS")
+    return hosts
+
+
+def answering(hosts: Sequence[Host]) -> list[Host]:
+    """Those machines that can be reached as mpirun would reach them: by ssh, or by what PRTE_MCA_plm_ssh_agent names."""
+    agent = os.environ.get("PRTE_MCA_plm_ssh_agent")  # noqa: SIM112 - Open MPI writes it so
+    reach = agent.split() if agent else ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_ANSWER:.0f}"]
+
+    def answers(host: Host) -> bool:
+        try:
+            command, nothing = [*reach, host.name, "true"], subprocess.DEVNULL
+            done = subprocess.run(command, stdin=nothing, capture_output=True, timeout=_ANSWER + 1, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        return done.returncode == 0
+
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        return [host for host, there in zip(hosts, pool.map(answers, hosts), strict=True) if there]
+
+
+@dataclass(frozen=True)
+class Job:
+    """How this command is run as several ranks. hosts: none: on this machine; arguments: the command's own."""
+
+    hosts: Sequence[Host] = ()
+    restarts: int = 0
+    arguments: Sequence[str] = ()
+
+
+def supervise(job: Job, ranks: int) -> int:
+    """Run nmt-train under mpirun, and again if need be; the last exit status.
+
+    With as many ranks as the hosts have slots, or, on this machine, with `ranks`. UserError if no machine answers.
+    """
+    hosts, arguments = job.hosts, job.arguments
+    for left in range(job.restarts, -1, -1):
+        status = _run(hosts, ranks, arguments)
+        if status in _FINAL or not left:
+            break
+        arguments = [argument for argument in arguments if argument != "--overwrite"]  # what there is by now is to be kept
+        _say(f"the job ended with status {status}: starting it again ({left - 1} restarts are left after this)")
+        time.sleep(_PAUSE)
+    return status
+
+
+def _run(hosts: Sequence[Host], ranks: int, arguments: Sequence[str]) -> int:
+    if not hosts:
+        return launch.mpirun(ranks, arguments)
+    there = answering(hosts)
+    if not there:
+        raise UserError(f"--hosts: none of {', '.join(host.name for host in hosts)} answers; look at the machines and at ssh")
+    if len(there) < len(hosts):
+        _say(f"going on without {', '.join(host.name for host in hosts if host not in there)}: no answer")
+    with tempfile.NamedTemporaryFile("w", prefix="nmt-train-hosts-", encoding="utf-8") as file:
+        file.writelines(f"{host.name} slots={host.slots}\n" for host in there)
+        file.flush()
+        return launch.mpirun(sum(host.slots for host in there), arguments, "--hostfile", file.name)
+
+
+def _say(text: str) -> None:
+    print(f"nmt-train: {text}", file=sys.stderr, flush=True)

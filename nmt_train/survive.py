@@ -1,0 +1,65 @@
+"""A process as one of the ranks of a run, for as long as it lasts: where others end, with those that are left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from nmt_train import modes
+from nmt_train.begin import Ready, follow, lead
+from nmt_train.config import Config
+from nmt_train.recover import Again, Remains, recover
+from nmt_train.train import Worker
+from nmt_train.wire import Ended, Wire
+
+Signals = Callable[[Any], AbstractContextManager[None]]
+
+
+@dataclass
+class Rank:
+    """What stays the same, whatever the rank's number.
+
+    make: a worker for a config and a wire; signals: gives those that ask for an end to whom it is called with; take_over: opens
+    the run folder, if this rank is to lead where another one did.
+    """
+
+    config: Config
+    make: Callable[[Config, Wire], Worker]
+    signals: Signals
+    take_over: Callable[[], AbstractContextManager[Ready]]
+
+    def train(self, wire: Wire, ready: Ready | None = None) -> int:
+        """Until training is over, and leave the wire; the exit status. ready: where this is rank 0.
+
+        UserError for whatever is wrong with mode or corpus; Lost if ranks end and those that are left cannot go on.
+        """
+        ranks = [wire.rank]
+        remains: Remains | None = None
+        with ExitStack() as opened:
+            while True:
+                try:
+                    worker = self.make(modes.fit(self.config, wire.size), wire)
+                    again = recover(worker, remains) if remains else None
+                    if ready is None and wire.rank == 0:
+                        ready = opened.enter_context(self.take_over())
+                    status = self._train(worker, ready, again)
+                    wire.close()
+                    return status
+                except Ended:
+                    pass
+                except (Exception, KeyboardInterrupt) as error:
+                    wire.fail(error)
+                    raise
+                if worker.leader is not None or remains is None:
+                    remains = Remains.of(worker, ranks)
+                elif worker.placed:  # others may have gone on from this
+                    remains.pieces += worker.schedule.exchange.pieces(wire.rank)
+                wire = wire.regroup()
+                ranks.append(wire.rank)
+
+    def _train(self, worker: Worker, ready: Ready | None, again: Again | None) -> int:
+        if ready is not None:
+            return lead(worker, ready, again)
+        return follow(worker, self.signals, again)

@@ -1,0 +1,126 @@
+"""Runs whose parameters are a ledger: how often the gradient of which batch was applied to which part of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from virtual import cluster
+
+from nmt_train import modes
+from nmt_train.begin import opened
+from nmt_train.cluster import Cost, DeviceConfig, Kill, LinkConfig
+from nmt_train.config import Config
+from nmt_train.corpus.deal import Deal, Position
+from nmt_train.survive import Rank
+from nmt_train.train import Worker
+from nmt_train.wire import Wire
+from nmt_train.wire.engine import Engine
+from nmt_train.wire.network import Network
+from nmt_train.wire.virtual import VirtualWire
+
+BATCHES, PARTS = 23, 12  # of an epoch; of the parameters
+DEVICE = DeviceConfig(forward=Cost("10ms", "1ms"), backward=Cost("20ms", "2ms"), update=Cost("1ms", "0s"))
+LINK = LinkConfig("20 kB/s", "1ms")
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """A batch that is nothing but its number in an epoch."""
+
+    epoch: int
+    number: int
+    pairs: tuple[int, ...] = ()
+    source_tokens: int = 1
+
+    @property
+    def target_tokens(self) -> int:
+        return 1 + self.number % 5
+
+    def __len__(self) -> int:
+        return 1
+
+    def to(self, device: torch.device) -> Numbered:
+        return self
+
+
+class Ledger(nn.Module):
+    """Its parameters say, of every part of them, how often which batch's gradient was applied.
+
+    times: a gradient, where the mean of so many is applied.
+    """
+
+    def __init__(self, trained: Counter[tuple[int, int]], times: int) -> None:
+        super().__init__()
+        self.counts = nn.Parameter(torch.zeros(PARTS, BATCHES))
+        self._trained, self._times = trained, times
+
+    def loss(self, batch: Numbered) -> Tensor:
+        self._trained[batch.epoch, batch.number] += 1
+        return -self._times * self.counts[:, batch.number].sum()
+
+
+class Dealt:
+    """Batches 0, 1, ... of every epoch, dealt as those of a corpus are."""
+
+    def stream(self, deal: Deal, position: Position) -> Iterator[tuple[Numbered | None, bool]]:
+        epoch, first = position.epochs, position.batches
+        while True:
+            mine = list(islice(deal.pick(epoch, iter(range(BATCHES))), first, None))
+            if not mine:
+                yield None, True
+            for place, (_, batch) in enumerate(mine):
+                yield None if batch is None else Numbered(epoch, batch), place == len(mine) - 1
+            epoch, first = epoch + 1, 0
+
+
+@dataclass
+class Outcome:
+    """trained: how often workers have computed which batch of which epoch; applied (parts, batches): how often its gradient has
+    been applied to which part of the parameters, in all epochs together.
+    """
+
+    folder: Path
+    statuses: list[int]
+    seconds: float
+    trained: Counter[tuple[int, int]]
+    applied: Tensor
+
+
+def train(config: Config, nodes: list[int], kills: list[Kill], **places: Any) -> Outcome:
+    """A run on a simulated cluster, some of whose processes end."""
+    trained: Counter[tuple[int, int]] = Counter()
+    final: dict[int, Tensor] = {}
+
+    def make(settled: Config, wire: Wire) -> Worker:
+        mode = modes.row(settled)
+        averaged = mode.exchange == "all-reduce" and mode.schedule != "local-steps"
+        worker = Worker(settled, wire, Ledger(trained, wire.size if averaged else 1), Dealt())  # type: ignore[arg-type]
+        final[wire.rank] = worker.flat.parameters
+        return worker
+
+    with opened(config, False, True) as ready:
+        described = cluster(nodes, DEVICE, **{"network": LINK, "inside": LINK, "kills": kills, **places})
+        engine = Engine(Network(described, PARTS * BATCHES, config.wire.deadline))
+
+        def main(wire: VirtualWire) -> int:
+            rank = Rank(config, make, lambda ask: nullcontext(), lambda: nullcontext(ready))
+            return rank.train(wire, ready if wire.rank == 0 else None)
+
+        statuses = engine.run([partial(main, wire) for wire in engine.wires])
+    return Outcome(Path(config.run), statuses, engine.wires[0].now(), trained, final[0].view(PARTS, BATCHES))
+
+
+def plain(config: Config) -> Config:
+    """With steps of exactly the gradient."""
+    sgd = dataclasses.replace(config.optimizer, name="sgd", learning_rate=1.0, schedule="constant", warmup=0, clip_norm=0.0)
+    return dataclasses.replace(config, optimizer=sgd)

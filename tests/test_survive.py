@@ -1,0 +1,128 @@
+"""Ranks that end while training goes on: what is then still true, whenever it happens.
+
+Batches have numbers, and parameters count which batch's gradient was applied to which part of them (ledger.py), so that nothing
+can be lost or doubled unseen. scripts/soak tries thousands of seeds.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import ledger
+import pytest
+import torch
+from conftest import Make
+from test_simulate import MODES, events
+
+from nmt_train import recover
+from nmt_train.cluster import Kill
+from nmt_train.errors import UserError
+from nmt_train.exchange import RESIDUAL
+from nmt_train.schedule.overlap import Overlap
+from nmt_train.train import Worker
+
+SEEDS = int(os.environ.get("NMT_TRAIN_SEEDS", "60"))  # of each mode
+EXACT = ("vanilla", "overlap", "downpour", "sync", "pipe")  # what is applied is counted exactly
+OTHERS = tuple(mode for mode in MODES if mode not in (*EXACT, "single"))
+EPOCHS = 3
+
+
+def trial(make: Make, mode: str, seed: int) -> tuple[ledger.Outcome, list[dict[str, Any]]]:
+    """A run on two to five machines of which any but one may end at any time; and what it said of that."""
+    draw = random.Random(f"{mode} {seed}")
+    nodes = [draw.choice([1, 1, 2]) for _ in range(draw.randint(2, 4))]
+    doomed = draw.sample(range(sum(nodes)), draw.randint(1, sum(nodes) - 1))
+    first = draw.uniform(0.02, 1.2)
+    together = draw.random() < 0.5  # within an epoch, or during a recovery
+    times = [first + draw.uniform(0, 0.3) if together else draw.uniform(0.02, 2.0) for _ in doomed]
+    kills = [Kill(rank, f"{at:.4f}s") for rank, at in zip(doomed, times, strict=True)]
+    options = {"recovery__every": draw.choice(["1u", "5u", "0.3s"]), "log__every": "10u", "local__every": 3}
+    if mode == "simuparallel":
+        del options["local__every"]
+    if draw.random() < 0.3:
+        options |= {"checkpoint__every": "20u"}
+    config = ledger.plain(make(mode=mode, stop__after=f"{EPOCHS}e", **options))
+    outcome = ledger.train(config, nodes, kills)
+    recoveries = events(outcome.folder, "recovery")
+    if config.recovery.every.unit == "u":
+        bound = config.recovery.every.amount + 3 * sum(nodes)  # since the last copy, and what was under way
+        assert all(event["lost_updates"] <= bound for event in recoveries)
+        if mode == "vanilla":  # with a batch to an update
+            assert outcome.trained.total() <= EPOCHS * ledger.BATCHES + len(recoveries) * bound
+    return outcome, recoveries
+
+
+def covered(outcome: ledger.Outcome, recoveries: list[dict[str, Any]]) -> torch.Tensor:
+    """How often each batch was trained in all epochs together; in every one at least once, and once more for each failure.
+
+    Where a pipeline has just been drained, its end is seen a round later.
+    """
+    every = [outcome.trained[epoch, batch] for epoch in range(EPOCHS) for batch in range(ledger.BATCHES)]
+    assert min(every) >= 1
+    assert max(every) <= 1 + len(recoveries)
+    late = [outcome.trained[EPOCHS, batch] for batch in range(ledger.BATCHES)]
+    return torch.tensor(every + late).view(EPOCHS + 1, -1).sum(0)
+
+
+def check(make: Make, mode: str, seed: int) -> None:
+    outcome, recoveries = trial(make, mode, seed)
+    trained, applied = covered(outcome, recoveries), outcome.applied
+    assert torch.allclose(applied, applied.round(), atol=1e-3)  # means are taken of sums
+    assert (applied <= trained + 1e-3).all()
+    lost = sum(event["lost_updates"] for event in recoveries)
+    assert (EPOCHS - applied).clamp(min=0).sum(1).max() <= lost + 1e-2
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("mode", EXACT)
+def test_nothing_is_lost_beyond_what_is_said_and_nothing_applied_that_was_not_trained(make: Make, mode: str, seed: int) -> None:
+    check(make, mode, seed)
+
+
+def forgets_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Worker, "settled", property(lambda worker: worker.position))
+
+
+def takes_the_oldest(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recover, "_worth", lambda receiver: lambda source: (-source.updates,))
+
+
+def misplaces_a_part(patch: pytest.MonkeyPatch) -> None:
+    part = recover._part
+    patch.setattr(recover, "_part", lambda piece, move: part(piece, move).roll(1))
+
+
+def pays_twice(patch: pytest.MonkeyPatch) -> None:
+    rescued = Overlap.rescued
+    patch.setattr(Overlap, "rescued", lambda its, newest: {**rescued(its, newest), RESIDUAL: its._given.clone()})
+
+
+@pytest.mark.parametrize(
+    ("mutant", "mode"),
+    [
+        (forgets_what_is_under_way, "overlap"),
+        (takes_the_oldest, "vanilla"),
+        (misplaces_a_part, "vanilla"),
+        (pays_twice, "overlap"),
+    ],
+)
+def test_the_seeds_find_what_is_wrong(
+    make: Make, monkeypatch: pytest.MonkeyPatch, mutant: Callable[[pytest.MonkeyPatch], None], mode: str
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, UserError)):
+        for seed in range(60):
+            check(make, mode, seed)
+
+
+@pytest.mark.parametrize("seed", range(max(1, SEEDS // 10)))
+@pytest.mark.parametrize("mode", OTHERS)
+def test_every_batch_is_trained_whoever_ends_in_every_mode(make: Make, mode: str, seed: int) -> None:
+    outcome, recoveries = trial(make, mode, seed)
+    covered(outcome, recoveries)
+    assert torch.isfinite(outcome.applied).all()
+    if mode in ("local-sgd", "simuparallel"):  # the mean of what workers did: of at most eight
+        assert (outcome.applied >= EPOCHS / 8 - 1e-4).all()
