@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -29,9 +29,9 @@ def local_rank() -> int:
     return 0
 
 
-def mpirun(ranks: int, arguments: Sequence[str], *options: str) -> int:
+def mpirun(ranks: int, arguments: Sequence[str], *options: str, heard: Callable[[str], None] | None = None) -> int:
     """Run nmt-train again as so many ranks, which go on where some of them end; its exit status, or 128 + the signal that asked
-    for an end. options: of mpirun. UserError if there is none.
+    for an end. options: of mpirun; heard: is given every line that ranks write to stderr. UserError if there is no mpirun.
     """
     beside = Path(sys.executable).parent / "mpirun"
     found = str(beside) if beside.exists() else shutil.which("mpirun")
@@ -42,7 +42,8 @@ def mpirun(ranks: int, arguments: Sequence[str], *options: str) -> int:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     command = [found, "--with-ft", "ulfm", "-np", str(ranks), "--oversubscribe", "--bind-to", "none", *options]
     command += [sys.executable, "-m", "nmt_train.cli.entry", *arguments]
-    job = subprocess.Popen(command, env=environment, start_new_session=True)
+    stderr = subprocess.PIPE if heard else None
+    job = subprocess.Popen(command, env=environment, start_new_session=True, stderr=stderr, text=True, errors="replace")
     asked: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -51,5 +52,9 @@ def mpirun(ranks: int, arguments: Sequence[str], *options: str) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)
+    for line in job.stderr or []:
+        print(line, end="", file=sys.stderr, flush=True)
+        if heard:
+            heard(line)
     status = job.wait()
     return 128 + asked[0] if asked else status

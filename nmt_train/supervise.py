@@ -17,6 +17,8 @@ from nmt_train import launch
 from nmt_train.errors import UserError
 
 _ANSWER = 10.0  # seconds that a machine has to say that it is there
+_NEVER = 75  # the status of a job that mpirun gave up without a word, which it may call a success
+_STOPPED = "] stopped: "  # what a run says at its end
 _PAUSE = 2.0  # seconds between an end and the next start
 # Done, a user's mistake, or a user's wish: SIGINT and SIGTERM. After anything else a new start may help.
 _FINAL = frozenset({0, 2, 128 + 2, 128 + 15})
@@ -91,17 +93,23 @@ def supervise(job: Job, ranks: int) -> int:
 
 
 def _run(hosts: Sequence[Host], ranks: int, arguments: Sequence[str]) -> int:
-    if not hosts:
-        return launch.mpirun(ranks, arguments)
-    there = answering(hosts)
-    if not there:
+    there = answering(hosts) if hosts else []
+    if hosts and not there:
         raise UserError(f"--hosts: none of {', '.join(host.name for host in hosts)} answers; look at the machines and at ssh")
     if len(there) < len(hosts):
         _say(f"going on without {', '.join(host.name for host in hosts if host not in there)}: no answer")
+    stopped: list[str] = []
+
+    def heard(line: str) -> None:
+        if _STOPPED in line:
+            stopped.append(line)
+
     with tempfile.NamedTemporaryFile("w", prefix="nmt-train-hosts-", encoding="utf-8") as file:
         file.writelines(f"{host.name} slots={host.slots}\n" for host in there)
         file.flush()
-        return launch.mpirun(sum(host.slots for host in there), arguments, "--hostfile", file.name)
+        where = ("--hostfile", file.name) if there else ()
+        status = launch.mpirun(sum(host.slots for host in there) or ranks, arguments, *where, heard=heard)
+    return status or (0 if stopped else _NEVER)
 
 
 def _say(text: str) -> None:

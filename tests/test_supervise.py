@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,12 @@ class Runs:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *statuses: int) -> None:
         self.left, self.asked, self.hosts = list(statuses), [], []
+        self.says = "[2026-11-22 06:00:00] stopped: stop.after 5e reached\n"
         monkeypatch.setattr(launch, "mpirun", self.run)
         monkeypatch.setattr(supervise.time, "sleep", lambda seconds: None)
 
-    def run(self, ranks: int, arguments: list[str], *options: str) -> int:
+    def run(self, ranks: int, arguments: list[str], *options: str, heard: Callable[[str], None]) -> int:
+        heard(self.says)
         self.asked.append((ranks, list(arguments)))
         self.hosts.append(Path(options[1]).read_text(encoding="utf-8").split("\n")[:-1] if options else [])
         return self.left.pop(0)
@@ -78,6 +81,13 @@ def test_a_job_that_was_lost_is_started_again_as_often_as_it_may_be(monkeypatch:
     runs = Runs(monkeypatch, LOST, 137, LOST)
     assert supervise.supervise(Job(restarts=2), 2) == LOST
     assert len(runs.asked) == 3
+
+
+def test_a_job_that_never_began_is_not_done_whatever_mpirun_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs(monkeypatch, 0, 0)
+    runs.says = "A daemon failed to report back after being spawned.\n"
+    assert supervise.supervise(Job(restarts=1), 2) == LOST
+    assert len(runs.asked) == 2
 
 
 def test_what_there_is_by_then_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:

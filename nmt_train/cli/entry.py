@@ -34,7 +34,11 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # SIGKILL follows, and tells the child
     signal.signal(signal.SIGUSR1, lambda number, frame: child.send_signal(number))
     status = child.wait()
-    sys.exit(status if status >= 0 else 128 - status)
+    if status < 0:  # by a signal, as mpirun must see it: one that exits with an error ends the whole job
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":
