@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 from pydantic import BeforeValidator, PlainSerializer
 
@@ -25,6 +25,15 @@ class Progressed(Protocol):
     def tokens(self) -> int: ...
     @property
     def seconds(self) -> float: ...
+
+
+class Mark(NamedTuple):
+    """How much had gone by at one moment."""
+
+    epochs: int
+    updates: int
+    tokens: int
+    seconds: float
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from dataclasses import astuple
 from typing import Any
 
 from nmt_train.corpus.deal import Deal, from_plain, resume
@@ -71,10 +72,8 @@ class Follower:
             more["signal"] = self._signal
         if worker.config.trace:
             more["spans"] = worker.trace.take()
-        position = [worker.position.epochs, worker.position.batches]
-        settled = [worker.settled.epochs, worker.settled.batches]
         facts = {
-            "counted": worker.progress.take(), "position": position, "settled": settled,
+            "counted": worker.progress.take(), "position": astuple(worker.position), "settled": astuple(worker.settled),
             "updates": worker.schedule.exchange.updates, "measured": worker.measured(), **more,
         }  # fmt: skip
         self._wire.send(0, Tag.REPORT, from_json(facts))

@@ -29,9 +29,9 @@ def local_rank() -> int:
     return 0
 
 
-def mpirun(ranks: int, arguments: Sequence[str], *options: str, heard: Callable[[str], None] | None = None) -> int:
+def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: Callable[[str], None]) -> int:
     """Run nmt-train again as so many ranks, which go on where some of them end; its exit status, or 128 + the signal that asked
-    for an end. options: of mpirun; heard: is given every line that ranks write to stderr. UserError if there is no mpirun.
+    for an end. options: of mpirun; heard: is given every line of stderr. UserError if there is no mpirun.
     """
     beside = Path(sys.executable).parent / "mpirun"
     found = str(beside) if beside.exists() else shutil.which("mpirun")
@@ -42,8 +42,9 @@ def mpirun(ranks: int, arguments: Sequence[str], *options: str, heard: Callable[
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     command = [found, "--with-ft", "ulfm", "-np", str(ranks), "--oversubscribe", "--bind-to", "none", *options]
     command += [sys.executable, "-m", "nmt_train.cli.entry", *arguments]
-    stderr = subprocess.PIPE if heard else None
-    job = subprocess.Popen(command, env=environment, start_new_session=True, stderr=stderr, text=True, errors="replace")
+    job = subprocess.Popen(
+        command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True, errors="replace"
+    )
     asked: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -52,9 +53,9 @@ def mpirun(ranks: int, arguments: Sequence[str], *options: str, heard: Callable[
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)
-    for line in job.stderr or []:
+    assert job.stderr is not None
+    for line in job.stderr:
         print(line, end="", file=sys.stderr, flush=True)
-        if heard:
-            heard(line)
+        heard(line)
     status = job.wait()
     return 128 + asked[0] if asked else status

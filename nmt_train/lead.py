@@ -10,16 +10,16 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import astuple
 from typing import Any
 
 from nmt_train.corpus.deal import Deal, Position, plain, resume
-from nmt_train.exchange.copies import Interval
+from nmt_train.duration import Mark
 from nmt_train.exchange.node import first_ranks
 from nmt_train.follow import LEAD, last_epoch
 from nmt_train.log import Log
 from nmt_train.message import Message, from_json, to_json
 from nmt_train.meter import Meter
-from nmt_train.progress import Mark
 from nmt_train.run import Run
 from nmt_train.saving import Saving
 from nmt_train.state import Gathering, Part, Snapshot, State
@@ -38,7 +38,6 @@ class Leader:
         self._progress = worker.progress = state.progress
         self._followers = range(1, self._wire.size)
         self._positions = [Position() for _ in range(self._wire.size)]
-        self._interval = Interval(self._config.recovery.every)
         self._updates = 0  # the most that any other has known of
         self._settled: dict[int, Position] = {}  # the positions of the others, less what may still be under way
         self._together = worker.schedule.exchange.together
@@ -161,7 +160,7 @@ class Leader:
         """What another rank 0 would go on from, with the ranks that are left: all but what they have themselves."""
         worker = self._worker
         settled = dict(enumerate(self._positions)) | self._settled | {0: worker.settled}
-        positions = plain([[settled[rank] for rank in range(len(self._positions))]])[0]
+        positions = [astuple(settled[rank]) for rank in range(len(self._positions))]
         updates = max(self._updates, worker.schedule.exchange.updates)
         found = {"positions": positions, "stages": plain(worker.deal.stages), "updates": updates, "clock": self._progress.clock}
         return {**self._state.own(), **found}
@@ -187,7 +186,7 @@ class Leader:
         every = config.validation.every
         validate = every and (every.crossed(before, now) or (self.reason and not self.signal))
         if not (validate or self.reason or config.checkpoint.every.crossed(before, now) or self._grows()):
-            if self._wire.survives and self._interval.over(progress.updates, self._wire.now()):
+            if config.recovery.every.crossed(before, now):
                 self._remember()
             return
         gathering = self._collect()

@@ -160,6 +160,12 @@ class Optimizer:
         numbers = {key: float(value) for key, value in self._state().items() if key not in vectors}
         return vectors, {"updates": self.updates, "factor": self._factor, "torch": numbers}
 
+    def everything(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What `state` gives, with the parameters and their running mean."""
+        vectors, numbers = self.state()
+        mean = {} if self.smoothed is None else {"smoothed": self.smoothed}
+        return {"parameters": self.parameters, **vectors, **mean}, numbers
+
     def load(self, vectors: Mapping[str, Tensor], numbers: Mapping[str, Any], where: str) -> None:
         """Continue from what `state` gave; UserError if it belongs to another optimiser or size."""
         if numbers["updates"]:

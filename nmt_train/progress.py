@@ -5,20 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from nmt_train.corpus.batches import Batch
+from nmt_train.duration import Mark
 
 _SUMS = ("sentences", "tokens", "source_tokens", "skipped", "cost", "cost_tokens")
-
-
-class Mark(NamedTuple):
-    epochs: int
-    updates: int
-    tokens: int
-    seconds: float
 
 
 @dataclass

@@ -7,7 +7,8 @@ come to the same plan of who sends what to whom, and the newest of everything wi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -29,37 +30,32 @@ _PARAMETERS, _MEAN = "parameters", "smoothed"
 class Remains:
     """What a rank has of the run, from the moment when others ended until all that are left have begun again.
 
-    ranks: its numbers, from the first start of the run to the present wire. settled: its position when it had that number
-    which is the last but one. leader: what a rank 0 goes on from (see `Leader.facts`), as far as this one knows.
+    ranks: its numbers, from the first start of the run to the present wire, one for each era. era: that of `settled`, its
+    position; -1: it has none yet. leader: what a rank 0 goes on from (see lead.py), as far as this one knows, with its era.
     """
 
     ranks: list[int]
+    era: int
     pieces: list[Piece]
     settled: Position
     random: Vectors
     rescued: Callable[[int], Vectors]
     leader: Facts | None
-    era: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.era = len(self.ranks) - 1
 
     @classmethod
     def of(cls, worker: Worker, ranks: list[int]) -> Remains:
         """ranks: those to come will be added to it, too."""
-        pieces = worker.schedule.exchange.pieces(worker.wire.rank) if worker.placed else []
-        rescued = worker.schedule.rescued if worker.placed else lambda newest: {}
-        remains = cls(ranks, pieces, worker.settled, worker.random(), rescued, worker.leader and worker.leader())
-        if remains.leader is not None:
-            remains.leader = {"era": remains.era, **remains.leader}
+        era, told = len(ranks) - 1, worker.leader and worker.leader()
+        leader = told and {"era": era, **told}
         if not worker.placed:
-            remains.era = -1  # so that its position, which it does not know, is not asked for
-        return remains
+            return cls(ranks, -1, [], worker.settled, worker.random(), lambda newest: {}, leader)
+        schedule = worker.schedule
+        pieces = schedule.exchange.pieces(worker.wire.rank)
+        return cls(ranks, era, pieces, worker.settled, worker.random(), schedule.rescued, leader)
 
     def facts(self) -> Facts:
         pieces = [piece.facts() for piece in self.pieces]
-        settled = [self.settled.epochs, self.settled.batches]
-        return {"era": self.era, "ranks": self.ranks, "pieces": pieces, "settled": settled, "leader": self.leader}
+        return {"era": self.era, "ranks": self.ranks, "pieces": pieces, "settled": astuple(self.settled), "leader": self.leader}
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,7 @@ class Inventory:
         """Whether anybody knows that training had."""
         return any(facts["leader"] is not None for facts in self.said)
 
-    @property
+    @cached_property
     def leader(self) -> Facts:
         """What rank 0 goes on from: the newest that anybody knows."""
         known = [facts["leader"] for facts in self.said if facts["leader"] is not None]
@@ -127,7 +123,7 @@ class Inventory:
                 positions[rank] = Position(*facts["settled"])
         return [*from_plain(leader["stages"]), positions]
 
-    @property
+    @cached_property
     def sources(self) -> list[Source]:
         return [
             Source(rank, number, start, stop, piece["updates"], piece["names"], piece["exact"], piece["numbers"] is not None)

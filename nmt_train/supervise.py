@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nmt_train import launch
-from nmt_train.errors import UserError
+from nmt_train.errors import TRY_AGAIN, UserError
 
 _ANSWER = 10.0  # seconds that a machine has to say that it is there
-_NEVER = 75  # the status of a job that mpirun gave up without a word, which it may call a success
 _STOPPED = "] stopped: "  # what a run says at its end
 _PAUSE = 2.0  # seconds between an end and the next start
 # Done, a user's mistake, or a user's wish: SIGINT and SIGTERM. After anything else a new start may help.
@@ -108,8 +107,8 @@ def _run(hosts: Sequence[Host], ranks: int, arguments: Sequence[str]) -> int:
         file.writelines(f"{host.name} slots={host.slots}\n" for host in there)
         file.flush()
         where = ("--hostfile", file.name) if there else ()
-        status = launch.mpirun(sum(host.slots for host in there) or ranks, arguments, *where, heard=heard)
-    return status or (0 if stopped else _NEVER)
+        status = launch.mpirun(sum(host.slots for host in there) or ranks, arguments, where, heard)
+    return status or (0 if stopped else TRY_AGAIN)  # mpirun may call a job a success that never began
 
 
 def _say(text: str) -> None:

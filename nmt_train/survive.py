@@ -35,7 +35,7 @@ class Rank:
 
         UserError for whatever is wrong with mode or corpus; Lost if ranks end and those that are left cannot go on.
         """
-        ranks = [wire.rank]
+        first, ranks = wire, [wire.rank]
         remains: Remains | None = None
         with ExitStack() as opened:
             while True:
@@ -50,7 +50,8 @@ class Rank:
                 except Ended:
                     pass
                 except (Exception, KeyboardInterrupt) as error:
-                    wire.fail(error)
+                    if wire is not first:  # which is the caller's
+                        wire.fail(error)
                     raise
                 if worker.leader is not None or remains is None:
                     remains = Remains.of(worker, ranks)

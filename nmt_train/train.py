@@ -101,10 +101,7 @@ class Worker:
     def part(self) -> Part:
         """This rank's part of a snapshot: copies, where training may go on while they are used."""
         exchange, optimizer = self.schedule.exchange, self.schedule.exchange.optimizer
-        vectors, numbers = optimizer.state()
-        shard = {"parameters": optimizer.parameters, **vectors}
-        if optimizer.smoothed is not None:
-            shard["smoothed"] = optimizer.smoothed
+        shard, numbers = optimizer.everything()
         if exchange.kept[self.wire.rank] != exchange.given[self.wire.rank]:
             shard = {}  # another rank has the same
         carried = self.schedule.carried()

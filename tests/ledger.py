@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,13 +89,11 @@ class Outcome:
     """
 
     folder: Path
-    statuses: list[int]
-    seconds: float
     trained: Counter[tuple[int, int]]
     applied: Tensor
 
 
-def train(config: Config, nodes: list[int], kills: list[Kill], **places: Any) -> Outcome:
+def train(config: Config, nodes: list[int], kills: list[Kill]) -> Outcome:
     """A run on a simulated cluster, some of whose processes end."""
     trained: Counter[tuple[int, int]] = Counter()
     final: dict[int, Tensor] = {}
@@ -109,15 +106,15 @@ def train(config: Config, nodes: list[int], kills: list[Kill], **places: Any) ->
         return worker
 
     with opened(config, False, True) as ready:
-        described = cluster(nodes, DEVICE, **{"network": LINK, "inside": LINK, "kills": kills, **places})
+        described = cluster(nodes, DEVICE, network=LINK, inside=LINK, kills=kills)
         engine = Engine(Network(described, PARTS * BATCHES, config.wire.deadline))
 
         def main(wire: VirtualWire) -> int:
             rank = Rank(config, make, lambda ask: nullcontext(), lambda: nullcontext(ready))
             return rank.train(wire, ready if wire.rank == 0 else None)
 
-        statuses = engine.run([partial(main, wire) for wire in engine.wires])
-    return Outcome(Path(config.run), statuses, engine.wires[0].now(), trained, final[0].view(PARTS, BATCHES))
+        engine.run([partial(main, wire) for wire in engine.wires])
+    return Outcome(Path(config.run), trained, final[0].view(PARTS, BATCHES))
 
 
 def plain(config: Config) -> Config:

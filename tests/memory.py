@@ -24,7 +24,7 @@ class MemoryWire(ThreadWire):
 
     def _carry(self, to: int, tag: Tag, message: Message) -> concurrent.futures.Future[None]:
         copied = Message(message.numbers, tuple(tensor.clone() for tensor in message.tensors))
-        self._all[to]._deliver(self.rank, tag, copied)
+        self._all[to].deliver(self.rank, tag, copied)
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
         done.set_result(None)
         return done

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt_train.duration import Span
-from nmt_train.progress import Mark
+from nmt_train.duration import Mark, Span
 
 
 @pytest.mark.parametrize(

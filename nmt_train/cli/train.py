@@ -46,7 +46,7 @@ def command(arguments: Sequence[str]) -> int:
 def main() -> None:
     status = cli.run(command)
     if launch.launched():
-        from nmt_train.wire.library import leave
+        from nmt_train.wire.runtime import leave
 
         sys.stdout.flush()
         sys.stderr.flush()

@@ -113,14 +113,11 @@ class Piece:
     @classmethod
     def of(cls, place: slice, optimizer: Optimizer) -> Piece:
         """A copy of all that an optimiser has."""
-        vectors, numbers = optimizer.state()
-        vectors = {"parameters": optimizer.parameters, **vectors}
-        if optimizer.smoothed is not None:
-            vectors["smoothed"] = optimizer.smoothed
+        vectors, numbers = optimizer.everything()
         return cls(place, optimizer.updates, {name: vector.clone() for name, vector in vectors.items()}, numbers)
 
     def facts(self) -> dict[str, Any]:
-        """All but the vectors' values, for `from_facts`."""
+        """All but the vectors' values."""
         place = [self.place.start, self.place.stop]
         return {"place": place, "updates": self.updates, "names": list(self.vectors), "numbers": self.numbers,
                 "exact": self.exact}  # fmt: skip

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 from pydantic.dataclasses import dataclass
 
-from nmt_train.duration import Span
+from nmt_train.duration import Mark, Span
 from nmt_train.exchange import Piece
 from nmt_train.optim import Optimizer
 from nmt_train.section import STRICT
@@ -33,21 +32,6 @@ class RecoveryConfig:
     )
 
 
-class Interval:
-    """Says when it is over, each time from when it last was."""
-
-    def __init__(self, span: Span) -> None:
-        self._span, self._last = span, -math.inf
-
-    def over(self, updates: int, now: float) -> bool:
-        """Whether it is, after so many updates, and seconds on a clock; the first time at once."""
-        here = updates if self._span.unit == "u" else now
-        if here - self._last < self._span.amount:
-            return False
-        self._last = here
-        return True
-
-
 def keeper(rank: int, nodes: Sequence[int]) -> int:
     """Which rank keeps the copy of a rank's shard: one of the next machine, or, if there is one machine, the next rank."""
     count = max(nodes) + 1
@@ -59,24 +43,25 @@ def keeper(rank: int, nodes: Sequence[int]) -> int:
 
 
 class Copies:
-    """Sends copies of this rank's shard, and keeps those of other ranks' (`kept`, by rank).
+    """Of several ranks, sends copies of this one's shard, and keeps those of others' (`kept`, by rank).
 
     A copy leaves only when the one before has arrived, piece by piece between training's own messages.
     """
 
     def __init__(self, wire: Wire, shards: Sequence[slice], config: RecoveryConfig) -> None:
-        self._wire, self._shard, self._interval = wire, shards[wire.rank], Interval(config.every)
+        self._wire, self._shard, self._every = wire, shards[wire.rank], config.every
         self._keeper = keeper(wire.rank, wire.nodes)
         self.kept: dict[int, Piece] = {}
         self._leaving: Future[None] | None = None
-        holders = [rank for rank, its in enumerate(shards) if its.start < its.stop]
-        if any(rank != wire.rank and keeper(rank, wire.nodes) == wire.rank for rank in holders):
-            wire.spawn("copies", self._keep)
+        self._last: Mark | None = None  # when the last one left
+        wire.spawn("copies", self._keep)
 
     def updated(self, optimizer: Optimizer) -> None:
         """After an update of the shard: copy it if it is time to."""
-        arrived = self._leaving is None or self._leaving.done()
-        if arrived and self._keeper != self._wire.rank and self._interval.over(optimizer.updates, self._wire.now()):
+        now = Mark(0, optimizer.updates, 0, self._wire.now())
+        due = self._last is None or self._every.crossed(self._last, now)
+        if due and (self._leaving is None or self._leaving.done()):
+            self._last = now
             self._leaving = self._wire.send(self._keeper, Tag.COPY, Piece.of(self._shard, optimizer).pack())
 
     def _keep(self) -> None:

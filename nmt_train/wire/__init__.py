@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from enum import IntEnum
 from typing import Any, Protocol, TypeVar
@@ -11,7 +11,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from nmt_train.errors import UserError
+from nmt_train.errors import TRY_AGAIN, UserError
 from nmt_train.message import Message
 from nmt_train.section import STRICT
 
@@ -70,7 +70,7 @@ class Lost(UserError):
     A new start may help, which the exit status says to nmt-train --restarts.
     """
 
-    status = 75  # EX_TEMPFAIL of sysexits.h
+    status = TRY_AGAIN
 
 
 class Ended(Lost):
@@ -160,6 +160,12 @@ class Wire(Protocol):
         """
 
 
-def describe(wire: Wire, rank: int) -> str:
-    """`rank 3 (host b)` for messages."""
-    return f"rank {rank} (host {wire.hosts[rank]})"
+def describe(wire: Wire, *ranks: int) -> str:
+    """`rank 3 (host b)` for messages; several are joined by `and`."""
+    return " and ".join(f"rank {rank} (host {wire.hosts[rank]})" for rank in ranks)
+
+
+def numbered(places: Sequence[Hashable]) -> tuple[int, ...]:
+    """The node of each rank, given where each is: numbers in order of their first ranks."""
+    numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
+    return tuple(numbers[place] for place in places)

@@ -207,7 +207,7 @@ class Engine:
         """Connect those anew that are left, if all of them wait for it."""
         left = [wire for wire in self.wires if wire.seat not in self._dead and not isinstance(wire.failure, Aborted)]
         if self._coming and all(wire.seat in self._coming for wire in left):
-            ended = " and ".join(describe(wire, wire.rank) for wire in self.wires if wire.seat in self._dead)
+            ended = describe(self.wires[0], *(wire.rank for wire in self.wires if wire.seat in self._dead))
             self._connect([wire.seat for wire in left])
             for wire in self.wires:
                 wire.ended = ended

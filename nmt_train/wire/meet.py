@@ -10,7 +10,7 @@ from typing import Any
 
 from nmt_train.errors import UserError
 from nmt_train.message import Message, from_json, to_json
-from nmt_train.wire import Tag, Wire
+from nmt_train.wire import Tag, Wire, numbered
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _PINGS = 20
@@ -37,7 +37,7 @@ def meet(wire: Wire, deadline: float) -> tuple[tuple[str, ...], tuple[int, ...],
         wire.send(0, Tag.HELLO, from_json(mine))
         cards = to_json(_await(wire, 0, end, "rank 0", deadline)[1])
     known = [tuple(card) for card in cards]
-    nodes = tuple(list(dict.fromkeys(known)).index(card) for card in known)
+    nodes = numbered(known)
     offset = 0.0
     for peer in range(1, wire.size):
         if known[peer][1] == known[0][1]:

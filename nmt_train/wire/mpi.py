@@ -12,13 +12,13 @@ from torch import Tensor
 
 from nmt_train.errors import UserError
 from nmt_train.message import Message
-from nmt_train.wire import Aborted, Ended, Lost, Tag, WireConfig, describe
+from nmt_train.wire import Aborted, Ended, Lost, Tag, WireConfig, describe, numbered
 from nmt_train.wire.frame import on_host
 from nmt_train.wire.group import Group
 from nmt_train.wire.letters import Addend, Letter
-from nmt_train.wire.library import has_ended, survives
 from nmt_train.wire.meet import meet
 from nmt_train.wire.postman import ABORT, Postman
+from nmt_train.wire.runtime import has_ended, survives
 from nmt_train.wire.threads import Receipt, ThreadWire
 
 
@@ -72,14 +72,6 @@ class Mpi(ThreadWire):
         self._postman.post(addend)
         return addend.done
 
-    @property
-    def cpu(self) -> float:
-        return self._postman.cpu
-
-    @cpu.setter
-    def cpu(self, seconds: float) -> None:
-        """The postman counts."""
-
     def close(self) -> None:
         self._closed = True
         self._postman.close()
@@ -106,17 +98,13 @@ class Mpi(ThreadWire):
             ) from None
         former = self._postman.former
         self.rank, self.size, self.offset = self._postman.rank, self._postman.size, before.offset
-        self.ended = " and ".join(describe(before, rank) for rank in range(before.size) if rank not in former)
+        self.ended = describe(before, *(rank for rank in range(before.size) if rank not in former))
         self.hosts = tuple(before.hosts[rank] for rank in former)
-        nodes = [before.nodes[rank] for rank in former]
-        self.nodes = tuple(list(dict.fromkeys(nodes)).index(node) for node in nodes)
+        self.nodes = numbered([before.nodes[rank] for rank in former])
         self._watching = True
         return self
 
-    # What its postman calls
-
-    def deliver(self, source: int, tag: Tag, message: Message) -> None:
-        self._deliver(source, tag, message)
+    # What its postman calls, besides `deliver`
 
     def aborted(self, source: int) -> None:
         host = self.hosts[source] if source < len(self.hosts) else "?"

@@ -23,7 +23,7 @@ from nmt_train.message import Message
 from nmt_train.wire import NAMES, Lost, Tag, WireConfig
 from nmt_train.wire.frame import contents, pack, unpack
 from nmt_train.wire.letters import Addend, Letter, Transfer
-from nmt_train.wire.library import load
+from nmt_train.wire.runtime import load
 
 PATIENCE = 10.0  # seconds
 ABORT = 255
@@ -36,8 +36,9 @@ _KINDS = frozenset(Tag)
 
 
 class Addressee(Protocol):
-    """Whom a postman brings what has come."""
+    """Whom a postman brings what has come; cpu: the seconds of a core that it takes for that."""
 
+    cpu: float
     observe: Callable[[str, str, float, float], None] | None
 
     def now(self) -> float: ...
@@ -61,7 +62,6 @@ class Postman:
         self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.rank, self.size, self.former = 0, 1, [0]
         self.heard: list[float] = []
-        self.cpu = 0.0  # seconds of a core
         self.mpi: Any = None
         self._comm: Any = None
         self._parent: int = before._parent if before else os.getppid()
@@ -154,7 +154,7 @@ class Postman:
         if now < self._next_beat:
             return
         self._next_beat = now + self._config.deadline / _BEATS
-        self.cpu = time.thread_time()
+        self._addressee.cpu = time.thread_time()
         for peer in range(self.size):
             last = self._beaten[peer]
             if peer != self.rank and (last is None or last.done()):

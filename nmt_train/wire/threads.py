@@ -51,7 +51,7 @@ class Signal:
 class ThreadWire:
     """One rank by itself: what it sends can only be for itself, and is there at once.
 
-    Subclasses carry messages to other ranks in `_carry` and hand incoming ones to `_deliver`.
+    Subclasses carry messages to other ranks in `_carry` and hand incoming ones to `deliver`.
     """
 
     parallel = True
@@ -81,7 +81,7 @@ class ThreadWire:
 
     def _carry(self, to: int, tag: Tag, message: Message) -> concurrent.futures.Future[None]:
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._deliver(self.rank, tag, message)
+        self.deliver(self.rank, tag, message)
         done.set_result(None)
         return done
 
@@ -103,7 +103,7 @@ class ThreadWire:
             self._waiting[tag].append((source, receipt))
         return receipt
 
-    def _deliver(self, source: int, tag: Tag, message: Message) -> None:
+    def deliver(self, source: int, tag: Tag, message: Message) -> None:
         count = self.received[tag]
         count[0] += 1
         count[1] += message.bytes

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from nmt_train.message import Message
-from nmt_train.wire import Aborted, Tag, describe
+from nmt_train.wire import Aborted, Tag, describe, numbered
 from nmt_train.wire.fluid import SECOND
 from nmt_train.wire.tasks import Lock, Receipt, Signal, current
 
@@ -45,7 +45,7 @@ class VirtualWire:
         places = [engine.network.nodes[seat] for seat in seats]
         self._engine, self.rank, self.size, self.peers = engine, rank, len(seats), peers
         self.seat: int = seats[rank]
-        self.nodes = tuple(list(dict.fromkeys(places)).index(place) for place in places)
+        self.nodes = numbered(places)
         self.hosts = tuple(f"node{place}" for place in places)
         self.lines: dict[int, deque[Callable[[], None]]] = defaultdict(deque)
         self.addends: deque[tuple[Tensor, Receipt]] = deque()
