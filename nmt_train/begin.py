@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from nmt_train import checkpoint, modes
 from nmt_train import config as configuration
+from nmt_train import modes
 from nmt_train.checkpoint import Checkpoint
 from nmt_train.config import Config
 from nmt_train.corpus.batches import Batches
@@ -23,6 +23,7 @@ from nmt_train.errors import UserError
 from nmt_train.follow import Follower
 from nmt_train.lead import Leader
 from nmt_train.log import Log, rewind_metrics
+from nmt_train.manifest import whole
 from nmt_train.model.transformer import Transformer
 from nmt_train.progress import Progress
 from nmt_train.recover import Again
@@ -183,7 +184,7 @@ def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
     damaged: list[str] = []
     for path in reversed(run.checkpoints()):
         try:
-            return checkpoint.load(path), damaged
+            return whole(path), damaged
         except UserError as error:
             damaged.append(str(error))
     if damaged:

@@ -51,7 +51,7 @@ class Checkpoint:
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors saved under `name`, on the CPU; UserError if there are none."""
         file = self.path / f"{name}.safetensors"
-        if not file.exists():
+        if not self.has(name):
             raise UserError(f"{self.path}: holds no {name}; it cannot be used for this")
         try:
             return load_file(file)
@@ -59,7 +59,7 @@ class Checkpoint:
             raise UserError(f"{file}: damaged ({error}); use another checkpoint of the run") from None
 
     def has(self, name: str) -> bool:
-        return (self.path / f"{name}.safetensors").exists()
+        return f"{name}.safetensors" in self.facts["files"]
 
     def vocabulary(self) -> Vocabulary:
         return Vocabulary.load(self.path / _VOCABULARY)
@@ -78,7 +78,8 @@ def save(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping
             save_file(dict(named), beside / f"{name}.safetensors")
         (beside / _VOCABULARY).write_bytes(vocabulary.model)
         files = {file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in sorted(beside.iterdir())}
-        manifest = {"format": FORMAT, "vocabulary": vocabulary.digest, "files": files, **facts}
+        manifest = json.loads(json.dumps({"format": FORMAT, "vocabulary": vocabulary.digest, "files": files, **facts}))
+        manifest["checksum"] = _checksum(manifest)
         (beside / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         for file in beside.iterdir():
             _sync(file)
@@ -101,12 +102,17 @@ def load(path: Path) -> Checkpoint:
         facts = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no checkpoint here (no {_MANIFEST}); give a run folder or one of its checkpoints") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path / _MANIFEST}: cannot be read ({error}); use another checkpoint of the run") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT or not isinstance(facts.get("files"), dict):
         raise UserError(f"{path / _MANIFEST}: not a checkpoint of format {FORMAT}; use the version that wrote it")
+    checksum = facts.pop("checksum", None)  # which those of version 0.1.0 do not have
+    if checksum not in (None, _checksum(facts)):
+        raise UserError(f"{path / _MANIFEST}: was changed since it was saved; use another checkpoint of the run")
     for name, expected in facts["files"].items():
         file = path / Path(name).name
+        if not isinstance(expected, dict):
+            raise UserError(f"{path / _MANIFEST}: says nothing about {file.name}; use another checkpoint of the run")
         try:
             size, digest = file.stat().st_size, _digest(file)
         except OSError as error:
@@ -135,6 +141,10 @@ def clean(folder: Path) -> None:
             replaced.rename(original)
     for left in [*folder.glob(".*.tmp"), *folder.glob(".*.old")]:
         shutil.rmtree(left, ignore_errors=True)
+
+
+def _checksum(facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _digest(path: Path) -> str:

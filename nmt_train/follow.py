@@ -8,7 +8,7 @@ from dataclasses import astuple
 from typing import Any
 
 from nmt_train.corpus.deal import Deal, from_plain, resume
-from nmt_train.message import Message, from_json, to_json
+from nmt_train.message import Message, from_json, to_facts
 from nmt_train.state import Part
 from nmt_train.stop import StopConfig
 from nmt_train.train import Worker
@@ -80,7 +80,7 @@ class Follower:
 
     def _obey(self) -> str:
         """Do what rank 0 says next, and return it."""
-        order = to_json(self._orders.result()[1])
+        order = to_facts(self._orders.result()[1], "do")
         self._orders = self._wire.receive(0, Tag.CONTROL)
         match order["do"]:
             case "epochs":
@@ -111,8 +111,8 @@ class Follower:
     def begin(self) -> None:
         """Take rank 0's part over: what a checkpoint held, or its initial parameters."""
         message: Message = self._wire.receive(0, Tag.STATE).result()[1]
-        facts = to_json(Message((), message.tensors[:1]))
-        part = Part.unpack(Message((), message.tensors[1:]))
+        facts = to_facts(message, "workers", "stages", "epochs")
+        part = Part.unpack(Message((), message.tensors[1:], message.origin))
         deal = Deal(self._wire.rank, facts["workers"], from_plain(facts["stages"]), self._together)
         self.go_on_from(part, deal, facts["epochs"], "rank 0's checkpoint")
 
@@ -125,4 +125,4 @@ class Follower:
         self._worker.schedule.refresh()
         self._report(drained=True)
         self._until("go on")  # when everybody has the parameters
-        self._worker.leader = lambda: self._leader
+        self._worker.begun(lambda: self._leader)

@@ -7,12 +7,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 from nmt_train.errors import UserError
 
+_ENDS = ("error: ", "MPI_ABORT was invoked")  # how a rank's last words begin
+_GRACE, _LOOK = 10.0, 0.5  # seconds that mpirun has to end after them; between two looks
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
 
 
@@ -53,9 +57,45 @@ def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: 
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)
-    assert job.stderr is not None
-    for line in job.stderr:
-        print(line, end="", file=sys.stderr, flush=True)
-        heard(line)
-    status = job.wait()
+    over = threading.Event()
+
+    def listen() -> None:
+        assert job.stderr is not None
+        for line in job.stderr:
+            print(line, end="", file=sys.stderr, flush=True)
+            heard(line)
+            if line.startswith(_ENDS):
+                over.set()
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    status = _wait(job, over)
+    listener.join(_GRACE)
     return 128 + asked[0] if asked else status
+
+
+def _wait(job: subprocess.Popen[str], over: threading.Event) -> int:
+    """Until mpirun ends; where its ranks have, it may wait for ever for a machine that it cannot reach any more."""
+    left = _GRACE
+    while True:
+        try:
+            return job.wait(_LOOK)
+        except subprocess.TimeoutExpired:
+            left -= _LOOK if over.is_set() else 0.0
+        if left <= 0:
+            print("nmt-train: mpirun does not end: killing it", file=sys.stderr, flush=True)
+            for process in [job.pid, *_session(job.pid)]:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            return job.wait()
+
+
+def _session(leader: int) -> list[int]:
+    """The processes of a session: mpirun's own ranks, and what reaches other machines for it."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(session) == leader and state != "Z":
+                found.append(int(stat.parent.name))
+    return found

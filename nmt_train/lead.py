@@ -18,7 +18,7 @@ from nmt_train.duration import Mark
 from nmt_train.exchange.node import first_ranks
 from nmt_train.follow import LEAD, last_epoch
 from nmt_train.log import Log
-from nmt_train.message import Message, from_json, to_json
+from nmt_train.message import Message, from_json, to_facts
 from nmt_train.meter import Meter
 from nmt_train.run import Run
 from nmt_train.saving import Saving
@@ -61,6 +61,7 @@ class Leader:
         facts = {"stages": plain(stages), "workers": workers, "epochs": self._progress.epochs}
         for rank in self._followers:
             self._wire.send(rank, Tag.STATE, Message((), (*from_json(facts).tensors, *parts[rank].pack().tensors)))
+        snapshot.vectors.clear()
         self.go_on_from(parts[0], Deal(0, workers, stages, exchange.together), snapshot.stages, str(self._run.folder))
         if snapshot.stages:
             self._saving.known(snapshot.numbers["updates"], snapshot.stages[-1])
@@ -75,7 +76,7 @@ class Leader:
         self._tell("go on")
         self._worker.schedule.refresh()
         self._wait_for_drained()  # everybody has the parameters
-        self._worker.leader = self._facts
+        self._worker.begun(self._facts)
         self._tell("go on")
         self._count()
         self._progress.start_clock(self._wire.now)
@@ -136,7 +137,7 @@ class Leader:
             wait = False
             source, message = self._reports.result()
             self._reports = self._wire.receive(None, Tag.REPORT)
-            report: dict[str, Any] = to_json(message)
+            report = to_facts(message, "counted", "position", "settled", "updates", "measured")
             self._progress.merge(report["counted"])
             if source < len(self._positions):  # it has joined
                 self._positions[source] = Position(*report["position"])

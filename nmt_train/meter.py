@@ -21,7 +21,7 @@ class Meter:
         size = worker.wire.size
         self._totals: list[dict[str, Any]] = [{} for _ in range(size)]
         self._before: list[dict[str, Any]] = [{} for _ in range(size)]
-        self._others = 0  # tokens that other ranks have reported since the last line
+        self._others = worker.progress.words()  # tokens since the last line, of other ranks or from before
         self._words = [0] * size
         self._since = worker.wire.now()
 

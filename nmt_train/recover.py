@@ -6,6 +6,7 @@ come to the same plan of who sends what to whom, and the newest of everything wi
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
@@ -52,6 +53,11 @@ class Remains:
         schedule = worker.schedule
         pieces = schedule.exchange.pieces(worker.wire.rank)
         return cls(ranks, era, pieces, worker.settled, worker.random(), schedule.rescued, leader)
+
+    def forget(self) -> None:
+        """All that are left have begun again: let the memory go."""
+        self.pieces, self.random, self.rescued = [], {}, lambda newest: {}
+        gc.collect()  # worker, schedule and wire of before know each other
 
     def facts(self) -> Facts:
         pieces = [piece.facts() for piece in self.pieces]

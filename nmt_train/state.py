@@ -20,6 +20,7 @@ from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.errors import UserError
 from nmt_train.exchange import OPTIMIZER, RESIDUAL, UNSENT
 from nmt_train.flat import Flat
+from nmt_train.manifest import whole
 from nmt_train.message import Message, from_json, to_json
 from nmt_train.model.transformer import Transformer
 from nmt_train.progress import Progress
@@ -52,9 +53,12 @@ class Part:
 
     @classmethod
     def unpack(cls, message: Message) -> Part:
-        facts, tensors = to_json(message), iter(message.tensors[1:])
-        shard, carried, random = ({name: next(tensors) for name in facts[group]} for group in ("shard", "carried", "random"))
-        return cls(shard, carried, random, facts["numbers"], Position(*facts["position"]))
+        with message.understood():
+            facts, tensors = to_json(message), iter(message.tensors[1:])
+            shard, carried, random = (
+                {name: next(tensors) for name in facts[group]} for group in ("shard", "carried", "random")
+            )
+            return cls(shard, carried, random, facts["numbers"], Position(*facts["position"]))
 
 
 @dataclasses.dataclass
@@ -264,7 +268,7 @@ def load_model(paths: list[Path], device: torch.device) -> tuple[Transformer, Vo
     """
     mean: dict[str, Tensor] = {}
     for count, path in enumerate(paths, 1):
-        saved = checkpoint.load(path)
+        saved = whole(path)
         if count == 1:
             first = saved
         elif saved.facts["vocabulary"] != first.facts["vocabulary"]:

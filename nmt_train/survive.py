@@ -42,6 +42,7 @@ class Rank:
                 try:
                     worker = self.make(modes.fit(self.config, wire.size), wire)
                     again = recover(worker, remains) if remains else None
+                    worker.forget = remains.forget if remains else None
                     if ready is None and wire.rank == 0:
                         ready = opened.enter_context(self.take_over())
                     status = self._train(worker, ready, again)

@@ -63,6 +63,7 @@ class Worker:
         self.placed = False  # whether it has its part
         # Once all have begun: what a rank 0 would go on from, as far as this one has been told.
         self.leader: Callable[[], dict[str, Any] | None] | None = None
+        self.forget: Callable[[], None] | None = None  # what it was kept for that not all had begun
 
     def run(self, duties: Duties) -> None:
         """Train until the duties say that it is over."""
@@ -125,7 +126,9 @@ class Worker:
         return Position(**vars(self.position))
 
     def place(self, part: Part, deal: Deal, where: str) -> None:
-        """Continue from a part; UserError if it is of another optimiser. `refresh` comes after, when all ranks have theirs."""
+        """Continue from a part, which is empty then; UserError if it is of another optimiser. `refresh` comes after, when all
+        ranks have theirs.
+        """
         optimizer = self.schedule.exchange.optimizer
         vectors, self.placed = dict(part.shard), True
         optimizer.parameters.copy_(vectors.pop("parameters"))
@@ -134,11 +137,20 @@ class Worker:
             optimizer.smoothed.copy_(optimizer.parameters if smoothed is None else smoothed)
         optimizer.load(vectors, part.numbers, where)
         self.schedule.carry(part.carried)
+        part.shard.clear()
+        part.carried.clear()
         self.deal_out(deal, part.position)
         if "cpu" in part.random:
             torch.set_rng_state(part.random["cpu"])
         if self.device.type == "cuda" and "cuda" in part.random:
             torch.cuda.set_rng_state(part.random["cuda"], self.device)
+
+    def begun(self, leader: Callable[[], dict[str, Any] | None]) -> None:
+        """All ranks have begun."""
+        self.leader = leader
+        if self.forget is not None:
+            self.forget()
+            self.forget = None
 
     def deal_out(self, deal: Deal, position: Position) -> None:
         """Go on with these batches."""

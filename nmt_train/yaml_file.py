@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from nmt_train.errors import UserError
+
+_LONGEST, _MOST = 1 << 20, 100_000  # bytes, entries
 
 
 class Loader(yaml.SafeLoader):
@@ -28,8 +31,12 @@ def read(path: Path, where: dict[str, str], hint: str) -> dict[str, Any]:
     UserError for what is not such a file.
     """
     try:
+        if path.stat().st_size > _LONGEST:
+            raise UserError(f"{path}: has more than {_LONGEST:,} bytes; is this a file of keys?")
         text = path.read_text(encoding="utf-8")
         node = yaml.compose(text, Loader)
+        if next(islice(_nodes(node), _MOST, None), None) is not None:
+            raise UserError(f"{path}: has more than {_MOST:,} entries, those counted that `*` repeats; is this a file of keys?")
         values = yaml.load(text, Loader)
         _locate(node, path, "", where)
     except OSError as error:
@@ -38,7 +45,7 @@ def read(path: Path, where: dict[str, str], hint: str) -> dict[str, Any]:
         raise UserError(f"{path}: not UTF-8; save the file as UTF-8") from None
     except RecursionError:
         raise UserError(f"{path}: nested too deeply, or in itself; write the keys that nmt-train --help lists") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise UserError(f"{path}{line}: not YAML: {getattr(error, 'problem', None) or error}; mend the line") from None
@@ -73,6 +80,14 @@ def merge(into: dict[str, Any], values: Mapping[str, Any], whole: Container[str]
             merge(into[key], value, whole, f"{name}.")
         else:
             into[key] = value
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    """All that a file holds, as often as it is repeated."""
+    yield node
+    for inner in getattr(node, "value", ()) if not isinstance(node, yaml.ScalarNode) else ():
+        for each in inner if isinstance(inner, tuple) else (inner,):
+            yield from _nodes(each)
 
 
 def _locate(node: Any, path: Path, prefix: str, where: dict[str, str]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -38,3 +41,16 @@ def test_the_launchers_are_known_by_their_variables(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SLURM_LOCALID", "1")
     assert launch.launched()
     assert launch.local_rank() == 1
+
+
+def test_an_mpirun_that_waits_for_ever_after_its_ranks_have_ended_is_killed_with_all_its_processes(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "_GRACE", 0.1)
+    monkeypatch.setattr(launch, "_LOOK", 0.05)
+    job = subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True, stderr=subprocess.PIPE, text=True)
+    over = threading.Event()
+    over.set()
+    assert launch._wait(job, over) == -signal.SIGKILL
+    assert not launch._session(job.pid)
+    assert "mpirun does not end" in capfd.readouterr().err

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -115,6 +116,23 @@ def test_the_seeds_find_what_is_wrong(
     with pytest.raises(AssertionError):
         for seed in range(60):
             check(make, mode, seed)
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "sparse-overlap", "sync"])
+def test_who_goes_on_keeps_nothing_of_what_was_before(make: Make, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    workers: list[tuple[int, weakref.ref[Worker]]] = []  # by the seats of their ranks
+    begun = Worker.begun
+
+    def counted(worker: Worker, leader: Any) -> None:
+        begun(worker, leader)
+        seat = worker.wire.seat  # type: ignore[attr-defined]
+        workers.append((seat, weakref.ref(worker)))
+        assert sum(its == seat and there() is not None for its, there in workers) == 1
+
+    monkeypatch.setattr(Worker, "begun", counted)
+    config = ledger.plain(make(mode=mode, stop__after="3e"))
+    ledger.train(config, [1, 1, 1, 1], [Kill(1, "0.3s"), Kill(3, "0.7s")])
+    assert len(workers) == 4 + 3 + 2
 
 
 @pytest.mark.parametrize("seed", range(max(1, SEEDS // 10)))

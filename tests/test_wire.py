@@ -28,7 +28,7 @@ def test_a_frame_holds_the_whole_message(
     tag: Tag, numbers: list[int], tensors: list[tuple[torch.dtype, int]], slot: bool
 ) -> None:
     message = Message(tuple(numbers), tuple(torch.arange(size).to(dtype) for dtype, size in tensors))
-    found, at, read = unpack(pack(tag, 17 * slot, message))
+    found, at, read = unpack(pack(tag, 17 * slot, message), "rank 1", 1 << 20, frozenset(Tag))
     assert (found, at, read.numbers) == (tag, 17 * slot, message.numbers)
     assert [(tensor.dtype, tensor.shape) for tensor in read.tensors] == [(t.dtype, t.shape) for t in message.tensors]
     if slot:  # long contents come by themselves

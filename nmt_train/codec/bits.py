@@ -22,6 +22,8 @@ def fixed(values: Whole, width: int) -> Bytes:
 
 
 def from_fixed(packed: Bytes, count: int, width: int) -> Whole:
+    if len(packed) < width * -(-count // 8):
+        raise ValueError(f"{count} numbers of {width} bits are not in {len(packed)} bytes")
     values = np.zeros(count, np.int64)
     each = -(-count // 8)
     for place in range(width):
@@ -62,6 +64,8 @@ def gamma(values: Whole) -> Bytes:
 
 def from_gamma(packed: Bytes, count: int) -> Whole:
     lengths, used = from_unary(packed, count)
+    if lengths.max(initial=0) > 62:
+        raise ValueError("a number is too large")
     values = np.left_shift(np.int64(1), lengths)
     for place in range(int(lengths.max(initial=0))):
         there = lengths > place

@@ -36,7 +36,10 @@ class Dense(Codec):
         return 0 if self._dtype == torch.float32 else elements
 
     def decode(self, message: Message, into: Tensor) -> None:
-        into.copy_(message.tensors[0])
+        into.copy_(self._vector(message, into))
 
     def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
-        into.add_(message.tensors[0].to(into), alpha=sign)
+        into.add_(self._vector(message, into).to(into), alpha=sign)
+
+    def _vector(self, message: Message, into: Tensor) -> Tensor:
+        return message.vector(into.numel(), self._dtype)

@@ -31,9 +31,13 @@ class Int8(Codec):
         return Message((), (vector.new_empty(1), vector.new_empty(vector.numel(), dtype=torch.int8)))
 
     def decode(self, message: Message, into: Tensor) -> None:
-        level, levels = message.tensors
+        level, levels = _level_and_levels(message, into)
         into.copy_(levels).mul_(level.to(into))
 
     def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
-        level, levels = message.tensors
+        level, levels = _level_and_levels(message, into)
         into.add_(levels.to(into), alpha=sign * float(level))
+
+
+def _level_and_levels(message: Message, into: Tensor) -> tuple[Tensor, ...]:
+    return message.vectors((torch.float32, 1), (torch.int8, into.numel()))

@@ -35,7 +35,8 @@ class OneBit(Codec):
         return Message((), (vector.new_empty(2 * -(-elements // COLUMN)), bits))
 
     def decode(self, message: Message, into: Tensor) -> None:
-        means, bits = message.tensors
+        columns = -(-into.numel() // COLUMN)
+        means, bits = message.vectors((torch.float32, 2 * columns), (torch.uint8, -(-into.numel() // 8)))
         low, high = means.to(into).view(2, -1).repeat_interleave(COLUMN, dim=1)[:, : into.numel()]
         above = torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=into.numel())).to(into.device)
         torch.where(above.bool(), high, low, out=into)

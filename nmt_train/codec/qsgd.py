@@ -25,7 +25,7 @@ class Qsgd(Codec):
         norms = filled.norm(dim=1, keepdim=True)
         if not torch.isfinite(norms).all():
             raise NotFinite("the vector to be sent is not finite")
-        exact = filled.abs().mul_(levels / norms.clamp(min=torch.finfo(norms.dtype).tiny))
+        exact = filled.abs().div_(norms.clamp(min=torch.finfo(norms.dtype).tiny)).mul_(levels)
         chosen = (exact + torch.rand(exact.shape)).floor_().clamp_(max=levels)
         whole = chosen.flatten()[: vector.numel()].to(torch.int64).numpy()
         signs = np.packbits((vector.cpu() < 0).numpy())
@@ -39,13 +39,17 @@ class Qsgd(Codec):
         return Message((), (vector.new_empty(-(-elements // self._config.bucket)), *codes))
 
     def decode(self, message: Message, into: Tensor) -> None:
-        norms, signs, code = (tensor.cpu() for tensor in message.tensors)
-        count = into.numel()
-        if self._config.coding == "elias":
-            whole = bits.from_gamma(code.numpy(), count) - 1
-        else:
-            whole = bits.from_fixed(code.numpy(), count, self._width)
-        each = norms.repeat_interleave(self._config.bucket)[:count] / self._config.levels
+        count, bucket = into.numel(), self._config.bucket
+        expected = (torch.float32, -(-count // bucket)), (torch.uint8, -(-count // 8)), (torch.uint8, None)
+        norms, signs, code = (tensor.cpu() for tensor in message.vectors(*expected))
+        with message.understood():
+            if self._config.coding == "elias":
+                whole = bits.from_gamma(code.numpy(), count) - 1
+            else:
+                whole = bits.from_fixed(code.numpy(), count, self._width)
+            if count and not 0 <= whole.min() <= whole.max() <= self._config.levels:
+                raise ValueError(f"levels are from 0 to {self._config.levels}")
+        each = norms.repeat_interleave(bucket)[:count] / self._config.levels
         negative = torch.from_numpy(np.unpackbits(signs.numpy(), count=count)).to(torch.float32)
         into.copy_(torch.from_numpy(whole).to(torch.float32) * each * (1 - 2 * negative))
 

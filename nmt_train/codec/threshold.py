@@ -56,16 +56,23 @@ class Threshold(Codec):
         self.add(message, into)
 
     def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
-        positions, signs = self._unpacked(message, into.numel())
+        with message.understood():
+            positions, signs = self._unpacked(message, into.numel())
+            if len(positions) and not 0 <= positions.min() <= positions.max() < into.numel():
+                raise ValueError(f"positions beyond {into.numel()} elements")
         tau = float(message.tensors[0])
         into.index_add_(0, torch.from_numpy(positions).to(into.device), torch.from_numpy(signs).to(into), alpha=sign * tau)
 
     def _unpacked(self, message: Message, elements: int) -> tuple[np.ndarray, np.ndarray]:
         """Positions, and signs as 1 and -1."""
-        count, packed = message.numbers[0], message.tensors[1].cpu().numpy()
+        count = message.number()
+        if not 0 <= count <= elements:
+            raise ValueError(f"{count} of {elements} elements")
         if self._config.coding == "words":
-            word = packed.view(np.uint32).astype(np.int64)
+            words = message.vectors((torch.float32, 1), (torch.int32, count))[1]
+            word = words.cpu().numpy().view(np.uint32).astype(np.int64)
             return word & _LOW, 1 - 2 * (word >> 31)
+        packed = message.vectors((torch.float32, 1), (torch.uint8, None))[1].cpu().numpy()
         held = -(-count // 8)
         code, negative = packed[: len(packed) - held], packed[len(packed) - held :]
         gaps = bits.from_rice(code, count, bits.rice_width(count / max(1, elements)))

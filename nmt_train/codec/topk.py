@@ -53,18 +53,24 @@ class TopK(Codec):
         return Message((_SPARSE, target), (vector.new_empty(round(target * each), dtype=torch.uint8), values))
 
     def decode(self, message: Message, into: Tensor) -> None:
-        if message.numbers[0] == _DENSE:
+        if message.number() == _DENSE:
             self._dense.decode(message.without_numbers(1), into)
         else:
             into.zero_()
             self.add(message, into)
 
     def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
-        if message.numbers[0] == _DENSE:
+        if message.number() == _DENSE:
             self._dense.add(message.without_numbers(1), into, sign)
             return
-        packed, values = message.tensors
-        positions = self._unpack(packed).to(into.device)
+        count = message.number(1)
+        packed, values = message.vectors(
+            (torch.uint8, None) if self._config.indices == "gaps" else (torch.int32, count),
+            (torch.float16 if self._half else torch.float32, count),
+        )
+        positions = self._unpack(packed)
+        if positions.numel() != count or (count and not 0 <= int(positions.min()) <= int(positions.max()) < into.numel()):
+            raise message.malformed(f"{positions.numel()} positions for {count} of {into.numel()} elements, or some beyond")
         into.index_add_(0, positions, values.to(into), alpha=sign)
 
     def target(self, elements: int, update: int) -> int:

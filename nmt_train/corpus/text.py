@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -44,7 +45,7 @@ def read_lines(path: str | Path) -> Iterator[str]:
     try:
         with open_binary(path) as stream:
             yield from decode_lines(stream, str(path))
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"{path}: {reason}; check the path and that the file can be read") from None
 

@@ -127,9 +127,13 @@ class Piece:
 
     @classmethod
     def unpack(cls, message: Message) -> Piece:
-        facts = to_json(message)
-        vectors = dict(zip(facts["names"], message.tensors[1:], strict=True))
-        return cls(slice(*facts["place"]), facts["updates"], vectors, facts["numbers"], facts["exact"])
+        with message.understood():
+            facts = to_json(message)
+            vectors = dict(zip(facts["names"], message.tensors[1:], strict=True))
+            start, stop = facts["place"]
+            if {vector.numel() for vector in vectors.values()} - {stop - start}:
+                raise ValueError(f"vectors that are not as long as from {start} to {stop}")
+            return cls(slice(start, stop), int(facts["updates"]), vectors, facts["numbers"], bool(facts["exact"]))
 
 
 class Exchange(Protocol):

@@ -45,8 +45,8 @@ class PerNode(Around):
     def sync(self, gradient: Tensor, parameters: Tensor) -> None:
         self._wire.send(self._members[0], Tag.NODE, Message((1,), (gradient,)))
         message = self._wire.receive(self._members[0], Tag.GRANT).result()[1]
-        self._told = message.numbers[0]
-        parameters.copy_(message.tensors[0])
+        self._told = message.number()
+        parameters.copy_(message.vector(parameters.numel()))
 
     @torch.no_grad()
     def _gather(self) -> None:
@@ -61,7 +61,7 @@ class PerNode(Around):
             else:
                 resting.discard(source)
                 given.append(source)
-                total.add_(message.tensors[0].to(total.device))
+                total.add_(message.vector(total.numel()).to(total.device))
             if not given or len(resting.union(given)) < len(self._members):
                 continue
             self._exchange.prepare(total, self._received)

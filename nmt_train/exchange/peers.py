@@ -95,7 +95,7 @@ class Peers(Exchange):
         """Take in what the others change, until the wire is closed."""
         while True:
             source, message = self._wire.receive(None, Tag.PEER).result()
-            if message.numbers[0] == _CHANGE:
+            if message.number() == _CHANGE:
                 with self._lock:
                     self._change(message.without_numbers(1))
             else:

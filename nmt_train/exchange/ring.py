@@ -91,7 +91,7 @@ class Ring(Reducer):
         return message
 
     def _decode(self, message: Message, block: Tensor, add: bool = False) -> None:
-        if message.numbers[0] == _NOT_FINITE:
+        if message.number() == _NOT_FINITE:
             block.fill_(torch.nan)
             return
         bare = message.without_numbers(1)

@@ -169,7 +169,7 @@ class Server(Exchange):
             with self._trace.span("waiting"):
                 message = answer.result()[1]
             with self._trace.span("decode", received[self.shards[rank]].numel()):
-                self._hear(rank, self._own.bring(_on(received.device, message), received[self.shards[rank]]))
+                self._hear(rank, self._own.bring(message.on(received.device), received[self.shards[rank]]))
 
     def _hear(self, rank: int, updates: int) -> None:
         self._told = self._heard[rank] = updates
@@ -203,8 +203,9 @@ class Server(Exchange):
             self._wire.send(rank, Tag.PULL, Message((int(self._pushes),)))
         for rank in self._holders:
             message = self._wire.receive(rank, Tag.PULLED).result()[1]
-            self._hear(rank, message.numbers[0])
-            parameters[self.shards[rank]].copy_(message.tensors[0])
+            place = parameters[self.shards[rank]]
+            self._hear(rank, message.number())
+            place.copy_(message.vector(place.numel()))
         self._latest = parameters
         if self._received is not None:
             self._received.copy_(parameters)
@@ -251,7 +252,7 @@ class Server(Exchange):
         parameters = self.optimizer.parameters
         while True:
             source, message = self._wire.receive(None, Tag.PUSH).result()
-            kind, gradient = message.numbers[0], _on(parameters.device, message.without_numbers(1))
+            kind, gradient = message.number(), message.without_numbers(1).on(parameters.device)
             with self._lock:
                 if kind == _FETCH:
                     waiting = [source]
@@ -275,10 +276,4 @@ class Server(Exchange):
         while True:
             source, message = self._wire.receive(None, Tag.PULL).result()
             with self._lock:
-                self._wire.send(source, Tag.PULLED, self._own.pull(source, pushes=bool(message.numbers[0])))
-
-
-def _on(device: torch.device, message: Message) -> Message:
-    if device.type == "cpu":
-        return message
-    return Message(message.numbers, tuple(tensor.to(device, non_blocking=True) for tensor in message.tensors))
+                self._wire.send(source, Tag.PULLED, self._own.pull(source, pushes=bool(message.number())))

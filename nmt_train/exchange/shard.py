@@ -118,10 +118,10 @@ class Shard:
     def bring(self, message: Message, parameters: Tensor) -> int:
         """On the worker's side: `answer`'s message into its slice of the parameters; how many updates these have had."""
         if self._down is None:
-            parameters.copy_(message.tensors[0])
+            parameters.copy_(message.vector(parameters.numel()))
         else:
             self._down.add(message.without_numbers(1), parameters)
-        return message.numbers[0]
+        return message.number()
 
     def copy_to(self, worker: int, parameters: Tensor) -> None:
         """The answer for a worker of the same rank."""

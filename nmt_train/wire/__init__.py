@@ -31,6 +31,9 @@ class WireConfig:
     chunk: int = Field(
         default=1 << 20, ge=1 << 10, le=1 << 30, description="longer tensors travel in pieces of this size [bytes]"
     )
+    longest: int = Field(
+        default=8 << 30, ge=1 << 20, le=1 << 50, description="a message that says that it is longer is refused [bytes]"
+    )
 
 
 class Tag(IntEnum):

@@ -6,6 +6,8 @@ the numbers, and a type and a length for every tensor.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from nmt_train.message import DTYPES, Message
 
 _ALIGNED = 8  # bytes
 _FIXED = 4  # integers
+SLOTS = 30_000  # every MPI allows tags up to 32,767
 
 
 def contents(message: Message) -> list[np.ndarray]:
@@ -32,13 +35,31 @@ def pack(tag: int, slot: int, message: Message) -> np.ndarray:
     return np.concatenate([frame, *(np.pad(part, (0, -part.size % _ALIGNED)) for part in contents(message))])
 
 
-def unpack(frame: np.ndarray) -> tuple[int, int, Message]:
-    """Tag, slot and message of a frame; with a slot, the tensors are still to be filled."""
-    tag, slot, numbers, tensors = (int(value) for value in frame[: 8 * _FIXED].view(np.int64))
-    start, end = 8 * (_FIXED + numbers), 8 * (_FIXED + numbers + 2 * tensors)
-    values = tuple(int(value) for value in frame[8 * _FIXED : start].view(np.int64))
-    shapes = frame[start:end].view(np.int64).reshape(-1, 2)
-    message = Message(values, tuple(torch.empty(int(length), dtype=DTYPES[int(kind)]) for kind, length in shapes))
+def unpack(frame: np.ndarray, origin: str, longest: int, tags: Container[int]) -> tuple[int, int, Message]:
+    """Tag, slot and message of a frame (bytes,) from `origin`; with a slot, the tensors are still to be filled.
+
+    Malformed, before anything is allocated, if it has none of these tags, contradicts itself or is beyond `longest` bytes.
+    """
+    refused = Message(origin=origin).malformed
+    if frame.size < 8 * _FIXED or frame.size % 8:
+        raise refused(f"a header of {frame.size} bytes")
+    header = frame.view(np.int64)
+    tag, slot, numbers, tensors = (int(value) for value in header[:_FIXED])
+    words = header.size - _FIXED
+    if tag not in tags or not 0 <= slot <= SLOTS or not 0 <= numbers <= words or not 0 <= 2 * tensors <= words - numbers:
+        raise refused(f"tag {tag}, slot {slot}, {numbers} numbers and {tensors} vectors in {frame.size} bytes")
+    values = header[_FIXED : _FIXED + numbers].tolist()
+    end = 8 * (_FIXED + numbers + 2 * tensors)
+    shapes = [(int(kind), int(length)) for kind, length in header[_FIXED + numbers : end // 8].reshape(-1, 2)]
+    if any(not 0 <= kind < len(DTYPES) or not 0 <= length <= longest for kind, length in shapes):
+        raise refused(f"vectors of types and lengths {shapes[:4]}")
+    sizes = [length * DTYPES[kind].itemsize for kind, length in shapes]
+    if sum(sizes) > longest:
+        raise refused(f"{sum(sizes):,} bytes, more than wire.longest, {longest:,}")
+    follow = 0 if slot else sum(size + -size % _ALIGNED for size in sizes)
+    if frame.size - end != follow:
+        raise refused(f"{frame.size - end} bytes after the header instead of {follow}")
+    message = Message(tuple(values), tuple(torch.empty(length, dtype=DTYPES[kind]) for kind, length in shapes), origin)
     if not slot:
         for part in contents(message):
             part[:] = frame[end : end + part.size]

@@ -68,7 +68,7 @@ def measure_offset(wire: Wire) -> float:
     for _ in range(_PINGS):
         start = wire.now()
         wire.send(0, Tag.HELLO, Message())
-        theirs = wire.receive(0, Tag.HELLO).result()[1].numbers[0] / 1e9
+        theirs = wire.receive(0, Tag.HELLO).result()[1].number() / 1e9
         end = wire.now()
         best = min(best, (end - start, theirs - (start + end) / 2))
     return best[1]

@@ -116,7 +116,8 @@ class Mpi(ThreadWire):
             self._next = Mpi(self._config, self)
             self._failure = self._failure or Ended("another rank's process has ended")
         else:
-            self._failure = self._failure or UserError(f"MPI failed on host {socket.gethostname()}: {error}")
+            failed = UserError(f"MPI failed on host {socket.gethostname()}: {error}")
+            self._failure = self._failure or (error if isinstance(error, UserError) else failed)
 
     def _check(self, source: int | None = None) -> None:
         super()._check(source)

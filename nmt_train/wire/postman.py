@@ -21,7 +21,7 @@ import numpy as np
 
 from nmt_train.message import Message
 from nmt_train.wire import NAMES, Lost, Tag, WireConfig
-from nmt_train.wire.frame import contents, pack, unpack
+from nmt_train.wire.frame import SLOTS, contents, pack, unpack
 from nmt_train.wire.letters import Addend, Letter, Transfer
 from nmt_train.wire.runtime import load
 
@@ -29,10 +29,10 @@ PATIENCE = 10.0  # seconds
 ABORT = 255
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 5e-5, 2e-3  # seconds
 _SHORT = 16 << 10  # bytes that travel with their header
-_SLOTS = 30_000  # every MPI allows tags up to 32,767
 _BEAT = 0
 _BEATS = 8  # signs of life within a deadline
 _KINDS = frozenset(Tag)
+_ALLOWED = _KINDS | {_BEAT, ABORT}
 
 
 class Addressee(Protocol):
@@ -73,7 +73,7 @@ class Postman:
         self._requests: list[Any] = []
         self._owners: list[Transfer] = []
         self._arriving: dict[tuple[int, int], deque[list[Any]]] = defaultdict(deque)  # [message, complete], as sent
-        self._slots = itertools.cycle(range(1, _SLOTS + 1))
+        self._slots = itertools.cycle(range(1, SLOTS + 1))
         self._beaten: list[concurrent.futures.Future[None] | None] = []
         self._next_beat = 0.0
         self._thread = threading.Thread(target=self._work, name="postman", daemon=True)
@@ -197,7 +197,7 @@ class Postman:
         return moved
 
     def _open_frame(self, source: int, frame: np.ndarray) -> None:
-        tag, slot, message = unpack(frame)
+        tag, slot, message = unpack(frame, f"rank {source}", self._config.longest, _ALLOWED)
         if tag == ABORT:
             self._addressee.aborted(source)
         if tag in (_BEAT, ABORT):

@@ -162,6 +162,8 @@ class ThreadWire:
 
     def _check(self, source: int | None = None) -> None:
         """Raise what went wrong on this wire, or Aborted when it is closed."""
+        if isinstance(self._failure, Ended):
+            raise Ended(*self._failure.args)  # another each time: the wire's own would keep all frames that it has passed
         if self._failure is not None:
             raise self._failure
         if self._closed:

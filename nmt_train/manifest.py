@@ -1,0 +1,53 @@
+"""What a checkpoint's manifest must say for a run to go on from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from nmt_train import checkpoint
+from nmt_train.checkpoint import Checkpoint
+from nmt_train.errors import UserError
+from nmt_train.progress import Progress
+
+
+@dataclass
+class _Optimizer:
+    updates: int
+    factor: float
+    torch: dict[str, float]
+
+
+@dataclass
+class _Facts:
+    vocabulary: str
+    config: dict[str, Any]
+    progress: dict[str, float]
+    patience: dict[str, tuple[float, int]]
+    validation_pending: bool
+    optimizer: _Optimizer
+    stages: Annotated[list[list[tuple[int, int]]], Field(min_length=1)] | None = None  # version 0.1.0 had none
+
+
+_FACTS = TypeAdapter(_Facts)
+
+
+def whole(path: Path) -> Checkpoint:
+    """The checkpoint in `path`, whose files and manifest have been verified; UserError says what is wrong with it."""
+    saved = checkpoint.load(path)
+    try:
+        _FACTS.validate_python(saved.facts)
+        Progress(**saved.facts["progress"])
+    except (ValidationError, TypeError) as error:
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        else:
+            what = f"progress: {error}"
+        raise UserError(
+            f"{path}: its manifest is not as it should be: {what}; use another checkpoint of the run, or the version of then"
+        ) from None
+    return saved
