@@ -92,7 +92,7 @@ def lead(worker: Worker, ready: Ready, again: Again | None = None) -> int:
     if ready.overwrite and again is None:
         run.empty()
     run.begin(configuration.to_yaml(config), ready.vocabulary.model)
-    rewind_metrics(run.folder / "metrics.jsonl", state.progress.updates)
+    rewind_metrics(run.folder / "metrics.jsonl", state.progress.updates, keep="recovery" if again else "")
     log = Log.open(run.folder, config.log)
     try:
         leader = Leader(worker, run, log, state, test_set)

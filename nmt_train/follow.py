@@ -98,8 +98,13 @@ class Follower:
                 self._wire.send(0, Tag.STATE, self._worker.part().pack())  # goes on its way while training goes on
                 self._report(drained=True)
                 self._until("go on")  # when everybody has the parameters
+            case "deal":
+                self._worker.drain(self)
+                self._report(drained=True)
+                self._until("go on")
             case "go on" if "workers" in order:
-                self._worker.deal_out(*resume(self._wire.rank, from_plain(order["stages"]), order["workers"]))
+                self._leader = order["leader"] or self._leader
+                self._worker.deal_out(*resume(self._wire.rank, from_plain(order["stages"]), order["workers"], anew=True))
             case "end":
                 self._over = True
         return str(order["do"])

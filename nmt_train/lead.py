@@ -10,13 +10,12 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import astuple
 from typing import Any
 
 from nmt_train.corpus.deal import Deal, Position, plain, resume
+from nmt_train.dealing import Dealing
 from nmt_train.duration import Mark
 from nmt_train.exchange.node import first_ranks
-from nmt_train.follow import LEAD, last_epoch
 from nmt_train.log import Log
 from nmt_train.message import Message, from_json, to_facts
 from nmt_train.meter import Meter
@@ -37,9 +36,8 @@ class Leader:
         self._run, self._log, self._state, self._test_set = run, log, state, test_set
         self._progress = worker.progress = state.progress
         self._followers = range(1, self._wire.size)
-        self._positions = [Position() for _ in range(self._wire.size)]
+        self._dealing = Dealing(worker, self._progress)
         self._updates = 0  # the most that any other has known of
-        self._settled: dict[int, Position] = {}  # the positions of the others, less what may still be under way
         self._together = worker.schedule.exchange.together
         self._drained = self._stepped = 0
         self._meter = Meter(worker)
@@ -47,7 +45,6 @@ class Leader:
         self._before: Mark | None = None
         self._saving = Saving(worker, run, state)
         self._held: Gathering | None = None  # the last one, while the others still wait
-        self._limit = last_epoch(self._config.stop)
         self.reason: str | None = None
         self.signal: signal.Signals | None = None
 
@@ -55,7 +52,7 @@ class Leader:
         """Hand everybody's part out; training goes on from `snapshot`."""
         exchange, nodes = self._worker.schedule.exchange, self._wire.nodes
         first = first_ranks(nodes) if self._config.exchange.per == "node" else None
-        workers = self._workers()
+        workers = self._dealing.workers()
         parts = snapshot.settled(exchange.optimizer.adds).split(exchange.given, first, workers)
         stages = resume(0, snapshot.stages, workers)[0].stages
         facts = {"stages": plain(stages), "workers": workers, "epochs": self._progress.epochs}
@@ -70,7 +67,7 @@ class Leader:
         """Begin with this part, where all workers stopped that `stages` has last, together with all other ranks."""
         self._worker.place(part, deal, where)
         self._progress.start_clock(self._wire.now)
-        self._positions = [resume(rank, stages, deal.size)[1] for rank in range(deal.size)]
+        self._dealing.begin(stages, deal.size)
         self._wait_for_drained()  # everybody has its part
         self._remember()
         self._tell("go on")
@@ -89,7 +86,7 @@ class Leader:
         self._before, self.reason = self._progress.mark(), self._reason_to_stop()
 
     def go_on(self) -> bool:
-        while self.reason is None and self._too_far():
+        while self.reason is None and self._dealing.too_far():
             self._worker.drain(self)
             self._count()
             self._after_update()
@@ -118,18 +115,10 @@ class Leader:
         self._count()
         self.reason = self._reason_to_stop()
 
-    def _too_far(self) -> bool:
-        epoch = self._worker.position.epochs
-        return bool(self._followers) and not self._together and (epoch >= self._limit or epoch > self._progress.epochs + LEAD)
-
     def _count(self) -> None:
-        """Bring the run's position in the data up to date, and tell the others when an epoch is complete."""
-        self._positions[0] = self._worker.position
-        epochs = min(position.epochs for position in self._positions)
-        ended = epochs > self._progress.epochs
-        self._progress.at(epochs, sum(position.batches for position in self._positions if position.epochs == epochs))
-        if ended:
-            self._tell("epochs", epochs=epochs)
+        """Tell the others when an epoch is complete."""
+        if self._dealing.count():
+            self._tell("epochs", epochs=self._progress.epochs)
 
     def _hear(self, wait: bool = False) -> None:
         """Take in the reports that have come; `wait` for one at least."""
@@ -139,9 +128,7 @@ class Leader:
             self._reports = self._wire.receive(None, Tag.REPORT)
             report = to_facts(message, "counted", "position", "settled", "updates", "measured")
             self._progress.merge(report["counted"])
-            if source < len(self._positions):  # it has joined
-                self._positions[source] = Position(*report["position"])
-                self._settled[source] = Position(*report["settled"])
+            self._dealing.heard(source, report["position"], report["settled"])
             self._updates = max(self._updates, report["updates"])
             self._meter.report(source, report["counted"]["tokens"], report["measured"])
             self._drained += report.get("drained", False)
@@ -159,12 +146,8 @@ class Leader:
 
     def _facts(self) -> dict[str, Any]:
         """What another rank 0 would go on from, with the ranks that are left: all but what they have themselves."""
-        worker = self._worker
-        settled = dict(enumerate(self._positions)) | self._settled | {0: worker.settled}
-        positions = [astuple(settled[rank]) for rank in range(len(self._positions))]
-        updates = max(self._updates, worker.schedule.exchange.updates)
-        found = {"positions": positions, "stages": plain(worker.deal.stages), "updates": updates, "clock": self._progress.clock}
-        return {**self._state.own(), **found}
+        updates = max(self._updates, self._worker.schedule.exchange.updates)
+        return {**self._state.own(), **self._dealing.facts(), "updates": updates, "clock": self._progress.clock}
 
     def _remember(self) -> None:
         """Tell the others, so that any of them could lead."""
@@ -186,7 +169,9 @@ class Leader:
             self._write_spans()
         every = config.validation.every
         validate = every and (every.crossed(before, now) or (self.reason and not self.signal))
-        if not (validate or self.reason or config.checkpoint.every.crossed(before, now) or self._grows()):
+        if not (validate or self.reason or config.checkpoint.every.crossed(before, now) or self._dealing.grows()):
+            if self._dealing.apart():
+                self._deal_evenly()
             if config.recovery.every.crossed(before, now):
                 self._remember()
             return
@@ -218,33 +203,30 @@ class Leader:
         self._tell("hand over")
         worker.schedule.refresh()
         coming = [self._wire.receive(rank, Tag.STATE) for rank in self._followers]
-        gathering = Gathering(worker.part(), coming, worker.schedule.exchange.kept, worker.deal.stages, self._positions)
+        gathering = Gathering(worker.part(), coming, worker.schedule.exchange.kept, worker.deal.stages, self._dealing.positions)
         self._wait_for_drained()  # everybody has the parameters
         self._progress.updates = worker.schedule.exchange.updates
         if self.reason is not None:
             self._held = gathering  # nothing more will change: the others wait for the end
-        elif self._grows():
+        elif self._dealing.grows():
+            self._log.say(f"{self._dealing.workers()} workers train from now on")
             self._deal_anew()
         else:
             self._tell("go on")
         return gathering
 
-    def _workers(self) -> int:
-        """How many are to train by now."""
-        waves = self._config.exchange.join
-        return self._wire.size if waves is None else waves.workers(self._progress)
-
-    def _grows(self) -> bool:
-        return self._workers() > self._worker.deal.size
-
     def _deal_anew(self) -> None:
-        """What is left of the epoch goes to more workers."""
-        workers, stages = self._workers(), [*self._worker.deal.stages, list(self._positions)]
-        self._log.say(f"{workers} workers train from now on")
-        self._tell("go on", workers=workers, stages=plain(stages))
-        self._worker.deal_out(*resume(0, stages, workers))
-        self._settled.clear()
-        self._positions = [resume(rank, stages, workers)[1] for rank in range(workers)]
+        """What is left of the epoch goes to all that train now."""
+        order = self._dealing.anew()
+        self._tell("go on", leader=self._facts() if self._wire.survives else None, **order)
+
+    def _deal_evenly(self) -> None:
+        """What a slow worker has left goes to all alike."""
+        self._tell("deal")
+        self._worker.drain(self)
+        self._wait_for_drained()
+        self._count()
+        self._deal_anew()
 
     def _wait_for_drained(self) -> None:
         while self._drained < len(self._followers):

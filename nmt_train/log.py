@@ -139,11 +139,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return events
 
 
-def rewind_metrics(path: Path, update: int) -> None:
-    """Take out events after `update`: a run that continues from there will write them again."""
+def rewind_metrics(path: Path, update: int, keep: str = "") -> None:
+    """Take out events after `update`, but not of the kind `keep`: a run that continues from there will write them again."""
     if not path.exists():
         return
-    kept = [event for event in read_metrics(path) if event["update"] <= update]
+    kept = [event for event in read_metrics(path) if event["update"] <= update or event["event"] == keep]
     beside = path.with_suffix(".tmp")
     beside.write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
     beside.replace(path)

@@ -32,13 +32,15 @@ class Remains:
     """What a rank has of the run, from the moment when others ended until all that are left have begun again.
 
     ranks: its numbers, from the first start of the run to the present wire, one for each era. era: that of `settled`, its
-    position; -1: it has none yet. leader: what a rank 0 goes on from (see lead.py), as far as this one knows, with its era.
+    position (-1: it has none yet), which is of deal number `deals`. leader: what a rank 0 goes on from (see lead.py), as far as
+    this one knows, with its era.
     """
 
     ranks: list[int]
     era: int
     pieces: list[Piece]
     settled: Position
+    deals: int
     random: Vectors
     rescued: Callable[[int], Vectors]
     leader: Facts | None
@@ -49,10 +51,10 @@ class Remains:
         era, told = len(ranks) - 1, worker.leader and worker.leader()
         leader = told and {"era": era, **told}
         if not worker.placed:
-            return cls(ranks, -1, [], worker.settled, worker.random(), lambda newest: {}, leader)
+            return cls(ranks, -1, [], worker.settled, worker.deals, worker.random(), lambda newest: {}, leader)
         schedule = worker.schedule
         pieces = schedule.exchange.pieces(worker.wire.rank)
-        return cls(ranks, era, pieces, worker.settled, worker.random(), schedule.rescued, leader)
+        return cls(ranks, era, pieces, worker.settled, worker.deals, worker.random(), schedule.rescued, leader)
 
     def forget(self) -> None:
         """All that are left have begun again: let the memory go."""
@@ -61,7 +63,8 @@ class Remains:
 
     def facts(self) -> Facts:
         pieces = [piece.facts() for piece in self.pieces]
-        return {"era": self.era, "ranks": self.ranks, "pieces": pieces, "settled": astuple(self.settled), "leader": self.leader}
+        told = {"settled": astuple(self.settled), "deals": self.deals, "leader": self.leader}
+        return {"era": self.era, "ranks": self.ranks, "pieces": pieces, **told}
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ class Inventory:
     def leader(self) -> Facts:
         """What rank 0 goes on from: the newest that anybody knows."""
         known = [facts["leader"] for facts in self.said if facts["leader"] is not None]
-        newest: Facts = max(known, key=lambda its: (its["era"], its["progress"]["tokens"]))
+        newest: Facts = max(known, key=lambda its: (its["era"], its["deals"], its["progress"]["tokens"]))
         return newest
 
     def stages(self) -> list[list[Position]]:
@@ -125,7 +128,9 @@ class Inventory:
         positions = from_plain([leader["positions"]])[0]
         for facts in self.said:
             rank = facts["ranks"][leader["era"]]
-            if facts["era"] == leader["era"] and rank < len(positions):
+            # Of another deal than the leader knows: those who had not heard of the newer one have done nothing of it yet.
+            known = (facts["era"], facts["deals"]) == (leader["era"], leader["deals"])
+            if known and rank < len(positions):
                 positions[rank] = Position(*facts["settled"])
         return [*from_plain(leader["stages"]), positions]
 

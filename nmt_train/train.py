@@ -57,6 +57,7 @@ class Worker:
         wire.observe = self.trace.add
         self.schedule = modes.build(mode, config, self.flat, wire, self.trace)
         self.progress = Progress()
+        self.deals = 0  # how often batches were dealt out
         self._given: deque[Position]  # where it was when it gave gradients away that may be under way, and once before
         self.deal_out(Deal(wire.rank, wire.size), Position())
         self._skipped = 0  # batches since the last update
@@ -155,6 +156,7 @@ class Worker:
     def deal_out(self, deal: Deal, position: Position) -> None:
         """Go on with these batches."""
         self.deal, self.position = deal, position
+        self.deals += 1
         self._given = deque([self._here()], self.schedule.behind + 1)
         self._stream = self.batches.stream(deal, position)
 

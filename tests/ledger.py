@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from virtual import cluster
 
 from nmt_train import modes
 from nmt_train.begin import opened
-from nmt_train.cluster import Cost, DeviceConfig, Kill, LinkConfig
+from nmt_train.cluster import Cost, DeviceConfig, LinkConfig
 from nmt_train.config import Config
 from nmt_train.corpus.deal import Deal, Position
 from nmt_train.survive import Rank
@@ -93,9 +94,9 @@ class Outcome:
     applied: Tensor
 
 
-def train(config: Config, nodes: list[int], kills: list[Kill]) -> Outcome:
-    """A run on a simulated cluster, some of whose processes end."""
-    trained: Counter[tuple[int, int]] = Counter()
+def train(config: Config, nodes: list[int], trained: Counter[tuple[int, int]] | None = None, **faults: Any) -> Outcome:
+    """A run on a simulated cluster where all goes wrong that `faults`, its keys, say; trained: what others did before."""
+    trained = Counter() if trained is None else trained
     final: dict[int, Tensor] = {}
 
     def make(settled: Config, wire: Wire) -> Worker:
@@ -106,7 +107,7 @@ def train(config: Config, nodes: list[int], kills: list[Kill]) -> Outcome:
         return worker
 
     with opened(config, False, True) as ready:
-        described = cluster(nodes, DEVICE, network=LINK, inside=LINK, kills=kills)
+        described = cluster(nodes, DEVICE, network=LINK, inside=LINK, **faults)
         engine = Engine(Network(described, PARTS * BATCHES, config.wire.deadline))
 
         def main(wire: VirtualWire) -> int:

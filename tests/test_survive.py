@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +20,11 @@ from conftest import Make
 from test_simulate import MODES, events
 
 from nmt_train import recover
-from nmt_train.cluster import Kill
+from nmt_train.cluster import Cut, Kill, Straggler
 from nmt_train.exchange import RESIDUAL
 from nmt_train.schedule.overlap import Overlap
 from nmt_train.train import Worker
+from nmt_train.wire import Lost
 
 SEEDS = int(os.environ.get("NMT_TRAIN_SEEDS", "60"))  # of each mode
 EXACT = ("vanilla", "overlap", "downpour", "sync", "pipe")  # what is applied is counted exactly
@@ -45,7 +47,7 @@ def trial(make: Make, mode: str, seed: int) -> tuple[ledger.Outcome, list[dict[s
     if draw.random() < 0.3:
         options |= {"checkpoint__every": "20u"}
     config = ledger.plain(make(mode=mode, stop__after=f"{EPOCHS}e", **options))
-    outcome = ledger.train(config, nodes, kills)
+    outcome = ledger.train(config, nodes, kills=kills, **troubles(draw, nodes))
     recoveries = events(outcome.folder, "recovery")
     if config.recovery.every.unit == "u":
         bound = config.recovery.every.amount + 3 * sum(nodes)  # since the last copy, and what was under way
@@ -53,6 +55,19 @@ def trial(make: Make, mode: str, seed: int) -> tuple[ledger.Outcome, list[dict[s
         if mode == "vanilla":  # with a batch to an update
             assert outcome.trained.total() <= EPOCHS * ledger.BATCHES + len(recoveries) * bound
     return outcome, recoveries
+
+
+def troubles(draw: random.Random, nodes: list[int]) -> dict[str, Any]:
+    """What else goes wrong on the way, and is no reason to end: messages lost, links cut for a while, slow devices."""
+    found: dict[str, Any] = {"seed": draw.randrange(1000)}
+    if draw.random() < 0.5:
+        found |= {"loss": 0.1, "resend": "50ms", "jitter": 0.3}
+    if draw.random() < 0.3:
+        found["stragglers"] = [Straggler(draw.randrange(sum(nodes)), draw.uniform(2, 5))]
+    if draw.random() < 0.5:
+        cuts = [(draw.randrange(len(nodes)), draw.uniform(0.02, 1.5)) for _ in range(2)]
+        found["cuts"] = [Cut(node, at, at + draw.uniform(0.05, 0.5)) for node, at in dict(cuts).items()]
+    return found
 
 
 def covered(outcome: ledger.Outcome, recoveries: list[dict[str, Any]]) -> torch.Tensor:
@@ -80,6 +95,23 @@ def check(make: Make, mode: str, seed: int) -> None:
 @pytest.mark.parametrize("mode", EXACT)
 def test_nothing_is_lost_beyond_what_is_said_and_nothing_applied_that_was_not_trained(make: Make, mode: str, seed: int) -> None:
     check(make, mode, seed)
+
+
+@pytest.mark.parametrize("seed", range(max(1, SEEDS // 10)))
+@pytest.mark.parametrize("mode", EXACT)
+def test_after_a_cut_that_lasts_the_job_ends_by_name_and_goes_on_from_its_checkpoint(make: Make, mode: str, seed: int) -> None:
+    draw = random.Random(f"cut {mode} {seed}")
+    nodes = [draw.choice([1, 1, 2]) for _ in range(draw.randint(2, 4))]
+    config = ledger.plain(make(mode=mode, stop__after=f"{EPOCHS}e", checkpoint__every="7u", log__every="10u", wire__deadline=2))
+    trained: Counter[tuple[int, int]] = Counter()
+    node, at = draw.randrange(len(nodes)), draw.uniform(0.1, 1.2)
+    with pytest.raises(Lost, match=r"host node\d\) has been silent for 2 s \(wire.deadline\)"):
+        ledger.train(config, nodes, trained, **troubles(draw, nodes) | {"cuts": [Cut(node, at, at + 60)]})
+    nodes = nodes[: draw.randint(1, len(nodes))]  # those that answer then
+    outcome = ledger.train(config, nodes, trained)
+    assert torch.equal(outcome.applied, torch.full_like(outcome.applied, EPOCHS))
+    every = [trained[epoch, batch] for epoch in range(EPOCHS) for batch in range(ledger.BATCHES)]
+    assert 1 <= min(every) <= max(every) <= 2
 
 
 def forgets_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
@@ -131,7 +163,7 @@ def test_who_goes_on_keeps_nothing_of_what_was_before(make: Make, monkeypatch: p
 
     monkeypatch.setattr(Worker, "begun", counted)
     config = ledger.plain(make(mode=mode, stop__after="3e"))
-    ledger.train(config, [1, 1, 1, 1], [Kill(1, "0.3s"), Kill(3, "0.7s")])
+    ledger.train(config, [1, 1, 1, 1], kills=[Kill(1, "0.3s"), Kill(3, "0.7s")])
     assert len(workers) == 4 + 3 + 2
 
 

@@ -56,12 +56,15 @@ class Deal:
             yield -1, None
 
 
-def resume(rank: int, stages: Sequence[Sequence[Position]], size: int) -> tuple[Deal, Position]:
-    """The deal and place from which worker `rank` of `size` goes on; the last of `stages` is where the workers stopped."""
+def resume(rank: int, stages: Sequence[Sequence[Position]], size: int, anew: bool = False) -> tuple[Deal, Position]:
+    """The deal and place from which worker `rank` of `size` goes on; the last of `stages` is where the workers stopped.
+
+    anew: what is left is dealt out again even if there are as many workers as before.
+    """
     if not stages or rank >= size:
         return Deal(rank, size), Position()
     *earlier, last = stages
-    if len(last) == size:
+    if len(last) == size and not anew:
         return Deal(rank, size, earlier), Position(last[rank].epochs, last[rank].batches)
     first = min(position.epochs for position in last)
     # Stages whose every worker is past a finished epoch have nothing more to leave out.

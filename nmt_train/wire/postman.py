@@ -269,4 +269,5 @@ class Postman:
             if time.monotonic() > deadline:
                 return
             time.sleep(_LONGEST_SLEEP)
-        self.mpi.Finalize()
+        if self.former == list(range(self.mpi.COMM_WORLD.size)):  # else it may wait for ever for those that have ended
+            self.mpi.Finalize()
