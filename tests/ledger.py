@@ -94,7 +94,13 @@ class Outcome:
     applied: Tensor
 
 
-def train(config: Config, nodes: list[int], trained: Counter[tuple[int, int]] | None = None, **faults: Any) -> Outcome:
+def train(
+    config: Config,
+    nodes: list[int],
+    trained: Counter[tuple[int, int]] | None = None,
+    overwrite: bool = False,
+    **faults: Any,
+) -> Outcome:
     """A run on a simulated cluster where all goes wrong that `faults`, its keys, say; trained: what others did before."""
     trained = Counter() if trained is None else trained
     final: dict[int, Tensor] = {}
@@ -106,7 +112,7 @@ def train(config: Config, nodes: list[int], trained: Counter[tuple[int, int]] | 
         final[wire.rank] = worker.flat.parameters
         return worker
 
-    with opened(config, False, True) as ready:
+    with opened(config, False, overwrite) as ready:
         described = cluster(nodes, DEVICE, network=LINK, inside=LINK, **faults)
         engine = Engine(Network(described, PARTS * BATCHES, config.wire.deadline))
 

@@ -21,6 +21,7 @@ from test_simulate import MODES, events
 
 from nmt_train import recover
 from nmt_train.cluster import Cut, Kill, Straggler
+from nmt_train.dealing import Dealing
 from nmt_train.exchange import RESIDUAL
 from nmt_train.schedule.overlap import Overlap
 from nmt_train.train import Worker
@@ -112,6 +113,20 @@ def test_after_a_cut_that_lasts_the_job_ends_by_name_and_goes_on_from_its_checkp
     assert torch.equal(outcome.applied, torch.full_like(outcome.applied, EPOCHS))
     every = [trained[epoch, batch] for epoch in range(EPOCHS) for batch in range(ledger.BATCHES)]
     assert 1 <= min(every) <= max(every) <= 2
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "overlap", "downpour"])
+def test_what_a_slow_worker_has_left_is_trained_by_the_others(make: Make, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    def seconds() -> float:
+        outcome = ledger.train(config, [1, 1, 1, 1], overwrite=True, stragglers=[Straggler(3, 20)])
+        assert torch.equal(outcome.applied, torch.full_like(outcome.applied, 8))
+        assert set(outcome.trained.values()) == {1}
+        return float(events(outcome.folder, "train")[-1]["seconds"])
+
+    config = ledger.plain(make(mode=mode, stop__after="8e", log__every="5u"))
+    shared = seconds()
+    monkeypatch.setattr(Dealing, "apart", lambda its: False)
+    assert shared < 0.65 * seconds()
 
 
 def forgets_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
