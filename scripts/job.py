@@ -45,8 +45,10 @@ class Job:
 
     def _listen(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append((time.monotonic(), line.rstrip()))
+        with open(self.folder.with_suffix(".log"), "a", encoding="utf-8") as log:
+            for line in self.process.stderr:
+                self.lines.append((time.monotonic(), line.rstrip()))
+                print(line, end="", file=log, flush=True)
 
     def wait(self, pattern: str, after: float = 0.0, count: int = 1) -> float:
         """When a line was said that has this in it, for the count-th time after a moment."""
@@ -64,6 +66,9 @@ class Job:
     def trains(self) -> None:
         """Wait until it has trained for a while, and written a checkpoint."""
         self.wait(r"Up\. \d+ : Sen", count=7)
+        end = time.monotonic() + LONGEST
+        while time.monotonic() < end and not any((self.folder / "checkpoints").glob("[0-9]*")):
+            time.sleep(0.05)
 
     def pids(self, host: int) -> list[int]:
         done = subprocess.run(["ip", "netns", "pids", f"{NAMESPACE}{host}"], capture_output=True, text=True, check=True)
