@@ -58,9 +58,9 @@ class Dealing:
     def apart(self) -> bool:
         """Whether a worker is so far behind that the others wait, or soon will: some of what it has left is to be theirs.
 
-        At the end each time leaves it less, until waiting for it is cheaper.
+        Not where workers wait for each other anyway. At the end each time leaves it less, until waiting for it is cheaper.
         """
-        if not self._apart_matters:
+        if not self._apart_matters or self._worker.schedule.exchange.in_rounds or self._config.exchange.per == "node":
             return False
         furthest = max(position.epochs for position in self.positions)
         if furthest >= self._limit:

@@ -48,7 +48,7 @@ def trial(make: Make, mode: str, seed: int) -> tuple[ledger.Outcome, list[dict[s
     if draw.random() < 0.3:
         options |= {"checkpoint__every": "20u"}
     config = ledger.plain(make(mode=mode, stop__after=f"{EPOCHS}e", **options))
-    outcome = ledger.train(config, nodes, kills=kills, **troubles(draw, nodes))
+    outcome = ledger.train(config, nodes, overwrite=True, kills=kills, **troubles(draw, nodes))
     recoveries = events(outcome.folder, "recovery")
     if config.recovery.every.unit == "u":
         bound = config.recovery.every.amount + 3 * sum(nodes)  # since the last copy, and what was under way

@@ -110,6 +110,7 @@ def test_any_message_is_decoded_or_malformed(name: str, numbers: list[int], tens
 @given(data=st.data(), elements=st.integers(1, 300))
 def test_a_message_that_was_changed_is_decoded_or_malformed(name: str, data: st.DataObject, elements: int) -> None:
     codec = (CODECS | ROUNDED)[name]()
+    torch.manual_seed(1)  # some round at random
     message = codec.encode(torch.linspace(-1, 1, elements), 20)
     numbers, tensors = list(message.numbers), [tensor.clone() for tensor in message.tensors]
     if numbers and data.draw(st.booleans()):

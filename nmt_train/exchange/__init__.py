@@ -141,13 +141,15 @@ class Exchange(Protocol):
 
     `optimizer` serves this rank's shard of the parameters: all of them where every rank has all.
     given, kept: of every rank the part of the parameters that it is handed at the start, and the part that it has in snapshots.
-    together: all workers exchange at the same step, so that none may take a step that the others do not.
+    together: all workers exchange at the same step, so that none may take a step that the others do not; in_rounds: they wait
+    for so many others.
     clips: gradients are clipped when they have been summed; else a worker clips its own. gradient_norm: of the last, before.
     at_worker: `prepare` makes finished updates of gradients.
     staleness: how many pushes met parameters that were so many updates older than the worker's.
     """
 
     together: bool = False
+    in_rounds: bool = False
     clips: bool = False
     at_worker: bool = False
     gradient_norm: float = 0.0
@@ -223,7 +225,7 @@ class Around(Exchange):
         super().__init__(exchange.optimizer)
         self._exchange = exchange
         self.staleness, self.at_worker = exchange.staleness, exchange.at_worker
-        self.given, self.kept = exchange.given, exchange.kept
+        self.given, self.kept, self.in_rounds = exchange.given, exchange.kept, exchange.in_rounds
 
     @property
     def updates(self) -> int:

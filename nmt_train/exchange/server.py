@@ -63,6 +63,7 @@ class Server(Exchange):
         self._shard = self.shards[wire.rank]
         self._holders = [rank for rank, shard in enumerate(self.shards) if shard.start < shard.stop]
         self._serves = self._shard.start < self._shard.stop
+        self.in_rounds = rule.holds
         self._rule, self._bypass = rule, config.bypass and self._serves and not rule.holds
         self._told = 0  # updates of a shard when it last answered
         self._heard: dict[int, int] = {}  # the same of each rank's shard
