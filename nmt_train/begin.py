@@ -98,6 +98,7 @@ def lead(worker: Worker, ready: Ready, again: Again | None = None) -> int:
         leader = Leader(worker, run, log, state, test_set)
         if again is None:
             leader.begin(snapshot)
+            del snapshot  # as large as all ranks together
             _introduce(worker, log, ready)
         else:
             leader.go_on_from(again.part, again.deal, again.stages, "what is left of the run")

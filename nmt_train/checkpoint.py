@@ -78,9 +78,9 @@ def save(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping
             save_file(dict(named), beside / f"{name}.safetensors")
         (beside / _VOCABULARY).write_bytes(vocabulary.model)
         files = {file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in sorted(beside.iterdir())}
-        manifest = json.loads(json.dumps({"format": FORMAT, "vocabulary": vocabulary.digest, "files": files, **facts}))
-        manifest["checksum"] = _checksum(manifest)
-        (beside / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        manifest = {"format": FORMAT, "vocabulary": vocabulary.digest, "files": files, **facts}
+        signed = manifest | {"checksum": _checksum(manifest)}
+        (beside / _MANIFEST).write_text(json.dumps(signed, indent=1) + "\n", encoding="utf-8")
         for file in beside.iterdir():
             _sync(file)
         _sync(beside)
@@ -144,7 +144,7 @@ def clean(folder: Path) -> None:
 
 
 def _checksum(facts: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _digest(path: Path) -> str:

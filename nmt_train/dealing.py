@@ -60,7 +60,7 @@ class Dealing:
 
         Not where workers wait for each other anyway. At the end each time leaves it less, until waiting for it is cheaper.
         """
-        if not self._apart_matters or self._worker.schedule.exchange.in_rounds or self._config.exchange.per == "node":
+        if not self._apart_matters or self._worker.schedule.exchange.in_rounds:
             return False
         furthest = max(position.epochs for position in self.positions)
         if furthest >= self._limit:

@@ -58,7 +58,6 @@ class Leader:
         facts = {"stages": plain(stages), "workers": workers, "epochs": self._progress.epochs}
         for rank in self._followers:
             self._wire.send(rank, Tag.STATE, Message((), (*from_json(facts).tensors, *parts[rank].pack().tensors)))
-        snapshot.vectors.clear()
         self.go_on_from(parts[0], Deal(0, workers, stages, exchange.together), snapshot.stages, str(self._run.folder))
         if snapshot.stages:
             self._saving.known(snapshot.numbers["updates"], snapshot.stages[-1])

@@ -55,14 +55,12 @@ class Message:
 
     def vectors(self, *expected: tuple[torch.dtype, int | None]) -> tuple[Tensor, ...]:
         """The tensors, if they have these types and lengths (None: any), else Malformed."""
-        found = [(tensor.dtype, tensor.numel()) for tensor in self.tensors]
-        if len(found) != len(expected) or any(
-            (dtype, size) != (its, length) and (dtype, None) != (its, length)
-            for (dtype, size), (its, length) in zip(found, expected, strict=True)
+        if len(self.tensors) != len(expected) or any(
+            tensor.dtype != dtype or length not in (None, tensor.numel())
+            for tensor, (dtype, length) in zip(self.tensors, expected, strict=True)
         ):
-            wanted = ", ".join(f"{'any' if length is None else length} {str(dtype)[6:]}" for dtype, length in expected)
-            there = ", ".join(f"{size} {str(dtype)[6:]}" for dtype, size in found)
-            raise self.malformed(f"vectors of {there or 'nothing'} where {wanted} were expected")
+            found = [(tensor.dtype, tensor.numel()) for tensor in self.tensors]
+            raise self.malformed(f"vectors (type, length) {found}, expected {list(expected)}")
         return self.tensors
 
     def vector(self, elements: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -80,8 +78,6 @@ class Message:
         """A context in which the contents are taken apart: what goes wrong there is the message's fault."""
         try:
             yield
-        except Malformed:
-            raise
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError, StopIteration, OverflowError) as error:
             raise self.malformed(f"{type(error).__name__}: {error}") from error
 

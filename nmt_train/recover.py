@@ -17,7 +17,7 @@ import torch
 
 from nmt_train.corpus.deal import Deal, Position, from_plain, resume
 from nmt_train.exchange import Exchange, Piece, Vectors
-from nmt_train.message import Message, from_json, to_json
+from nmt_train.message import Message, from_json, to_facts
 from nmt_train.progress import Progress
 from nmt_train.state import Part, Snapshot
 from nmt_train.train import Worker
@@ -103,12 +103,13 @@ class Inventory:
     def gather(cls, wire: Wire, remains: Remains) -> Inventory:
         """Rank 0 hears everybody and tells everybody."""
         if wire.rank == 0:
-            said = [remains.facts()] + [to_json(wire.receive(rank, Tag.HELLO).result()[1]) for rank in range(1, wire.size)]
+            mine = remains.facts()
+            said = [mine] + [to_facts(wire.receive(rank, Tag.HELLO).result()[1], *mine) for rank in range(1, wire.size)]
             for rank in range(1, wire.size):
-                wire.send(rank, Tag.HELLO, from_json(said))
+                wire.send(rank, Tag.HELLO, from_json({"said": said}))
             return cls(said)
         wire.send(0, Tag.HELLO, from_json(remains.facts()))
-        return cls(to_json(wire.receive(0, Tag.HELLO).result()[1]))
+        return cls(to_facts(wire.receive(0, Tag.HELLO).result()[1], "said")["said"])
 
     @property
     def begun(self) -> bool:
@@ -246,7 +247,8 @@ def _exchange(wire: Wire, exchange: Exchange, pieces: Sequence[Piece], moves: Se
     for sender in range(wire.size):
         theirs = [move for move in moves if (move.source.rank, move.receiver) == (sender, wire.rank)]
         if theirs and sender != wire.rank:
-            _fill(vectors, place, theirs, wire.receive(sender, Tag.STATE).result()[1].tensors)
+            message = wire.receive(sender, Tag.STATE).result()[1]
+            _fill(vectors, place, theirs, message.vectors(*((torch.float32, move.stop - move.start) for move in theirs)))
     for done in sent:
         done.result()
     return vectors

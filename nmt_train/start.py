@@ -17,7 +17,7 @@ from nmt_train.config import Config
 from nmt_train.corpus.store import Store, open_store
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.errors import UserError
-from nmt_train.message import Message, from_bytes, from_json, to_bytes, to_json
+from nmt_train.message import Message, from_bytes, from_json, to_bytes, to_facts
 from nmt_train.signals import handling
 from nmt_train.supervise import Host, Job, supervise
 from nmt_train.survive import Rank
@@ -108,10 +108,10 @@ def _agree(config: Config, wire: Wire, vocabulary: Vocabulary, store: Store) -> 
             wire.send(rank, Tag.HELLO, Message())  # the store of this machine is made
     mine = _identity(config, store)
     for rank in range(1, wire.size):
-        theirs = to_json(wire.receive(rank, Tag.HELLO).result()[1])
+        theirs = to_facts(wire.receive(rank, Tag.HELLO).result()[1], "version")
         for what, value in mine.items():
-            if value != theirs[what]:
-                differing = f"{theirs[what]} there, {value} on rank 0"
+            if value != theirs.get(what):
+                differing = f"{theirs.get(what)} there, {value} on rank 0"
                 raise UserError(
                     f"{describe(wire, rank)} disagrees with rank 0 (host {wire.hosts[0]}): {what}: {differing}; all ranks need"
                     " the same version, configuration and corpus"

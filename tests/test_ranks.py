@@ -72,6 +72,20 @@ Transformer.loss = tampered
 """
 
 
+COUNTED = """
+import sys, weakref
+from nmt_train.train import Worker
+workers, make, begun = weakref.WeakSet(), Worker.__init__, Worker.begun
+def made(worker, *given):
+    make(worker, *given)
+    workers.add(worker)
+def counted(worker, leader):
+    begun(worker, leader)
+    os.write(2, f"{len(workers)} workers in memory\\n".encode())
+Worker.__init__, Worker.begun = made, counted
+"""
+
+
 def last(config: Config) -> checkpoint.Checkpoint:
     path = Run(Path(config.run)).last()
     assert path is not None
@@ -343,10 +357,11 @@ def test_two_hosts_train_together_over_a_shaped_link(make: Make) -> None:
 )
 def test_the_others_go_on_without_a_rank_that_is_killed(make: Make, mode: str, ended: int) -> None:
     config = make(mode=mode, stop__after="6e", batch__tokens=300, log__every="10u", recovery__every="5u", local__every=3)
-    code = BATCHES.format(f"if rank == {ended} and seen[0] > 15: os.kill(os.getpid(), 9)")
+    code = BATCHES.format(f"if rank == {ended} and seen[0] > 15: os.kill(os.getpid(), 9)") + COUNTED
     done = finish([*MPIRUN, "--with-ft", "ulfm", "-np", "3", *patched(code), "--config", written(config)])
     assert f"rank {ended} (host" in done.stderr, done.stderr
     assert "the other 2 go on" in done.stderr
     assert "stop.after 6e reached" in done.stderr, done.stderr
     assert done.returncode == 0
     assert last(config).facts["progress"]["epochs"] == 6
+    assert done.stderr.count("1 workers in memory") == 3 + 2

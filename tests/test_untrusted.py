@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import Make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_codec import CODECS, ROUNDED
@@ -310,7 +309,7 @@ def test_vectors_that_the_manifest_does_not_know_are_not_looked_at(saved: tuple[
         strange.unlink()
 
 
-def test_the_examples_above_are_right_as_they_are(make: Make, folder: Path) -> None:
+def test_the_examples_above_are_right_as_they_are(folder: Path) -> None:
     for kind, (values, read) in READERS.items():
         path = folder / f"right-{kind}.yml"
         path.write_text(yaml.safe_dump(values), encoding="utf-8")

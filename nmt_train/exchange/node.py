@@ -32,6 +32,7 @@ class PerNode(Around):
         self._members = [rank for rank, its in enumerate(wire.nodes) if its == node]
         self._told = 0  # updates when the node's first rank last exchanged
         self._received = parameters.clone() if wire.rank == self._members[0] else None
+        self.in_rounds = True
         if self._received is not None:
             wire.spawn("node", self._gather)
 
