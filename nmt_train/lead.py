@@ -242,7 +242,7 @@ class Leader:
         measured = gathering.snapshot().vectors[which] if which else None
         try:
             with worker.trace.span("validate"), worker.flat.using(measured):
-                scores = self._test_set.measure(worker.model, self._config.validation, lambda: self.signal is not None)
+                scores = self._test_set.measure(worker.model, self._config.validation, self._interrupted)
         except Interrupted:
             return []
         finally:
@@ -258,6 +258,10 @@ class Leader:
             gathering.own.numbers["factor"] = worker.schedule.exchange.optimizer.state()[1]["factor"]
             self._tell("stalled")
         return best
+
+    def _interrupted(self) -> bool:
+        self._progress.tick(training=False)  # which says that this rank is alive
+        return self.signal is not None
 
     def _finish(self) -> None:
         """Save where training ended, and let the others go."""

@@ -190,8 +190,13 @@ class Inventory:
 
 
 def _worth(receiver: int) -> Callable[[Source], tuple[int, ...]]:
-    """The newest of what is exact; of equals what the receiver has itself."""
-    return lambda source: (source.exact, source.updates, source.whole, source.rank == receiver, -source.rank, -source.number)
+    """The newest of what is exact; of equals what the receiver has itself, where equally many updates are the same ones."""
+
+    def worth(source: Source) -> tuple[int, ...]:
+        own = source.exact and source.rank == receiver
+        return (source.exact, source.updates, source.whole, own, -source.rank, -source.number)
+
+    return worth
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 import numpy as np
@@ -32,14 +32,18 @@ class Translator:
                 texts = self.vocabulary.decode([hypothesis.ids for hypothesis in hypotheses])
                 yield list(zip(texts, hypotheses, strict=True))
 
-    def translate(self, sources: list[np.ndarray]) -> list[list[Hypothesis]]:
-        """N-best lists of sources (piece ids without begin or end); an empty source has the empty translation alone."""
+    def translate(self, sources: list[np.ndarray], between: Callable[[], None] = lambda: None) -> list[list[Hypothesis]]:
+        """N-best lists of sources (piece ids without begin or end); an empty source has the empty translation alone.
+
+        `between` is called before each batch.
+        """
         results: list[list[Hypothesis]] = [[Hypothesis([], 0.0, 0.0)] for _ in sources]
         device = next(self.model.parameters()).device
         was_training = self.model.training
         self.model.eval()
         try:
             for group in self._groups(sources):
+                between()
                 ids = pad([np.append(sources[i][: self._longest - 1], END).astype(np.int64) for i in group])
                 mask = padding_mask(ids)
                 found = search(self.model, ids.to(device), None if mask is None else mask.to(device), self.config)

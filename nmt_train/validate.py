@@ -121,11 +121,14 @@ class TestSet:
         translator = Translator(model, self._vocabulary, search, config.batch_tokens)
         order = sorted(range(len(self.source)), key=lambda i: -len(self.source[i]))
         found: dict[int, str] = {}
-        for start in range(0, len(order), 500):
+
+        def check() -> None:
             if asked_to_stop():
                 raise Interrupted
+
+        for start in range(0, len(order), 500):
             part = order[start : start + 500]
-            texts = best_text(self._vocabulary, translator.translate([self.source[i] for i in part]))
+            texts = best_text(self._vocabulary, translator.translate([self.source[i] for i in part], check))
             found |= dict(zip(part, texts, strict=True))
         return [found[i] for i in range(len(self.source))]
 

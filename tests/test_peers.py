@@ -15,11 +15,12 @@ from virtual import engine, together
 
 from nmt_train.cluster import Cost, DeviceConfig
 from nmt_train.codec import ThresholdConfig
-from nmt_train.codec.threshold import Threshold
+from nmt_train.codec.threshold import GRAIN, Threshold
 from nmt_train.errors import UserError
 from nmt_train.exchange import UNSENT
 from nmt_train.exchange.peers import Peers
 from nmt_train.optim import OptimizerConfig
+from nmt_train.recover import Inventory
 from nmt_train.trace import Trace
 from nmt_train.wire.virtual import VirtualWire
 
@@ -87,6 +88,22 @@ def test_replicas_that_have_come_apart_are_found_at_the_next_checkpoint() -> Non
 
     with pytest.raises(UserError, match="have different parameters"):
         together(engine([1, 1, 1]), *[work] * 3)
+
+
+def test_after_equally_many_changes_that_are_not_the_same_all_take_one_replica() -> None:
+    """Who ended may have told some of the others what it has not told the rest, who have changed more themselves."""
+
+    def work(wire: VirtualWire) -> dict[str, Any]:
+        made = Peers(wire, START.clone(), OptimizerConfig(), Threshold(ThresholdConfig()), Trace(False, wire), prepares=False)
+        made.refresh(START.clone())
+        made._exact[wire.rank] += GRAIN
+        made.optimizer.updates += 1
+        return {"pieces": [piece.facts() for piece in made.pieces(wire.rank)]}
+
+    said = together(engine([1, 1, 1]), *[work] * 3)
+    moves = Inventory(said).plan([slice(0, ELEMENTS)] * 3)
+    assert len(moves) == 3
+    assert len({move.source.rank for move in moves}) == 1
 
 
 def test_every_batch_is_done_once(make: Make, tmp_path: Path) -> None:

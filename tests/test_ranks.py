@@ -19,6 +19,7 @@ from virtual import cluster
 from nmt_train import checkpoint
 from nmt_train import config as configuration
 from nmt_train.config import Config
+from nmt_train.errors import TRY_AGAIN
 from nmt_train.log import read_metrics
 from nmt_train.report.timeline import read_spans
 from nmt_train.run import Run
@@ -206,7 +207,7 @@ def test_a_rank_that_is_killed_ends_the_job(make: Make) -> None:
 
 def test_a_rank_that_never_comes_is_missed_within_the_deadline(make: Make) -> None:
     config = make(mode="vanilla", wire__start_deadline=4)
-    done = finish([*MPIRUN, "-np", "2", *patched("if rank == 1: time.sleep(60)"), "--config", written(config)])
+    done = finish([*MPIRUN, "-np", "2", *patched("if rank == 1: time.sleep(1000)"), "--config", written(config)])
     assert done.returncode != 0
     assert "wire.start_deadline" in done.stderr
 
@@ -365,3 +366,26 @@ def test_the_others_go_on_without_a_rank_that_is_killed(make: Make, mode: str, e
     assert done.returncode == 0
     assert last(config).facts["progress"]["epochs"] == 6
     assert done.stderr.count("1 workers in memory") == 3 + 2
+
+
+def hangs(rank: int) -> list[str]:
+    soon = "import nmt_train.wire.watch; nmt_train.wire.watch._DEADLINES = 1\n"
+    return patched(soon + BATCHES.format(f"if rank == {rank} and seen[0] > 5: time.sleep(1000)"))
+
+
+def test_a_rank_that_hangs_while_it_computes_ends_itself_and_the_others_go_on(make: Make) -> None:
+    config = make(mode="overlap", stop__after="4e", batch__tokens=300, wire__deadline=8)
+    done = finish([*MPIRUN, "--with-ft", "ulfm", "-np", "3", *hangs(1), "--config", written(config)])
+    assert re.search(r"error: rank 1 \(host \S+\): _run \(train.py, line \d+\) has not ended for \d+ s", done.stderr), (
+        done.stderr
+    )
+    assert "the other 2 go on" in done.stderr
+    assert "stop.after 4e reached" in done.stderr, done.stderr
+    assert done.returncode == 0
+
+
+def test_the_job_ends_where_the_others_cannot_go_on_without_the_rank_that_hangs(make: Make) -> None:
+    config = make(mode="overlap", stop__after="1000e", batch__tokens=300, wire__deadline=4)
+    done = finish([*MPIRUN, "-np", "2", *hangs(0), "--config", written(config)])
+    assert re.search(r"error: rank 0 \(host \S+\): _run \(train.py", done.stderr), done.stderr
+    assert done.returncode == TRY_AGAIN

@@ -101,7 +101,7 @@ class Piece:
 
     vectors: by name, each as long as the place: the parameters, and, where they are known, their running mean and the
     optimiser's, whose `numbers` then are as in `Optimizer.state`. exact: the parameters are what they were after these updates;
-    else some of what changed has not been told.
+    else some of what changed has not been told, or others have been.
     """
 
     place: slice

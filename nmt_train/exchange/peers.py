@@ -7,6 +7,7 @@ whatever order they come, once all have arrived all workers have the same parame
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -125,7 +126,8 @@ class Peers(Exchange):
     def pieces(self, rank: int) -> list[Piece]:
         with self._lock:
             self.optimizer.parameters.copy_(self._exact)
-            return super().pieces(rank)
+            # As many changes as another has need not be the same ones.
+            return [replace(piece, exact=False) for piece in super().pieces(rank)]
 
     def carried(self) -> Vectors:
         owed = {**self._owed, UNSENT: self._codec.residual + self._owed.get(UNSENT, 0.0)}

@@ -23,7 +23,11 @@ class WireConfig:
     """How ranks reach each other, and how long they wait for one another."""
 
     deadline: float = Field(
-        default=60.0, ge=1, le=86400, description="a rank silent for so long is given up, and training ends [seconds]"
+        default=60.0,
+        ge=1,
+        le=86400,
+        description="a rank silent for so long is given up, and training ends; one that computes ten times as long without end"
+        " gives itself up [seconds]",
     )
     start_deadline: float = Field(
         default=120.0, ge=1, le=86400, description="how long ranks may take to come together at the start [seconds]"
@@ -142,13 +146,18 @@ class Wire(Protocol):
     def lock(self) -> AbstractContextManager[Any]: ...
 
     def now(self) -> float:
-        """Seconds on rank 0's clock (real ones: since 1970), never running backwards."""
+        """Seconds on rank 0's clock (real ones: since 1970), never running backwards. Who asks is alive (see `watched`)."""
 
     def task(self) -> str:
         """The name of the task that calls; a rank's first is MainThread."""
 
     def spend(self, name: str, work: float, seconds: float, parts: int = 1) -> None:
         """Work of this kind was done: target tokens of a batch, elements of a vector (see `Trace.span`), in so many seconds."""
+
+    def watched(self, deadline: float) -> AbstractContextManager[None]:
+        """A context in which a task that neither waits for anybody nor gives a sign of life ends this rank's process: after ten
+        times `deadline` seconds, and twenty times as long as any has ever gone without one.
+        """
 
     def close(self) -> None:
         """End together with the other ranks: call it when no message is under way."""

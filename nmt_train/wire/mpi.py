@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import signal
 import socket
 import time
 from functools import partial
@@ -82,6 +83,12 @@ class Mpi(ThreadWire):
             told = [Letter(peer, ABORT, Message()) for peer in range(self.size) if peer != self.rank]
             self._postman.post(*told)
             concurrent.futures.wait([letter.done for letter in told], timeout=1.0)
+
+    def _end_process(self) -> None:
+        if self.survives:
+            os.kill(os.getpid(), signal.SIGKILL)  # of processes that exit, whatever their status, the others are not told
+        self.fail(Lost("this rank hangs"))
+        super()._end_process()
 
     def regroup(self) -> Mpi:
         if not isinstance(self._failure, Ended):

@@ -23,7 +23,7 @@ from nmt_train.message import Message
 from nmt_train.wire import NAMES, Lost, Tag, WireConfig
 from nmt_train.wire.frame import SLOTS, contents, pack, unpack
 from nmt_train.wire.letters import Addend, Letter, Transfer
-from nmt_train.wire.runtime import load
+from nmt_train.wire.runtime import finalize, load
 
 PATIENCE = 10.0  # seconds
 ABORT = 255
@@ -270,4 +270,4 @@ class Postman:
                 return
             time.sleep(_LONGEST_SLEEP)
         if self.former == list(range(self.mpi.COMM_WORLD.size)):  # else it may wait for ever for those that have ended
-            self.mpi.Finalize()
+            finalize(self.mpi)

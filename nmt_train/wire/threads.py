@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import socket
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
 
+from nmt_train.errors import TRY_AGAIN
 from nmt_train.message import Message
-from nmt_train.wire import Aborted, Ended, Tag
+from nmt_train.wire import Aborted, Ended, Tag, describe
+from nmt_train.wire.watch import Watch
 
 _EPOCH = time.time() - time.perf_counter()
 _LOOK = 0.5  # seconds between two looks at whether the other side of a wait still lives
@@ -68,7 +72,7 @@ class ThreadWire:
         self.observe: Callable[[str, str, float, float], None] | None = None  # of transfers: name, thread, start, end
         self._mail: dict[Tag, deque[Mail]] = defaultdict(deque)
         self._waiting: dict[Tag, list[tuple[int | None, Receipt]]] = defaultdict(list)
-        self._mutex = threading.Lock()
+        self._mutex, self._watch = threading.Lock(), Watch()
         self._failure: BaseException | None = None
         self._closed = False
 
@@ -119,9 +123,10 @@ class ThreadWire:
         receipt.set_result((source, message))
 
     def spawn(self, name: str, function: Callable[[], Any]) -> Receipt:
-        task = Receipt(lambda: None)
+        task = Receipt(self._watch.sign)
 
         def run() -> None:
+            self._watch.begin()
             try:
                 function()
             except (Aborted, Ended) as error:
@@ -131,6 +136,8 @@ class ThreadWire:
                 task.set_exception(error)
             else:
                 task.set_result(None)
+            finally:
+                self._watch.end()
 
         threading.Thread(target=run, name=name, daemon=True).start()
         return task
@@ -142,6 +149,7 @@ class ThreadWire:
         return threading.Lock()
 
     def now(self) -> float:
+        self._watch.sign()
         return _EPOCH + time.perf_counter() + self.offset
 
     def task(self) -> str:
@@ -149,6 +157,16 @@ class ThreadWire:
 
     def spend(self, name: str, work: float, seconds: float, parts: int = 1) -> None:
         """Time passes by itself."""
+
+    def watched(self, deadline: float) -> AbstractContextManager[None]:
+        return self._watch.over(deadline, self._give_up)
+
+    def _give_up(self, what: str) -> None:
+        os.write(2, f"error: {describe(self, self.rank)}: {what}\n".encode())
+        self._end_process()
+
+    def _end_process(self) -> None:
+        os._exit(TRY_AGAIN)
 
     def close(self) -> None:
         self._closed = True
@@ -162,6 +180,7 @@ class ThreadWire:
 
     def _check(self, source: int | None = None) -> None:
         """Raise what went wrong on this wire, or Aborted when it is closed."""
+        self._watch.sign()
         if isinstance(self._failure, Ended):
             raise Ended(*self._failure.args)  # another each time: the wire's own would keep all frames that it has passed
         if self._failure is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +126,9 @@ class VirtualWire:
         seconds = self._engine.network.seconds(self.seat, name, work, parts)
         if seconds:
             current().wait(self._engine.shares.use(seconds, self._engine.network.devices[self.seat]), f"its device, for {name}")
+
+    def watched(self, deadline: float) -> AbstractContextManager[None]:
+        return nullcontext()  # the engine sees when nobody moves
 
     def close(self) -> None:
         self._engine.stop([self], Aborted("the wire is closed"))
