@@ -52,7 +52,7 @@ class Log:
         line = f"[{datetime.now():%Y-%m-%d %H:%M:%S}] {message}"
         with contextlib.suppress(BrokenPipeError):  # mpirun may be gone while its ranks still save
             tqdm.write(line, file=sys.stderr)
-        print(line, file=self.text, flush=True)
+        _write(self.text, line)
 
     def train(self, progress: Progress, gradient_norm: float, learning_rate: float) -> None:
         """The cost, speed, gradient norm and rate since the last such line."""
@@ -103,7 +103,7 @@ class Log:
             "words": progress.tokens, "seconds": round(progress.seconds, 3),
             "training_seconds": round(progress.training_seconds, 3), **values,
         }  # fmt: skip
-        print(json.dumps(record), file=self.metrics, flush=True)
+        _write(self.metrics, json.dumps(record))
         if self.board is not None:
             for name, value in values.items():
                 if isinstance(value, float):
@@ -112,7 +112,18 @@ class Log:
     def close(self) -> None:
         for stream in (self.bar, self.board, self.text, self.metrics):
             if stream is not None:
-                stream.close()
+                with contextlib.suppress(OSError):  # of what could not be written was said when it was to be
+                    stream.close()
+
+
+def _write(file: TextIO, line: str) -> None:
+    try:
+        print(line, file=file, flush=True)
+    except OSError as error:
+        raise UserError(
+            f"{file.name}: could not be written: {error.strerror}; make room, then start the same command again: it continues"
+            " from the last checkpoint"
+        ) from None
 
 
 def _tensorboard(folder: Path) -> Any:

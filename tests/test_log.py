@@ -81,3 +81,12 @@ def test_metrics_are_rewound_to_where_a_run_continues_and_an_unfinished_line_is_
         read_metrics(path)
     with pytest.raises(UserError, match="is this a run folder"):
         read_metrics(tmp_path / "absent" / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("full", ["train.log", "metrics.jsonl"])
+def test_a_full_disk_is_said_of_the_file_that_could_not_be_written(tmp_path: Path, full: str) -> None:
+    (tmp_path / full).symlink_to("/dev/full")
+    log = Log.open(tmp_path, LogConfig())
+    with pytest.raises(UserError, match=f"{full}: could not be written: No space left on device; make room, then start"):
+        log.train(progress(), 0.1234, 3e-4)
+    log.close()

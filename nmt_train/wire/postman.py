@@ -140,11 +140,9 @@ class Postman:
             os._exit(Lost.status)  # with it this rank has ended for the others, which go on: it must not go on as well
         self.mpi = before.mpi
         before._comm.Revoke()
-        for request in before._requests:
-            with suppress(self.mpi.Exception):
-                request.Cancel()
-                request.Test()
-        self._left_over = before._requests, before._owners  # memory that MPI may yet write to
+        # MPI may yet read or write their memory. Cancelled they would count as freed, and Open MPI ends the process where
+        # what was sent with a freed request does not arrive.
+        self._left_over = before._requests, before._owners
         self._comm, self._before = before._comm.Shrink(), None
         self.former = self.mpi.Group.Translate_ranks(self._comm.group, list(range(self._comm.size)), before._comm.group)
 
