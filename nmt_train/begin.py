@@ -103,7 +103,7 @@ def lead(worker: Worker, ready: Ready, again: Again | None = None) -> int:
         else:
             leader.go_on_from(again.part, again.deal, again.stages, "what is left of the run")
             state.progress.start_clock(worker.wire.now, again.leader["clock"])
-            log.lost(state.progress, worker.wire.ended, worker.wire.size, again.lost)
+            log.lost(state.progress, worker.wire.ended, worker.wire.size, again.lost, again.again)
         with handling(leader.ask):
             leader.first()
             worker.run(leader)

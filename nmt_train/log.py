@@ -83,11 +83,14 @@ class Log:
             self.say(f"[valid] Ep. {progress.epoch} : Up. {progress.updates} : {metric} : {value:.4f} : {judged}")
         self._event("validation", progress, dict(scores))
 
-    def lost(self, progress: Progress, ended: str, ranks: int, updates: int) -> None:
-        """Ranks have ended, and so many others go on, without the last few updates of what was lost."""
+    def lost(self, progress: Progress, ended: str, ranks: int, updates: int, again: int) -> None:
+        """Ranks have ended, and so many others go on, without the last few updates of what was lost, and train some of their
+        batches again.
+        """
         others = "the last rank goes" if ranks == 1 else f"the other {ranks} go"
-        self.say(f"{ended} ended: {others} on; {updates} updates of its shard are lost")
-        self._event("recovery", progress, {"ended": ended, "ranks": ranks, "lost_updates": updates})
+        lost = f"{updates} updates of its shard are lost, {again} batches of those left are trained again"
+        self.say(f"{ended} ended: {others} on; {lost}")
+        self._event("recovery", progress, {"ended": ended, "ranks": ranks, "lost_updates": updates, "batches_again": again})
 
     def advance(self, progress: Progress) -> None:
         """Move the bar of a terminal."""

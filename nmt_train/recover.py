@@ -32,8 +32,8 @@ class Remains:
     """What a rank has of the run, from the moment when others ended until all that are left have begun again.
 
     ranks: its numbers, from the first start of the run to the present wire, one for each era. era: that of `settled`, its
-    position (-1: it has none yet), which is of deal number `deals`. leader: what a rank 0 goes on from (see lead.py), as far as
-    this one knows, with its era.
+    position (-1: it has none yet), which is of deal number `deals`; again: batches trained since then. leader: what a rank 0
+    goes on from (see lead.py), as far as this one knows, with its era.
     """
 
     ranks: list[int]
@@ -41,6 +41,7 @@ class Remains:
     pieces: list[Piece]
     settled: Position
     deals: int
+    again: int
     random: Vectors
     rescued: Callable[[int], Vectors]
     leader: Facts | None
@@ -50,11 +51,11 @@ class Remains:
         """ranks: those to come will be added to it, too."""
         era, told = len(ranks) - 1, worker.leader and worker.leader()
         leader = told and {"era": era, **told}
+        where = worker.settled, worker.deals, worker.unsettled, worker.random()
         if not worker.placed:
-            return cls(ranks, -1, [], worker.settled, worker.deals, worker.random(), lambda newest: {}, leader)
+            return cls(ranks, -1, [], *where, lambda newest: {}, leader)
         schedule = worker.schedule
-        pieces = schedule.exchange.pieces(worker.wire.rank)
-        return cls(ranks, era, pieces, worker.settled, worker.deals, worker.random(), schedule.rescued, leader)
+        return cls(ranks, era, schedule.exchange.pieces(worker.wire.rank), *where, schedule.rescued, leader)
 
     def forget(self) -> None:
         """All that are left have begun again: let the memory go."""
@@ -63,7 +64,7 @@ class Remains:
 
     def facts(self) -> Facts:
         pieces = [piece.facts() for piece in self.pieces]
-        told = {"settled": astuple(self.settled), "deals": self.deals, "leader": self.leader}
+        told = {"settled": astuple(self.settled), "deals": self.deals, "again": self.again, "leader": self.leader}
         return {"era": self.era, "ranks": self.ranks, "pieces": pieces, **told}
 
 
@@ -183,6 +184,11 @@ class Inventory:
                         )
         return moves
 
+    @property
+    def again(self) -> int:
+        """Batches that those that are left have trained, and that are dealt out again: they may have been under way."""
+        return sum(int(facts["again"]) for facts in self.said)
+
     def lost(self, moves: Sequence[Move]) -> int:
         """Updates that were made and that some of the parameters, which their owners took with them, will not have."""
         taken = [move.source.updates for move in moves if move.name == _PARAMETERS and move.source.number]
@@ -201,13 +207,16 @@ def _worth(receiver: int) -> Callable[[Source], tuple[int, ...]]:
 
 @dataclass
 class Again:
-    """From what a worker begins again; `lost` updates, and what rank 0 goes on from, are the same on all ranks."""
+    """From what a worker begins again. What rank 0 goes on from, how many updates are `lost` and how many batches are trained
+    `again` are the same on all ranks.
+    """
 
     part: Part
     deal: Deal
     stages: list[list[Position]]
     leader: Facts
     lost: int
+    again: int
 
 
 def recover(worker: Worker, remains: Remains) -> Again | None:
@@ -234,7 +243,7 @@ def recover(worker: Worker, remains: Remains) -> Again | None:
     if wire.size == 1:  # what is left alone optimises by itself
         snapshot = Snapshot(shard, numbers, [part.carried], [part.random], stages)
         part = snapshot.settled(exchange.optimizer.adds).split(exchange.given, workers=training)[0]
-    return Again(part, deal, stages, inventory.leader, inventory.lost(moves))
+    return Again(part, deal, stages, inventory.leader, inventory.lost(moves), inventory.again)
 
 
 def _exchange(wire: Wire, exchange: Exchange, pieces: Sequence[Piece], moves: Sequence[Move]) -> Vectors:

@@ -58,7 +58,9 @@ class Worker:
         self.schedule = modes.build(mode, config, self.flat, wire, self.trace)
         self.progress = Progress()
         self.deals = 0  # how often batches were dealt out
-        self._given: deque[Position]  # where it was when it gave gradients away that may be under way, and once before
+        self._trained = 0  # batches
+        # Where it was when it gave gradients away that may be under way, and once before, with the batches trained by then.
+        self._given: deque[tuple[Position, int]]
         self.deal_out(Deal(wire.rank, wire.size), Position())
         self._skipped = 0  # batches since the last update
         self.placed = False  # whether it has its part
@@ -89,9 +91,10 @@ class Worker:
                     progress.skip()
                     duties.skipped(self._not_finite(error, loss, batch))
             self.position.advance(last)
+            self._trained += batch is not None
             if updated:
                 self._skipped, trace.update = 0, schedule.exchange.updates
-                self._given.append(self._here())
+                self._given.append((self._here(), self._trained))
             duties.step_done(updated)
 
     def drain(self, duties: Duties) -> None:
@@ -99,7 +102,7 @@ class Worker:
         while True:
             try:
                 self.schedule.drain()
-                self._given = deque([self._here()], self._given.maxlen)
+                self._given = deque([(self._here(), self._trained)], self._given.maxlen)
                 return
             except NotFinite as error:  # of one exchange of perhaps several
                 duties.skipped(self._not_finite(error, None, None))
@@ -125,7 +128,12 @@ class Worker:
     @property
     def settled(self) -> Position:
         """How far the worker has come with batches of which nothing is under way any more."""
-        return self._given[0]
+        return self._given[0][0]
+
+    @property
+    def unsettled(self) -> int:
+        """Batches since then."""
+        return self._trained - self._given[0][1]
 
     def _here(self) -> Position:
         return Position(**vars(self.position))
@@ -161,7 +169,7 @@ class Worker:
         """Go on with these batches."""
         self.deal, self.position = deal, position
         self.deals += 1
-        self._given = deque([self._here()], self.schedule.behind + 1)
+        self._given = deque([(self._here(), self._trained)], self.schedule.behind + 1)
         self._stream = self.batches.stream(deal, position)
 
     def measured(self) -> dict[str, Any]:

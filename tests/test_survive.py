@@ -80,6 +80,8 @@ def covered(outcome: ledger.Outcome, recoveries: list[dict[str, Any]]) -> torch.
     assert min(every) >= 1
     assert max(every) <= 1 + len(recoveries)
     late = [outcome.trained[EPOCHS, batch] for batch in range(ledger.BATCHES)]
+    if len(recoveries) == 1:
+        assert sum(every) + sum(late) >= EPOCHS * ledger.BATCHES + recoveries[0]["batches_again"]
     return torch.tensor(every + late).view(EPOCHS + 1, -1).sum(0)
 
 
