@@ -65,7 +65,7 @@ class Job:
 
     def trains(self) -> None:
         """Wait until it has trained for a while, and written a checkpoint."""
-        self.wait(r"Up\. \d+ : Sen", count=7)
+        self.wait(r"Up\. \d+ : Sen", count=5)
         end = time.monotonic() + LONGEST
         while time.monotonic() < end and not any((self.folder / "checkpoints").glob("[0-9]*")):
             time.sleep(0.05)
