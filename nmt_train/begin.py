@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,7 +27,7 @@ from nmt_train.model.transformer import Transformer
 from nmt_train.progress import Progress
 from nmt_train.recover import Again
 from nmt_train.run import Run
-from nmt_train.signals import handling
+from nmt_train.signals import Wish
 from nmt_train.state import Snapshot, State
 from nmt_train.stop import Patience
 from nmt_train.train import Worker
@@ -76,8 +75,8 @@ def taken_over(config: Config, vocabulary: Vocabulary, store: Store) -> Iterator
         run.close()
 
 
-def lead(worker: Worker, ready: Ready, again: Again | None = None) -> int:
-    """Train as rank 0; the exit status. again: where training goes on without ranks that have ended."""
+def lead(worker: Worker, ready: Ready, wish: Wish, again: Again | None = None) -> int:
+    """Train as rank 0; the exit status. wish: for an end; again: where training goes on without ranks that have ended."""
     run, config = ready.run, worker.config
     _check_local_steps(worker)
     test_set = TestSet(config.corpus.valid, "corpus.valid", ready.vocabulary)
@@ -96,6 +95,7 @@ def lead(worker: Worker, ready: Ready, again: Again | None = None) -> int:
     log = Log.open(run.folder, config.log)
     try:
         leader = Leader(worker, run, log, state, test_set)
+        wish.tell(leader.ask)
         if again is None:
             leader.begin(snapshot)
             del snapshot  # as large as all ranks together
@@ -104,24 +104,23 @@ def lead(worker: Worker, ready: Ready, again: Again | None = None) -> int:
             leader.go_on_from(again.part, again.deal, again.stages, "what is left of the run")
             state.progress.start_clock(worker.wire.now, again.leader["clock"])
             log.lost(state.progress, worker.wire.ended, worker.wire.size, again.lost, again.again)
-        with handling(leader.ask):
-            leader.first()
-            worker.run(leader)
+        leader.first()
+        worker.run(leader)
         _summary(leader, state, run, log)
     finally:
         log.close()
     return 128 + leader.signal if leader.signal else 0
 
 
-def follow(worker: Worker, signals: Callable[[Any], AbstractContextManager[None]], again: Again | None = None) -> int:
-    """Train as another rank; `signals` gives it the signals that ask for an end."""
+def follow(worker: Worker, wish: Wish, again: Again | None = None) -> int:
+    """Train as another rank."""
     follower = Follower(worker)
-    with signals(follower.ask):
-        if again is None:
-            follower.begin()
-        else:
-            follower.go_on_from(again.part, again.deal, again.leader["progress"]["epochs"], "what is left of the run")
-        worker.run(follower)
+    wish.tell(follower.ask)
+    if again is None:
+        follower.begin()
+    else:
+        follower.go_on_from(again.part, again.deal, again.leader["progress"]["epochs"], "what is left of the run")
+    worker.run(follower)
     return 0
 
 

@@ -75,19 +75,35 @@ def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: 
 
 
 def _wait(job: subprocess.Popen[str], over: threading.Event) -> int:
-    """Until mpirun ends; where its ranks have, it may wait for ever for a machine that it cannot reach any more."""
-    left = _GRACE
+    """Until mpirun ends; where its ranks have, it may wait for ever for a machine that it cannot reach any more.
+
+    They may have said so (`over`), and of those on this machine it is seen.
+    """
+    left, began = _GRACE, False
     while True:
         try:
             return job.wait(_LOOK)
         except subprocess.TimeoutExpired:
-            left -= _LOOK if over.is_set() else 0.0
+            there = _has_ranks(job.pid)
+            began = began or there
+            left -= _LOOK if over.is_set() or (began and not there) else 0.0
         if left <= 0:
             print("nmt-train: mpirun does not end: killing it", file=sys.stderr, flush=True)
             for process in [job.pid, *_session(job.pid)]:
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
             return job.wait()
+
+
+def _has_ranks(mpirun: int) -> bool:
+    """Whether it has any on this machine that live."""
+    for children in Path(f"/proc/{mpirun}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in children.read_text().split():
+                with suppress(OSError):
+                    if b"nmt_train.cli" in Path(f"/proc/{child}/cmdline").read_bytes():
+                        return True
+    return False
 
 
 def _session(leader: int) -> list[int]:

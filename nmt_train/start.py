@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from nmt_train.wire import Aborted, Tag, Wire, WireConfig, describe
 from nmt_train.wire.threads import ThreadWire
 
 _ALONE = Job()
+_LINGER = 3.0  # seconds
 # What may differ between ranks without harm.
 _LOCAL = ("run", "threads", "devices", "corpus.train", "corpus.valid")
 
@@ -42,7 +44,8 @@ def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE) -> in
     try:
         status = _lead(config, wire, force, overwrite) if wire.rank == 0 else _follow(config, wire)
     except Aborted:
-        return 1  # the rank that failed has said why
+        time.sleep(_LINGER)  # the rank that failed has said why, and its exit status is to be the job's
+        return 1
     except BaseException as error:
         wire.fail(error)
         if isinstance(error, UserError) and wire.rank:

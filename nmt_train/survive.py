@@ -10,7 +10,8 @@ from typing import Any
 from nmt_train import modes
 from nmt_train.begin import Ready, follow, lead
 from nmt_train.config import Config
-from nmt_train.recover import Again, Remains, recover
+from nmt_train.recover import Remains, recover
+from nmt_train.signals import Wish
 from nmt_train.train import Worker
 from nmt_train.wire import Ended, Wire
 
@@ -35,19 +36,20 @@ class Rank:
 
         UserError for whatever is wrong with mode or corpus; Lost if ranks end and those that are left cannot go on.
         """
-        first, ranks = wire, [wire.rank]
+        first, ranks, wish = wire, [wire.rank], Wish()
         remains: Remains | None = None
-        with ExitStack() as opened:
+        with ExitStack() as opened, self.signals(wish.ask):
             while True:
                 try:
-                    worker = self.make(modes.fit(self.config, wire.size), wire)
-                    again = recover(worker, remains) if remains else None
-                    worker.forget = remains.forget if remains else None
-                    if ready is None and wire.rank == 0:
-                        ready = opened.enter_context(self.take_over())
-                    status = self._train(worker, ready, again)
-                    wire.close()
-                    return status
+                    with wire.watched(self.config.wire.deadline):
+                        worker = self.make(modes.fit(self.config, wire.size), wire)
+                        again = recover(worker, remains) if remains else None
+                        worker.forget = remains.forget if remains else None
+                        if ready is None and wire.rank == 0:
+                            ready = opened.enter_context(self.take_over())
+                        status = lead(worker, ready, wish, again) if ready is not None else follow(worker, wish, again)
+                        wire.close()
+                        return status
                 except Ended:
                     pass
                 except (Exception, KeyboardInterrupt) as error:
@@ -60,8 +62,3 @@ class Rank:
                     remains.pieces += worker.schedule.exchange.pieces(wire.rank)
                 wire = wire.regroup()
                 ranks.append(wire.rank)
-
-    def _train(self, worker: Worker, ready: Ready | None, again: Again | None) -> int:
-        if ready is not None:
-            return lead(worker, ready, again)
-        return follow(worker, self.signals, again)

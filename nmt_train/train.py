@@ -69,11 +69,7 @@ class Worker:
         self.forget: Callable[[], None] | None = None  # what it was kept for that not all had begun
 
     def run(self, duties: Duties) -> None:
-        """Train until the duties say that it is over; where this hangs, the process ends."""
-        with self.wire.watched(self.config.wire.deadline):
-            self._run(duties)
-
-    def _run(self, duties: Duties) -> None:
+        """Train until the duties say that it is over."""
         schedule, trace, progress = self.schedule, self.trace, self.progress
         while duties.go_on():
             batch, last = next(self._stream)

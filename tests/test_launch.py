@@ -59,3 +59,26 @@ def test_an_mpirun_that_waits_for_ever_after_its_ranks_have_ended_is_killed_with
         assert time.monotonic() < patience
         os.sched_yield()
     assert "mpirun does not end" in capfd.readouterr().err
+
+
+def test_an_mpirun_whose_ranks_here_are_gone_is_killed_though_nobody_has_said_that_they_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch, "_GRACE", 0.1)
+    monkeypatch.setattr(launch, "_LOOK", 0.05)
+    script = "(exec -a nmt_train.cli.entry sleep 600) & sleep 600; true"
+    job = subprocess.Popen(["bash", "-c", script], start_new_session=True, stderr=subprocess.PIPE, text=True)
+    patience = time.monotonic() + 30
+    while not launch._has_ranks(job.pid):
+        assert time.monotonic() < patience
+        os.sched_yield()
+    looks = iter([True, False])
+    monkeypatch.setattr(launch, "_has_ranks", lambda mpirun: next(looks, False))
+    assert launch._wait(job, threading.Event()) == -signal.SIGKILL
+
+
+def test_an_mpirun_without_ranks_here_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_GRACE", 0.1)
+    monkeypatch.setattr(launch, "_LOOK", 0.05)
+    job = subprocess.Popen(["sh", "-c", "sleep 1; exit 7"], start_new_session=True, stderr=subprocess.PIPE, text=True)
+    assert launch._wait(job, threading.Event()) == 7

@@ -368,6 +368,25 @@ def test_the_others_go_on_without_a_rank_that_is_killed(make: Make, mode: str, e
     assert done.stderr.count("1 workers in memory") == 3 + 2
 
 
+def test_a_signal_that_comes_while_ranks_recover_ends_training_when_they_have(make: Make) -> None:
+    config = make(mode="overlap", stop__after="1000e", batch__tokens=300, recovery__every="5u")
+    code = (
+        BATCHES.format("if rank == 1 and seen[0] > 15: os.kill(os.getpid(), 9)")
+        + """
+from nmt_train import survive
+recover = survive.recover
+def asked(worker, remains):
+    os.kill(os.getpid(), 15)
+    return recover(worker, remains)
+survive.recover = asked
+"""
+    )
+    done = finish([*MPIRUN, "--with-ft", "ulfm", "-np", "3", *patched(code), "--config", written(config)])
+    assert "the other 2 go on" in done.stderr, done.stderr
+    assert "stopped: SIGTERM received" in done.stderr, done.stderr
+    assert last(config).facts["progress"]["updates"] > 10
+
+
 def hangs(rank: int) -> list[str]:
     soon = "import nmt_train.wire.watch; nmt_train.wire.watch._DEADLINES = 1\n"
     return patched(soon + BATCHES.format(f"if rank == {rank} and seen[0] > 5: time.sleep(1000)"))
@@ -376,7 +395,7 @@ def hangs(rank: int) -> list[str]:
 def test_a_rank_that_hangs_while_it_computes_ends_itself_and_the_others_go_on(make: Make) -> None:
     config = make(mode="overlap", stop__after="4e", batch__tokens=300, wire__deadline=8)
     done = finish([*MPIRUN, "--with-ft", "ulfm", "-np", "3", *hangs(1), "--config", written(config)])
-    assert re.search(r"error: rank 1 \(host \S+\): _run \(train.py, line \d+\) has not ended for \d+ s", done.stderr), (
+    assert re.search(r"error: rank 1 \(host \S+\): run \(train.py, line \d+\) has not ended for \d+ s", done.stderr), (
         done.stderr
     )
     assert "the other 2 go on" in done.stderr
@@ -387,5 +406,5 @@ def test_a_rank_that_hangs_while_it_computes_ends_itself_and_the_others_go_on(ma
 def test_the_job_ends_where_the_others_cannot_go_on_without_the_rank_that_hangs(make: Make) -> None:
     config = make(mode="overlap", stop__after="1000e", batch__tokens=300, wire__deadline=4)
     done = finish([*MPIRUN, "-np", "2", *hangs(0), "--config", written(config)])
-    assert re.search(r"error: rank 0 \(host \S+\): _run \(train.py", done.stderr), done.stderr
+    assert re.search(r"error: rank 0 \(host \S+\): run \(train.py", done.stderr), done.stderr
     assert done.returncode == TRY_AGAIN

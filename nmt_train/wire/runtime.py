@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 from typing import Any, NoReturn
 
 from nmt_train.errors import UserError
 
+_PATIENCE = 10  # seconds
 _EAGER, _HEADER = 4 << 20, 1 << 10  # bytes that are sent unasked, at most; what MPI adds to them
 
 
@@ -69,5 +71,7 @@ def leave(status: int) -> NoReturn:
     if status > 1 and survives() and "mpi4py.MPI" in sys.modules:
         mpi = sys.modules["mpi4py.MPI"]
         if mpi.Is_initialized() and not mpi.Is_finalized():
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(_PATIENCE)  # mpirun may not answer
             mpi.COMM_WORLD.Abort(status)
     os._exit(status)
