@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from types import FrameType
 from nmt_train.errors import UserError
 
 _ENDS = ("error: ", "MPI_ABORT was invoked")  # how a rank's last words begin
+_STATUS = re.compile(r"\s*Errorcode:\s+(\d+)")  # of MPI_Abort: mpirun's own may be another rank's
 _GRACE, _LOOK = 10.0, 0.5  # seconds that mpirun has to end after them; between two looks
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
 
@@ -50,6 +52,7 @@ def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: 
         command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True, errors="replace"
     )
     asked: list[int] = []
+    aborted: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
         job.send_signal(signal.SIGUSR1 if not asked else signal.SIGTERM)
@@ -64,6 +67,8 @@ def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: 
         for line in job.stderr:
             print(line, end="", file=sys.stderr, flush=True)
             heard(line)
+            if said := _STATUS.match(line):
+                aborted.append(int(said[1]))
             if line.startswith(_ENDS):
                 over.set()
 
@@ -71,7 +76,9 @@ def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: 
     listener.start()
     status = _wait(job, over)
     listener.join(_GRACE)
-    return 128 + asked[0] if asked else status
+    if asked:
+        return 128 + asked[0]
+    return aborted[0] if aborted else status
 
 
 def _wait(job: subprocess.Popen[str], over: threading.Event) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -59,6 +60,20 @@ def test_an_mpirun_that_waits_for_ever_after_its_ranks_have_ended_is_killed_with
         assert time.monotonic() < patience
         os.sched_yield()
     assert "mpirun does not end" in capfd.readouterr().err
+
+
+def test_the_status_is_that_of_the_rank_that_failed_first_whatever_mpirun_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mpirun").write_text("#!/bin/sh\necho '  Errorcode: 2' >&2\nexit 1\n", encoding="utf-8")
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        assert launch.mpirun(2, [], (), lambda line: None) == 2
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def test_an_mpirun_whose_ranks_here_are_gone_is_killed_though_nobody_has_said_that_they_ended(
