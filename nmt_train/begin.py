@@ -103,7 +103,9 @@ def lead(worker: Worker, ready: Ready, wish: Wish, again: Again | None = None) -
         else:
             leader.go_on_from(again.part, again.deal, again.stages, "what is left of the run")
             state.progress.start_clock(worker.wire.now, again.leader["clock"])
-            log.lost(state.progress, worker.wire.ended, worker.wire.size, again.lost, again.again)
+        if worker.wire.ended:
+            lost, repeated = (again.lost, again.again) if again else (0, 0)  # or nobody left had begun
+            log.lost(state.progress, worker.wire.ended, worker.wire.size, lost, repeated)
         leader.first()
         worker.run(leader)
         _summary(leader, state, run, log)
