@@ -100,6 +100,11 @@ def test_nothing_is_lost_beyond_what_is_said_and_nothing_applied_that_was_not_tr
     check(make, mode, seed)
 
 
+@pytest.mark.parametrize(("mode", "seed"), [("overlap", 187)])  # all that had begun ended at once
+def test_seeds_that_once_failed(make: Make, mode: str, seed: int) -> None:
+    check(make, mode, seed)
+
+
 @pytest.mark.parametrize("seed", range(max(1, SEEDS // 10)))
 @pytest.mark.parametrize("mode", EXACT)
 def test_after_a_cut_that_lasts_the_job_ends_by_name_and_goes_on_from_its_checkpoint(make: Make, mode: str, seed: int) -> None:

@@ -61,7 +61,7 @@ def test_each_task_of_a_rank_is_watched() -> None:
         assert wire._watch.hung(0, deadline=10) is None
 
 
-def test_who_hangs_is_given_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     given_up: Future[str] = Future()
     monkeypatch.setattr("nmt_train.wire.watch._LOOK", 0.01)
     with Watch().over(0.001, given_up.set_result):
