@@ -170,7 +170,7 @@ def _alone(place: Place, mode: Mode) -> Exchange:
 
 def _server(place: Place, mode: Mode) -> Exchange:
     config, dropping, wire, parameters = place.config, place.config.dropping, place.wire, place.flat.parameters
-    at_worker, feedback = mode.optimizer == "worker", mode.up != "dense"
+    at_worker, feedback = mode.optimizer == "worker", place.codec(mode.up, dropping.up).biased
     dropped = dropped_down(dropping, mode.workers - config.exchange.knows_own(at_worker, feedback))
     down = None if mode.down == "dense" else lambda: place.codec(mode.down, dropped)
     pushes = config.exchange.per == "device" or wire.rank in first_ranks(wire.nodes)

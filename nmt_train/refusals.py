@@ -8,6 +8,7 @@ from nmt_train.config import Config
 from nmt_train.errors import UserError
 from nmt_train.row import Mode
 
+UNBIASED = ("qsgd",)  # codecs that are right on the mean, so that nothing may be kept of what they leave out
 SUMMED = ("dense", "half", "bf16", "int8", "low-rank")  # what can be added up and sent on, hop by hop
 IN_STEP = ("every-step", "pipelined", "local-steps")  # schedules of workers that exchange all at the same step
 
@@ -135,6 +136,11 @@ def _server(mode: Mode, config: Config) -> str | None:
     if mode.exchange != "server":
         return None
     settings = config.exchange
+    if mode.down in UNBIASED:
+        return (
+            f"override.down: {mode.down} rounds at random, and deltas keep what was rounded for the next one, which would grow"
+            " without end; use dense, half, int8 or top-k"
+        )
     if settings.rule == "rounds" and settings.one_channel_per_node:
         return "exchange.one_channel_per_node: lets one rank of a node exchange at a time, but a round waits for all; remove it"
     if settings.rule == "rounds" and settings.backup and mode.up != "dense":

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pulled import settings as settings_of
 
+from nmt_train import modes
 from nmt_train.codec import Codec, DroppingConfig, QsgdConfig, ThresholdConfig, kept
 from nmt_train.codec.dense import Dense
 from nmt_train.codec.feedback import Feedback
@@ -18,7 +21,13 @@ from nmt_train.codec.qsgd import Qsgd
 from nmt_train.codec.select import Sample, reaching
 from nmt_train.codec.threshold import GRAIN, Threshold
 from nmt_train.codec.topk import TopK, pack_gaps, unpack_gaps
-from nmt_train.errors import NotFinite
+from nmt_train.errors import NotFinite, UserError
+from nmt_train.exchange.rules import Asynchronous
+from nmt_train.exchange.shard import Shard
+from nmt_train.message import Message
+from nmt_train.optim import Optimizer, OptimizerConfig
+
+SGD = OptimizerConfig(name="sgd", learning_rate=1.0, schedule="constant", warmup=0)
 
 CODECS = {
     "dense": lambda: Dense(),
@@ -220,3 +229,67 @@ def test_selection_by_threshold_is_that_of_plain_comparison() -> None:
     positions, values = reaching(vector, 2.0)
     assert torch.equal(positions, (vector.abs() >= torch.tensor(2.0)).nonzero().flatten())
     assert torch.equal(values, vector[positions])
+
+
+DEFAULTS = {  # of the configuration
+    "half": lambda: Dense(torch.float16),
+    "bf16": lambda: Dense(torch.bfloat16),
+    "int8": lambda: Int8(),
+    "onebit": lambda: OneBit(),
+    "qsgd": lambda: Qsgd(QsgdConfig()),
+    "threshold": lambda: Threshold(ThresholdConfig()),
+    "top-k": lambda: TopK(DroppingConfig(), DroppingConfig().up),
+}
+
+
+def draws(tails: str, count: int, elements: int) -> Iterator[torch.Tensor]:
+    generator = torch.Generator().manual_seed(11)
+    for _ in range(count):
+        normal = torch.randn(elements, generator=generator)
+        # Student's t with three degrees of freedom: of 1,000 elements some are twenty times as large as most.
+        chi = torch.randn(3, elements, generator=generator).square().mean(0).sqrt()
+        yield normal if tails == "gaussian" else normal / chi
+
+
+@pytest.mark.parametrize("tails", ["gaussian", "heavy"])
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_what_a_worker_owes_stays_bounded_at_the_default_settings(name: str, tails: str) -> None:
+    codec, elements = DEFAULTS[name](), 4000
+    owed = Feedback(codec, torch.zeros(elements)) if codec.biased else None
+    largest, sums, decoded_sums = [], torch.zeros(elements), torch.zeros(elements)
+    for round_, vector in enumerate(draws(tails, 1000, elements)):
+        decoded, _ = both(owed or codec, vector, round_)
+        sums, decoded_sums = sums + vector, decoded_sums + decoded
+        largest.append(float((sums - decoded_sums).norm() / vector.norm()))
+    if codec.biased:
+        assert max(largest[500:]) < 1.5 * max(largest[100:500])
+        assert max(largest) < 20
+    else:  # errors of one round are independent of those of the next: their sum grows like a random walk, not faster
+        assert max(largest) < 2 * math.sqrt(1000) * 0.5
+
+
+@pytest.mark.parametrize("tails", ["gaussian", "heavy"])
+@pytest.mark.parametrize("name", [name for name in DEFAULTS if DEFAULTS[name]().biased])
+def test_what_a_shard_owes_a_worker_stays_bounded_at_the_default_settings(name: str, tails: str) -> None:
+    elements, largest = 4000, []
+    made = Shard(Optimizer(SGD, torch.zeros(elements)), Dense(), DEFAULTS[name](), Asynchronous(1))
+    made.pull(0)
+    for vector in draws(tails, 1000, elements):
+        made.push(0, Message((), (vector,)))
+        made.answer(0)
+        largest.append(float((made.optimizer.parameters - made._held[0]).norm() / vector.norm()))
+    assert max(largest[500:]) < 1.5 * max(largest[100:500])
+    assert max(largest) < 20
+
+
+def test_codecs_that_are_right_on_the_mean_are_refused_for_deltas() -> None:
+    with pytest.raises(UserError, match=r"override.down: qsgd rounds at random.*; use dense"):
+        modes.row(settings_of("sparse", {"override.down": "qsgd"}))
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-8, 1.0, 1e5, 1e30])
+def test_half_precision_is_of_the_largest_element_not_of_one(size: float) -> None:
+    vector = size * torch.randn(5000, generator=torch.Generator().manual_seed(1))
+    decoded, bytes_ = both(Dense(torch.float16), vector, 0)
+    assert bytes_ == 2 * 5000
+    assert float(((decoded - vector).abs() / vector.abs()).max()) < 2**-10

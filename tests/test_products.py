@@ -29,7 +29,7 @@ PRODUCTS = [*itertools.product(modes.SCHEDULES, modes.EXCHANGES, get_args(CodecN
 
 def trained(schedule: str, exchange: str, codec: str, mode: str = "vanilla") -> list[Tensor]:
     """Of every rank the parameters that all have in common in the end; all are pulled to the same place."""
-    down = codec if exchange == "server" else "dense"
+    down = codec if exchange == "server" and codec != "qsgd" else "dense"
     chosen = settings(mode, OPTIONS | {
         "override.schedule": schedule, "override.exchange": exchange, "override.up": codec, "override.down": down,
     })  # fmt: skip

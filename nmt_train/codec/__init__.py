@@ -14,7 +14,13 @@ from nmt_train.section import STRICT
 
 
 class Codec(Protocol):
-    """Turns a vector into a message and back. What a message leaves out of a vector is the codec's loss."""
+    """Turns a vector into a message and back. What a message leaves out of a vector is the codec's loss.
+
+    biased: on the mean, something is left out, so that error feedback is needed. A codec that is right on the mean must have
+    none: its error may be larger than the vector, and feedback would multiply it from message to message.
+    """
+
+    biased: bool = True
 
     @abstractmethod
     def encode(self, vector: Tensor, update: int) -> Message:
@@ -36,15 +42,15 @@ class Codec(Protocol):
         """Overwrite `into` (elements,) with the vector that the message stands for."""
 
     @abstractmethod
-    def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
-        """Add that vector (or subtract it, with sign -1) instead."""
+    def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
+        """Add `scale` times that vector instead."""
 
 
 class SizeOnly(Codec):
     """Any codec for vectors that have a size but no values: messages have their lengths, and there is nothing to decode."""
 
     def __init__(self, codec: Codec) -> None:
-        self._codec = codec
+        self._codec, self.biased = codec, codec.biased
 
     def encode(self, vector: Tensor, update: int) -> Message:
         return self._codec.sized(vector)
@@ -58,7 +64,7 @@ class SizeOnly(Codec):
     def decode(self, message: Message, into: Tensor) -> None:
         return None
 
-    def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
+    def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
         return None
 
 
@@ -115,8 +121,8 @@ class LowRankConfig:
 class QsgdConfig:
     """Random rounding to a few levels, right on average (Alistarh et al. 2017)."""
 
-    levels: int = Field(default=7, ge=1, le=127, description="levels above zero, up to the norm of a stretch")
-    bucket: int = Field(default=512, ge=1, le=10**9, description="elements that share a norm")
+    levels: int = Field(default=15, ge=1, le=127, description="levels above zero, up to the norm of a stretch")
+    bucket: int = Field(default=128, ge=1, le=10**9, description="elements that share a norm")
     coding: Literal["plain", "elias"] = Field(
         default="elias", description="of levels: all in as many bits as the highest, or in Elias's gamma code"
     )

@@ -24,7 +24,7 @@ class Feedback(Codec):
         self.residual, self._sum = self._sum, self.residual
         if any(tensor.data_ptr() == self.residual.data_ptr() for tensor in message.tensors):
             message = Message(message.numbers, tuple(tensor.clone() for tensor in message.tensors))
-        self._codec.add(message, self.residual, sign=-1)
+        self._codec.add(message, self.residual, scale=-1.0)
         return message
 
     def sized(self, vector: Tensor) -> Message:
@@ -33,5 +33,5 @@ class Feedback(Codec):
     def decode(self, message: Message, into: Tensor) -> None:
         self._codec.decode(message, into)
 
-    def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
-        self._codec.add(message, into, sign)
+    def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
+        self._codec.add(message, into, scale)

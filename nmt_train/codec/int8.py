@@ -34,9 +34,9 @@ class Int8(Codec):
         level, levels = _level_and_levels(message, into)
         into.copy_(levels).mul_(level.to(into))
 
-    def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
+    def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
         level, levels = _level_and_levels(message, into)
-        into.add_(levels.to(into), alpha=sign * float(level))
+        into.add_(levels.to(into), alpha=scale * float(level))
 
 
 def _level_and_levels(message: Message, into: Tensor) -> tuple[Tensor, ...]:

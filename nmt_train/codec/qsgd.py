@@ -14,7 +14,12 @@ from nmt_train.message import Message
 class Qsgd(Codec):
     """Each stretch of `bucket` elements is sent as its norm, and of each element its sign and one of `levels` levels: the one
     below or above, by chance, so that the expected value is the element's.
+
+    With b elements in a bucket and s levels the squared error is about min(b / s^2, sqrt(b) / s) of the vector's square
+    (Lemma 3.1): a tenth with the default settings, but more than the vector itself with 512 and 7.
     """
+
+    biased = False
 
     def __init__(self, config: QsgdConfig) -> None:
         self._config, self._width = config, config.levels.bit_length()
@@ -53,7 +58,7 @@ class Qsgd(Codec):
         negative = torch.from_numpy(np.unpackbits(signs.numpy(), count=count)).to(torch.float32)
         into.copy_(torch.from_numpy(whole).to(torch.float32) * each * (1 - 2 * negative))
 
-    def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
+    def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
         decoded = torch.empty_like(into)
         self.decode(message, decoded)
-        into.add_(decoded, alpha=sign)
+        into.add_(decoded, alpha=scale)

@@ -55,13 +55,13 @@ class Threshold(Codec):
         into.zero_()
         self.add(message, into)
 
-    def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
+    def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
         with message.understood():
             positions, signs = self._unpacked(message, into.numel())
             if len(positions) and not 0 <= positions.min() <= positions.max() < into.numel():
                 raise ValueError(f"positions beyond {into.numel()} elements")
         tau = float(message.tensors[0])
-        into.index_add_(0, torch.from_numpy(positions).to(into.device), torch.from_numpy(signs).to(into), alpha=sign * tau)
+        into.index_add_(0, torch.from_numpy(positions).to(into.device), torch.from_numpy(signs).to(into), alpha=scale * tau)
 
     def _unpacked(self, message: Message, elements: int) -> tuple[np.ndarray, np.ndarray]:
         """Positions, and signs as 1 and -1."""

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from nmt_train.codec import Codec, DroppingConfig, kept
 from nmt_train.codec.dense import Dense
+from nmt_train.codec.half import from_half, to_half
 from nmt_train.codec.select import Sample, exactly, reaching
 from nmt_train.errors import NotFinite
 from nmt_train.message import Message
 
 _SPARSE, _DENSE = 1, 0
-_HALF_MAX = 65504.0
 
 
 class TopK(Codec):
@@ -38,9 +38,8 @@ class TopK(Codec):
         positions, values = self._largest(vector, target)
         if not torch.isfinite(values).all():
             raise NotFinite("the vector to be sent is not finite")
-        if self._half:
-            values = values.clamp_(-_HALF_MAX, _HALF_MAX).half()
-        return Message((_SPARSE, positions.numel()), (self._pack(positions), values))
+        exponent, values = to_half(values) if self._half else (0, values)
+        return Message((_SPARSE, positions.numel(), exponent), (self._pack(positions), values))
 
     def sized(self, vector: Tensor) -> Message:
         target = self.target(vector.numel(), update=self._config.warmup_updates)
@@ -50,7 +49,7 @@ class TopK(Codec):
         # Positions at random: each further 255 between two of them, probability (1 - share)^255, costs one byte more.
         longer = (1 - target / vector.numel()) ** 255 if target else 0.0
         each = 1 + longer / (1 - longer) if self._config.indices == "gaps" else 4.0
-        return Message((_SPARSE, target), (vector.new_empty(round(target * each), dtype=torch.uint8), values))
+        return Message((_SPARSE, target, 0), (vector.new_empty(round(target * each), dtype=torch.uint8), values))
 
     def decode(self, message: Message, into: Tensor) -> None:
         if message.number() == _DENSE:
@@ -59,9 +58,9 @@ class TopK(Codec):
             into.zero_()
             self.add(message, into)
 
-    def add(self, message: Message, into: Tensor, sign: int = 1) -> None:
+    def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
         if message.number() == _DENSE:
-            self._dense.add(message.without_numbers(1), into, sign)
+            self._dense.add(message.without_numbers(1), into, scale)
             return
         count = message.number(1)
         packed, values = message.vectors(
@@ -71,7 +70,8 @@ class TopK(Codec):
         positions = self._unpack(packed)
         if positions.numel() != count or (count and not 0 <= int(positions.min()) <= int(positions.max()) < into.numel()):
             raise message.malformed(f"{positions.numel()} positions for {count} of {into.numel()} elements, or some beyond")
-        into.index_add_(0, positions, values.to(into), alpha=sign)
+        values = from_half(message, 2, values, into) if self._half else values.to(into)
+        into.index_add_(0, positions, values, alpha=scale)
 
     def target(self, elements: int, update: int) -> int:
         """How many elements are to be sent: at least one, if there are any."""
