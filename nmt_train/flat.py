@@ -43,9 +43,9 @@ class Flat:
         return {name: part.view(shape) for (name, shape), part in zip(self.layout, vector.split(sizes), strict=True)}
 
     @contextmanager
-    def using(self, vector: Tensor | None) -> Iterator[None]:
-        """Give the model the values of `vector` for a while (None: its own), then its own back, bit for bit."""
-        if vector is None:
+    def using(self, vector: Tensor) -> Iterator[None]:
+        """Give the model the values of `vector` for a while, then its own back, bit for bit."""
+        if vector.data_ptr() == self.parameters.data_ptr():
             yield
             return
         own = self.parameters.clone()

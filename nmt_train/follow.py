@@ -94,10 +94,10 @@ class Follower:
                 self._report(drained=True)
                 self._until("hand over")  # not a step before
             case "hand over":
-                self._worker.schedule.refresh()
+                self._worker.schedule.settle()
                 self._wire.send(0, Tag.STATE, self._worker.part().pack())  # goes on its way while training goes on
                 self._report(drained=True)
-                self._until("go on")  # when everybody has the parameters
+                self._until("go on")  # when everybody has handed over
             case "deal":
                 self._worker.drain(self)
                 self._report(drained=True)
@@ -127,7 +127,7 @@ class Follower:
         self._worker.place(part, deal, where)
         self._report(drained=True)
         self._until("go on")  # when everybody has its part
-        self._worker.schedule.refresh()
+        self._worker.schedule.begin()
         self._report(drained=True)
-        self._until("go on")  # when everybody has the parameters
+        self._until("go on")  # when everybody has the parameters, unless nothing is left to do
         self._worker.begun(lambda: self._leader)

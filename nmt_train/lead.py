@@ -24,7 +24,8 @@ from nmt_train.saving import Saving
 from nmt_train.state import Gathering, Part, Snapshot, State
 from nmt_train.trace import write_spans
 from nmt_train.train import Worker
-from nmt_train.validate import Interrupted, TestSet
+from nmt_train.validate import TestSet
+from nmt_train.validating import Validating
 from nmt_train.wire import Tag
 
 
@@ -33,7 +34,7 @@ class Leader:
 
     def __init__(self, worker: Worker, run: Run, log: Log, state: State, test_set: TestSet) -> None:
         self._worker, self._wire, self._config = worker, worker.wire, worker.config
-        self._run, self._log, self._state, self._test_set = run, log, state, test_set
+        self._run, self._log, self._state = run, log, state
         self._progress = worker.progress = state.progress
         self._followers = range(1, self._wire.size)
         self._dealing = Dealing(worker, self._progress)
@@ -44,6 +45,7 @@ class Leader:
         self._reports = self._wire.receive(None, Tag.REPORT) if self._followers else None
         self._before: Mark | None = None
         self._saving = Saving(worker, run, state)
+        self._validating = Validating(worker, run, log, state, test_set, self._stalled, lambda: self.signal is not None)
         self._held: Gathering | None = None  # the last one, while the others still wait
         self.reason: str | None = None
         self.signal: signal.Signals | None = None
@@ -70,19 +72,20 @@ class Leader:
         self._wait_for_drained()  # everybody has its part
         self._remember()
         self._tell("go on")
-        self._worker.schedule.refresh()
+        self._worker.schedule.begin()
         self._wait_for_drained()  # everybody has the parameters
         self._worker.begun(self._facts)
-        self._tell("go on")
         self._count()
         self._progress.start_clock(self._wire.now)
 
     def first(self) -> None:
-        """What a signal had put off, before the first batch."""
+        """What a signal had put off; then the others may begin with their first batch, if there is anything left to do."""
+        self.reason = self._reason_to_stop()
         if self._state.validation_pending:
-            gathering = self._collect()
-            self._saving.begin(gathering, self._validate(gathering))
-        self._before, self.reason = self._progress.mark(), self._reason_to_stop()
+            self._save(validate=True)
+        elif self.reason is None:
+            self._tell("go on")
+        self._before = self._progress.mark()
 
     def go_on(self) -> bool:
         while self.reason is None and self._dealing.too_far():
@@ -91,7 +94,7 @@ class Leader:
             self._after_update()
             if self.reason is None:
                 self._hear(wait=True)  # somebody is behind, and will say when not any more
-                self._saving.go_on()
+                self._go_on_beside()
         if self.reason is not None:
             self._finish()
         elif self._together and not self._worker.schedule.between:
@@ -105,7 +108,7 @@ class Leader:
             while self._stepped < len(self._followers):
                 self._hear(wait=True)  # what is decided now must not depend on who reports when
             self._stepped = 0
-        self._saving.go_on()
+        self._go_on_beside()
         if updated or (self._worker.schedule.endless and self._reason_to_stop()):
             self._after_update()
 
@@ -167,20 +170,32 @@ class Leader:
             self._meter.log(self._log, progress, words)
             self._write_spans()
         every = config.validation.every
-        validate = every and (every.crossed(before, now) or (self.reason and not self.signal))
-        if not (validate or self.reason or config.checkpoint.every.crossed(before, now) or self._dealing.grows()):
-            if self._dealing.apart():
-                self._deal_evenly()
-            if config.recovery.every.crossed(before, now):
-                self._remember()
+        validate = every is not None and (every.crossed(before, now) or bool(self.reason and not self.signal))
+        if self.reason or config.checkpoint.every.crossed(before, now) or self._dealing.grows():
+            self._save(validate)
+            self._remember()
             return
-        gathering = self._collect()
-        best: list[str] = []
         if validate:
-            best = self._validate(gathering)
+            self._validating.request()
+            self._go_on_beside()
+        if self._dealing.apart():
+            self._deal_evenly()
+        if config.recovery.every.crossed(before, now):
+            self._remember()
+
+    def _save(self, validate: bool) -> None:
+        """Write a checkpoint, and measure the parameters that it holds if so wanted."""
+        gathering = self._collect(validate)
+        if self._validating.go_on(wait=True):  # so that the checkpoint knows of all validations up to it
+            gathering.own.numbers["factor"] = self._worker.schedule.exchange.optimizer.state()[1]["factor"]
             self.reason = self._reason_to_stop()
-        self._saving.begin(gathering, best)
-        self._remember()
+        self._saving.begin(gathering)
+
+    def _go_on_beside(self) -> None:
+        """Go on with what others have now sent their part of: a checkpoint, a copy to validate."""
+        self._saving.go_on()
+        if self._validating.go_on():
+            self.reason = self.reason or self._reason_to_stop()
 
     def _reason_to_stop(self) -> str | None:
         if self.signal:
@@ -192,19 +207,24 @@ class Leader:
             return f"no new best in {self._config.stop.patience} validations (stop.patience)"
         return None
 
-    def _collect(self) -> Gathering:
-        """Everything, of all ranks at one moment; of the others it is still to come. On one rank it is not a copy."""
+    def _collect(self, validate: bool = False) -> Gathering:
+        """Everything, of all ranks at one moment; of the others it is still to come. On one rank it is not a copy.
+
+        validate: it is to be validated as well.
+        """
         worker = self._worker
         self._tell("drain")
         worker.drain(self)
         self._wait_for_drained()
         self._saving.go_on(wait=True)  # the last one, if that is still under way
         self._tell("hand over")
-        worker.schedule.refresh()
+        worker.schedule.settle()
+        self._progress.updates = worker.schedule.exchange.updates
+        if validate:
+            self._validating.request()
         coming = [self._wire.receive(rank, Tag.STATE) for rank in self._followers]
         gathering = Gathering(worker.part(), coming, worker.schedule.exchange.kept, worker.deal.stages, self._dealing.positions)
-        self._wait_for_drained()  # everybody has the parameters
-        self._progress.updates = worker.schedule.exchange.updates
+        self._wait_for_drained()  # everybody has handed over
         if self.reason is not None:
             self._held = gathering  # nothing more will change: the others wait for the end
         elif self._dealing.grows():
@@ -232,42 +252,16 @@ class Leader:
             self._hear(wait=True)
         self._drained = 0
 
-    def _validate(self, gathering: Gathering) -> list[str]:
-        """Measure the global parameters, smoothed if so configured; returns the metrics with a new best."""
-        state, progress, worker = self._state, self._progress, self._worker
-        progress.tick(training=True)
-        state.validation_pending = True
-        # After a refresh the model has exactly the global parameters, but not their running mean.
-        which = "smoothed" if self._config.optimizer.smoothing else "parameters" if worker.schedule.apart else None
-        measured = gathering.snapshot().vectors[which] if which else None
-        try:
-            with worker.trace.span("validate"), worker.flat.using(measured):
-                scores = self._test_set.measure(worker.model, self._config.validation, self._interrupted)
-        except Interrupted:
-            return []
-        finally:
-            progress.tick(training=False)
-        state.validation_pending = False
-        verdicts = state.patience.record(scores.values)
-        self._log.validation(progress, scores.values, verdicts)
-        if scores.translations is not None:
-            self._run.keep_translations(progress.updates, scores.translations)
-        best = [metric for metric, verdict in verdicts.items() if not verdict.stalled]
-        if not best:
-            worker.schedule.exchange.optimizer.stalled()
-            gathering.own.numbers["factor"] = worker.schedule.exchange.optimizer.state()[1]["factor"]
-            self._tell("stalled")
-        return best
-
-    def _interrupted(self) -> bool:
-        self._progress.tick(training=False)  # which says that this rank is alive
-        return self.signal is not None
+    def _stalled(self) -> None:
+        """A validation brought nothing new."""
+        self._worker.schedule.exchange.optimizer.stalled()
+        self._tell("stalled")
 
     def _finish(self) -> None:
         """Save where training ended, and let the others go."""
         gathering = self._held or self._collect()
         if not self._saving.has(gathering):
-            self._saving.begin(gathering, [])
+            self._saving.begin(gathering)
         self._saving.go_on(wait=True)
         self._hear()
         self._write_spans()

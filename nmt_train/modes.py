@@ -83,6 +83,11 @@ class Place:
     wire: Wire
     trace: Trace
 
+    @property
+    def sums(self) -> bool:
+        """Whether gradients are joined by their sum."""
+        return self.config.batch.reduction == "sum"
+
     def codec(self, name: str, dropped: float) -> Codec:
         """A codec for vectors like the model's: of those without values only sizes are sent."""
         made = CODECS[name](self.config, dropped)
@@ -180,10 +185,10 @@ def _server(place: Place, mode: Mode) -> Exchange:
         rule=RULES[config.exchange.rule or "async"](config.exchange),
         up=lambda: place.codec(mode.up, dropping.up), down=down, delay=DELAYS[mode.schedule], pushes=pushes,
         prepares=mode.schedule != "local-steps",
-        copies=(lambda shards: Copies(wire, shards, config.recovery)) if recovers else None,
+        copies=(lambda shards: Copies(wire, shards, config.recovery)) if recovers else None, sums=place.sums,
     )  # fmt: skip
     if config.exchange.per == "node":
-        return PerNode(server, wire, parameters)
+        return PerNode(server, wire, parameters, place.sums)
     return OneChannel(server, wire) if config.exchange.one_channel_per_node else server
 
 
@@ -196,12 +201,12 @@ def _all_reduce(place: Place, mode: Mode) -> Exchange:
         reducer = Ring(place.wire, place.codec(codec, config.dropping.up), place.trace)
     if mode.up == "low-rank":
         flat, rank = place.flat, config.low_rank.rank
-        reducer = LowRank(reducer, flat.layout, rank, place.wire.size, flat.gradient, place.trace)
+        reducer = LowRank(reducer, flat.layout, rank, flat.gradient, place.trace)
     if mode.optimizer == "shard":
         optimizer, longest = Optimizer(config.optimizer, place.flat.parameters), config.optimizer.clip_norm
     else:
         optimizer, longest = _adder(config, place.flat.parameters.clone()), 0.0
-    return AllReduce(place.wire, optimizer, reducer, longest, place.trace)
+    return AllReduce(place.wire, optimizer, reducer, longest, place.trace, place.sums)
 
 
 def _peers(place: Place, mode: Mode) -> Exchange:
@@ -221,21 +226,22 @@ def _every_step(place: Place, exchange: Exchange) -> Schedule:
     buckets, accumulate = place.config.exchange.buckets or 1, place.config.batch.accumulate
     if buckets > 1:
         assert isinstance(exchange, AllReduce), "other exchanges are refused"
-        return Bucketed(place.flat, exchange, place.wire, place.trace, accumulate, buckets)
-    return EveryStep(place.flat, exchange, place.config.optimizer.clip_norm, accumulate)
+        return Bucketed(place.flat, exchange, place.wire, place.trace, accumulate, buckets, place.sums)
+    return EveryStep(place.flat, exchange, place.config.optimizer.clip_norm, accumulate, place.sums)
 
 
 def _overlapped(place: Place, exchange: Exchange) -> Schedule:
-    return Overlap(place.flat, exchange, place.wire, place.trace, place.config.overlap, place.config.optimizer)
+    config = place.config
+    return Overlap(place.flat, exchange, place.wire, place.trace, config.overlap, config.optimizer, place.sums)
 
 
 def _pipelined(place: Place, exchange: Exchange) -> Schedule:
     assert isinstance(exchange, AllReduce), "other exchanges are refused"
-    return Pipelined(place.flat, exchange, place.wire, place.trace, place.config.pipeline)
+    return Pipelined(place.flat, exchange, place.wire, place.trace, place.config.pipeline, place.sums)
 
 
 def _downpour(place: Place, exchange: Exchange) -> Schedule:
-    return Downpour(place.flat, exchange, place.config.downpour, place.config.optimizer.clip_norm)
+    return Downpour(place.flat, exchange, place.config.downpour, place.config.optimizer.clip_norm, place.sums)
 
 
 def _local_steps(place: Place, exchange: Exchange) -> Schedule:

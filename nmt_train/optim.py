@@ -237,17 +237,17 @@ def among(workers: int, config: OptimizerConfig) -> OptimizerConfig:
     return dataclasses.replace(config, beta1=beta1, warmup=warmup)
 
 
-def clip(gradient: Tensor, limit: float, batches: int) -> float:
-    """Average a gradient summed over `batches`, shorten it to norm `limit` (0: any) in place; returns the norm before.
+def clip(gradient: Tensor, limit: float, divisor: float) -> float:
+    """Divide a gradient, then shorten it to norm `limit` (0: any), both in place; returns the norm between the two.
 
     NotFinite if the norm is infinite or not a number; the gradient is then left as it is. One without values has norm 0.
     """
     if gradient.is_meta:
         return 0.0
-    norm = float(torch.linalg.vector_norm(gradient)) / batches
+    norm = float(torch.linalg.vector_norm(gradient)) / divisor
     if not math.isfinite(norm):
         raise NotFinite(f"gradient norm is {norm}")
-    scale = (limit / norm if 0 < limit < norm else 1.0) / batches
+    scale = (limit / norm if 0 < limit < norm else 1.0) / divisor
     if scale != 1.0:
         gradient.mul_(scale)
     return norm

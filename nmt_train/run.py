@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -13,12 +14,15 @@ from typing import TextIO
 from nmt_train import checkpoint
 from nmt_train.errors import UserError
 
+_CHECKPOINTS = ("checkpoints", "best")
 _WRITTEN = frozenset({"metrics.jsonl", "train.log", "vocabulary.model", "config.yml"})
 
 
 @dataclass
 class Run:
-    """`checkpoints/<update>/` are whole checkpoints; `last` and `best-<metric>` are links to them."""
+    """`checkpoints/<update>/` are whole checkpoints, to the newest of which `last` is a link; `best/<update>/` hold only
+    parameters, and `best-<metric>` are links to them.
+    """
 
     folder: Path
     _lock: TextIO | None = None
@@ -27,7 +31,8 @@ class Run:
     def open(cls, folder: Path) -> Run:
         """Make the folder if need be and lock it; UserError if another process has it, or it cannot be written."""
         try:
-            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+            for name in _CHECKPOINTS:
+                (folder / name).mkdir(parents=True, exist_ok=True)
             lock = open(folder / ".lock", "a+", encoding="utf-8")
         except OSError as error:
             raise UserError(f"run: {folder}: {error.strerror}; choose a folder that can be written") from None
@@ -40,7 +45,8 @@ class Run:
             raise UserError(f"run: {folder} is in use by {owner}; wait for it, or choose another folder") from None
         lock.truncate(0)
         print(f"process {os.getpid()} on {socket.gethostname()}", file=lock, flush=True)
-        checkpoint.clean(folder / "checkpoints")
+        for name in _CHECKPOINTS:
+            checkpoint.clean(folder / name)
         return cls(folder, lock)
 
     def close(self) -> None:
@@ -50,22 +56,30 @@ class Run:
     def checkpoint(self, update: int) -> Path:
         return self.folder / "checkpoints" / str(update)
 
+    def best(self, update: int) -> Path:
+        return self.folder / "best" / str(update)
+
     def checkpoints(self) -> list[Path]:
         """Whole checkpoints, oldest first."""
-        folders = [path for path in (self.folder / "checkpoints").glob("*") if path.name.isdigit()]
-        return sorted(folders, key=lambda path: int(path.name))
+        return _numbered(self.folder / "checkpoints")
 
     def last(self) -> Path | None:
         """The newest checkpoint, or None: the folder tells, since a kill may come between a save and its link."""
         checkpoints = self.checkpoints()
         return checkpoints[-1] if checkpoints else None
 
-    def link(self, name: str, update: int) -> None:
-        """Point the link `name` at a checkpoint, in one step."""
+    def link(self, name: str, target: Path) -> None:
+        """Point the link `name` at a folder of the run, in one step."""
         beside = self.folder / f".{name}.tmp"
         beside.unlink(missing_ok=True)
-        beside.symlink_to(Path("checkpoints") / str(update))
+        beside.symlink_to(target.relative_to(self.folder))
         beside.replace(self.folder / name)
+
+    def keep_best(self, update: int, metrics: Sequence[str]) -> None:
+        """The parameters of this update are the best by these metrics; those that are the best by none are deleted."""
+        for metric in metrics:
+            self.link(f"best-{metric}", self.best(update))
+        self._remove_unlinked(_numbered(self.folder / "best"))
 
     def begin(self, configuration: str, vocabulary: bytes) -> None:
         """Keep the resolved configuration (YAML) and the SentencePiece model of the run."""
@@ -82,19 +96,28 @@ class Run:
 
     def prune(self, keep: int) -> None:
         """Delete all but the newest `keep` checkpoints and those that a link names."""
+        self._remove_unlinked(self.checkpoints()[:-keep])
+
+    def _remove_unlinked(self, paths: Sequence[Path]) -> None:
         linked = {link.resolve() for link in self.folder.iterdir() if link.is_symlink()}
-        for path in self.checkpoints()[:-keep]:
+        for path in paths:
             if path.resolve() not in linked:
                 checkpoint.remove(path)
 
     def empty(self) -> None:
         """Forget everything that training wrote here."""
-        for name in ("checkpoints", "trace", "translations", "tensorboard"):
+        for name in (*_CHECKPOINTS, "trace", "translations", "tensorboard"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
         for path in self.folder.iterdir():
             if path.is_symlink() or path.name in _WRITTEN:
                 path.unlink()
-        (self.folder / "checkpoints").mkdir()
+        for name in _CHECKPOINTS:
+            (self.folder / name).mkdir()
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first."""
+    return sorted((path for path in folder.glob("*") if path.name.isdigit()), key=lambda path: int(path.name))
 
 
 def newest(path: Path, count: int) -> list[Path]:

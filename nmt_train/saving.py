@@ -15,7 +15,7 @@ class Saving:
     def __init__(self, worker: Worker, run: Run, state: State) -> None:
         self._worker, self._run, self._state = worker, run, state
         self._saved: tuple[int, Sequence[Position]] | None = None  # updates and positions of the newest
-        self._coming: tuple[Gathering, dict[str, Any], list[str]] | None = None  # what is to be written: with facts, and links
+        self._coming: tuple[Gathering, dict[str, Any]] | None = None  # what is to be written, with facts
 
     def known(self, updates: int, positions: Sequence[Position]) -> None:
         """The checkpoint that training goes on from."""
@@ -25,10 +25,9 @@ class Saving:
         """Whether just this is, or will be, a checkpoint."""
         return self._saved == (gathering.own.numbers["updates"], gathering.positions)
 
-    def begin(self, gathering: Gathering, best: Sequence[str]) -> None:
-        """Write a checkpoint, the best by these metrics, now or as soon as all of it is there."""
-        links = ["last", *(f"best-{metric}" for metric in best)]
-        self._coming = (gathering, self._state.facts(gathering.own.numbers, self._worker.config), links)
+    def begin(self, gathering: Gathering) -> None:
+        """Write a checkpoint, now or as soon as all of it is there."""
+        self._coming = (gathering, self._state.facts(gathering.own.numbers, self._worker.config))
         self._saved = (gathering.own.numbers["updates"], gathering.positions)
         self.go_on()
 
@@ -36,12 +35,11 @@ class Saving:
         """Write what is now whole; `wait` until it is."""
         if self._coming is None or not (wait or self._coming[0].whole()):
             return
-        (gathering, facts, links), self._coming = self._coming, None
+        (gathering, facts), self._coming = self._coming, None
         update = gathering.own.numbers["updates"]
         progress = self._state.progress
         progress.tick(training=True)
         self._state.save(self._run.checkpoint(update), gathering.snapshot(), facts, self._worker.flat)
-        for name in links:
-            self._run.link(name, update)
+        self._run.link("last", self._run.checkpoint(update))
         self._run.prune(self._worker.config.checkpoint.keep)
         progress.tick(training=False)

@@ -218,6 +218,11 @@ class State:
                 tensors[f"worker-{rank}"] = carried
         checkpoint.save(path, tensors, {**facts, "stages": plain(snapshot.stages)}, self.vocabulary)
 
+    def save_best(self, path: Path, vector: Tensor, numbers: dict[str, Any], config: Config, flat: Flat) -> None:
+        """Write a checkpoint of the parameters alone, to translate with but not to continue from; UserError as of `save`."""
+        facts = self.facts(numbers, config) | {"parameters_only": True}
+        checkpoint.save(path, {"parameters": flat.named(vector)}, facts, self.vocabulary)
+
     def load(self, saved: Checkpoint, flat: Flat, smoothing: bool) -> Snapshot:
         """Continue from a checkpoint; UserError if it is of another model or vocabulary."""
         where = str(saved.path)

@@ -105,13 +105,13 @@ class Worker:
 
     def part(self) -> Part:
         """This rank's part of a snapshot: copies, where training may go on while they are used."""
-        exchange, optimizer = self.schedule.exchange, self.schedule.exchange.optimizer
-        shard, numbers = optimizer.everything()
+        exchange, alone = self.schedule.exchange, self.wire.size == 1
+        shard, numbers = exchange.optimizer.everything() if alone else exchange.snapshot()
         if exchange.kept[self.wire.rank] != exchange.given[self.wire.rank]:
             shard = {}  # another rank has the same
         carried = self.schedule.carried()
-        if self.wire.size > 1:
-            shard, carried = ({name: vector.clone() for name, vector in group.items()} for group in (shard, carried))
+        if not alone:
+            carried = {name: vector.clone() for name, vector in carried.items()}
         return Part(shard, carried, self.random(), numbers, self._here())
 
     def random(self) -> Vectors:
@@ -135,8 +135,8 @@ class Worker:
         return Position(**vars(self.position))
 
     def place(self, part: Part, deal: Deal, where: str) -> None:
-        """Continue from a part, which is empty then; UserError if it is of another optimiser. `refresh` comes after, when all
-        ranks have theirs.
+        """Continue from a part, which is empty then; UserError if it is of another optimiser. The schedule begins after that,
+        when all ranks have theirs.
         """
         optimizer = self.schedule.exchange.optimizer
         vectors, self.placed = dict(part.shard), True

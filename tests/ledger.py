@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from virtual import cluster
 
-from nmt_train import modes
 from nmt_train.begin import opened
 from nmt_train.cluster import Cost, DeviceConfig, LinkConfig
 from nmt_train.config import Config
@@ -54,19 +53,16 @@ class Numbered:
 
 
 class Ledger(nn.Module):
-    """Its parameters say, of every part of them, how often which batch's gradient was applied.
+    """Its parameters say, of every part of them, how often which batch's gradient was applied."""
 
-    times: a gradient, where the mean of so many is applied.
-    """
-
-    def __init__(self, trained: Counter[tuple[int, int]], times: int) -> None:
+    def __init__(self, trained: Counter[tuple[int, int]]) -> None:
         super().__init__()
         self.counts = nn.Parameter(torch.zeros(PARTS, BATCHES))
-        self._trained, self._times = trained, times
+        self._trained = trained
 
     def loss(self, batch: Numbered) -> Tensor:
         self._trained[batch.epoch, batch.number] += 1
-        return -self._times * self.counts[:, batch.number].sum()
+        return -self.counts[:, batch.number].sum()
 
 
 class Dealt:
@@ -99,6 +95,7 @@ def train(
     nodes: list[int],
     trained: Counter[tuple[int, int]] | None = None,
     overwrite: bool = False,
+    device: DeviceConfig = DEVICE,
     **faults: Any,
 ) -> Outcome:
     """A run on a simulated cluster where all goes wrong that `faults`, its keys, say; trained: what others did before."""
@@ -106,14 +103,12 @@ def train(
     final: dict[int, Tensor] = {}
 
     def make(settled: Config, wire: Wire) -> Worker:
-        mode = modes.row(settled)
-        averaged = mode.exchange == "all-reduce" and mode.schedule != "local-steps"
-        worker = Worker(settled, wire, Ledger(trained, wire.size if averaged else 1), Dealt())  # type: ignore[arg-type]
+        worker = Worker(settled, wire, Ledger(trained), Dealt())  # type: ignore[arg-type]
         final[wire.rank] = worker.flat.parameters
         return worker
 
     with opened(config, False, overwrite) as ready:
-        described = cluster(nodes, DEVICE, network=LINK, inside=LINK, **faults)
+        described = cluster(nodes, device, network=LINK, inside=LINK, **faults)
         engine = Engine(Network(described, PARTS * BATCHES, config.wire.deadline))
 
         def main(wire: VirtualWire) -> int:
@@ -125,6 +120,6 @@ def train(
 
 
 def plain(config: Config) -> Config:
-    """With steps of exactly the gradient."""
+    """With steps of exactly the sum of the gradients."""
     sgd = dataclasses.replace(config.optimizer, name="sgd", learning_rate=1.0, schedule="constant", warmup=0, clip_norm=0.0)
-    return dataclasses.replace(config, optimizer=sgd)
+    return dataclasses.replace(config, optimizer=sgd, batch=dataclasses.replace(config.batch, reduction="sum"))

@@ -52,7 +52,7 @@ def trained(mode: str, nodes: list[int], steps: int, options: dict[str, Any] | N
         for _ in range(steps):
             seen.append(flat.parameters.clone())
             wire.spend("forward", 1)
-            flat.gradient.add_(flat.parameters - target(wire.rank))
+            flat.gradient.add_(flat.parameters - target(wire.rank), alpha=schedule.pile.add(1))
             schedule.step()
         schedule.drain()
         return [*seen, flat.parameters.clone()]

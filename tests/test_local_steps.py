@@ -57,7 +57,7 @@ def test_a_worker_that_is_drained_is_not_waited_for(changes: dict[str, str]) -> 
         schedule = modes.build(modes.check(chosen, wire.nodes), chosen, flat, wire, Trace(False, wire))
         schedule.refresh()
         for _ in range(3 + (wire.rank > 0)):
-            flat.gradient.add_(flat.parameters - target(wire.rank))
+            flat.gradient.add_(flat.parameters - target(wire.rank), alpha=schedule.pile.add(1))
             schedule.step()
         schedule.drain()
         everybody_is_here(wire)

@@ -20,11 +20,11 @@ ELEMENTS = 12 * 9 + 7 + 60 + 4
 
 
 def summed(vectors: Tensor, rank: int) -> list[tuple[list[Tensor], Tensor, int]]:
-    """Of every rank, for `vectors` (steps, ranks, elements): the sums, what is left to be sent, bytes sent."""
+    """Of every rank, for `vectors` (steps, ranks, elements): the means, what is left to be sent, bytes sent."""
 
     def reduce(wire: VirtualWire) -> tuple[list[Tensor], Tensor, int]:
         trace = Trace(False, wire)
-        made = LowRank(Ring(wire, Dense(), trace), LAYOUT, rank, wire.size, torch.zeros(ELEMENTS), trace)
+        made = LowRank(Ring(wire, Dense(), trace), LAYOUT, rank, torch.zeros(ELEMENTS), trace)
         found = []
         for step in vectors:
             own = step[wire.rank].clone()
@@ -44,15 +44,15 @@ def test_all_have_the_same_and_nothing_is_lost(rank: int) -> None:
     for sums, _, _ in found:
         assert all(torch.equal(one, other) for one, other in zip(sums, found[0][0], strict=True))
     owed = sum((left for _, left, _ in found), torch.zeros(ELEMENTS))
-    torch.testing.assert_close(sum(found[0][0]) + owed, vectors.sum((0, 1)), rtol=0, atol=1e-4)
+    torch.testing.assert_close(3 * sum(found[0][0]) + owed, vectors.sum((0, 1)), rtol=0, atol=1e-4)
 
 
-def test_what_is_no_matrix_is_summed_as_it_is() -> None:
+def test_what_is_no_matrix_is_averaged_as_it_is() -> None:
     torch.manual_seed(2)
     vectors = torch.randn(1, 2, ELEMENTS)
     sums, owed, _ = summed(vectors, 1)[0]
     for place in (slice(108, 115), slice(175, 179)):
-        torch.testing.assert_close(sums[0][place], vectors[0].sum(0)[place])
+        torch.testing.assert_close(sums[0][place], vectors[0].mean(0)[place])
         assert not owed[place].any()
 
 
@@ -61,7 +61,7 @@ def test_the_factors_are_those_of_the_power_method() -> None:
     vectors = torch.randn(1, 2, ELEMENTS)
     found = summed(vectors, 1)[0][0][0][:108].view(12, 9)
     q = torch.randn(9 + 15, generator=torch.Generator().manual_seed(20_190_531))[:9]
-    matrix = vectors[0].sum(0)[:108].view(12, 9)
+    matrix = vectors[0].mean(0)[:108].view(12, 9)
     p = matrix @ q
     p = p / p.norm()
     torch.testing.assert_close(found, torch.outer(p, matrix.T @ p), rtol=0, atol=1e-4)
@@ -74,7 +74,7 @@ def test_a_matrix_of_low_rank_is_found_exactly() -> None:
     for its in step:
         its[:108] = (left @ torch.randn(2, 2) @ right).flatten()
     sums = summed(torch.stack([step]), 2)[0][0]
-    torch.testing.assert_close(sums[0], step.sum(0), rtol=0, atol=1e-3)
+    torch.testing.assert_close(sums[0], step.mean(0), rtol=0, atol=1e-3)
 
 
 def test_a_ranks_share_of_the_factors_is_what_is_sent() -> None:

@@ -51,7 +51,7 @@ class Numbers(nn.Module):
 
 
 def config(mode: str, options: dict[str, Any]) -> configuration.Config:
-    values = small("unused", "unused") | {"mode": mode}  # type: ignore[arg-type]
+    values = small("unused", "unused") | {"mode": mode, "batch": {"reduction": "sum"}}  # type: ignore[arg-type]
     values["optimizer"] = {"name": "sgd", "learning_rate": 1, "schedule": "constant", "warmup": 0, "clip_norm": 0}
     for name, value in options.items():
         section, key = name.split(".")
@@ -79,7 +79,7 @@ def train(
         schedule.refresh()
         for number, gradient in enumerate(gradients(wire.rank, seed)):
             wire.spend("forward", 100 * (number + 1))
-            flat.gradient.add_(gradient)
+            flat.gradient.add_(gradient, alpha=schedule.pile.add(1))
             schedule.step()
         schedule.drain()
         everybody_is_here(wire)
@@ -107,7 +107,7 @@ def test_every_gradient_reaches_the_parameters_once(mode: str, nodes: list[int],
     given_away = sum(gradients(rank, seed).sum(0) for rank in range(len(found)))
     unsent = sum(owed for _, owed in found)
     for parameters, _ in found:
-        # Sums of several steps are averaged and multiplied again, which rounds; a gradient lost or doubled is far more.
+        # Sums of several steps are divided and multiplied again, which rounds; a gradient lost or doubled is far more.
         torch.testing.assert_close(parameters, START - (given_away - unsent), rtol=0, atol=1e-3)
 
 

@@ -43,12 +43,12 @@ def trained(schedule: str, exchange: str, codec: str, mode: str = "vanilla") -> 
         made.refresh()
         for _ in range(STEPS):
             wire.spend("forward", 1)
-            flat.gradient.add_((flat.parameters - target(1)) / wire.size)
+            flat.gradient.add_((flat.parameters - target(1)) / wire.size, alpha=made.pile.add(1))
             made.step()
         made.drain()
         everybody_is_here(wire)
         made.refresh()
-        return made.exchange.optimizer.parameters if made.apart else flat.parameters
+        return flat.parameters
 
     return together(room, *[work] * len(room.wires))
 

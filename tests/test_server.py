@@ -192,16 +192,16 @@ def test_gradients_owed_when_workers_begin_to_optimise_are_in_their_first_update
     assert "residual" not in made.carried()
 
 
-def test_a_bundle_is_one_update_by_the_sum_and_a_rest_of_it_is_not_lost() -> None:
+def test_a_bundle_is_one_update_by_the_mean_and_a_rest_of_it_is_not_lost() -> None:
     made, copy = server(wires([0])[0], bundle=2), START.clone()
     one, two, three = gradients(3)
     made.sync(one.clone(), copy)
     assert torch.equal(copy, START)
     made.sync(two.clone(), copy)
-    assert torch.equal(copy, sequential([one + two]))
+    torch.testing.assert_close(copy, sequential([(one + two) / 2]))
     made.sync(three.clone(), copy)
     made.refresh(copy)
-    torch.testing.assert_close(copy, sequential([one + two, three]))
+    torch.testing.assert_close(copy, sequential([(one + two) / 2, three]))
 
 
 def test_with_the_optimiser_at_the_worker_one_worker_is_the_same_as_alone() -> None:
@@ -238,11 +238,11 @@ def test_one_channel_lets_one_rank_of_a_node_exchange_at_a_time() -> None:
     active, most = [0, 0], [0, 0]
 
     class Watched(Server):
-        def sync(self, gradient: Tensor, parameters: Tensor) -> None:
+        def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
             node = self._wire.nodes[self._wire.rank]
             active[node] += 1
             most[node] = max(most[node], active[node])
-            super().sync(gradient, parameters)
+            super().sync(gradient, parameters, weight)
             active[node] -= 1
 
     nodes = [0, 0, 0, 1]
@@ -261,7 +261,7 @@ def test_one_channel_lets_one_rank_of_a_node_exchange_at_a_time() -> None:
     torch.testing.assert_close(copies[0], START - 0.1 * 120, atol=1e-4, rtol=0)
 
 
-def test_devices_of_a_node_add_up_first_and_all_get_the_answer() -> None:
+def test_devices_of_a_node_join_first_and_all_get_the_answer() -> None:
     nodes = [0, 0, 1]
     all_wires = wires(nodes)
     made = [PerNode(server(wire, SGD), wire, START) for wire in all_wires]
@@ -269,11 +269,11 @@ def test_devices_of_a_node_add_up_first_and_all_get_the_answer() -> None:
     made[2].rest()
     together(*(lambda rank=rank: made[rank].sync(torch.full((101,), rank + 1.0), copies[rank]) for rank in (0, 1)))
     assert torch.equal(copies[0], copies[1])
-    torch.testing.assert_close(copies[0], START - 0.1 * 3)
+    torch.testing.assert_close(copies[0], START - 0.1 * 1.5)
     assert made[0].updates == made[2].updates == 1
     made[1].rest()
     made[0].sync(torch.ones(101), copies[0])  # does not wait for a rank that rests
-    torch.testing.assert_close(copies[0], START - 0.1 * 4)
+    torch.testing.assert_close(copies[0], START - 0.1 * 2.5)
 
 
 class Line(nn.Module):
@@ -289,10 +289,10 @@ class Slow(Alone):
         super().__init__(Optimizer(SGD, parameters), Trace(False, ThreadWire()))
         self.open, self.given = wire.event(), []
 
-    def sync(self, gradient: Tensor, parameters: Tensor) -> None:
+    def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         self.open.wait()
         self.given.append(gradient.clone())
-        super().sync(gradient, parameters)
+        super().sync(gradient, parameters, weight)
         parameters.copy_(self.optimizer.parameters)
 
 
@@ -300,13 +300,13 @@ def overlapped(local_update: str = "none", **settings: Any) -> tuple[Overlap, Sl
     settings["local_update"] = local_update
     wire, flat = wires([0])[0], Flat(Line())
     slow = Slow(wire, flat.parameters.clone())
-    return Overlap(flat, slow, wire, Trace(False, wire), OverlapConfig(**settings), SGD), slow, flat
+    return Overlap(flat, slow, wire, Trace(False, wire), OverlapConfig(**settings), SGD, sums=True), slow, flat
 
 
 def steps(schedule: Overlap, flat: Flat, values: Sequence[float]) -> list[bool]:
     done = []
     for value in values:
-        flat.gradient += value
+        flat.gradient += value * schedule.pile.add(1)
         done.append(schedule.step())
     return done
 
@@ -364,7 +364,7 @@ def test_a_local_optimiser_steps_by_each_new_gradient_in_between() -> None:
 def test_a_sum_that_is_not_finite_is_dropped_and_told(bad: float) -> None:
     schedule, slow, flat = overlapped()
     slow.open.set()
-    flat.gradient += bad
+    flat.gradient += bad * schedule.pile.add(1)
     with pytest.raises(NotFinite):
         schedule.step()
     steps(schedule, flat, [1])
@@ -377,7 +377,7 @@ def test_a_sum_that_is_not_finite_is_dropped_and_told(bad: float) -> None:
 def test_a_local_optimiser_drops_a_sum_that_is_not_finite_and_steps_on(bad: float) -> None:
     schedule, slow, flat = overlapped(local_update="optimizer")
     steps(schedule, flat, [1, 2])
-    flat.gradient += bad
+    flat.gradient += bad * schedule.pile.add(1)
     with pytest.raises(NotFinite):
         schedule.step()
     torch.testing.assert_close(flat.parameters, START - 0.1 * 2)
@@ -413,7 +413,7 @@ def test_an_accumulation_that_is_drained_is_given_away_as_it_is() -> None:
     schedule = EveryStep(flat, Alone(Optimizer(SGD, flat.parameters), Trace(False, wire)), 0.0, 4)
     given = []
     for value in (1.0, 3.0):
-        flat.gradient.add_(value)
+        flat.gradient.add_(value, alpha=schedule.pile.add(1))
         given.append(schedule.step())
     schedule.drain()
     assert given == [False, False]
@@ -433,7 +433,7 @@ def test_one_worker_in_every_mode_is_as_good_as_alone(overlapping: bool, sparse:
     schedule = overlap if overlapping else EveryStep(flat, made, 0, 1)
     given = gradients(6)
     for gradient in given:
-        flat.gradient += gradient
+        flat.gradient += gradient * schedule.pile.add(1)
         schedule.step()
         schedule.drain()
     assert torch.equal(flat.parameters, sequential(given))
@@ -449,7 +449,7 @@ def test_with_local_updates_one_overlapped_worker_is_alone_and_goes_on_from_a_ch
 
     schedule, flat = fresh()
     for count, gradient in enumerate(given, 1):
-        flat.gradient += gradient
+        flat.gradient += gradient * schedule.pile.add(1)
         schedule.step()
         schedule._idle.wait()
         torch.testing.assert_close(flat.parameters, sequential(given[:count]))

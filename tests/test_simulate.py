@@ -23,6 +23,7 @@ APART = ("staleness-aware", "softsync", "backup", "downpour", "easgd", "strom") 
 MODES = ("single", "vanilla", "overlap", "sparse", "sparse-overlap", *IN_STEP, *APART)
 AT_ONCE = {"network": LinkConfig("100 kB/s", "0s"), "inside": LinkConfig("1 MB/s", "0s")}  # so that ranks are in step
 LINK = {"network": LinkConfig("100 kB/s", "1ms"), "inside": LinkConfig("1 MB/s", "0.1ms")}
+FAST = {"network": LinkConfig("1000 GB/s", "1ms"), "inside": LinkConfig("1000 GB/s", "0.1ms")}
 BUSY = DeviceConfig(
     forward=Cost("20ms", "0.05ms"), backward=Cost("30ms", "0.1ms"), update=Cost("1ms", "100ns"), encode=Cost("1ms", "50ns"),
     decode=Cost("0s", "10ns"), swap=Cost("0s", "10ns"),
@@ -72,8 +73,9 @@ def test_the_same_seed_gives_the_same_trace_and_parameters_byte_for_byte(make: M
 
 @pytest.mark.parametrize("mode", MODES)
 def test_interrupted_and_resumed_is_uninterrupted_bit_for_bit(make: Make, tmp_path: Path, mode: str) -> None:
+    """A checkpoint on its way to rank 0 takes a part of the network, so that workers at their own pace need a fast one."""
     nodes = [2] if mode == "single" else [2, 1]
-    common = {"mode": mode, "checkpoint__every": "9u", "dropping__up": 0.9}
+    common = {"mode": mode, "checkpoint__every": "9u", "dropping__up": 0.9, "places": LINK if mode in IN_STEP else FAST}
     whole = run(make, tmp_path / "whole", nodes, stop__after="20u", **common)
     run(make, tmp_path / "parts", nodes, stop__after="9u", **common)
     parts = run(make, tmp_path / "parts", nodes, stop__after="20u", **common)
@@ -82,7 +84,7 @@ def test_interrupted_and_resumed_is_uninterrupted_bit_for_bit(make: Make, tmp_pa
 
 @pytest.mark.parametrize("mode", ["vanilla", "sparse", "sparse-overlap"])
 def test_fewer_shards_than_ranks_change_what_is_sent_but_not_what_holds(make: Make, tmp_path: Path, mode: str) -> None:
-    common = {"mode": mode, "checkpoint__every": "9u", "dropping__up": 0.9}
+    common = {"mode": mode, "checkpoint__every": "9u", "dropping__up": 0.9, "places": FAST}
     whole = run(make, tmp_path / "whole", [2, 1], stop__after="20u", exchange__shards=1, **common)
     run(make, tmp_path / "parts", [2, 1], stop__after="9u", exchange__shards=1, **common)
     parts = run(make, tmp_path / "parts", [2, 1], stop__after="20u", exchange__shards=1, **common)
@@ -91,6 +93,35 @@ def test_fewer_shards_than_ranks_change_what_is_sent_but_not_what_holds(make: Ma
         run(make, tmp_path / "traced", [2, 1], stop__after="20u", exchange__shards=1, log__every="20u", **common), "ranks"
     )
     assert [("answer" in rank["sent"]) for rank in ranks[-1]["ranks"]] == [True, False, False]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_validation_changes_nothing(make: Make, tmp_path: Path, mode: str) -> None:
+    """Whatever the network where all exchange at the same step, else on one that is fast enough for what is validated."""
+    nodes, places = ([2], FAST) if mode == "single" else ([2, 1], LINK if mode in IN_STEP else FAST)
+    common = {"mode": mode, "stop__after": "40u", "dropping__up": 0.9, "places": places}
+    often = run(make, tmp_path / "often", nodes, validation__every="4u", **common)
+    never = run(make, tmp_path / "never", nodes, validation__every="1000u", **common)
+    assert len(events(often, "validation")) == 10
+    assert parameters(often) == parameters(never)
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "sparse-overlap"])
+def test_a_validated_copy_of_the_parameters_takes_its_time_on_the_network(make: Make, tmp_path: Path, mode: str) -> None:
+    folder = run(make, tmp_path / "run", [1, 1], mode=mode, stop__after="40u", validation__every="4u", log__every="4u")
+    ranks = {rank: sent_of(folder, rank) for rank in (0, 1)}
+    copies = len(events(folder, "validation"))
+    assert ranks[1]["pulled"] >= copies * shard_bytes(folder, 2), "the other machine sends its part for every validation"
+    assert ranks[0]["pulled"] <= (copies + 1) * shard_bytes(folder, 2), "but gets nothing for it"
+
+
+def sent_of(folder: Path, rank: int) -> dict[str, int]:
+    """Bytes that a rank has sent, by kind of message."""
+    found: dict[str, int] = {}
+    for event in events(folder, "ranks"):
+        for kind, (_, size) in event["ranks"][rank]["sent"].items():
+            found[kind] = found.get(kind, 0) + size
+    return found
 
 
 def test_validation_costs_no_virtual_time(make: Make, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ can be lost or doubled unseen. scripts/soak tries thousands of seeds.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import weakref
@@ -19,10 +20,11 @@ import torch
 from conftest import Make
 from test_simulate import MODES, events
 
-from nmt_train import recover
-from nmt_train.cluster import Cut, Kill, Straggler
+from nmt_train import checkpoint, recover
+from nmt_train.cluster import Cost, Cut, Kill, Straggler
 from nmt_train.dealing import Dealing
 from nmt_train.exchange import RESIDUAL
+from nmt_train.run import Run
 from nmt_train.schedule.overlap import Overlap
 from nmt_train.train import Worker
 from nmt_train.wire import Lost
@@ -120,6 +122,24 @@ def test_after_a_cut_that_lasts_the_job_ends_by_name_and_goes_on_from_its_checkp
     assert torch.equal(outcome.applied, torch.full_like(outcome.applied, EPOCHS))
     every = [trained[epoch, batch] for epoch in range(EPOCHS) for batch in range(ledger.BATCHES)]
     assert 1 <= min(every) <= max(every) <= 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_checkpoint_holds_every_push_in_all_shards_or_in_none(make: Make, seed: int) -> None:
+    """Also where workers give gradients away without waiting for an answer, and shards take long to apply them."""
+    slow = dataclasses.replace(ledger.DEVICE, update=Cost("60ms", "0s"))
+    draw = random.Random(f"checkpoint {seed}")
+    nodes = [draw.choice([1, 1, 2]) for _ in range(draw.randint(2, 3))]
+    options = {"downpour__push": 2, "downpour__fetch": 3, "log__every": "10u", "checkpoint__every": "4u"}
+    half = ledger.plain(make(mode="downpour", stop__after="9u", **options))
+    outcome = ledger.train(half, nodes, overwrite=True, device=slow)
+    for path in Run(outcome.folder).checkpoints():
+        applied = checkpoint.load(path).tensors("parameters")["counts"]
+        assert torch.equal(applied, applied[:1].expand_as(applied)), "each batch is in all parts of the parameters or in none"
+    whole = ledger.plain(make(mode="downpour", stop__after="2e", **options))
+    resumed = ledger.train(whole, nodes, outcome.trained, device=slow)
+    assert torch.equal(resumed.applied, torch.full_like(resumed.applied, 2))
+    assert set(resumed.trained.values()) == {1}
 
 
 @pytest.mark.parametrize("mode", ["vanilla", "overlap", "downpour"])

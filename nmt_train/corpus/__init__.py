@@ -67,4 +67,9 @@ class BatchConfig:
     sentences: int | None = Field(
         default=None, ge=1, le=10**9, description="exactly so many sentences per batch instead of tokens"
     )
-    accumulate: int = Field(default=1, ge=1, le=10**9, description="batches whose gradients are averaged for one update")
+    accumulate: int = Field(default=1, ge=1, le=10**9, description="batches whose gradients a worker joins for one update")
+    reduction: Literal["mean", "sum"] = Field(
+        default="mean",
+        description="how gradients of batches are joined for one update, over steps, devices and machines: mean (per target"
+        " token of all of them), or sum (of each batch's mean per token, clipped as their mean is; thesis 3.4)",
+    )

@@ -16,6 +16,7 @@ from nmt_train.message import Message, from_json, to_json
 from nmt_train.optim import Optimizer
 from nmt_train.section import STRICT
 from nmt_train.waves import Joining
+from nmt_train.wire import Future
 
 Vectors = dict[str, Tensor]
 # What a worker still owes the others, by its name among the vectors that it carries: gradients, or finished updates.
@@ -57,7 +58,8 @@ class ExchangeConfig:
         default=None,
         ge=1,
         le=10**6,
-        description="pushes that a shard adds up before it updates (Aji & Heafield 2019); null: as the mode has it [pushes]",
+        description="pushes that a shard joins before it updates (Aji & Heafield 2019; see batch.reduction; finished updates"
+        " are added up); null: as the mode has it [pushes]",
     )
     backup: int | None = Field(
         default=None,
@@ -136,6 +138,19 @@ class Piece:
             return cls(slice(start, stop), int(facts["updates"]), vectors, facts["numbers"], bool(facts["exact"]))
 
 
+class There:
+    """A future that is done."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._value = value
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Tensor:
+        return self._value
+
+
 class Exchange(Protocol):
     """With whom. A subclass says how gradients are given away and parameters come back.
 
@@ -143,13 +158,15 @@ class Exchange(Protocol):
     given, kept: of every rank the part of the parameters that it is handed at the start, and the part that it has in snapshots.
     together: all workers exchange at the same step, so that none may take a step that the others do not; in_rounds: they wait
     for so many others.
-    clips: gradients are clipped when they have been summed; else a worker clips its own. gradient_norm: of the last, before.
+    keeps: what a worker has received differs from the global parameters, so that it and the shards remember it.
+    clips: gradients are clipped when they have been joined; else a worker clips its own. gradient_norm: of the last, before.
     at_worker: `prepare` makes finished updates of gradients.
     staleness: how many pushes met parameters that were so many updates older than the worker's.
     """
 
     together: bool = False
     in_rounds: bool = False
+    keeps: bool = False
     clips: bool = False
     at_worker: bool = False
     gradient_norm: float = 0.0
@@ -168,32 +185,64 @@ class Exchange(Protocol):
         """Updates of the global parameters, as far as this rank knows."""
         return self.optimizer.updates
 
-    def prepare(self, gradient: Tensor, parameters: Tensor) -> None:
-        """Make what is to be given away of the gradient, in place; `parameters` are the worker's, and stay as they are."""
-        self._pay(RESIDUAL, gradient)
+    def prepare(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        """Make what is to be given away of the gradient, in place; `parameters` are the worker's, and stay as they are.
+
+        weight: how much it counts where it is joined with others (see joining.py); 0 where there was no batch, so that all of
+        it is zero.
+        """
+        if weight:
+            self._pay(RESIDUAL, gradient)
 
     @abstractmethod
-    def sync(self, gradient: Tensor, parameters: Tensor) -> None:
+    def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         """Give away what was prepared and bring `parameters` up to date; both flat (elements,), in place.
 
         `parameters` are what this worker last received, and `gradient` may be overwritten.
         """
 
-    def give(self, gradient: Tensor) -> None:
+    def give(self, gradient: Tensor, weight: int = 1) -> None:
         """Only give away what was prepared."""
-        self.sync(gradient, self.optimizer.parameters)
+        self.sync(gradient, self.optimizer.parameters, weight)
 
     def fetch(self, parameters: Tensor) -> None:
         """Only bring `parameters` up to date."""
         parameters.copy_(self.optimizer.parameters)
 
     def rest(self) -> None:
-        """Nothing more will come from this worker until its next `sync`: nobody should wait for it."""
+        """Nothing more will come from this worker until its next `sync`: nobody should wait for it.
+
+        Returns when all that it gave away has been applied.
+        """
         return None
 
     @abstractmethod
     def refresh(self, parameters: Tensor) -> None:
         """Bring `parameters` to exactly the global ones, while no worker has anything under way."""
+
+    def settle(self, parameters: Tensor) -> None:
+        """Before a snapshot, while no worker has anything under way: apply what waits for more, and expect this worker again.
+
+        `parameters` are the worker's; they and what is known of them stay as they are, where `keeps`.
+        """
+        self.refresh(parameters)
+
+    def restore(self, parameters: Tensor) -> None:
+        """Instead of `refresh`, where `keeps`: go on with what the worker had received when it was saved."""
+        raise AssertionError("only an exchange that keeps has something to restore")
+
+    def copy(self) -> Future[Tensor]:
+        """The global parameters, or their running mean if there is one, about as they are now; nobody waits for that.
+
+        Where the vector is this rank's own, it may change with the next `sync`.
+        """
+        smoothed = self.optimizer.smoothed
+        return There(self.optimizer.parameters if smoothed is None else smoothed)
+
+    def snapshot(self) -> tuple[Vectors, dict[str, Any]]:
+        """Copies of this rank's part of the global parameters with all that the optimizer has, and its numbers."""
+        vectors, numbers = self.optimizer.everything()
+        return {name: vector.clone() for name, vector in vectors.items()}, numbers
 
     def carried(self) -> Vectors:
         """What this worker keeps from one `sync` to the next, as vectors (elements,): residuals, its own optimiser."""
@@ -226,16 +275,17 @@ class Around(Exchange):
         self._exchange = exchange
         self.staleness, self.at_worker = exchange.staleness, exchange.at_worker
         self.given, self.kept, self.in_rounds = exchange.given, exchange.kept, exchange.in_rounds
+        self.keeps = exchange.keeps
 
     @property
     def updates(self) -> int:
         return self._exchange.updates
 
-    def prepare(self, gradient: Tensor, parameters: Tensor) -> None:
-        self._exchange.prepare(gradient, parameters)
+    def prepare(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        self._exchange.prepare(gradient, parameters, weight)
 
-    def give(self, gradient: Tensor) -> None:
-        self._exchange.give(gradient)
+    def give(self, gradient: Tensor, weight: int = 1) -> None:
+        self._exchange.give(gradient, weight)
 
     def fetch(self, parameters: Tensor) -> None:
         self._exchange.fetch(parameters)
@@ -245,6 +295,18 @@ class Around(Exchange):
 
     def refresh(self, parameters: Tensor) -> None:
         self._exchange.refresh(parameters)
+
+    def settle(self, parameters: Tensor) -> None:
+        self._exchange.settle(parameters)
+
+    def restore(self, parameters: Tensor) -> None:
+        self._exchange.restore(parameters)
+
+    def copy(self) -> Future[Tensor]:
+        return self._exchange.copy()
+
+    def snapshot(self) -> tuple[Vectors, dict[str, Any]]:
+        return self._exchange.snapshot()
 
     def carried(self) -> Vectors:
         return self._exchange.carried()

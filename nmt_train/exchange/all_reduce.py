@@ -1,4 +1,4 @@
-"""Synchronous data parallelism: gradients are averaged over all ranks, and every rank makes the same update (Arnold Alg. 1)."""
+"""Synchronous data parallelism: gradients of all ranks are joined, and every rank makes the same update (Arnold Alg. 1)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nmt_train.exchange import UNSENT, Exchange, Vectors
 from nmt_train.exchange.replicas import compare
-from nmt_train.exchange.ring import Reducer
+from nmt_train.exchange.ring import Joined, Reducer
 from nmt_train.optim import Optimizer, clip
 from nmt_train.trace import Trace
 from nmt_train.wire import Wire
@@ -18,34 +18,40 @@ from nmt_train.wire import Wire
 class AllReduce(Exchange):
     """Each rank holds all parameters with the whole optimiser state; rank 0's is what checkpoints hold.
 
-    `optimizer` updates the vector that it was made for: by mean gradients, which are then clipped to clip_norm (0: not), or by
-    means of finished updates.
+    `optimizer` updates the vector that it was made for: by joined gradients, clipped to clip_norm (0: not), or by means of
+    finished updates. sums: gradients are joined by their sum (see joining.py).
     """
 
     together = True
 
-    def __init__(self, wire: Wire, optimizer: Optimizer, reducer: Reducer, clip_norm: float, trace: Trace) -> None:
+    def __init__(
+        self, wire: Wire, optimizer: Optimizer, reducer: Reducer, clip_norm: float, trace: Trace, sums: bool = False
+    ) -> None:
         super().__init__(optimizer)
+        self._sums = sums and not optimizer.adds
         self.at_worker, self.clips = optimizer.adds, not optimizer.adds
         self._wire, self._reducer, self._clip_norm, self._trace = wire, reducer, clip_norm, trace
         whole, none = slice(0, optimizer.parameters.numel()), slice(0, 0)
         self.given = [whole] * wire.size
         self.kept = [whole] + [none] * (wire.size - 1)
 
-    def sync(self, gradient: Tensor, parameters: Tensor) -> None:
-        self._pay(UNSENT, gradient)
+    def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        if weight:
+            self._pay(UNSENT, gradient)
         with self._trace.span("sync"):
-            self.transfer(gradient)
-        self.apply(gradient, parameters)
+            joined = self.transfer(gradient, weight)
+        self.apply(gradient, parameters, joined)
 
-    def transfer(self, gradient: Tensor) -> None:
-        """The half that the network does: make the gradient, or a part of it, the sum of all ranks'."""
-        self._reducer.reduce(gradient, self.updates)
+    def transfer(self, gradient: Tensor, weight: int) -> Joined:
+        """The half that the network does: join the gradient, or a part of it, with all ranks'."""
+        return self._reducer.reduce(gradient, self.updates, weight)
 
     @torch.no_grad()
-    def apply(self, gradient: Tensor, parameters: Tensor) -> None:
-        """The other half: update by the mean. NotFinite, on all ranks alike, if that is infinite or not a number."""
-        norm = clip(gradient, self._clip_norm, self._wire.size)
+    def apply(self, gradient: Tensor, parameters: Tensor, joined: Joined) -> None:
+        """The other half: update. NotFinite, on all ranks alike, if the gradient is infinite or not a number."""
+        norm = clip(gradient, self._clip_norm, joined.divisor)
+        if self._sums and joined.weight > 1:
+            gradient.mul_(joined.weight)
         self.gradient_norm = norm if self.clips else self.gradient_norm
         with self._trace.span("update", self.optimizer.effort):
             self.optimizer.apply(gradient)

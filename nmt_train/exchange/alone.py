@@ -15,7 +15,7 @@ class Alone(Exchange):
         self._trace = trace
         self.given = self.kept = [slice(0, optimizer.parameters.numel())]
 
-    def sync(self, gradient: Tensor, parameters: Tensor) -> None:
+    def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         """`parameters` is the vector that the optimiser was made for, so it is up to date as soon as it is updated."""
         with self._trace.span("update", gradient.numel()):
             self.optimizer.apply(gradient)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nmt_train.exchange.ring import Reducer
+from nmt_train.exchange.ring import Joined, Reducer
 from nmt_train.trace import Trace
 from nmt_train.wire import Wire
 from nmt_train.wire.frame import on_host
@@ -18,10 +18,16 @@ class ByWire(Reducer):
         self._wire, self._by, self._trace = wire, by, trace
 
     @torch.no_grad()
-    def reduce(self, vector: Tensor, update: int) -> None:
-        if self._wire.size > 1:
-            held = on_host(vector) if self._by == "mpi" else vector
-            with self._trace.span("waiting"):
-                self._wire.add_up(held, self._by).result()
-            if held.data_ptr() != vector.data_ptr():
-                vector.copy_(held)
+    def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Joined:
+        if self._wire.size == 1:
+            return Joined(1.0, weight)
+        if weight != 1:
+            vector.mul_(weight)
+        held = on_host(vector) if self._by == "mpi" else vector
+        total = torch.tensor([float(weight)], dtype=torch.float64, device=held.device if not held.is_meta else None)
+        with self._trace.span("waiting"):
+            for added in [self._wire.add_up(addend, self._by) for addend in (held, total)]:
+                added.result()
+        if held.data_ptr() != vector.data_ptr():
+            vector.copy_(held)
+        return Joined(max(1.0, float(total)), int(total))

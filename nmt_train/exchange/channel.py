@@ -22,13 +22,13 @@ class OneChannel(Around):
         if self._keeper == wire.rank:
             wire.spawn("channel", self._keep)
 
-    def sync(self, gradient: Tensor, parameters: Tensor) -> None:
+    def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         with self._granted():
-            self._exchange.sync(gradient, parameters)
+            self._exchange.sync(gradient, parameters, weight)
 
-    def give(self, gradient: Tensor) -> None:
+    def give(self, gradient: Tensor, weight: int = 1) -> None:
         with self._granted():
-            self._exchange.give(gradient)
+            self._exchange.give(gradient, weight)
 
     def fetch(self, parameters: Tensor) -> None:
         with self._granted():
@@ -38,8 +38,10 @@ class OneChannel(Around):
     def _granted(self) -> Iterator[None]:
         self._wire.send(self._keeper, Tag.CHANNEL, Message())
         self._wire.receive(self._keeper, Tag.GRANT).result()
-        yield
-        self._wire.send(self._keeper, Tag.CHANNEL, Message())
+        try:
+            yield
+        finally:
+            self._wire.send(self._keeper, Tag.CHANNEL, Message())
 
     def _keep(self) -> None:
         while True:

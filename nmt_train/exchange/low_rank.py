@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nmt_train.exchange import RESIDUAL, Vectors
-from nmt_train.exchange.ring import Reducer
+from nmt_train.exchange.ring import Joined, Reducer
 from nmt_train.trace import Trace
 
 _Q = "low-rank.q"  # among the vectors that a worker carries
@@ -16,17 +16,18 @@ _SEED = 20_190_531  # of the first right factors, the same on all ranks
 
 
 class LowRank(Reducer):
-    """Of every matrix M, summed over ranks, P = M Q is summed and made orthonormal, then Q = M^T P is summed; P Q^T is the sum.
+    """Of every matrix M the mean over ranks of P = M Q is made orthonormal, then Q = M^T P is averaged; P Q^T is the mean.
 
-    layout: shapes of the parameters in the order of the vector; those that are no matrices, or too small to gain, are summed as
-    they are. What the product leaves out of a rank's gradient is added to its next one. inner: sums what remains to be summed.
+    layout: shapes of the parameters in the order of the vector; those that are no matrices, or too small to gain, are averaged
+    as they are. What the product leaves out of a rank's gradient is added to its next one. inner: joins what remains to be
+    joined.
     """
 
     def __init__(
-        self, inner: Reducer, layout: Sequence[tuple[str, tuple[int, ...]]], rank: int, size: int, like: Tensor, trace: Trace
+        self, inner: Reducer, layout: Sequence[tuple[str, tuple[int, ...]]], rank: int, like: Tensor, trace: Trace
     ) -> None:
-        """size: how many ranks there are; like: a vector of the model's size and device."""
-        self._inner, self._rank, self._size, self._trace = inner, rank, size, trace
+        """like: a vector of the model's size and device."""
+        self._inner, self._rank, self._trace = inner, rank, trace
         self._matrices: list[tuple[slice, int, int]] = []
         self._others: list[slice] = []
         start = 0
@@ -44,12 +45,14 @@ class LowRank(Reducer):
         self._q = random.to(like) if not like.is_meta else like.new_empty(rank * columns)
 
     @torch.no_grad()
-    def reduce(self, vector: Tensor, update: int) -> None:
+    def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Joined:
         with self._trace.span("encode", vector.numel()):
-            vector.add_(self._error)
+            if weight:  # else what is owed waits for a batch to travel with
+                vector.add_(self._error)
             left = [vector[place].view(rows, columns) @ q for (place, rows, columns), q in self._with_q()]
             first = _joined([*left, *(vector[place] for place in self._others)], vector)
-        self._inner.reduce(first, update)
+        joined = self._inner.reduce(first, update, weight)
+        first.div_(joined.divisor)
         with self._trace.span("encode", vector.numel()):
             sizes = [*(p.numel() for p in left), *(place.stop - place.start for place in self._others)]
             parts = list(first.split(sizes))
@@ -58,18 +61,27 @@ class LowRank(Reducer):
                 vector[place].view(rows, columns).T @ p for (place, rows, columns), p in zip(self._matrices, left, strict=True)
             ]
             second = _joined(right, vector)
-        self._inner.reduce(second, update)
-        self._q = second
+        self._inner.reduce(second, update, weight)
+        self._q = second.div_(joined.divisor)
         with self._trace.span("decode", vector.numel()):
-            self._error.copy_(vector)
+            if weight:
+                self._error.copy_(vector)
             for ((place, _, _), q), p in zip(self._with_q(), left, strict=True):
                 vector[place] = (p @ q.T).flatten()
-                self._error[place].sub_(vector[place], alpha=1 / self._size)
             for place, part in zip(self._others, parts[len(left) :], strict=True):
                 vector[place] = part
-                self._error[place] = 0
+            if weight:
+                self._owe(vector)
         if not self._error.is_meta and not torch.isfinite(self._q).all():
             self._forget()
+        return Joined(1.0, joined.weight)
+
+    def _owe(self, mean: Tensor) -> None:
+        """What `mean` lacks of this rank's own vector is still to be sent."""
+        for place, _, _ in self._matrices:
+            self._error[place].sub_(mean[place])
+        for place in self._others:
+            self._error[place] = 0
 
     def _with_q(self) -> list[tuple[tuple[slice, int, int], Tensor]]:
         """Each matrix with its right factor (columns, rank)."""

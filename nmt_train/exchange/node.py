@@ -1,17 +1,18 @@
-"""One exchange per node (thesis 3.7): the devices of a node add up first, and all consume what comes back."""
+"""One exchange per node (thesis 3.7): gradients of a node's devices are joined first, and all consume what comes back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from nmt_train.exchange import Around, Exchange
+from nmt_train.exchange import Around, Exchange, Vectors
 from nmt_train.message import Message
 from nmt_train.wire import Tag, Wire
 
-_REST = Message((0,))
+_REST, _GIVE = 0, 1  # the first number of a message
+_RECEIVED = "node.received"  # what the node last received, among the vectors that its first rank carries
 
 
 def first_ranks(nodes: Sequence[int]) -> list[int]:
@@ -22,12 +23,13 @@ def first_ranks(nodes: Sequence[int]) -> list[int]:
 class PerNode(Around):
     """Any exchange, used by the first rank of each node for all of the node's ranks.
 
-    It waits for the gradients of all that have not said that they rest.
+    It waits for the gradients of all that have not said that they rest; the node rests when all its ranks do. sums: gradients
+    are joined by their sum, not by their mean (see joining.py).
     """
 
-    def __init__(self, exchange: Exchange, wire: Wire, parameters: Tensor) -> None:
+    def __init__(self, exchange: Exchange, wire: Wire, parameters: Tensor, sums: bool = False) -> None:
         super().__init__(exchange)
-        self._wire, self.at_worker = wire, False
+        self._wire, self.at_worker, self._sums = wire, False, sums
         node = wire.nodes[wire.rank]
         self._members = [rank for rank, its in enumerate(wire.nodes) if its == node]
         self._told = 0  # updates when the node's first rank last exchanged
@@ -40,43 +42,74 @@ class PerNode(Around):
     def updates(self) -> int:
         return max(self._exchange.updates, self._told)
 
-    def prepare(self, gradient: Tensor, parameters: Tensor) -> None:
-        """The sum will be prepared."""
+    def prepare(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        """The joined gradient will be prepared."""
 
-    def sync(self, gradient: Tensor, parameters: Tensor) -> None:
-        self._wire.send(self._members[0], Tag.NODE, Message((1,), (gradient,)))
+    def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        self._wire.send(self._members[0], Tag.NODE, Message((_GIVE, weight), (gradient,)))
         message = self._wire.receive(self._members[0], Tag.GRANT).result()[1]
         self._told = message.number()
         parameters.copy_(message.vector(parameters.numel()))
 
+    def rest(self) -> None:
+        self._wire.send(self._members[0], Tag.NODE, Message((_REST,)))
+        self._wire.receive(self._members[0], Tag.GRANT).result()
+
     @torch.no_grad()
     def _gather(self) -> None:
         assert self._received is not None
-        total = torch.zeros_like(self._received)
+        joined = torch.zeros_like(self._received)
         resting: set[int] = set()
-        given: list[int] = []
+        given: dict[int, int] = {}  # weights, by rank
         while True:
             source, message = self._wire.receive(None, Tag.NODE).result()
-            if message.numbers == _REST.numbers:
+            if message.number() == _REST:
                 resting.add(source)
+                if len(resting) == len(self._members):
+                    self._exchange.rest()
+                self._wire.send(source, Tag.GRANT, Message((self._exchange.updates,)))
             else:
                 resting.discard(source)
-                given.append(source)
-                total.add_(message.vector(total.numel()).to(total.device))
-            if not given or len(resting.union(given)) < len(self._members):
-                continue
-            self._exchange.prepare(total, self._received)
-            self._exchange.sync(total, self._received)
-            for rank in given:
-                self._wire.send(rank, Tag.GRANT, Message((self._exchange.updates,), (self._received.clone(),)))
-            total.zero_()
-            given.clear()
+                self._join(joined, message, given)
+                given[source] = message.number(1)
+            if given and len(resting) + len(given) == len(self._members):
+                self._exchange_for(given, joined)
+                given.clear()
 
-    def rest(self) -> None:
-        self._wire.send(self._members[0], Tag.NODE, _REST)
-        super().rest()
+    def _join(self, joined: Tensor, message: Message, given: Mapping[int, int]) -> None:
+        """Add a gradient to those that were `given` before it."""
+        vector = message.vector(joined.numel()).to(joined.device)
+        if not given:
+            joined.copy_(vector)
+        else:
+            scale = 1.0 if self._sums else message.number(1) / next(iter(given.values()))
+            joined.add_(vector, alpha=scale)
+
+    def _exchange_for(self, given: Mapping[int, int], joined: Tensor) -> None:
+        assert self._received is not None
+        weight = sum(given.values())
+        if not self._sums and len(given) > 1:
+            joined.mul_(next(iter(given.values())) / weight)
+        self._exchange.prepare(joined, self._received, weight)
+        self._exchange.sync(joined, self._received, weight)
+        for rank in given:
+            self._wire.send(rank, Tag.GRANT, Message((self._exchange.updates,), (self._received.clone(),)))
 
     def refresh(self, parameters: Tensor) -> None:
         super().refresh(parameters)
         if self._received is not None:
             self._received.copy_(parameters)
+
+    def restore(self, parameters: Tensor) -> None:
+        super().restore(parameters if self._received is None else self._received)
+
+    def carried(self) -> Vectors:
+        return super().carried() | ({} if self._received is None else {_RECEIVED: self._received})
+
+    def rescued(self) -> Vectors:
+        return self._exchange.rescued()
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        super().carry(vectors)
+        if self._received is not None and _RECEIVED in vectors:
+            self._received.copy_(vectors[_RECEIVED])

@@ -16,7 +16,7 @@ from nmt_train.adder import Adder
 from nmt_train.codec import Codec
 from nmt_train.codec.feedback import Feedback
 from nmt_train.codec.threshold import GRAIN
-from nmt_train.exchange import OPTIMIZER, RESIDUAL, UNSENT, Exchange, Piece, Vectors
+from nmt_train.exchange import OPTIMIZER, UNSENT, Exchange, Piece, Vectors
 from nmt_train.exchange.own import OwnOptimizer
 from nmt_train.exchange.replicas import compare
 from nmt_train.message import Message
@@ -55,15 +55,15 @@ class Peers(Exchange):
             wire.spawn("peers", self._hear)
 
     @torch.no_grad()
-    def prepare(self, gradient: Tensor, parameters: Tensor) -> None:
-        self._pay(RESIDUAL, gradient)
+    def prepare(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        super().prepare(gradient, parameters, weight)
         if self._local is not None:
             with self._trace.span("update", gradient.numel()):
                 self._local.optimizer.follow(self.optimizer, self.updates)
                 self._local.step(gradient, parameters)
 
     @torch.no_grad()
-    def sync(self, gradient: Tensor, parameters: Tensor) -> None:
+    def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         with self._trace.span("sync"):
             self._wait_for_the_last()
             self._pay(UNSENT, gradient)

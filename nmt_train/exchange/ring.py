@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,12 +23,21 @@ from nmt_train.wire import Tag, Wire
 _FINITE, _NOT_FINITE = 1, 0  # the first number of a message
 
 
+class Joined(NamedTuple):
+    """divisor: what makes a weighted sum the mean; weight: of all ranks together."""
+
+    divisor: float
+    weight: int
+
+
 class Reducer(Protocol):
-    """Adds up vectors of all ranks, which all call it at the same point of their work."""
+    """Joins vectors of all ranks, which all call it at the same point of their work."""
 
     @abstractmethod
-    def reduce(self, vector: Tensor, update: int) -> None:
-        """Replace `vector` (elements,) by the sum of all ranks' vectors, the same bits everywhere.
+    def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Joined:
+        """Replace `vector` (elements,) by the sum of all ranks' vectors, each times its weight, the same bits everywhere.
+
+        A weight of 0 leaves a rank out, which had nothing to give. The sum may be divided already, as `Joined` says.
 
         Where a rank's vector is infinite or not a number, so is everybody's sum: no rank is left waiting.
         """
@@ -54,33 +63,37 @@ class Ring(Reducer):
         self._next, self._before = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
 
     @torch.no_grad()
-    def reduce(self, vector: Tensor, update: int) -> None:
+    def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Joined:
+        """Behind each block travels the weight of those ranks whose sum it is."""
         size, rank = self._wire.size, self._wire.rank
         if size == 1:
-            return
+            return Joined(1.0, weight)
+        if weight != 1:
+            vector.mul_(weight)
         blocks = [vector[len(vector) * part // size : len(vector) * (part + 1) // size] for part in range(size)]
-        sent = []
+        sent, total = [], weight
         for hop in range(size - 1):
-            sent.append(self._send(self._encode(blocks[(rank - hop) % size], update)))
-            self._take(blocks[(rank - hop - 1) % size], add=True)
+            sent.append(self._send(self._encode(blocks[(rank - hop) % size], update, total)))
+            total = weight + self._take(blocks[(rank - hop - 1) % size], add=True).number(1)
         mine = (rank + 1) % size
-        message = self._encode(blocks[mine], update)
+        message = self._encode(blocks[mine], update, total)
         self._decode(message, blocks[mine])
         for hop in range(size - 1):
             sent.append(self._send(message))
             message = self._take(blocks[(mine - hop - 1) % size], add=False)
         for done in sent:
             done.result()  # until then the vector may not be overwritten
+        return Joined(max(1, total), total)
 
     def _send(self, message: Message) -> Any:
         return self._wire.send(self._next, Tag.RING, message)
 
-    def _encode(self, block: Tensor, update: int) -> Message:
+    def _encode(self, block: Tensor, update: int, weight: int) -> Message:
         with self._trace.span("encode", self._codec.effort(block.numel())):
             try:
-                return self._codec.encode(block, update).and_numbers(_FINITE)
+                return self._codec.encode(block, update).and_numbers(_FINITE, weight)
             except NotFinite:
-                return Message((_NOT_FINITE,))
+                return Message((_NOT_FINITE, weight))
 
     def _take(self, block: Tensor, add: bool) -> Message:
         """Add what comes from the rank before to a block, or put it there."""
@@ -94,7 +107,7 @@ class Ring(Reducer):
         if message.number() == _NOT_FINITE:
             block.fill_(torch.nan)
             return
-        bare = message.without_numbers(1)
+        bare = message.without_numbers(2)
         if add:
             self._codec.add(bare, block)
         elif not any(tensor.data_ptr() == block.data_ptr() for tensor in bare.tensors):

@@ -6,6 +6,7 @@ answers with its parameters, or with what changed since the worker's last answer
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,16 +25,20 @@ from nmt_train.flat import cut
 from nmt_train.message import Message
 from nmt_train.optim import Optimizer, OptimizerConfig
 from nmt_train.trace import Trace
-from nmt_train.wire import Tag, Wire
+from nmt_train.wire import Future, Tag, Wire
 
 # What a worker wants of a shard, the first number of its messages: update and answer, one of them, or not to be waited for.
-_EXCHANGE, _GIVE, _FETCH, _REST = range(4)
+# Under another tag, while all rest: all parameters, to be waited for, or to go on from what it has; at any time: a copy.
+_EXCHANGE, _GIVE, _FETCH, _REST, _ALL, _EXPECT, _HAS, _COPY = range(8)
+_AHEAD = 2  # pushes that a worker may have given to a shard which has not yet applied them
+_RECEIVED, _SEEN = "server.received", "server.seen"  # among the vectors that a worker carries
 
 
 class Server(Exchange):
     """The worker's end and this rank's shard. `up` makes the codec of pushes, `down` that of deltas (None: parameters).
 
     delay: how many exchanges a gradient is behind the parameters that came last: 1 where exchanges overlap with computing.
+    sums: gradients are joined by their sum, not by their mean (see joining.py).
     at_worker: workers push finished updates, and shards add them up; prepares: `prepare` makes them of gradients, not the
     schedule. pushes: whether `sync` will be called on this rank. copies: of shards, where they must outlive their ranks.
     """
@@ -54,6 +59,7 @@ class Server(Exchange):
         prepares: bool = True,
         pushes: bool = True,
         copies: Callable[[list[slice]], Copies] | None = None,
+        sums: bool = False,
     ) -> None:
         self._elements = parameters.numel()
         self.shards = self.given = self.kept = cut(self._elements, wire.nodes, config.shards)
@@ -70,7 +76,8 @@ class Server(Exchange):
         self._latest: Tensor | None = None  # the parameters as these have answered
         self._copies = copies(self.shards) if copies else None
         self._whole = config.knows_own(at_worker, feedback)
-        self._own = Shard(self.optimizer, up(), down() if down else None, rule, delay, knows_own=self._whole)
+        # Finished updates are each applied in full, unless the rule takes their mean.
+        self._own = Shard(self.optimizer, up(), down() if down else None, rule, delay, self._whole, sums or at_worker)
         self.staleness = self._own.staleness
         self._lock = wire.lock()
         self._owes = UNSENT if at_worker else RESIDUAL
@@ -88,6 +95,8 @@ class Server(Exchange):
             for rank in self._others
             if pushes
         }
+        self.keeps = bool(self._others)
+        self._applied: dict[int, deque[Future[Any]]] = defaultdict(deque)  # by rank, what it will say of pushes without answers
         if self._serves:
             wire.spawn("server", self._serve)
             wire.spawn("pulls", self._show)
@@ -97,13 +106,13 @@ class Server(Exchange):
         return self.optimizer.updates if self._serves else self._told
 
     @torch.no_grad()
-    def prepare(self, gradient: Tensor, parameters: Tensor) -> None:
+    def prepare(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         if self.at_worker:
-            self._pay(RESIDUAL, gradient)
+            super().prepare(gradient, parameters, weight)
             self._step(gradient, parameters)
 
     @torch.no_grad()
-    def sync(self, gradient: Tensor, parameters: Tensor) -> None:
+    def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         with self._trace.span("sync"):
             received = parameters if self._received is None else self._received
             if self._local is not None and not self.at_worker:
@@ -111,9 +120,9 @@ class Server(Exchange):
                 self._step(self._newest, received)
             self._pay(self._owes, gradient)
             for rank in self._others:
-                self._push(rank, gradient, received, _EXCHANGE)
+                self._push(rank, gradient, received, _EXCHANGE, weight)
             if self._bypass:
-                self._push_directly(gradient[self._shard], received[self._shard])
+                self._push_directly(gradient[self._shard], received[self._shard], weight)
             self._take_answers(received)
             if self._received is not None:
                 self._go_on_from(received, parameters)
@@ -136,18 +145,29 @@ class Server(Exchange):
             parameters.add_(self._newest)
 
     @torch.no_grad()
-    def give(self, gradient: Tensor) -> None:
-        """`sync` without what comes back; until the gradient has left."""
+    def give(self, gradient: Tensor, weight: int = 1) -> None:
+        """`sync` without what comes back; until the gradient has left, and no shard has more than a few still to apply."""
         with self._trace.span("sync"):
             self._pay(self._owes, gradient)
+            self._wait_for_applied(_AHEAD - 1)
             received = gradient if self._received is None else self._received
-            sent = [self._push(rank, gradient, received, _GIVE) for rank in self._others]
+            sent = []
+            for rank in self._others:
+                sent.append(self._push(rank, gradient, received, _GIVE, weight))
+                self._applied[rank].append(self._wire.receive(rank, Tag.ANSWER))
             if self._bypass:
                 with self._lock, self._trace.span("update", self.optimizer.effort):
-                    self._own.push_directly(self._wire.rank, gradient[self._shard])
+                    self._own.push_directly(self._wire.rank, gradient[self._shard], weight)
                     self._updated()
             for done in sent:
                 done.result()
+
+    def _wait_for_applied(self, most: int) -> None:
+        """Until at most so many pushes without answers are not known to be applied, by any shard."""
+        with self._trace.span("waiting"):
+            for waiting in self._applied.values():
+                while len(waiting) > most:
+                    waiting.popleft().result()
 
     @torch.no_grad()
     def fetch(self, parameters: Tensor) -> None:
@@ -175,17 +195,17 @@ class Server(Exchange):
     def _hear(self, rank: int, updates: int) -> None:
         self._told = self._heard[rank] = updates
 
-    def _push(self, rank: int, gradient: Tensor, received: Tensor, kind: int) -> Any:
+    def _push(self, rank: int, gradient: Tensor, received: Tensor, kind: int, weight: int) -> Any:
         part = gradient[self.shards[rank]]
         with self._trace.span("encode", self._up[rank].effort(part.numel())):
             message = self._up[rank].encode(part, self.updates)
             if self._own.knows_own:
                 self._up[rank].add(message, received[self.shards[rank]])
-        return self._wire.send(rank, Tag.PUSH, message.and_numbers(kind))
+        return self._wire.send(rank, Tag.PUSH, message.and_numbers(kind, weight))
 
-    def _push_directly(self, gradient: Tensor, parameters: Tensor) -> None:
+    def _push_directly(self, gradient: Tensor, parameters: Tensor, weight: int) -> None:
         with self._lock, self._trace.span("update", self.optimizer.effort):
-            self._own.push_directly(self._wire.rank, gradient)
+            self._own.push_directly(self._wire.rank, gradient, weight)
             self._own.copy_to(self._wire.rank, parameters)
             self._updated()
 
@@ -196,20 +216,52 @@ class Server(Exchange):
     def rest(self) -> None:
         if self._rule.holds:
             for rank in self._holders:
-                self._wire.send(rank, Tag.PUSH, Message((_REST,)))
+                self._wire.send(rank, Tag.PUSH, Message((_REST, 0)))
+                self._applied[rank].append(self._wire.receive(rank, Tag.ANSWER))
+        self._wait_for_applied(0)
 
     @torch.no_grad()
     def refresh(self, parameters: Tensor) -> None:
-        for rank in self._holders:
-            self._wire.send(rank, Tag.PULL, Message((int(self._pushes),)))
-        for rank in self._holders:
-            message = self._wire.receive(rank, Tag.PULLED).result()[1]
+        for rank, answer in self._ask(_ALL):
+            message = answer.result()[1]
             place = parameters[self.shards[rank]]
             self._hear(rank, message.number())
             place.copy_(message.vector(place.numel()))
         self._latest = parameters
         if self._received is not None:
             self._received.copy_(parameters)
+
+    @torch.no_grad()
+    def settle(self, parameters: Tensor) -> None:
+        """The worker keeps what it has received, and the shards what they know of that."""
+        with self._lock:
+            if self._own.flush():
+                self._updated()
+        for _, answer in self._ask(_EXPECT):
+            self._told = answer.result()[1].number()
+
+    @torch.no_grad()
+    def restore(self, parameters: Tensor) -> None:
+        received = parameters if self._received is None else self._received
+        for _, answer in self._ask(_HAS, received):
+            self._told = answer.result()[1].number()
+
+    def copy(self) -> Future[Tensor]:
+        which = int(self.optimizer.smoothed is not None)
+        return Copy(self._elements, [(self.shards[rank], answer) for rank, answer in self._ask(_COPY, None, which)])
+
+    def _ask(self, kind: int, has: Tensor | None = None, which: int = 0) -> list[tuple[int, Future[Any]]]:
+        """Ask all shards, beside the pushes; their answers, by rank."""
+        asked = []
+        for rank in self._holders:
+            vectors = () if has is None else (has[self.shards[rank]].clone(),)
+            self._wire.send(rank, Tag.PULL, Message((kind, int(self._pushes), which), vectors))
+            asked.append((rank, self._wire.receive(rank, Tag.PULLED)))
+        return asked
+
+    def snapshot(self) -> tuple[Vectors, dict[str, Any]]:
+        with self._lock:
+            return super().snapshot()
 
     def pieces(self, rank: int) -> list[Piece]:
         with self._lock:
@@ -231,7 +283,14 @@ class Server(Exchange):
             vectors[self._owes][place] += residual
         if self._local is not None:
             vectors |= self._local.optimizer.packed(OPTIMIZER)
-        return vectors
+        if self._received is not None:
+            vectors[_RECEIVED] = self._received
+        seen = self._own.seen(self._wire.size)
+        return vectors | {_SEEN: torch.tensor([self._wire.size, *seen.flatten().tolist()])}
+
+    def rescued(self) -> Vectors:
+        """All that are left go on from the same parameters."""
+        return {name: vector for name, vector in self.carried().items() if name not in (_RECEIVED, _SEEN)}
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
         super().carry(vectors)
@@ -246,26 +305,36 @@ class Server(Exchange):
                 del self._owed[self._owes]
         if self._local is not None:
             self._local.optimizer.unpack(OPTIMIZER, vectors, "the worker's optimiser")
+        if self._received is not None and _RECEIVED in vectors:
+            self._received.copy_(vectors[_RECEIVED])
+        if _SEEN in vectors and vectors[_SEEN][0] == self._wire.size:  # among other ranks the numbers are others'
+            self._own.load_seen(vectors[_SEEN][1:].view(self._wire.size, -1))
 
     @torch.no_grad()
     def _serve(self) -> None:
         """Answer whoever pushes, until the wire is closed."""
-        parameters = self.optimizer.parameters
         while True:
             source, message = self._wire.receive(None, Tag.PUSH).result()
-            kind, gradient = message.number(), message.without_numbers(1).on(parameters.device)
             with self._lock:
-                if kind == _FETCH:
-                    waiting = [source]
-                elif kind == _REST:
-                    waiting = self._own.rest(source)
-                else:
-                    with self._trace.span("update", self.optimizer.effort):
-                        waiting = self._own.push(source, gradient, answer=kind == _EXCHANGE)
-                        self._updated()
+                waiting = self._serve_one(source, message)
                 answers = [(rank, self._answer(rank)) for rank in waiting]
+            if message.number() in (_GIVE, _REST):  # an empty answer: it is done
+                answers.append((source, Message((self.optimizer.updates,))))
             for rank, answer in answers:
                 self._wire.send(rank, Tag.ANSWER, answer)
+
+    def _serve_one(self, source: int, message: Message) -> list[int]:
+        """Whom to answer, now that this message has come."""
+        kind = message.number()
+        if kind == _FETCH:
+            return [source]
+        if kind == _REST:
+            return self._own.rest(source)
+        gradient = message.without_numbers(2).on(self.optimizer.parameters.device)
+        with self._trace.span("update", self.optimizer.effort):
+            waiting = self._own.push(source, gradient, answer=kind == _EXCHANGE, weight=message.number(1))
+            self._updated()
+        return waiting
 
     def _answer(self, rank: int) -> Message:
         with self._trace.span("encode", self._own.effort):
@@ -277,4 +346,35 @@ class Server(Exchange):
         while True:
             source, message = self._wire.receive(None, Tag.PULL).result()
             with self._lock:
-                self._wire.send(source, Tag.PULLED, self._own.pull(source, pushes=bool(message.number())))
+                self._wire.send(source, Tag.PULLED, self._show_one(source, message))
+
+    def _show_one(self, source: int, message: Message) -> Message:
+        """The answer to `_ask`."""
+        kind, pushes, which = message.number(), bool(message.number(1)), message.number(2)
+        optimizer = self.optimizer
+        if kind == _COPY:
+            asked = optimizer.smoothed if which and optimizer.smoothed is not None else optimizer.parameters
+            return Message((optimizer.updates,), (asked.clone(),))
+        if kind == _ALL:
+            return self._own.pull(source, pushes)
+        if pushes:
+            self._own.expect(source)
+        if kind == _HAS:
+            self._own.has(source, message.vector(optimizer.parameters.numel()))
+        return Message((optimizer.updates,))
+
+
+class Copy:
+    """A vector (elements,) whose slices are on their way; a future."""
+
+    def __init__(self, elements: int, parts: list[tuple[slice, Future[Any]]]) -> None:
+        self._elements, self._parts = elements, parts
+
+    def done(self) -> bool:
+        return all(part.done() for _, part in self._parts)
+
+    def result(self) -> Tensor:
+        vector = torch.empty(self._elements)
+        for place, part in self._parts:
+            vector[place] = part.result()[1].vector(place.stop - place.start)
+        return vector

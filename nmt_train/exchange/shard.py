@@ -19,7 +19,8 @@ class Shard:
 
     up decodes pushes. down encodes deltas against what each worker has, so that what one delta leaves out is in the next;
     None: workers are sent the parameters themselves. delay: answers that a worker got since the one that its gradient is of.
-    knows_own: pushes are updates, and a worker has applied its own before it pushes them: deltas are what others did.
+    knows_own: pushes are updates, and a worker has applied its own before it pushes them: deltas are what others did. sums:
+    pushes for one update are added up; else the update is by their mean, each counting by its weight (see joining.py).
     """
 
     def __init__(
@@ -30,65 +31,73 @@ class Shard:
         rule: Rule,
         delay: int = 0,
         knows_own: bool = False,
+        sums: bool = False,
     ) -> None:
         self.optimizer, self.staleness = optimizer, Counter[int]()
         self._up, self._down, self._rule = up, down, rule
         self.knows_own = knows_own and down is not None
         self._parameters = optimizer.parameters
         self._gradient = torch.zeros_like(self._parameters)
-        self._pushes, self._share = 0, 1.0  # added up in _gradient, but not yet applied; how much of a step they are worth
+        self._sums = sums and not rule.mean
+        self._shares: list[float] = []  # of the pushes in _gradient, which are not yet applied: how much of a step each is
+        self._weights: list[int] = []  # of the same pushes; `_gradient` is in units of the first
         self._held: dict[int, Tensor] = {}
         self._expected: set[int] = set()  # workers that do not rest
         self._waiting: list[int] = []  # workers whose answers the rule holds
         # The updates that each worker's last answers held; the first is that of the parameters which its gradient is of.
         self._seen: dict[int, deque[int]] = defaultdict(lambda: deque([0], maxlen=delay + 1))
 
-    def push(self, worker: int, message: Message, answer: bool = True) -> list[int]:
+    def push(self, worker: int, message: Message, answer: bool = True, weight: int = 1) -> list[int]:
         """Take a worker's gradient and update, or wait for others; which workers are to be answered now."""
         if self.knows_own:
             self._up.add(message, self._held[worker])
-        if self._late(worker):
+        if (share := self._share(worker)) is None:
             return [worker] if answer else []
-        if self._pushes:
-            self._up.add(message, self._gradient)
+        if self._weights:
+            self._up.add(message, self._gradient, self._scale(share, weight))
         else:
             self._up.decode(message, self._gradient)
-        return self._pushed(worker, self._gradient, answer)
+        return self._pushed(worker, self._gradient, answer, share, weight)
 
-    def push_directly(self, worker: int, gradient: Tensor) -> list[int]:
+    def push_directly(self, worker: int, gradient: Tensor, weight: int = 1) -> list[int]:
         """The same with the gradient itself, which may be overwritten."""
-        if self._late(worker):
+        if (share := self._share(worker)) is None:
             return [worker]
-        if not self._pushes and self._rule.due(1, len(self._expected)):
-            return self._pushed(worker, gradient, True)
-        if self._pushes:
-            self._gradient.add_(gradient)
+        if not self._weights and self._rule.due(1, len(self._expected)):
+            return self._pushed(worker, gradient, True, share, weight)
+        if self._weights:
+            self._gradient.add_(gradient, alpha=self._scale(share, weight))
         else:
             self._gradient.copy_(gradient)
-        return self._pushed(worker, self._gradient, True)
+        return self._pushed(worker, self._gradient, True, share, weight)
+
+    def _scale(self, share: float, weight: int) -> float:
+        """By how much a further push counts, in units of the first."""
+        first = self._shares[0] * (1 if self._sums else self._weights[0])
+        return share * (1 if self._sums else weight) / first
 
     def rest(self, worker: int) -> list[int]:
         """Do not wait for this worker until it pushes again; which workers are to be answered now."""
         self._expected.discard(worker)
         return self._update_if_due(self._gradient)
 
-    def _late(self, worker: int) -> bool:
-        """Count a push; whether it comes too late."""
+    def _share(self, worker: int) -> float | None:
+        """Count a push; how much of a step it is worth, or None if it comes too late."""
         self._expected.add(worker)
         staleness = self.optimizer.updates - self._seen[worker][0]
         self.staleness[staleness] += 1
-        self._share = self._rule.share(staleness)
-        return self._rule.late(staleness)
+        return None if self._rule.late(staleness) else self._rule.share(staleness)
 
-    def _pushed(self, worker: int, gradient: Tensor, answer: bool) -> list[int]:
-        self._pushes += 1
+    def _pushed(self, worker: int, gradient: Tensor, answer: bool, share: float, weight: int) -> list[int]:
+        self._shares.append(share)
+        self._weights.append(max(1, weight))
         if answer and self._rule.holds:
             self._waiting.append(worker)
         now = self._update_if_due(gradient)
         return now if self._rule.holds or not answer else [worker]
 
     def _update_if_due(self, gradient: Tensor) -> list[int]:
-        if self._pushes and self._rule.due(self._pushes, len(self._expected)):
+        if self._weights and self._rule.due(len(self._weights), len(self._expected)):
             self._apply(gradient)
             now, self._waiting = self._waiting, []
             return now
@@ -135,20 +144,56 @@ class Shard:
         """
         self.flush()
         if pushes:
-            self._expected.add(worker)
+            self.expect(worker)
         self._seen[worker].clear()
         self._seen[worker].append(self.optimizer.updates)
         if self._down is not None:
             self._held[worker] = self._parameters.clone()
         return Message((self.optimizer.updates,), (self._parameters.clone(),))
 
-    def flush(self) -> None:
-        """Update with a bundle that is not full."""
-        if self._pushes:
+    def expect(self, worker: int) -> None:
+        """Rounds wait for this worker from now on, although it has not pushed yet."""
+        self._expected.add(worker)
+
+    def has(self, worker: int, parameters: Tensor) -> None:
+        """A worker comes with parameters that it has received before."""
+        if worker not in self._seen:
+            self._seen[worker].clear()
+            self._seen[worker].append(self.optimizer.updates)
+        if self._down is not None:
+            self._held[worker] = parameters.to(self._parameters, copy=True)
+
+    def seen(self, workers: int) -> Tensor:
+        """The updates that each worker's last answers held (workers, answers), int64; where there were fewer, -1."""
+        longest = max((len(its) for its in self._seen.values()), default=0)
+        rows = [list(self._seen[worker]) if worker in self._seen else [] for worker in range(workers)]
+        return torch.tensor([[-1] * (longest - len(row)) + row for row in rows], dtype=torch.int64)
+
+    def load_seen(self, table: Tensor) -> None:
+        """Continue with what `seen` gave."""
+        for worker, updates in enumerate(table.tolist()):
+            if updates and updates[-1] >= 0:
+                self._seen[worker].clear()
+                self._seen[worker].extend(number for number in updates if number >= 0)
+
+    def flush(self) -> bool:
+        """Update with a bundle that is not full; whether there was one."""
+        if self._weights:
             self._apply(self._gradient)
+            return True
+        return False
 
     def _apply(self, gradient: Tensor) -> None:
-        pushes, self._pushes = self._pushes, 0
-        if self._rule.mean and pushes > 1:
-            gradient.div_(pushes)
-        self.optimizer.apply(gradient, self._share)
+        """One step by what was pushed, each push counting by its weight and its share of a step.
+
+        A step is as long as the mean of the shares; the gradient is the mean that they weight, so that for plain descent each
+        push moves the parameters by its share (Zhang et al. 2016, section 3.2), whatever the optimizer makes of the scale.
+        """
+        weights = [1] * len(self._weights) if self._sums else self._weights
+        counted = [share * weight for share, weight in zip(self._shares, weights, strict=True)]
+        share = sum(counted) / sum(weights)
+        factor = counted[0] / sum(counted) * (len(counted) if self._sums else 1)
+        self._shares, self._weights = [], []
+        if factor != 1.0:
+            gradient.mul_(factor)
+        self.optimizer.apply(gradient, share)

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from nmt_train.exchange import Exchange, Vectors
+from nmt_train.joining import Pile
 from nmt_train.section import STRICT
 from nmt_train.trace import Trace
+
+_RECEIVED = "worker.received"  # among the vectors that a worker carries
 
 
 @dataclass(frozen=True, config=STRICT)
 class OverlapConfig:
     """Exchanging while the next batches are computed (thesis 3.4, 3.7)."""
 
-    bound: int = Field(default=0, ge=0, le=10**6, description="most steps from one exchange to the next; 0: any [steps]")
+    bound: int = Field(
+        default=32,
+        ge=0,
+        le=10**6,
+        description="most steps from one exchange to the next: then the worker waits, as for a machine that is paused; 0: any"
+        " [steps]",
+    )
     local_update: Literal["none", "sum", "optimizer"] = Field(
         default="sum",
         description="sum: what was received is updated with the gradients just given away, which it lacks; optimizer: a"
@@ -64,27 +73,31 @@ class LocalConfig:
 class DownpourConfig:
     """Pushing gradients and fetching parameters independently (Dean et al. 2012)."""
 
-    push: int = Field(default=1, ge=1, le=10**9, description="a worker pushes the mean of so many gradients [steps]")
+    push: int = Field(
+        default=1, ge=1, le=10**9, description="a worker pushes so many gradients as one (batch.reduction) [steps]"
+    )
     fetch: int = Field(default=1, ge=1, le=10**9, description="a worker fetches parameters so often [steps]")
 
 
-class Schedule(Protocol):
+class Schedule(ABC):
     """`exchange` is with whom; steps: how many exchanges covered so many steps.
 
     between: steps have been made since the last exchange, so that the next one does not begin a new sum.
     behind: how many of what was given away may still be under way when `step` returns.
-    endless: it never exchanges by itself, only when it is drained. apart: workers' parameters are not the global ones, also
-    after `refresh`.
+    endless: it never exchanges by itself, only when it is drained. received: what the exchange brings up to date.
     """
 
     exchange: Exchange
     steps: Counter[int]
     behind: int = 0
     endless: bool = False
-    apart: bool = False
+    received: Tensor
 
-    def __init__(self, exchange: Exchange) -> None:
-        self.exchange, self.steps = exchange, Counter[int]()
+    def __init__(self, exchange: Exchange, received: Tensor, sums: bool) -> None:
+        """sums: gradients are joined by their sum, not by their mean (see joining.py)."""
+        self.exchange, self.steps, self.received = exchange, Counter[int](), received
+        self.pile = Pile(sums)
+        self._goes_on = False  # whether it was given what it had received before
 
     @property
     def between(self) -> bool:
@@ -97,12 +110,13 @@ class Schedule(Protocol):
 
     def backward(self, loss: Tensor, tokens: int, trace: Trace) -> None:
         """Add the gradient of a batch of so many target tokens to the flat gradient; what is complete may set out at once."""
+        factor = self.pile.add(tokens)
         with trace.span("backward", tokens):
-            loss.backward()
+            (loss if factor == 1.0 else loss * factor).backward()
 
     @abstractmethod
     def step(self) -> bool:
-        """After each backward pass; True when gradients were given away.
+        """After each backward pass, or after `pile.add` and a gradient; True when gradients were given away.
 
         NotFinite if the gradient is not finite; it is then dropped, and training can go on with the next batch.
         """
@@ -119,18 +133,35 @@ class Schedule(Protocol):
     def refresh(self) -> None:
         """Take exactly the global parameters over, while every worker is drained."""
 
+    def settle(self) -> None:
+        """Before a snapshot, while every worker is drained: a worker goes on from what it has, as if there had been none."""
+        if self.exchange.keeps:
+            self.exchange.settle(self.received)
+        else:
+            self.refresh()
+
+    def begin(self) -> None:
+        """Begin with what `carry` gave, if that says what the worker had received, else with the global parameters."""
+        if self._goes_on:
+            self.exchange.restore(self.received)
+        else:
+            self.refresh()
+
     def carried(self) -> Vectors:
         """What a drained worker keeps, as vectors (elements,)."""
-        return self.exchange.carried() | self.kept()
+        return self.exchange.carried() | self.kept() | ({_RECEIVED: self.received} if self.exchange.keeps else {})
 
     def kept(self) -> Vectors:
         """The schedule's own part of it."""
         return {}
 
     def rescued(self, newest: int) -> Vectors:
-        """`carried`, where the worker was cut short; some rank has had up to so many updates."""
+        """`carried`, where the worker was cut short, but for what it had received; some rank has had up to so many updates."""
         return self.exchange.rescued() | self.kept()
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
         """Go on with what `carried` gave."""
         self.exchange.carry(vectors)
+        self._goes_on = self.exchange.keeps and _RECEIVED in vectors
+        if self._goes_on:
+            self.received.copy_(vectors[_RECEIVED])

@@ -25,8 +25,10 @@ class Bucketed(EveryStep):
     its share of the pass's time is over.
     """
 
-    def __init__(self, flat: Flat, exchange: AllReduce, wire: Wire, trace: Trace, accumulate: int, buckets: int) -> None:
-        super().__init__(flat, exchange, 0.0, accumulate)
+    def __init__(
+        self, flat: Flat, exchange: AllReduce, wire: Wire, trace: Trace, accumulate: int, buckets: int, sums: bool = False
+    ) -> None:
+        super().__init__(flat, exchange, 0.0, accumulate, sums)
         self._all_reduce, self._trace = exchange, trace  # with both of its halves
         count = flat.gradient.numel()
         buckets = min(buckets, count)
@@ -34,6 +36,7 @@ class Bucketed(EveryStep):
         self._waiting = deque[slice]()  # buckets of this exchange that have not set out
         self._missing: dict[int, int] = {}  # elements that the backward pass still owes to a bucket, by its beginning
         self._begun = False  # whether some bucket of this exchange may have set out
+        self._weight = 0  # of this exchange
         self._courier = Courier(wire, trace, exchange.transfer)
         if wire.parallel:
             flat.watch(self._computed)
@@ -41,23 +44,25 @@ class Bucketed(EveryStep):
     def backward(self, loss: Tensor, tokens: int, trace: Trace) -> None:
         if self._steps + 1 < self._accumulate:
             return super().backward(loss, tokens, trace)
-        self._begin(self._accumulate)
-        parts = len(self._buckets)
+        factor, parts = self.pile.add(tokens), len(self._buckets)
+        divisor = self._begin()
         with trace.span("backward", tokens, parts):
-            (loss / self._accumulate).backward()
+            (loss if factor == divisor else loss * (factor / divisor)).backward()
         while len(self._waiting) > 1:
             self._give()
             with trace.span("backward", tokens, parts):
                 pass  # all is computed; on a simulated clock it would be now
 
-    def _begin(self, steps: int) -> None:
-        """Of a mean of so many gradients; the last is still to come."""
+    def _begin(self) -> float:
+        """By what gradients are divided to be the mean; the last one may still be to come."""
         self._begun = True
-        if steps > 1:
-            self._flat.gradient.div_(steps)
-        self.exchange.prepare(self._flat.gradient, self._flat.parameters)
+        divisor, self._weight = self.pile.take()
+        if divisor != 1.0:
+            self._flat.gradient.div_(divisor)
+        self.exchange.prepare(self._flat.gradient, self._flat.parameters, self._weight)
         self._waiting.extend(self._buckets)
         self._missing = {bucket.start: bucket.stop - bucket.start for bucket in self._buckets}
+        return divisor
 
     def _computed(self, place: slice) -> None:
         """The gradient of one parameter is there."""
@@ -67,15 +72,15 @@ class Bucketed(EveryStep):
             self._give()
 
     def _give(self) -> None:
-        self._courier.give(self._flat.gradient[self._waiting.popleft()])
+        self._courier.give(self._flat.gradient[self._waiting.popleft()], self._weight)
 
-    def _give_away(self, steps: int) -> None:
+    def _give_away(self) -> None:
         if not self._begun:  # its last step had no batch, or nobody knew that it was the last
-            self._begin(steps)
+            self._begin()
         while self._waiting:
             self._give()
         with self._trace.span("sync"):
             while self._courier.under_way:
-                self._courier.take()
+                _, joined = self._courier.take()
         self._begun = False
-        self._all_reduce.apply(self._flat.gradient, self._flat.parameters)
+        self._all_reduce.apply(self._flat.gradient, self._flat.parameters, joined)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from nmt_train.exchange.ring import Joined
 from nmt_train.trace import Trace
 from nmt_train.wire import Wire
 
@@ -17,21 +18,21 @@ class Courier:
     under_way: how many have been given and not been taken back.
     """
 
-    def __init__(self, wire: Wire, trace: Trace, carry: Callable[[Tensor], None]) -> None:
-        """`carry` is called in the task with every vector, and may change it."""
+    def __init__(self, wire: Wire, trace: Trace, carry: Callable[[Tensor, int], Joined]) -> None:
+        """`carry` is called in the task with every vector and its weight, and may change the vector."""
         self._trace, self._carry = trace, carry
-        self._given, self._done = deque[Tensor](), deque[Tensor]()
+        self._given, self._done = deque[tuple[Tensor, int]](), deque[tuple[Tensor, Joined]]()
         self.under_way = 0
         self._work, self._news = wire.event(), wire.event()
         self._task = wire.spawn("courier", self._carry_on)
 
-    def give(self, vector: Tensor) -> None:
+    def give(self, vector: Tensor, weight: int) -> None:
         self.under_way += 1
-        self._given.append(vector)
+        self._given.append((vector, weight))
         self._work.set()
 
-    def take(self) -> Tensor:
-        """Wait for the oldest that is under way; what `carry` has raised."""
+    def take(self) -> tuple[Tensor, Joined]:
+        """Wait for the oldest that is under way, and what `carry` said of it; what `carry` has raised."""
         with self._trace.span("waiting"):
             while not self._done:
                 self._news.clear()
@@ -48,8 +49,8 @@ class Courier:
                 self._work.clear()
                 if not self._given:
                     self._work.wait()
-            vector = self._given.popleft()
+            vector, weight = self._given.popleft()
             with self._trace.span("sync"):
-                self._carry(vector)
-            self._done.append(vector)
+                joined = self._carry(vector, weight)
+            self._done.append((vector, joined))
             self._news.set()

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from nmt_train.exchange import Exchange
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from nmt_train.exchange import Exchange, Vectors
 from nmt_train.flat import Flat
-from nmt_train.optim import clip
 from nmt_train.schedule import DownpourConfig, Schedule
+
+_SINCE = "downpour.since"  # steps since the last fetch, among what a worker carries
 
 
 class Downpour(Schedule):
-    """The mean of `push` steps' gradients is given away; every `fetch` steps a worker takes the shards' parameters over."""
+    """The gradients of `push` steps are given away as one; every `fetch` steps a worker takes the shards' parameters over."""
 
-    def __init__(self, flat: Flat, exchange: Exchange, config: DownpourConfig, clip_norm: float) -> None:
-        super().__init__(exchange)
+    def __init__(self, flat: Flat, exchange: Exchange, config: DownpourConfig, clip_norm: float, sums: bool = False) -> None:
+        super().__init__(exchange, flat.parameters, sums)
         self._flat, self._config, self._clip_norm = flat, config, clip_norm
         self._piled = self._since = 0  # steps whose gradients are not given away; steps since the last fetch
 
@@ -36,9 +42,9 @@ class Downpour(Schedule):
     def _give(self) -> None:
         piled, self._piled = self._piled, 0
         try:
-            self.exchange.gradient_norm = clip(self._flat.gradient, self._clip_norm, piled)
-            self.exchange.prepare(self._flat.gradient, self._flat.parameters)
-            self.exchange.give(self._flat.gradient)
+            self.exchange.gradient_norm, weight = self.pile.join(self._flat.gradient, self._clip_norm)
+            self.exchange.prepare(self._flat.gradient, self._flat.parameters, weight)
+            self.exchange.give(self._flat.gradient, weight)
         finally:
             self._flat.gradient.zero_()
         self.steps[piled] += 1
@@ -51,3 +57,11 @@ class Downpour(Schedule):
     def refresh(self) -> None:
         self._since = 0
         self.exchange.refresh(self._flat.parameters)
+
+    def kept(self) -> Vectors:
+        return {_SINCE: torch.tensor([self._since])}
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        super().carry(vectors)
+        if _SINCE in vectors:
+            self._since = int(vectors[_SINCE][0])

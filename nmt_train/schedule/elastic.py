@@ -26,18 +26,18 @@ class Elastic(LocalSteps):
 
     def __init__(self, flat: Flat, exchange: Exchange, trace: Trace, config: LocalConfig, optimizer: OptimizerConfig) -> None:
         super().__init__(flat, exchange, trace, config, optimizer)
-        self.apart, self._share = True, config.elastic_share
+        self.received, self._share = self._start, config.elastic_share
         self._placed = False  # whether the worker has parameters of its own yet
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        since, self._since, self._begun = self._since, 0, False
+        since, self._since, self._begun, weight = self._since, 0, False, self._take_worked()
         way, parameters = self._flat.gradient, self._flat.parameters
         self.exchange.fetch(self._start)  # the centre as it is now
         subtract(parameters, self._start, out=way).mul_(self._share)
         parameters.sub_(way)
         try:
-            self.exchange.give(way)
+            self.exchange.give(way, weight)
         finally:
             way.zero_()
         self.steps[since] += 1

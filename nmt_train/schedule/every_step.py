@@ -1,18 +1,17 @@
-"""Exchange after every step, or after every n steps whose gradients are averaged (thesis 3.1, Algorithm 1)."""
+"""Exchange after every step, or after every n steps whose gradients are joined (thesis 3.1, Algorithm 1)."""
 
 from __future__ import annotations
 
 from nmt_train.exchange import Exchange
 from nmt_train.flat import Flat
-from nmt_train.optim import clip
 from nmt_train.schedule import Schedule
 
 
 class EveryStep(Schedule):
     """Gradients pile up in the flat gradient over `accumulate` steps and are then exchanged as one."""
 
-    def __init__(self, flat: Flat, exchange: Exchange, clip_norm: float, accumulate: int) -> None:
-        super().__init__(exchange)
+    def __init__(self, flat: Flat, exchange: Exchange, clip_norm: float, accumulate: int, sums: bool = False) -> None:
+        super().__init__(exchange, flat.parameters, sums)
         self._flat, self._clip_norm, self._accumulate = flat, clip_norm, accumulate
         self._steps = 0
 
@@ -30,19 +29,21 @@ class EveryStep(Schedule):
     def _exchange(self) -> None:
         steps, self._steps = self._steps, 0
         try:
-            self._give_away(steps)
+            self._give_away()
         finally:
             self._flat.gradient.zero_()
         self.steps[steps] += 1
 
-    def _give_away(self, steps: int) -> None:
-        """Exchange the mean of so many gradients, whose sum the flat gradient is."""
-        if not self.exchange.clips:
-            self.exchange.gradient_norm = clip(self._flat.gradient, self._clip_norm, steps)
-        elif steps > 1:
-            self._flat.gradient.div_(steps)
-        self.exchange.prepare(self._flat.gradient, self._flat.parameters)
-        self.exchange.sync(self._flat.gradient, self._flat.parameters)
+    def _give_away(self) -> None:
+        gradient, parameters = self._flat.gradient, self._flat.parameters
+        if self.exchange.clips:
+            divisor, weight = self.pile.take()
+            if divisor != 1.0:
+                gradient.div_(divisor)
+        else:
+            self.exchange.gradient_norm, weight = self.pile.join(gradient, self._clip_norm)
+        self.exchange.prepare(gradient, parameters, weight)
+        self.exchange.sync(gradient, parameters, weight)
 
     def drain(self) -> None:
         """Nothing is ever in flight; a sum of fewer than `accumulate` gradients is given away as it is."""

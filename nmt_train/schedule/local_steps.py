@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nmt_train.exchange import OPTIMIZER, UNSENT, Exchange, Vectors
 from nmt_train.flat import Flat, subtract
-from nmt_train.optim import Optimizer, OptimizerConfig, clip
+from nmt_train.optim import Optimizer, OptimizerConfig
 from nmt_train.schedule import LocalConfig, Schedule
 from nmt_train.trace import Trace
 
@@ -23,7 +23,7 @@ _STEPS = "local.steps"  # how many a worker has made, among what it carries
 
 class LocalSteps(Schedule):
     def __init__(self, flat: Flat, exchange: Exchange, trace: Trace, config: LocalConfig, optimizer: OptimizerConfig) -> None:
-        super().__init__(exchange)
+        super().__init__(exchange, flat.parameters, sums=False)
         self._flat, self._trace, self._clip_norm = flat, trace, optimizer.clip_norm
         self._every, self.endless = config.every, config.every == 0
         self._inner = Optimizer(dataclasses.replace(optimizer, smoothing=0.0), flat.parameters)
@@ -31,6 +31,7 @@ class LocalSteps(Schedule):
         self._steps = self._since = 0  # in all; since the last exchange
         self._on_its_way = False  # whether an exchange is under way
         self._begun = False  # whether a step since then was tried, if only one that was not finite
+        self._worked = False  # whether one of them had a batch: a mean over workers leaves out those that had none
 
     @property
     def between(self) -> bool:
@@ -42,10 +43,10 @@ class LocalSteps(Schedule):
 
     def step(self) -> bool:
         """A step that is not finite is not counted: all workers make as many between two exchanges."""
-        gradient, self._begun = self._flat.gradient, True
+        gradient, self._begun, self._worked = self._flat.gradient, True, True
         try:
-            self.exchange.gradient_norm = clip(gradient, self._clip_norm, 1)
-            self.exchange.prepare(gradient, self._flat.parameters)
+            self.exchange.gradient_norm, weight = self.pile.join(gradient, self._clip_norm)
+            self.exchange.prepare(gradient, self._flat.parameters, weight)
             self._inner.follow(self.exchange.optimizer, self._steps)
             with self._trace.span("update", gradient.numel()):
                 self._inner.apply(gradient)
@@ -65,13 +66,18 @@ class LocalSteps(Schedule):
         self._exchange()
         return True
 
+    def _take_worked(self) -> int:
+        worked, self._worked = self._worked, False
+        return int(worked)
+
     @torch.no_grad()
     def _exchange(self) -> None:
         since, self._since, self._begun, self._on_its_way = self._since, 0, False, True
+        weight = self._take_worked()
         way, parameters = self._flat.gradient, self._flat.parameters
         subtract(parameters, self._start, out=way)
         try:
-            self.exchange.sync(way, parameters)
+            self.exchange.sync(way, parameters, weight)
         finally:
             way.zero_()
         self._start.copy_(parameters)
@@ -100,7 +106,8 @@ class LocalSteps(Schedule):
         return rescued
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
-        self.exchange.carry(vectors)
+        super().carry(vectors)
+        self._start.copy_(self.received)
         self._inner.unpack(OPTIMIZER, vectors, "the worker's optimiser")
         # From another mode: as many as there were updates.
         self._steps = int(vectors[_STEPS][0]) if _STEPS in vectors else self.exchange.updates

@@ -1,4 +1,4 @@
-"""Exchange while computing on: a second task, the courier, exchanges one sum of gradients while the next one grows.
+"""Exchange while computing on: a second task, the courier, exchanges gradients while the next ones pile up.
 
 Thesis 3.4, Algorithms 5 (courier) and 6 (worker).
 """
@@ -23,15 +23,15 @@ _PREFIX = "local."  # of the vectors of the optimiser that updates a worker's ow
 
 
 class Overlap(Schedule):
-    """Gradients pile up in the flat gradient; whenever the courier is idle, parameters are swapped in and the sum out."""
+    """Gradients pile up in the flat gradient; whenever the courier is idle, parameters are swapped in and the pile out."""
 
     def __init__(
-        self, flat: Flat, exchange: Exchange, wire: Wire, trace: Trace, config: OverlapConfig, optimizer: OptimizerConfig
-    ) -> None:
-        super().__init__(exchange)
+        self, flat: Flat, exchange: Exchange, wire: Wire, trace: Trace, config: OverlapConfig, optimizer: OptimizerConfig,
+        sums: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(exchange, flat.parameters.clone(), sums)
         self._flat, self._trace, self._config, self._clip_norm = flat, trace, config, optimizer.clip_norm
-        self._given = flat.gradient.clone()  # the sum that the courier has
-        self._received = flat.parameters.clone()  # what came back for the one before
+        self._given, self._weight = flat.gradient.clone(), 0  # the joined gradient that the courier has
         self._step_gradient = flat.gradient.clone() if config.local_update == "optimizer" else None
         # Where the exchange makes updates of gradients, these are what is laid over what is swapped in.
         own = config.local_update == "optimizer" or (config.local_update == "sum" and not exchange.at_worker)
@@ -64,7 +64,7 @@ class Overlap(Schedule):
             self._swap()
             self._wait()
         if self._in_flight:
-            self._flat.parameters.copy_(self._received)
+            self._flat.parameters.copy_(self.received)
             self._in_flight = False
         self.exchange.rest()
 
@@ -79,14 +79,12 @@ class Overlap(Schedule):
         gradient = self._flat.gradient
         steps, self._steps = self._steps, 0
         try:
-            self.exchange.gradient_norm = clip(gradient, self._clip_norm, steps)
-            if steps > 1:
-                gradient.mul_(steps)  # a sum, as the thesis has it, but clipped as the mean is
-            self.exchange.prepare(gradient, self._flat.parameters)
+            self.exchange.gradient_norm, self._weight = self.pile.join(gradient, self._clip_norm)
+            self.exchange.prepare(gradient, self._flat.parameters, self._weight)
             with self._trace.span("swap", gradient.numel()):
                 self._given.copy_(gradient)
                 if self._in_flight:
-                    self._flat.parameters.copy_(self._received)
+                    self._flat.parameters.copy_(self.received)
             if self._config.local_update == "sum":
                 self._lay_over(gradient)
         finally:
@@ -110,14 +108,15 @@ class Overlap(Schedule):
                 self._local.apply(given)
 
     def _update_locally(self) -> None:
-        """Between two exchanges: step by the newest gradient alone, which is the sum less what it was before."""
+        """Between two exchanges: step by the newest gradient alone, which is the pile less what it was before."""
         if self._local is None or self._step_gradient is None:
             return
         newest = self._flat.gradient - self._step_gradient
         self._step_gradient.copy_(self._flat.gradient)
         try:
-            clip(newest, self._clip_norm, 1)
-        except NotFinite:  # and so is the sum
+            clip(newest, self._clip_norm, self.pile.factor)
+        except NotFinite:  # and so is the pile
+            self.pile.take()
             self._steps = 0
             self._flat.gradient.zero_()
             self._step_gradient.zero_()
@@ -130,17 +129,19 @@ class Overlap(Schedule):
         while True:
             self._work.wait()
             self._work.clear()
-            self.exchange.sync(self._given, self._received)
+            self.exchange.sync(self._given, self.received, self._weight)
             self._idle.set()
 
     def refresh(self) -> None:
-        self.exchange.refresh(self._received)
-        self._flat.parameters.copy_(self._received)
+        self.exchange.refresh(self.received)
+        self._flat.parameters.copy_(self.received)
 
     def kept(self) -> Vectors:
         return self._local.packed(_PREFIX) if self._local is not None else {}
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
-        self.exchange.carry(vectors)
+        super().carry(vectors)
+        if self._goes_on:
+            self._flat.parameters.copy_(self.received)
         if self._local is not None:
             self._local.unpack(_PREFIX, vectors, "the worker's local optimiser")

@@ -18,8 +18,10 @@ from nmt_train.wire import Wire
 class Pipelined(Schedule):
     """While a batch is computed, the sums of the `width` - 1 batches before it are under way."""
 
-    def __init__(self, flat: Flat, exchange: AllReduce, wire: Wire, trace: Trace, config: PipelineConfig) -> None:
-        super().__init__(exchange)
+    def __init__(
+        self, flat: Flat, exchange: AllReduce, wire: Wire, trace: Trace, config: PipelineConfig, sums: bool = False
+    ) -> None:
+        super().__init__(exchange, flat.parameters, sums)
         self.behind = config.width - 1
         self._all_reduce = exchange  # with both of its halves
         self._flat, self._trace, self._config = flat, trace, config
@@ -36,27 +38,29 @@ class Pipelined(Schedule):
         return self._take() if self._courier.under_way == width else False
 
     def _at_once(self) -> bool:
+        _, weight = self.pile.take()
         try:
-            self.exchange.prepare(self._flat.gradient, self._flat.parameters)
-            self.exchange.sync(self._flat.gradient, self._flat.parameters)
+            self.exchange.prepare(self._flat.gradient, self._flat.parameters, weight)
+            self.exchange.sync(self._flat.gradient, self._flat.parameters, weight)
         finally:
             self._flat.gradient.zero_()
         self.steps[1] += 1
         return True
 
     def _give(self) -> None:
-        self.exchange.prepare(self._flat.gradient, self._flat.parameters)
+        _, weight = self.pile.take()
+        self.exchange.prepare(self._flat.gradient, self._flat.parameters, weight)
         vector = self._free.pop()
         with self._trace.span("swap", vector.numel()):
             vector.copy_(self._flat.gradient)
         self._flat.gradient.zero_()
-        self._courier.give(vector)
+        self._courier.give(vector, weight)
 
     def _take(self) -> bool:
         """Wait for the oldest sum, and update by it."""
-        vector = self._courier.take()
+        vector, joined = self._courier.take()
         try:
-            self._all_reduce.apply(vector, self._flat.parameters)
+            self._all_reduce.apply(vector, self._flat.parameters, joined)
         finally:
             self._free.append(vector)
         self.steps[1] += 1

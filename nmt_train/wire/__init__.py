@@ -60,8 +60,10 @@ class Tag(IntEnum):
     REPLICA = 13  # a checksum of what all ranks should have alike
 
 
-# What training itself sends: long as the model is large.
-OF_MODEL = frozenset({Tag.PUSH, Tag.ANSWER, Tag.NODE, Tag.GRANT, Tag.RING, Tag.PEER, Tag.COPY})
+# What grows with the model: what training sends, and, of whole vectors with facts about them, the vectors.
+_ENCODED = frozenset({Tag.PUSH, Tag.ANSWER, Tag.NODE, Tag.GRANT, Tag.RING, Tag.PEER})
+_WHOLE = frozenset({Tag.COPY, Tag.STATE, Tag.PULL, Tag.PULLED})
+OF_MODEL = _ENCODED | _WHOLE
 # What spans call messages that arrive (True) or leave.
 NAMES = {
     (Tag.PUSH, True): "receive gradients", (Tag.ANSWER, False): "send parameters",
@@ -69,6 +71,14 @@ NAMES = {
     (Tag.PEER, False): "send changes", (Tag.PEER, True): "receive changes",
     (Tag.RING, False): "send sums", (Tag.RING, True): "receive sums",
 }  # fmt: skip
+
+
+def of_model(tag: Tag, message: Message) -> int:
+    """How many bytes of a message grow with the model."""
+    if tag in _ENCODED:
+        return message.bytes
+    vectors = [tensor for tensor in message.tensors if tensor.is_floating_point() and tensor.numel() > 1]
+    return sum(vector.numel() * vector.element_size() for vector in vectors) if tag in _WHOLE else 0
 
 
 class Lost(UserError):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nmt_train.errors import UserError
 from nmt_train.message import Message
-from nmt_train.wire import NAMES, OF_MODEL, Aborted, Ended, Lost, Tag, describe
+from nmt_train.wire import NAMES, Aborted, Ended, Lost, Tag, describe, of_model
 from nmt_train.wire.fluid import SECOND, Shares
 from nmt_train.wire.tasks import Receipt, Task, current
 from nmt_train.wire.virtual import VirtualWire
@@ -106,7 +106,7 @@ class Engine:
         """
         entry, start, receiver = wire.departs(to, tag, message), [wire.now()], wire.peers[to]
         route, line = self.network.route(wire.seat, receiver.seat), wire.lines[to]
-        size = message.bytes * self.network.scale if tag in OF_MODEL else 0.0
+        size = of_model(tag, message) * self.network.scale
 
         def leave() -> None:
             if isinstance(wire.failure, Ended):  # what still waits is lost
@@ -148,7 +148,8 @@ class Engine:
             whole = torch.stack([its for its, _ in now]).sum(0)
             for its, _ in now:
                 its.copy_(whole)
-        size = 2 * (ranks - 1) / ranks * vector.numel() * vector.element_size() * self.network.scale
+        elements = vector.numel() * self.network.scale if vector.numel() > 1 else 0  # one number is not the model's
+        size = 2 * (ranks - 1) / ranks * elements * vector.element_size()
         for peer, (_, summed) in zip(wire.peers, now, strict=True):
             route = self.network.route(peer.seat, wire.peers[(peer.rank + 1) % ranks].seat)
             late = 2 * (ranks - 1) * route.latency
