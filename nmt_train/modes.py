@@ -123,7 +123,7 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
             raise UserError(f"override.exchange: alone is for one rank, but there are {len(nodes)}; remove it")
         mode = dataclasses.replace(mode, exchange="server")
         refuse(mode, settled(mode, config))
-    workers = machines if config.exchange.per == "node" else len(nodes)
+    workers = _workers(config, nodes)
     if config.exchange.join is not None and config.exchange.join.most > len(nodes):
         raise UserError(
             f"exchange.join: {config.exchange.join.most} workers are to join, but there are {len(nodes)} ranks; give fewer, or"
@@ -137,13 +137,19 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
     return dataclasses.replace(mode, workers=workers)
 
 
-def fit(config: Config, ranks: int) -> Config:
-    """The config where only so many ranks are left: what fewer cannot do, they do as far as they can."""
-    exchange = config.exchange
-    if exchange.join is not None and exchange.join.most > ranks:
+def _workers(config: Config, nodes: tuple[int, ...]) -> int:
+    """How many exchange: every rank, or every node."""
+    return len(set(nodes)) if config.exchange.per == "node" else len(nodes)
+
+
+def fit(config: Config, nodes: tuple[int, ...]) -> Config:
+    """The config where only ranks on these nodes are left: what fewer cannot do, they do as far as they can."""
+    exchange, workers = config.exchange, _workers(config, nodes)
+    if exchange.join is not None and exchange.join.most > len(nodes):
         exchange = dataclasses.replace(exchange, join=None)
-    if exchange.backup is not None and exchange.backup >= ranks:
-        exchange = dataclasses.replace(exchange, backup=ranks - 1)
+    backup = settled(row(config), config).exchange.backup or 0
+    if backup >= workers:
+        exchange = dataclasses.replace(exchange, backup=workers - 1)
     return config if exchange is config.exchange else dataclasses.replace(config, exchange=exchange)
 
 

@@ -70,7 +70,8 @@ class OptimizerConfig:
         default=0.0,
         ge=0,
         lt=1,
-        description="weight of the newest parameters in their running mean, which validation uses; 0: off",
+        description="weight of the newest parameters, at each update of the global ones, in their running mean, which"
+        " validation uses; 0: off",
     )
     not_finite: Literal["stop", "skip"] = Field(
         default="stop", description="when a loss or gradient is infinite or not a number: stop, or skip the batch"
@@ -140,12 +141,16 @@ class Optimizer:
         self._torch.step()
         self.smooth()
 
-    def smooth(self) -> None:
-        """Take the parameters into their running mean, if there is one."""
-        if self.smoothed is not None:
-            # Young means forget faster, else they would remember the random start (as Marian does).
-            weight = max(self.config.smoothing, 9 / (self.updates + 10))
-            self.smoothed.lerp_(self._parameter, weight)
+    def smooth(self, times: int = 1) -> None:
+        """Take the parameters into their running mean, if there is one: once for each of the last so many updates."""
+        if self.smoothed is None or not times:
+            return
+        # Young means forget faster, else they would remember the random start (as Marian does).
+        weights = [
+            max(self.config.smoothing, 9 / (update + 10)) for update in range(self.updates - times + 1, self.updates + 1)
+        ]
+        weight = weights[0] if times == 1 else 1 - math.prod(1 - weight for weight in weights)
+        self.smoothed.lerp_(self._parameter, weight)
 
     def _step_size(self) -> float:
         return self.learning_rate

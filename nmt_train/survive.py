@@ -42,7 +42,7 @@ class Rank:
             while True:
                 try:
                     with wire.watched(self.config.wire.deadline):
-                        worker = self.make(modes.fit(self.config, wire.size), wire)
+                        worker = self.make(modes.fit(self.config, wire.nodes), wire)
                         again = recover(worker, remains) if remains else None
                         worker.forget = remains.forget if remains else None
                         if ready is None and wire.rank == 0:

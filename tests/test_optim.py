@@ -187,13 +187,13 @@ def test_smoothing_is_a_running_mean_that_forgets_its_start() -> None:
 
 def test_clipping_averages_then_shortens_and_reports_the_norm_before() -> None:
     gradient = torch.tensor([6.0, 8.0])
-    assert clip(gradient, limit=1.0, batches=2) == pytest.approx(5.0)
+    assert clip(gradient, limit=1.0, divisor=2) == pytest.approx(5.0)
     torch.testing.assert_close(gradient, torch.tensor([0.6, 0.8]))
     gradient = torch.tensor([0.3, 0.4])
-    assert clip(gradient, limit=1.0, batches=1) == pytest.approx(0.5)
+    assert clip(gradient, limit=1.0, divisor=1) == pytest.approx(0.5)
     assert gradient.tolist() == pytest.approx([0.3, 0.4])
     gradient = torch.tensor([30.0, 40.0])
-    clip(gradient, limit=0.0, batches=1)
+    clip(gradient, limit=0.0, divisor=1)
     assert gradient.tolist() == [30.0, 40.0]
 
 
@@ -203,3 +203,16 @@ def test_a_gradient_that_is_not_finite_is_refused_untouched(value: float) -> Non
     with pytest.raises(NotFinite):
         clip(gradient, 1.0, 1)
     assert gradient[0] == 1.0
+
+
+def test_a_running_mean_that_catches_up_counts_every_update() -> None:
+    config = OptimizerConfig(name="sgd", learning_rate=1.0, schedule="constant", warmup=0, smoothing=0.3)
+    one, other = (Optimizer(config, torch.zeros(3)) for _ in range(2))
+    for made in (one, other):
+        made.parameters.fill_(5.0)
+        made.updates = 40
+    for update in (38, 39, 40):
+        one.updates = update
+        one.smooth()
+    other.smooth(3)
+    torch.testing.assert_close(one.smoothed, other.smoothed)

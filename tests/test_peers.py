@@ -19,7 +19,7 @@ from nmt_train.codec.threshold import GRAIN, Threshold
 from nmt_train.errors import UserError
 from nmt_train.exchange import UNSENT
 from nmt_train.exchange.peers import Peers
-from nmt_train.optim import OptimizerConfig
+from nmt_train.optim import Optimizer, OptimizerConfig
 from nmt_train.recover import Inventory
 from nmt_train.trace import Trace
 from nmt_train.wire.virtual import VirtualWire
@@ -110,3 +110,14 @@ def test_every_batch_is_done_once(make: Make, tmp_path: Path) -> None:
     reference = run(make, tmp_path / "reference", [1], stop__after="2e")
     folder = run(make, tmp_path / "run", [2, 1], shuffle_seed=1, mode="strom", stop__after="2e")
     assert words(folder) == words(reference)
+
+
+def test_the_running_mean_counts_the_updates_of_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: dict[int, int] = {}
+
+    def smooth(its: Optimizer, times: int = 1) -> None:
+        counted[id(its)] = counted.get(id(its), 0) + times
+
+    monkeypatch.setattr(Optimizer, "smooth", smooth)
+    changed([2, 1], 3, ThresholdConfig(density=0.2))
+    assert set(counted.values()) == {3 * STEPS}

@@ -8,15 +8,24 @@ from typing import Any
 import pytest
 import torch
 from conftest import Make
-from pulled import RATE, START, target, trained
+from memory import wires
+from pulled import RATE, START, Vector, settings, target, trained
 from test_simulate import run, words
+from virtual import engine, everybody_is_here, together
 
+from nmt_train import modes
 from nmt_train.cluster import Straggler
 from nmt_train.codec.dense import Dense
+from nmt_train.errors import NotFinite
+from nmt_train.exchange.alone import Alone
+from nmt_train.exchange.channel import OneChannel
 from nmt_train.exchange.rules import Asynchronous, Rounds, Rule, SoftSync, StalenessAware
 from nmt_train.exchange.shard import Shard
+from nmt_train.flat import Flat
 from nmt_train.message import Message
 from nmt_train.optim import Optimizer, OptimizerConfig
+from nmt_train.trace import Trace
+from nmt_train.wire.virtual import VirtualWire
 
 PLAIN = OptimizerConfig(name="sgd", learning_rate=1.0, schedule="constant", warmup=0)
 
@@ -136,3 +145,44 @@ def test_with_a_backup_a_straggler_holds_nobody_up(make: Make, tmp_path: Path) -
                      log__every="20u", places=slow)  # fmt: skip
         seconds.append(events(folder, "train")[-1]["seconds"])
     assert seconds[1] < 0.7 * seconds[0]
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_a_node_rests_when_all_its_devices_do_whoever_of_them_is_the_last(last: int) -> None:
+    """One of three workers has a batch more than the others, as after one that was left out; in rounds of two nodes."""
+    chosen = settings("backup", {"exchange.backup": 0, "exchange.per": "node"})
+
+    def work(wire: VirtualWire) -> int:
+        flat = Flat(Vector())
+        schedule = modes.build(modes.check(chosen, wire.nodes), chosen, flat, wire, Trace(False, wire))
+        schedule.refresh()
+        for _ in range(3 + (wire.rank == last)):
+            wire.spend("forward", 1)
+            flat.gradient.add_(flat.parameters - target(wire.rank), alpha=schedule.pile.add(1))
+            schedule.step()
+        schedule.drain()
+        everybody_is_here(wire)
+        schedule.refresh()
+        return schedule.exchange.updates
+
+    assert together(engine([2, 1]), *[work] * 3) == [4] * 3
+
+
+def test_the_channel_of_a_node_is_free_again_after_an_error() -> None:
+    wire = wires([0])[0]
+
+    class Failing(Alone):
+        def sync(self, gradient: torch.Tensor, parameters: torch.Tensor, weight: int = 1) -> None:
+            raise NotFinite("the first")
+
+    made = OneChannel(Failing(Optimizer(PLAIN, torch.zeros(2)), Trace(False, wire)), wire)
+    for _ in range(2):
+        with pytest.raises(NotFinite):
+            made.sync(torch.ones(2), torch.zeros(2))
+
+
+def test_a_round_of_nodes_never_waits_for_fewer_than_there_are_left(make: Make) -> None:
+    config = make(mode="backup", exchange__per="node", exchange__backup=2)
+    assert modes.fit(config, (0, 0, 1, 1)).exchange.backup == 1
+    assert modes.fit(config, (0, 0, 1, 1, 2)).exchange.backup == 2
+    assert modes.fit(make(mode="backup"), (0,)).exchange.backup == 0

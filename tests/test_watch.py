@@ -9,7 +9,7 @@ import pytest
 
 from nmt_train.wire import Tag
 from nmt_train.wire.threads import ThreadWire
-from nmt_train.wire.watch import Watch
+from nmt_train.wire.watch import AwakeClock, Watch
 
 
 @pytest.fixture
@@ -66,3 +66,9 @@ def test_who_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt_train.wire.watch._LOOK", 0.01)
     with Watch().over(0.001, given_up.set_result):
         assert "has not ended for 0 s" in given_up.result()
+
+
+def test_time_in_which_the_process_stood_still_does_not_count_as_anybodys_silence() -> None:
+    seconds = iter([0.0, 0.4, 0.9, 500.9, 501.4])
+    clock = AwakeClock(1.0, lambda: next(seconds))
+    assert [round(clock.now(), 6) for _ in range(4)] == [0.4, 0.9, 1.9, 2.4]

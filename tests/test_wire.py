@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from memory import MemoryWire, together, wires
 
 from nmt_train.message import DTYPES, Message, from_json, to_json
-from nmt_train.wire import Aborted, Tag
-from nmt_train.wire.frame import contents, pack, unpack
+from nmt_train.wire import Aborted, Lost, Tag
+from nmt_train.wire.frame import SLOTS, contents, pack, unpack
 from nmt_train.wire.meet import answer_pings, measure_offset
+from nmt_train.wire.postman import Slots
 from nmt_train.wire.threads import ThreadWire
 
 TENSORS = st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 20)), max_size=4)
@@ -79,3 +80,24 @@ def test_clocks_of_two_hosts_are_aligned_by_the_quickest_round_trip() -> None:
     made += [MemoryWire(0, [0, 1], made), Late(1, [0, 1], made)]
     _, offset = together(lambda: answer_pings(made[0], 1), lambda: measure_offset(made[1]))
     assert offset == pytest.approx(1000.0, abs=0.05)
+
+
+def test_a_slow_message_keeps_its_slot_however_many_others_pass_it() -> None:
+    slots = Slots()
+    slow = slots.take(1)
+    seen = set()
+    for _ in range(2 * SLOTS):
+        slot = slots.take(1)
+        seen.add(slot)
+        slots.free(1, slot)
+    assert slow not in seen
+    assert seen <= set(range(1, SLOTS + 1))
+    assert slots.take(2) == slow, "another peer's slots are its own"
+
+
+def test_a_peer_that_takes_nothing_in_is_named() -> None:
+    slots = Slots()
+    for _ in range(SLOTS):
+        slots.take(3)
+    with pytest.raises(Lost, match=r"rank 3 takes nothing in: .*; look at what it does"):
+        slots.take(3)

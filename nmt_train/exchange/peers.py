@@ -49,6 +49,7 @@ class Peers(Exchange):
         self._others = [*range(wire.rank + 1, wire.size), *range(wire.rank)]
         self._lock, self._heard_all = wire.lock(), wire.event()
         self._complete: set[int] = set()  # peers that have sent all
+        self._unpublished = 0  # updates that `optimizer.parameters` do not have yet
         self._leaving: list[Future[None]] = []  # the last change, on its way to every peer
         self._base()
         if self._others:
@@ -86,10 +87,13 @@ class Peers(Exchange):
         with self._trace.span("decode", self._exact.numel()):
             self._codec.add(message, self._exact)
         self.optimizer.updates += 1
+        self._unpublished += 1
 
     def _publish(self) -> None:
+        """Changes that others have made since the last time are updates as well."""
         self.optimizer.parameters.copy_(self._exact)
-        self.optimizer.smooth()
+        self.optimizer.smooth(self._unpublished)
+        self._unpublished = 0
 
     @torch.no_grad()
     def _hear(self) -> None:
@@ -113,7 +117,7 @@ class Peers(Exchange):
             self._heard_all.wait()
             self._heard_all.clear()
             self._complete.clear()
-        self.optimizer.parameters.copy_(self._exact)
+        self._publish()
         compare(self._wire, self.optimizer.parameters)
         self._base()
         parameters.copy_(self.optimizer.parameters)

@@ -6,7 +6,6 @@ import concurrent.futures
 import os
 import signal
 import socket
-import time
 from functools import partial
 
 from torch import Tensor
@@ -53,7 +52,7 @@ class Mpi(ThreadWire):
         self.rank, self.size = self._postman.rank, self._postman.size
         self.hosts = ("?",) * self.size
         self.hosts, self.nodes, self.offset = meet(self, config.start_deadline)
-        self._postman.heard = [time.monotonic()] * self.size
+        self._postman.heard = [self._postman.awake.now()] * self.size
         self._watching = True
 
     def _carry(self, to: int, tag: Tag, message: Message) -> concurrent.futures.Future[None]:
@@ -130,7 +129,7 @@ class Mpi(ThreadWire):
         super()._check(source)
         if not self._watching:
             return
-        now = time.monotonic()
+        now = self._postman.awake.now()
         for peer in range(self.size) if source is None else [source]:
             silent = now - self._postman.heard[peer]
             if peer != self.rank and silent > self._config.deadline:

@@ -7,7 +7,6 @@ under an MPI tag of their own (their slot), after a header under MPI tag 0 (fram
 from __future__ import annotations
 
 import concurrent.futures
-import itertools
 import os
 import threading
 import time
@@ -24,6 +23,7 @@ from nmt_train.wire import NAMES, Lost, Tag, WireConfig
 from nmt_train.wire.frame import SLOTS, contents, pack, unpack
 from nmt_train.wire.letters import Addend, Letter, Transfer
 from nmt_train.wire.runtime import finalize, load
+from nmt_train.wire.watch import AwakeClock
 
 PATIENCE = 10.0  # seconds
 ABORT = 255
@@ -33,6 +33,29 @@ _BEAT = 0
 _BEATS = 8  # signs of life within a deadline
 _KINDS = frozenset(Tag)
 _ALLOWED = _KINDS | {_BEAT, ABORT}
+
+
+class Slots:
+    """The MPI tags of long messages, each peer's its own: none has two messages on their way at once."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, int] = defaultdict(int)
+        self._taken: dict[int, set[int]] = defaultdict(set)
+
+    def take(self, peer: int) -> int:
+        """The next one that is free, from 1 on; Lost if all are on their way, which a peer that lives does not let happen."""
+        taken = self._taken[peer]
+        if len(taken) == SLOTS:
+            raise Lost(f"rank {peer} takes nothing in: {SLOTS:,} messages wait for it; look at what it does on its host")
+        slot = self._last[peer] % SLOTS + 1
+        while slot in taken:
+            slot = slot % SLOTS + 1
+        self._last[peer] = slot
+        taken.add(slot)
+        return slot
+
+    def free(self, peer: int, slot: int) -> None:
+        self._taken[peer].discard(slot)
 
 
 class Addressee(Protocol):
@@ -54,13 +77,14 @@ class Addressee(Protocol):
 
 class Postman:
     """`ready` once all ranks have come together: those of MPI_COMM_WORLD, or, where some of another postman's have ended, those
-    that are left. former: their numbers there; heard: when each was last heard of, on time.monotonic.
+    that are left. former: their numbers there; heard: when each was last heard of, on the clock `awake`.
     """
 
     def __init__(self, config: WireConfig, addressee: Addressee, before: Postman | None = None) -> None:
         self._config, self._addressee, self._before = config, addressee, before
         self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.rank, self.size, self.former = 0, 1, [0]
+        self.awake = AwakeClock(min(1.0, config.deadline / 4))
         self.heard: list[float] = []
         self.mpi: Any = None
         self._comm: Any = None
@@ -73,7 +97,9 @@ class Postman:
         self._requests: list[Any] = []
         self._owners: list[Transfer] = []
         self._arriving: dict[tuple[int, int], deque[list[Any]]] = defaultdict(deque)  # [message, complete], as sent
-        self._slots = itertools.cycle(range(1, SLOTS + 1))
+        self._slots = Slots()
+        # What a rank that left a communicator still had under way, of all that it has left: MPI may yet use their memory.
+        self._left_over: list[tuple[list[Any], list[Transfer]]] = []
         self._beaten: list[concurrent.futures.Future[None] | None] = []
         self._next_beat = 0.0
         self._thread = threading.Thread(target=self._work, name="postman", daemon=True)
@@ -131,7 +157,7 @@ class Postman:
             self._leave(self._before)
         self._status = self.mpi.Status()
         self.rank, self.size = self._comm.rank, self._comm.size
-        self.heard = [time.monotonic()] * self.size
+        self.heard = [self.awake.now()] * self.size
         self._beaten = [None] * self.size
 
     def _leave(self, before: Postman) -> None:
@@ -140,9 +166,9 @@ class Postman:
             os._exit(Lost.status)  # with it this rank has ended for the others, which go on: it must not go on as well
         self.mpi = before.mpi
         before._comm.Revoke()
-        # MPI may yet read or write their memory. Cancelled they would count as freed, and Open MPI ends the process where
-        # what was sent with a freed request does not arrive.
-        self._left_over = before._requests, before._owners
+        # Cancelled they would count as freed, and Open MPI ends the process where what was sent with a freed request does not
+        # arrive.
+        self._left_over = [*before._left_over, (before._requests, before._owners)]
         self._comm, self._before = before._comm.Shrink(), None
         self.former = self.mpi.Group.Translate_ranks(self._comm.group, list(range(self._comm.size)), before._comm.group)
 
@@ -168,9 +194,14 @@ class Postman:
             return
         payload = contents(letter.message)
         short = sum(part.size for part in payload) <= _SHORT
-        slot = 0 if short else next(self._slots)
+        slot = 0 if short else self._slots.take(letter.to)
         frame = pack(letter.tag, slot, letter.message)
-        transfer = Transfer(letter.to, False, self._timed(letter.tag, False, partial(letter.done.set_result, None)))
+
+        def finish() -> None:
+            self._slots.free(letter.to, slot)
+            letter.done.set_result(None)
+
+        transfer = Transfer(letter.to, False, self._timed(letter.tag, False, finish))
         self._track(self._comm.Isend([frame, self.mpi.BYTE], letter.to, 0), transfer)
         # What nobody waits for goes piece by piece, so that training's own messages find their way between.
         pieces = [] if short else self._cut(payload)
@@ -190,7 +221,7 @@ class Postman:
             moved, source = True, status.Get_source()
             frame = np.empty(status.Get_count(self.mpi.BYTE), dtype=np.uint8)
             found.Recv([frame, self.mpi.BYTE])
-            self.heard[source] = time.monotonic()
+            self.heard[source] = self.awake.now()
             self._open_frame(source, frame)
         return moved
 
@@ -251,7 +282,7 @@ class Postman:
         for transfer in owners:
             transfer.open -= 1
             if transfer.arrives:
-                self.heard[transfer.peer] = time.monotonic()
+                self.heard[transfer.peer] = self.awake.now()
             if transfer.later and transfer.open <= 1:  # its header may still be open
                 piece, slot = transfer.later.popleft()
                 self._send(piece, slot, transfer)

@@ -15,6 +15,26 @@ _LOOK = 0.5  # seconds between two looks
 _DEADLINES, _TIMES = 10, 20
 
 
+class AwakeClock:
+    """Seconds in which this process ran: what all ranks are paused for together makes none of them silent.
+
+    Somebody must look now and then; of more than `longest` seconds between two looks the rest does not count, because the
+    process must have stood still.
+    """
+
+    def __init__(self, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._longest, self._clock = longest, clock
+        self._last, self._awake = clock(), 0.0
+        self._lock = threading.Lock()
+
+    def now(self) -> float:
+        with self._lock:
+            now = self._clock()
+            self._awake += min(now - self._last, self._longest)
+            self._last = now
+            return self._awake
+
+
 class Watch:
     """Tasks give signs of life. Each is measured against the longest time that any of the rank's has gone without one."""
 
