@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,8 @@ from nmt_train.wire import Wire
 @dataclass
 class Ready:
     """What rank 0 has before training begins. `saved` is the checkpoint to go on from; `damaged` says what is wrong with
-    newer ones; overwrite: the run folder is to be emptied.
+    newer ones; overwrite: the run folder is to be emptied; forced: differences from the run's config that --force lets pass;
+    simulated: the cluster file, where time is virtual.
     """
 
     run: Run
@@ -47,20 +48,23 @@ class Ready:
     vocabulary: Vocabulary
     store: Store
     overwrite: bool
+    forced: Sequence[str] = ()
+    simulated: str = ""
 
 
 @contextmanager
-def opened(config: Config, force: bool, overwrite: bool) -> Iterator[Ready]:
+def opened(config: Config, force: bool, overwrite: bool, simulated: str = "") -> Iterator[Ready]:
     """Lock the run folder and make ready; UserError for all that a user can mend, and the folder is then as it was."""
     _check_early(config)
     run = Run.open(Path(config.run).expanduser())
     try:
+        if not overwrite:
+            run.refuse_other_kind(bool(simulated))
         saved, damaged = (None, []) if overwrite else _newest(run)
-        if saved is not None:
-            _compare(saved, config, force)
+        forced = _compare(saved, config, force) if saved is not None else []
         vocabulary = _vocabulary(run, config, saved, overwrite)
         store = open_store(config.corpus.train, "corpus.train", vocabulary, run.folder / "store")
-        yield Ready(run, saved, damaged, vocabulary, store, overwrite)
+        yield Ready(run, saved, damaged, vocabulary, store, overwrite, forced, simulated)
     finally:
         run.close()
 
@@ -90,16 +94,17 @@ def lead(worker: Worker, ready: Ready, wish: Wish, again: Again | None = None) -
         snapshot = Snapshot({"parameters": worker.flat.parameters.clone()}, fresh, [], [], [])
     if ready.overwrite and again is None:
         run.empty()
-    run.begin(configuration.to_yaml(config), ready.vocabulary.model)
+    in_force = modes.in_force(config, worker.wire.nodes)
+    run.begin(_explained(config, in_force, ready), ready.vocabulary.model, ready.simulated)
     rewind_metrics(run.folder / "metrics.jsonl", state.progress.updates, keep="recovery" if again else "")
-    log = Log.open(run.folder, config.log)
+    log = Log.open(run.folder, config.log, virtual=bool(ready.simulated))
     try:
         leader = Leader(worker, run, log, state, test_set)
         wish.tell(leader.ask)
         if again is None:
             leader.begin(snapshot)
             del snapshot  # as large as all ranks together
-            _introduce(worker, log, ready)
+            _introduce(worker, log, ready, in_force)
         else:
             leader.go_on_from(again.part, again.deal, again.stages, "what is left of the run")
             state.progress.start_clock(worker.wire.now, again.leader["clock"])
@@ -166,9 +171,20 @@ def _check_local_steps(worker: Worker) -> None:
             )
 
 
-def _introduce(worker: Worker, log: Log, ready: Ready) -> None:
+def _explained(config: Config, in_force: Mapping[str, str], ready: Ready) -> str:
+    """The configuration (YAML), below comments that say what else is true of the run."""
+    lines = [f"in force: {name}: {value}" for name, value in in_force.items()]
+    lines += [f"forced: {difference}" for difference in ready.forced]
+    lines += ["simulated: all times are virtual; simulated.yml has the cluster"] * bool(ready.simulated)
+    return "".join(f"# {line}\n" for line in lines) + configuration.to_yaml(config)
+
+
+def _introduce(worker: Worker, log: Log, ready: Ready, in_force: Mapping[str, str]) -> None:
     for complaint in ready.damaged:
         log.say(f"warning: {complaint}")
+    for difference in ready.forced:
+        log.say(f"warning: --force: {difference}")
+    log.begun(worker.progress, in_force, ready.forced)
     config, batches, wire = worker.config, worker.batches, worker.wire
     where = "" if wire.size == 1 else f", {wire.size} ranks on {', '.join(dict.fromkeys(wire.hosts))}"
     log.say(
@@ -177,6 +193,9 @@ def _introduce(worker: Worker, log: Log, ready: Ready) -> None:
     )
     if isinstance(batches, Batches):
         log.say(f"corpus: {len(batches):,} pairs; left out: {batches.left_out}; tokenised in {batches.store.path}")
+    log.say(f"in force: {', '.join(f'{name} {value}' for name, value in in_force.items())}")
+    if ready.simulated:
+        log.say("simulated: all times but those of the log are virtual")
     if ready.saved is not None:
         log.say(f"continuing from {ready.saved.path} at update {worker.progress.updates:,}")
 
@@ -194,13 +213,21 @@ def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
     return None, []
 
 
-def _compare(saved: Checkpoint, config: Config, force: bool) -> None:
+def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
+    """What is forced; UserError for differences that are not, and for those that cannot be."""
     changed = configuration.differences(saved.facts["config"], config)
+    fixed = [difference for difference in changed if difference.split(" was ")[0] in configuration.FIXED]
+    if fixed and force:
+        raise UserError(
+            f"run: {config.run} cannot change what it began with, not even with --force: {'; '.join(fixed)}; restore it, or"
+            " choose another run folder"
+        )
     if changed and not force:
         raise UserError(
             f"run: {config.run} was started with another configuration: {'; '.join(changed)}; restore it, choose another run"
             " folder, or continue all the same with --force"
         )
+    return changed
 
 
 def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: bool) -> Vocabulary:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+import yaml
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
@@ -231,6 +232,12 @@ def load(path: Path, overrides: Mapping[str, str] = _NOTHING) -> ClusterConfig:
                     f"{place(name)}: {name}: there is no rank {its.rank}; the {sum(cluster.nodes)} are numbered from 0"
                 )
     return cluster
+
+
+def described(cluster: ClusterConfig) -> str:
+    """All that a cluster file says, profiles and options included, as YAML: seconds, and bytes per second."""
+    text: str = yaml.safe_dump(_CLUSTER.dump_python(cluster, mode="json"), sort_keys=False)
+    return text
 
 
 def to_yaml(device: DeviceConfig, title: str) -> str:

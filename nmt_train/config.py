@@ -90,6 +90,12 @@ HARMLESS = (
     "corpus.max_skipped", "mode", "optimizer.at", "optimizer.async_beta1", "optimizer.async_warmup",
     "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "low_rank", "wire",
 )  # fmt: skip
+# These were decided when a run began: other values would have no effect, or be wrong for its parameters.
+FIXED = (
+    "corpus.vocabulary.size", "corpus.vocabulary.type", "corpus.vocabulary.character_coverage",
+    "corpus.vocabulary.sample_lines", "model.encoder_layers", "model.decoder_layers", "model.dim", "model.ffn_dim",
+    "model.heads", "model.norm", "model.tied",
+)  # fmt: skip
 _SECTIONS = TypeAdapter(Config)
 
 

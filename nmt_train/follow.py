@@ -110,7 +110,7 @@ class Follower:
         return str(order["do"])
 
     def _until(self, what: str) -> None:
-        while self._obey() != what and not self._over:
+        while not self._over and self._obey() != what:
             pass
 
     def begin(self) -> None:

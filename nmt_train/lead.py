@@ -178,6 +178,7 @@ class Leader:
         if validate:
             self._validating.request()
             self._go_on_beside()
+            self.reason = self._reason_to_stop()  # a signal may have ended it
         if self._dealing.apart():
             self._deal_evenly()
         if config.recovery.every.crossed(before, now):

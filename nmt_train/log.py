@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from datetime import datetime
 from pathlib import Path
@@ -31,21 +32,25 @@ class LogConfig:
 
 @plain_dataclass
 class Log:
-    """Lines go to the terminal and `train.log`; events (JSON) to `metrics.jsonl` and, if asked, to TensorBoard."""
+    """Lines go to the terminal and `train.log`; events (JSON) to `metrics.jsonl` and, if asked, to TensorBoard.
+
+    virtual: the seconds of events are a simulated cluster's.
+    """
 
     text: TextIO
     metrics: TextIO
     board: Any = None
     bar: Any = None
+    virtual: bool = False
 
     @classmethod
-    def open(cls, folder: Path, config: LogConfig) -> Log:
+    def open(cls, folder: Path, config: LogConfig, virtual: bool = False) -> Log:
         """Append to the files of the run folder."""
         board = _tensorboard(folder) if config.tensorboard else None
         bar = tqdm(unit="tok", unit_scale=True, leave=False, dynamic_ncols=True) if sys.stderr.isatty() else None
         text = open(folder / "train.log", "a", encoding="utf-8")
         metrics = open(folder / "metrics.jsonl", "a", encoding="utf-8")
-        return cls(text, metrics, board, bar)
+        return cls(text, metrics, board, bar, virtual)
 
     def say(self, message: str) -> None:
         """One line in Marian's shape, `[date time] message`."""
@@ -53,6 +58,10 @@ class Log:
         with contextlib.suppress(BrokenPipeError):  # mpirun may be gone while its ranks still save
             tqdm.write(line, file=sys.stderr)
         _write(self.text, line)
+
+    def begun(self, progress: Progress, in_force: Mapping[str, str], forced: Sequence[str]) -> None:
+        """An event for a start: what is in force, and which differences from the run's config were forced."""
+        self._event("start", progress, {"in_force": dict(in_force), "forced": list(forced)})
 
     def train(self, progress: Progress, gradient_norm: float, learning_rate: float) -> None:
         """The cost, speed, gradient norm and rate since the last such line."""
@@ -104,7 +113,7 @@ class Log:
         record = {
             "event": kind, "update": progress.updates, "epoch": progress.epochs, "sentences": progress.sentences,
             "words": progress.tokens, "seconds": round(progress.seconds, 3),
-            "training_seconds": round(progress.training_seconds, 3), **values,
+            "training_seconds": round(progress.training_seconds, 3), **({"clock": "virtual"} if self.virtual else {}), **values,
         }  # fmt: skip
         _write(self.metrics, json.dumps(record))
         if self.board is not None:

@@ -17,7 +17,7 @@ from nmt_train.codec.onebit import OneBit
 from nmt_train.codec.qsgd import Qsgd
 from nmt_train.codec.threshold import Threshold
 from nmt_train.codec.topk import TopK
-from nmt_train.config import Config
+from nmt_train.config import Config, shown
 from nmt_train.errors import UserError
 from nmt_train.exchange import Exchange, ExchangeConfig
 from nmt_train.exchange.all_reduce import AllReduce
@@ -155,13 +155,44 @@ def fit(config: Config, nodes: tuple[int, ...]) -> Config:
 
 def build(mode: Mode, config: Config, flat: Flat, wire: Wire, trace: Trace) -> Schedule:
     """The objects of a row, ready for the loop."""
-    # An update of a bundle is one of so many workers together; of all that exchange together, one of all.
-    config = settled(mode, config)
-    in_step = mode.exchange == "all-reduce" or config.exchange.rule == "rounds"
-    apart = 1 if in_step else max(1, mode.workers // (config.exchange.bundle or 1))
-    config = dataclasses.replace(config, optimizer=among(apart, config.optimizer))
-    place = Place(config, flat, wire, trace)
+    place = Place(effective(mode, config), flat, wire, trace)
     return SCHEDULES[mode.schedule](place, EXCHANGES[mode.exchange](place, mode))
+
+
+def effective(mode: Mode, config: Config) -> Config:
+    """The config as it is in force: with the mode's own choices, and an optimizer for as many workers as do not wait."""
+    config = settled(mode, config)
+    return dataclasses.replace(config, optimizer=among(_asynchronous(mode, config), config.optimizer))
+
+
+def _asynchronous(mode: Mode, config: Config) -> int:
+    """How many workers update without waiting for one another.
+
+    An update of a bundle is one of so many workers together; of all that exchange together, one of all.
+    """
+    in_step = mode.exchange == "all-reduce" or config.exchange.rule == "rounds"
+    return 1 if in_step else max(1, mode.workers // (config.exchange.bundle or 1))
+
+
+def in_force(config: Config, nodes: tuple[int, ...]) -> dict[str, str]:
+    """What is in force on ranks on these nodes and differs from the config, or is left to the mode: values with reasons."""
+    mode = check(config, nodes)
+    now = effective(mode, config)
+    own, apart = f"mode {config.mode}", _asynchronous(mode, now)
+    found = {f"override.{key}": f"{getattr(mode, key)} ({own})" for key in ("schedule", "exchange", "up", "down")}
+    if len(nodes) > 1:
+        found["optimizer.at"] = f"{mode.optimizer} ({own if config.optimizer.at is None else 'configured'})"
+    for section in ("optimizer", "local", "exchange"):
+        before, after = vars(getattr(config, section)), vars(getattr(now, section))
+        for key in (key for key in before if before[key] != after[key]):
+            reason = own
+            if before[key] is not None:
+                reason = f"{shown(before[key])} configured, but {apart} workers update without waiting: see async_{key}"
+            found[f"{section}.{key}"] = f"{shown(after[key])} ({reason})"
+    if mode.exchange == "server" and mode.down == "top-k" and len(nodes) > 1:
+        pushes = mode.workers - now.exchange.knows_own(mode.optimizer == "worker", mode.up != "dense")
+        found["dropping.down"] = f"{dropped_down(now.dropping, pushes):.4g} (of a delta for {pushes} workers' pushes)"
+    return found
 
 
 def settled(mode: Mode, config: Config) -> Config:

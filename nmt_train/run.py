@@ -15,7 +15,8 @@ from nmt_train import checkpoint
 from nmt_train.errors import UserError
 
 _CHECKPOINTS = ("checkpoints", "best")
-_WRITTEN = frozenset({"metrics.jsonl", "train.log", "vocabulary.model", "config.yml"})
+_SIMULATED = "simulated.yml"
+_WRITTEN = frozenset({"metrics.jsonl", "train.log", "vocabulary.model", "config.yml", _SIMULATED})
 
 
 @dataclass
@@ -81,9 +82,26 @@ class Run:
             self.link(f"best-{metric}", self.best(update))
         self._remove_unlinked(_numbered(self.folder / "best"))
 
-    def begin(self, configuration: str, vocabulary: bytes) -> None:
-        """Keep the resolved configuration (YAML) and the SentencePiece model of the run."""
-        for name, data in (("config.yml", configuration.encode()), ("vocabulary.model", vocabulary)):
+    def refuse_other_kind(self, simulated: bool) -> None:
+        """UserError where a simulation would continue a real run, or the other way round: their seconds are not the same."""
+        is_simulated = is_simulation(self.folder)
+        if simulated and not is_simulated and (self.checkpoints() or (self.folder / "metrics.jsonl").exists()):
+            raise UserError(
+                f"run: {self.folder} holds a real run, which a simulation would continue in virtual time; choose another folder"
+                " with --run, or forget the real run with --overwrite"
+            )
+        if is_simulated and not simulated:
+            raise UserError(
+                f"run: {self.folder} holds a simulated run ({_SIMULATED}), whose times are virtual; choose another folder, or"
+                " forget the simulated run with --overwrite"
+            )
+
+    def begin(self, configuration: str, vocabulary: bytes, simulated: str = "") -> None:
+        """Keep the resolved configuration (YAML) and the SentencePiece model of the run; simulated: the cluster (YAML)."""
+        files = {"config.yml": configuration.encode(), "vocabulary.model": vocabulary}
+        if simulated:
+            files[_SIMULATED] = simulated.encode()
+        for name, data in files.items():
             beside = self.folder / f".{name}.tmp"
             beside.write_bytes(data)
             beside.replace(self.folder / name)
@@ -113,6 +131,11 @@ class Run:
                 path.unlink()
         for name in _CHECKPOINTS:
             (self.folder / name).mkdir()
+
+
+def is_simulation(folder: Path) -> bool:
+    """Whether a run folder's times are virtual."""
+    return (folder / _SIMULATED).exists()
 
 
 def _numbered(folder: Path) -> list[Path]:

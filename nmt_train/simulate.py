@@ -13,7 +13,7 @@ import torch
 
 from nmt_train import device, modes, prediction
 from nmt_train.begin import Ready, maker, opened
-from nmt_train.cluster import ClusterConfig, to_yaml
+from nmt_train.cluster import ClusterConfig, described, to_yaml
 from nmt_train.config import Config
 from nmt_train.corpus.batches import Batches
 from nmt_train.errors import UserError
@@ -35,7 +35,7 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
     modes.check(config, cluster.ranks())
     own = device.prepare(config.devices, config.threads)
     start = time.perf_counter()
-    with opened(config, force, overwrite) as ready:
+    with opened(config, force, overwrite, described(cluster)) as ready:
         network = Network(cluster, count(_shapes(config, ready)), config.wire.deadline, shuffle_seed)
         engine = Engine(network, start=ready.saved.facts["progress"]["seconds"] if ready.saved else 0.0)
 
@@ -56,7 +56,7 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
     """
     modes.check(config, cluster.ranks())
     start = time.perf_counter()
-    with opened(config, False, False) as ready:
+    with opened(config, False, False, described(cluster)) as ready:
         timing = measure(config, cluster, _shapes(config, ready), _tokens(config, ready), steps)
         timing.write(ready.run.folder)
     print(timing.table(), end="")
@@ -66,7 +66,7 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
 
 def predict(config: Config, cluster: ClusterConfig, steps: int) -> None:
     """Print what equations say of the cluster, and what so many simulated steps do."""
-    with opened(config, False, False) as ready:
+    with opened(config, False, False, described(cluster)) as ready:
         print(prediction.predict(config, cluster, _shapes(config, ready), _tokens(config, ready), steps), end="")
 
 

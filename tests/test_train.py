@@ -25,6 +25,7 @@ from nmt_train import state as state_module
 from nmt_train import train as train_module
 from nmt_train.config import Config
 from nmt_train.errors import NotFinite, UserError
+from nmt_train.joining import Pile
 from nmt_train.log import read_metrics
 from nmt_train.model.transformer import Transformer
 from nmt_train.run import Run
@@ -52,7 +53,7 @@ def final(config: Config) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 def events(config: Config) -> list[dict[str, Any]]:
     found = read_metrics(Path(config.run) / "metrics.jsonl")
-    timed = [event for event in found if event["event"] != "ranks"]  # those say little else than times
+    timed = [event for event in found if event["event"] not in ("ranks", "start")]  # times, and how often it began
     return [{key: value for key, value in event.items() if key not in CLOCKS} for event in timed]
 
 
@@ -234,7 +235,7 @@ def test_a_changed_configuration_is_refused_with_the_difference_unless_harmless_
     assert final(changed)[0]["progress"]["updates"] == 4
     with pytest.raises(UserError, match=r"optimizer.name sgd does not"):
         run(make(stop__after="5u", optimizer__name="sgd"), force=True)
-    with pytest.raises(UserError, match=r"has another shape|is in only one of"):
+    with pytest.raises(UserError, match=r"cannot change what it began with, .*: model.dim was 16, now 32"):
         run(make(stop__after="5u", model__dim=32), force=True)
     assert run(make(stop__after="2u", model__dim=32), overwrite=True) == 0
 
@@ -356,18 +357,26 @@ def test_but_not_for_ever(make: Make) -> None:
     assert final(config)[0]["progress"]["updates"] == 2
 
 
-def test_accumulating_two_halves_is_one_update_of_their_mean(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accumulating_two_batches_is_one_update_of_the_mean_of_their_tokens(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = make(
         batch__accumulate=2, stop__after="1u", model__dropout=0.0,
         optimizer={"name": "sgd", "learning_rate": 1.0, "warmup": 0, "schedule": "constant", "clip_norm": 0},
     )  # fmt: skip
     gradients: list[torch.Tensor] = []
-    original = torch.Tensor.backward
+    tokens: list[int] = []
+    original, add = torch.Tensor.backward, Pile.add
 
     def backward(loss: torch.Tensor, *arguments: Any) -> None:
         original(loss, *arguments)
         gradients.append(workers[0].flat.gradient.clone())
 
+    def counted(pile: Pile, count: int) -> float:
+        tokens.append(count)
+        return add(pile, count)
+
+    monkeypatch.setattr(Pile, "add", counted)
     workers: list[Any] = []
     begin = train_module.Worker.__init__
 
@@ -380,7 +389,9 @@ def test_accumulating_two_halves_is_one_update_of_their_mean(make: Make, monkeyp
     monkeypatch.setattr(train_module.Worker, "__init__", remember)
     monkeypatch.setattr(torch.Tensor, "backward", backward)
     run(config)
-    torch.testing.assert_close(workers[0].flat.parameters, starts[0] - gradients[1] / 2)
+    assert tokens[0] != tokens[1]
+    mean = gradients[1] * tokens[0] / sum(tokens)  # what has piled up is in units of the first batch
+    torch.testing.assert_close(workers[0].flat.parameters, starts[0] - mean)
 
 
 def test_training_learns(make: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +11,14 @@ from nmt_train import cli, cluster, config
 from nmt_train.cli import settings
 
 _CLUSTER = "cluster."
+_FOLDER = "-simulated"
 
 
 def parser() -> cli.Parser:
     options = settings.parser(
-        "nmt-simulate", "Train on a simulated cluster: how long would it take there, and what would it learn by then?"
+        "nmt-simulate",
+        "Train on a simulated cluster: how long would it take there, and what would it learn by then? Without --run the run"
+        f" folder is that of the configuration with {_FOLDER} behind its name.",
     )
     group = options.add_argument_group("simulation")
     group.add_argument("--cluster", type=Path, metavar="FILE", help="YAML: machines, devices, network; see configs/clusters")
@@ -39,6 +43,8 @@ def command(arguments: Sequence[str]) -> int:
     options = parser()
     given = settings.parse(options, arguments)
     resolved = settings.resolve(given)
+    if vars(given)["run"] is None:  # a simulation never shares a folder with a real run
+        resolved = dataclasses.replace(resolved, run=resolved.run.rstrip("/") + _FOLDER)
     if given.print_config:
         print(config.to_yaml(resolved), end="")
         return 0

@@ -9,6 +9,7 @@ from typing import Any
 from nmt_train.errors import UserError
 from nmt_train.log import read_metrics
 from nmt_train.report.figure import new_figure, save_figure
+from nmt_train.run import is_simulation
 
 LABELS = {
     "cross-entropy": "validation cross-entropy per word (nats)", "perplexity": "validation perplexity",
@@ -37,7 +38,10 @@ def plot(runs: list[Path], metric: str, clock: str, output: Path) -> list[Path]:
             [event[clock] / seconds for event in events], [event[metric] for event in events],
             marker="o", markersize=3.5, linewidth=1.8, label=names[run],
         )  # fmt: skip
-    axes.set_xlabel(f"{CLOCKS[clock]} ({unit})")
+    kinds = {is_simulation(run) for run in runs}
+    what = CLOCKS[clock] if kinds == {False} else CLOCKS[clock].replace("wall-clock time", "time")
+    where = {frozenset({True}): "virtual ", frozenset({False}): ""}.get(frozenset(kinds), "real and virtual ")
+    axes.set_xlabel(f"{where}{what} ({unit})")
     axes.set_ylabel(LABELS[metric])
     axes.set_xlim(left=0)
     axes.legend(frameon=False)
