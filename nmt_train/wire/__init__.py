@@ -62,8 +62,8 @@ class Tag(IntEnum):
 
 # What grows with the model: what training sends, and, of whole vectors with facts about them, the vectors.
 _ENCODED = frozenset({Tag.PUSH, Tag.ANSWER, Tag.NODE, Tag.GRANT, Tag.RING, Tag.PEER})
-_WHOLE = frozenset({Tag.COPY, Tag.STATE, Tag.PULL, Tag.PULLED})
-OF_MODEL = _ENCODED | _WHOLE
+WHOLE = frozenset({Tag.COPY, Tag.STATE, Tag.PULL, Tag.PULLED})
+OF_MODEL = _ENCODED | WHOLE
 # What spans call messages that arrive (True) or leave.
 NAMES = {
     (Tag.PUSH, True): "receive gradients", (Tag.ANSWER, False): "send parameters",
@@ -78,7 +78,7 @@ def of_model(tag: Tag, message: Message) -> int:
     if tag in _ENCODED:
         return message.bytes
     vectors = [tensor for tensor in message.tensors if tensor.is_floating_point() and tensor.numel() > 1]
-    return sum(vector.numel() * vector.element_size() for vector in vectors) if tag in _WHOLE else 0
+    return sum(vector.numel() * vector.element_size() for vector in vectors) if tag in WHOLE else 0
 
 
 class Lost(UserError):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nmt_train.errors import UserError
 from nmt_train.message import Message
-from nmt_train.wire import NAMES, Aborted, Ended, Lost, Tag, describe, of_model
+from nmt_train.wire import NAMES, Aborted, Ended, Lost, Tag, describe
 from nmt_train.wire.fluid import SECOND, Shares
 from nmt_train.wire.tasks import Receipt, Task, current
 from nmt_train.wire.virtual import VirtualWire
@@ -106,7 +106,7 @@ class Engine:
         """
         entry, start, receiver = wire.departs(to, tag, message), [wire.now()], wire.peers[to]
         route, line = self.network.route(wire.seat, receiver.seat), wire.lines[to]
-        size = of_model(tag, message) * self.network.scale
+        size = self.network.size(tag, message)
 
         def leave() -> None:
             if isinstance(wire.failure, Ended):  # what still waits is lost

@@ -12,6 +12,8 @@ import numpy as np
 import simpy
 
 from nmt_train.cluster import ClusterConfig, Cost, DeviceConfig
+from nmt_train.message import Message
+from nmt_train.wire import WHOLE, Tag, of_model
 from nmt_train.wire.fluid import Capacity, Shares
 
 if TYPE_CHECKING:
@@ -30,11 +32,18 @@ class Route:
 
 
 class Network:
-    """The cluster of a file, in motion. `scale`: elements charged for each element that there is."""
+    """The cluster of a file, in motion. `scale`: elements charged for each element that there is.
 
-    def __init__(self, cluster: ClusterConfig, elements: int, deadline: float, shuffle_seed: int | None = None) -> None:
+    only_training: snapshots, and what ranks begin with, are not charged, where only the speed of training is asked for.
+    """
+
+    def __init__(
+        self, cluster: ClusterConfig, elements: int, deadline: float, shuffle_seed: int | None = None,
+        only_training: bool = False,
+    ) -> None:  # fmt: skip
         self.cluster, self.nodes = cluster, cluster.ranks()
         self.scale = cluster.scale.parameters / elements if cluster.scale else 1.0
+        self._only_training = only_training
         self._costs, self._deadline = cluster.device or DeviceConfig(), deadline
         self.devices = [Capacity(1.0) for _ in self.nodes]
         self._out, self._in = ([Capacity(cluster.inside.bandwidth) for _ in self.nodes] for _ in range(2))
@@ -54,6 +63,10 @@ class Network:
             deviation = self.cluster.jitter * math.sqrt(parts)  # so that of the whole is as large as without parts
             seconds *= max(0.0, 1 + deviation * self._random[rank].standard_normal())
         return float(seconds)
+
+    def size(self, tag: Tag, message: Message) -> float:
+        """The bytes that a message is charged with."""
+        return 0.0 if self._only_training and tag in WHOLE else of_model(tag, message) * self.scale
 
     def route(self, start: int, end: int) -> Route:
         one, other = self.nodes[start], self.nodes[end]
