@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from nmt_train import config as configuration
-from nmt_train import modes
+from nmt_train import launch, modes
 from nmt_train.checkpoint import Checkpoint
 from nmt_train.config import Config
 from nmt_train.corpus.batches import Batches
@@ -53,7 +53,7 @@ class Ready:
 def opened(config: Config, force: bool, overwrite: bool) -> Iterator[Ready]:
     """Lock the run folder and make ready; UserError for all that a user can mend, and the folder is then as it was."""
     _check_early(config)
-    run = Run.open(Path(config.run).expanduser())
+    run = Run.open(Path(config.run).expanduser(), patient=launch.restarted())
     try:
         saved, damaged = (None, []) if overwrite else _newest(run)
         if saved is not None:
@@ -68,7 +68,7 @@ def opened(config: Config, force: bool, overwrite: bool) -> Iterator[Ready]:
 @contextmanager
 def taken_over(config: Config, vocabulary: Vocabulary, store: Store) -> Iterator[Ready]:
     """Lock the run folder, which another rank 0 has had, or make one."""
-    run = Run.open(Path(config.run).expanduser())
+    run = Run.open(Path(config.run).expanduser(), patient=True)
     try:
         yield Ready(run, *_newest(run), vocabulary, store, overwrite=False)
     finally:
@@ -94,6 +94,8 @@ def lead(worker: Worker, ready: Ready, wish: Wish, again: Again | None = None) -
     rewind_metrics(run.folder / "metrics.jsonl", state.progress.updates, keep="recovery" if again else "")
     log = Log.open(run.folder, config.log)
     try:
+        if ready.overwrite and again is None:
+            log.say(f"begun anew: what {run.folder} held before is forgotten (--overwrite)")
         leader = Leader(worker, run, log, state, test_set)
         wish.tell(leader.ask)
         if again is None:

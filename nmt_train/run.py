@@ -6,14 +6,25 @@ import fcntl
 import os
 import shutil
 import socket
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from nmt_train import checkpoint
-from nmt_train.errors import UserError
+from nmt_train.errors import TRY_AGAIN, UserError
 
 _WRITTEN = frozenset({"metrics.jsonl", "train.log", "vocabulary.model", "config.yml"})
+# Seconds. A disk of the network lets go of a lost machine's lock when its lease is over: after 90 s on most NFS servers, some
+# minutes on others.
+_PATIENCE, _LOOK = 300.0, 2.0
+
+
+class InUse(UserError):
+    """Another process has had the run folder for longer than a lost machine could."""
+
+    status = TRY_AGAIN
 
 
 @dataclass
@@ -24,20 +35,21 @@ class Run:
     _lock: TextIO | None = None
 
     @classmethod
-    def open(cls, folder: Path) -> Run:
-        """Make the folder if need be and lock it; UserError if another process has it, or it cannot be written."""
+    def open(cls, folder: Path, patient: bool = False) -> Run:
+        """Make the folder if need be and lock it; UserError if another process has it, or it cannot be written.
+
+        patient: whoever has it may be a machine that is lost: wait for some minutes, then InUse.
+        """
         try:
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
             lock = open(folder / ".lock", "a+", encoding="utf-8")
         except OSError as error:
             raise UserError(f"run: {folder}: {error.strerror}; choose a folder that can be written") from None
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            owner = lock.read().strip() or "another process"
+            _lock(lock, folder, patient)
+        except BaseException:
             lock.close()
-            raise UserError(f"run: {folder} is in use by {owner}; wait for it, or choose another folder") from None
+            raise
         lock.truncate(0)
         print(f"process {os.getpid()} on {socket.gethostname()}", file=lock, flush=True)
         checkpoint.clean(folder / "checkpoints")
@@ -95,6 +107,24 @@ class Run:
             if path.is_symlink() or path.name in _WRITTEN:
                 path.unlink()
         (self.folder / "checkpoints").mkdir()
+
+
+def _lock(lock: TextIO, folder: Path, patient: bool) -> None:
+    waited = 0.0
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            used = f"run: {folder} is in use by {lock.read().strip() or 'another process'}"
+        if not patient:
+            raise UserError(f"{used}; wait for it, or choose another folder")
+        if waited >= _PATIENCE:
+            raise InUse(f"{used}, also after {waited:.0f} s; look there whether it lives, then start the same command again")
+        if not waited:
+            print(f"nmt-train: {used}: waiting for it for up to {_PATIENCE:.0f} s", file=sys.stderr, flush=True)
+        time.sleep(_LOOK)
+        waited += _LOOK
 
 
 def newest(path: Path, count: int) -> list[Path]:

@@ -4,6 +4,7 @@ import builtins
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 
 from nmt_train import checkpoint
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.errors import UserError
+from nmt_train.errors import TRY_AGAIN, UserError
 from nmt_train.run import Run
 
 REMOVE = shutil.rmtree
@@ -170,6 +171,28 @@ def test_a_run_folder_in_use_is_refused_naming_the_process(tmp_path: Path) -> No
         Run.open(tmp_path / "run")
     first.close()
     Run.open(tmp_path / "run").close()
+
+
+def test_a_job_that_is_started_again_waits_for_the_lock_of_a_machine_that_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = Run.open(tmp_path / "run")
+    looks = iter([lambda: None, lambda: None, lost.close])
+    monkeypatch.setattr("nmt_train.run.time.sleep", lambda seconds: next(looks)())
+    Run.open(tmp_path / "run", patient=True).close()
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"nmt-train: run: \S+ is in use by process \d+ on \S+: waiting for it for up to 300 s\n", said)
+
+
+def test_a_lock_that_is_never_let_go_of_is_to_be_tried_again_by_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmt_train.run.time.sleep", lambda seconds: None)
+    holder = Run.open(tmp_path / "run")
+    with pytest.raises(UserError, match="in use by process .*, also after 300 s; .* start the same command again") as refused:
+        Run.open(tmp_path / "run", patient=True)
+    assert refused.value.status == TRY_AGAIN
+    holder.close()
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
