@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -15,10 +16,12 @@ from typing import Any
 
 import pytest
 import sacrebleu
+import torch
 from conftest import ROOT, small
 
 from nmt_train import cli, config
 from nmt_train.cli import plot, simulate, train, translate, validate
+from nmt_train.errors import TRY_AGAIN
 
 CLUSTERS = ROOT / "configs" / "clusters"
 
@@ -392,6 +395,61 @@ def test_our_own_mistakes_have_status_1_and_debug_shows_the_stack(capsys: pytest
     assert capsys.readouterr().err == "internal error: ZeroDivisionError: oops; please report it, with what --debug shows\n"
     assert cli.run(broken, ["--debug"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def raising(error: Exception) -> Any:
+    def command(arguments: Any) -> int:
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you tried to allocate"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=str,
+)
+def test_too_little_memory_is_the_users_to_mend(capsys: pytest.CaptureFixture[str], error: Exception) -> None:
+    assert cli.run(raising(error), []) == 2
+    assert capsys.readouterr().err == "error: out of memory; make batch.tokens, model or beam smaller\n"
+
+
+def test_memory_that_torch_cannot_have_is_too_little_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    def greedy(arguments: Any) -> int:
+        return len(torch.empty(1 << 55, dtype=torch.uint8))
+
+    assert cli.run(greedy, []) == 2
+    assert "error: out of memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: uncorrectable ECC error encountered",
+        "CUDA error: unspecified launch failure",
+        "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+        "CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`",
+    ],
+)
+def test_a_fault_of_a_device_may_be_mended_by_a_new_start(capsys: pytest.CaptureFixture[str], message: str) -> None:
+    assert cli.run(raising(RuntimeError(f"{message}\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1")), []) == TRY_AGAIN
+    said = capsys.readouterr().err
+    assert re.fullmatch(rf"error: host \S+: the device failed: {re.escape(message)}; start the same command again: .*\n", said)
+
+
+@pytest.mark.parametrize("message", ["shared memory of another size", "pin_memory needs a tensor"])
+def test_an_error_that_only_speaks_of_memory_is_our_own_mistake(capsys: pytest.CaptureFixture[str], message: str) -> None:
+    assert cli.run(raising(RuntimeError(message)), []) == 1
+    assert f"internal error: RuntimeError: {message}" in capsys.readouterr().err
 
 
 def test_a_full_disk_anywhere_is_the_users_to_mend(capsys: pytest.CaptureFixture[str]) -> None:
