@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt_train.corpus import BatchConfig, CorpusConfig, VocabularyConfig
-from nmt_train.corpus.batches import Batch, Batches, assemble
+from nmt_train.corpus.batches import Batch, Batches, assemble, fitting
 from nmt_train.corpus.deal import Deal, Position
 from nmt_train.corpus.store import Side, Store, open_store
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, Vocabulary
@@ -134,3 +134,8 @@ def test_too_many_left_out_is_an_error_if_so_configured(vocabulary: Vocabulary) 
 def test_a_batch_too_small_for_the_longest_sentence_is_refused(vocabulary: Vocabulary) -> None:
     with pytest.raises(UserError, match="batch.tokens: 30 cannot hold one sentence of corpus.max_length 30"):
         batches_of(store_of([(5, 5)]), vocabulary, tokens=30)
+
+
+def test_sentences_longer_than_usual_count_by_their_square() -> None:
+    assert [fitting(longest, 2048) for longest in (1, 256, 512, 1024, 4000)] == [2048, 8, 2, 1, 1]
+    assert fitting(4000, 1_000_000) == 16

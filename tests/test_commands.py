@@ -19,7 +19,7 @@ import sacrebleu
 import torch
 from conftest import ROOT, small
 
-from nmt_train import cli, config
+from nmt_train import checkpoint, cli, config
 from nmt_train.cli import plot, simulate, train, translate, validate
 from nmt_train.errors import TRY_AGAIN
 
@@ -111,6 +111,22 @@ def test_translate_gives_one_line_per_line_in_order_whatever_is_in_them(
         == 0
     )
     assert lines_of(capfdbinary) == together, "neither window nor batches change a translation"
+
+
+@pytest.mark.parametrize("command", [translate, validate])
+def test_a_model_that_is_not_finite_is_said_to_be(
+    run: Path, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: Any
+) -> None:
+    saved = checkpoint.load(run / "last")
+    tensors = {name: tensor * float("nan") for name, tensor in saved.tensors("parameters").items()}
+    facts = {key: value for key, value in saved.facts.items() if key not in ("format", "vocabulary", "files")}
+    checkpoint.save(tmp_path / "8", {"parameters": tensors}, facts, saved.vocabulary())
+    arguments = (
+        ["--model"] if command is translate else ["--metrics", "chrf", "--test", demo / "test.en", demo / "test.de", "--"]
+    )
+    assert call(command, *arguments, tmp_path / "8", stdin=b"twelve\n", monkeypatch=monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert re.search(r"error: (.*/8: )?the model gives no probabilities: its parameters are not finite", said), said
 
 
 def test_n_best_lists_are_numbered_and_sorted(run: Path, capfdbinary: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from nmt_train import checkpoint
 from nmt_train.corpus import Files
+from nmt_train.errors import NotFinite
 from nmt_train.run import find_checkpoints, newest
 from nmt_train.state import load_model
 from nmt_train.validate import TestSet, ValidationConfig
@@ -30,7 +31,10 @@ def measure(
             key = (vocabulary.digest, str(files))
             if key not in sets:
                 sets[key] = TestSet(files, "--test" if test else "corpus.valid", vocabulary)
-            scores = sets[key].measure(model, config)
+            try:
+                scores = sets[key].measure(model, config)
+            except NotFinite as error:
+                raise NotFinite(f"{group[-1]}: {error}") from None
             update = checkpoint.load(group[-1]).facts["progress"]["updates"]
             yield {
                 "checkpoint": str(group[-1]), "averaged": len(group), "update": update, "test": files,
