@@ -61,8 +61,8 @@ def _explain(error: Exception) -> tuple[int, str]:
     if isinstance(error, RuntimeError) and _FAULT.search(str(error)):
         what = str(error).partition("\n")[0]
         return TRY_AGAIN, (
-            f"error: host {socket.gethostname()}: the device failed: {what}; start the same command again: it continues from the"
-            " last checkpoint; if that does not help, look at the GPU (nvidia-smi, dmesg)"
+            f"error: host {socket.gethostname()}: the device failed: {what}; start the same command again: it continues from"
+            " the last checkpoint; if that does not help, look at the GPU (nvidia-smi, dmesg)"
         )
     return 1, f"internal error: {type(error).__name__}: {error}; please report it, with what --debug shows"
 
