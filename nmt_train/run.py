@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from nmt_train import checkpoint
+from nmt_train import checkpoint, durable
 from nmt_train.errors import TRY_AGAIN, UserError
 
 _WRITTEN = frozenset({"metrics.jsonl", "train.log", "vocabulary.model", "config.yml"})
@@ -77,20 +77,18 @@ class Run:
         beside = self.folder / f".{name}.tmp"
         beside.unlink(missing_ok=True)
         beside.symlink_to(Path("checkpoints") / str(update))
-        beside.replace(self.folder / name)
+        durable.replace(beside, self.folder / name)
 
     def begin(self, configuration: str, vocabulary: bytes) -> None:
         """Keep the resolved configuration (YAML) and the SentencePiece model of the run."""
         for name, data in (("config.yml", configuration.encode()), ("vocabulary.model", vocabulary)):
-            beside = self.folder / f".{name}.tmp"
-            beside.write_bytes(data)
-            beside.replace(self.folder / name)
+            durable.write(self.folder / name, data)
 
     def keep_translations(self, update: int, lines: list[str]) -> None:
         """Keep the translations of a validation in `translations/<update>.txt`."""
         folder = self.folder / "translations"
         folder.mkdir(exist_ok=True)
-        (folder / f"{update}.txt").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        durable.write(folder / f"{update}.txt", "".join(line + "\n" for line in lines).encode())
 
     def prune(self, keep: int) -> None:
         """Delete all but the newest `keep` checkpoints and those that a link names."""

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from nmt_train import checkpoint
+from nmt_train import checkpoint, durable
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.errors import TRY_AGAIN, UserError
+from nmt_train.log import rewind_metrics
 from nmt_train.run import Run
 
 REMOVE = shutil.rmtree
@@ -39,6 +40,54 @@ def test_what_was_saved_is_loaded(tmp_path: Path, vocabulary: Vocabulary) -> Non
     assert loaded.vocabulary().digest == vocabulary.digest == loaded.facts["vocabulary"]
     with pytest.raises(UserError, match="holds no smoothed"):
         loaded.tensors("smoothed")
+
+
+def test_every_file_of_a_checkpoint_follows_the_umask(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    before = os.umask(0o027)
+    try:
+        save(tmp_path / "5", vocabulary)
+    finally:
+        os.umask(before)
+    assert {file.name: oct(file.stat().st_mode & 0o777) for file in (tmp_path / "5").iterdir()} == dict.fromkeys(
+        ("checkpoint.json", "parameters.safetensors", "random.safetensors", "vocabulary.model"), oct(0o640)
+    )
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: durable.write(folder / "file", b"new\n"),
+        lambda folder: rewind_metrics(folder / "metrics.jsonl", 5),
+        lambda folder: Run(folder).begin("new", b"new"),
+        lambda folder: Run(folder).keep_translations(5, ["new"]),
+        lambda folder: Run(folder).link("last", 5),
+    ],
+    ids=["any file", "metrics", "config and vocabulary", "translations", "a link"],
+)
+def test_a_file_is_on_the_disk_before_it_takes_its_place_and_then_its_name_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], None]
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"event": "train", "update": 9}\n', encoding="utf-8")
+    done: list[tuple[str, str]] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def synced(descriptor: int) -> None:
+        done.append(("synced", os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))))
+        fsync(descriptor)
+
+    def replaced(beside: Path, path: Path) -> Path:
+        if not beside.is_symlink():
+            assert done[-1] == ("synced", beside.name)
+        done.append(("replaced", path.parent.name))
+        return replace(beside, path)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    write(tmp_path)
+    assert any(what == "replaced" for what, _ in done)
+    for (what, name), after in zip(done, [*done[1:], ("nothing", "")], strict=True):
+        assert what == "synced" or after == ("synced", name)
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def interruptions(monkeypatch: pytest.MonkeyPatch, after: int, error: Callable[[], BaseException]) -> None:

@@ -10,8 +10,8 @@ import functools
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nmt_train import durable
 from nmt_train.corpus import Files
 from nmt_train.corpus.text import read_pairs, sides
 from nmt_train.corpus.vocabulary import Vocabulary
@@ -79,7 +80,8 @@ def open_store(files: Files, key: str, vocabulary: Vocabulary, fallback: Path) -
         path = folder / f"{first.name}.{digest}.store"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            building = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=folder))
+            building = folder / f".{path.name}.{secrets.token_hex(8)}"
+            building.mkdir()  # which follows the umask
         except OSError as error:
             reason = error
             continue
@@ -142,12 +144,11 @@ def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]
 
 def _publish(building: Path, path: Path) -> None:
     """Make a finished store appear whole; if another run was faster, its store is as good as ours."""
-    for file in building.iterdir():
-        with open(file, "rb") as stream:
-            os.fsync(stream.fileno())
-    building.chmod(0o755)
+    for file in (*building.iterdir(), building):
+        durable.sync(file)
     try:
         building.rename(path)
+        durable.sync(path.parent)
     except OSError:
         if not (path / "store.json").exists():
             raise
