@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import errno
+import itertools
 import math
 import re
 import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from nmt_train.errors import TRY_AGAIN, UserError
 
@@ -22,7 +23,18 @@ _FAULT = re.compile("(CUDA|HIP|cuDNN|NCCL) error|(CUDNN|CUBLAS|CUSPARSE|CUSOLVER
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser whose complaints are `UserError`s."""
+    """An argparse parser whose complaints are `UserError`s, and which drops none of two values for an option."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        seen = set()
+        for word in itertools.takewhile(lambda word: word != "--", args or ()):
+            name = word.partition("=")[0]
+            action = self._option_string_actions.get(name)
+            if action in seen:
+                self.error(f"{name} is given twice; give it once")
+            if action is not None and not isinstance(action, argparse._AppendAction):
+                seen.add(action)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"command line: {message}; see {self.prog} --help")
