@@ -59,7 +59,7 @@ def opened(config: Config, force: bool, overwrite: bool) -> Iterator[Ready]:
         if saved is not None:
             _compare(saved, config, force)
         vocabulary = _vocabulary(run, config, saved, overwrite)
-        store = open_store(config.corpus.train, "corpus.train", vocabulary, run.folder / "store")
+        store = open_store(config.corpus.train, "corpus.train", vocabulary, run.folder / "store", config.corpus.max_ratio)
         yield Ready(run, saved, damaged, vocabulary, store, overwrite)
     finally:
         run.close()
@@ -79,7 +79,7 @@ def lead(worker: Worker, ready: Ready, wish: Wish, again: Again | None = None) -
     """Train as rank 0; the exit status. wish: for an end; again: where training goes on without ranks that have ended."""
     run, config = ready.run, worker.config
     _check_local_steps(worker)
-    test_set = TestSet(config.corpus.valid, "corpus.valid", ready.vocabulary)
+    test_set = TestSet(config.corpus.valid, "corpus.valid", ready.vocabulary, config.corpus.max_ratio)
     state = State(Progress(), Patience(config.stop), ready.vocabulary)
     if again is not None:
         state.go_on(again.leader)
@@ -145,8 +145,8 @@ def maker(config: Config, own: torch.device, vocabulary: Vocabulary, store: Stor
 def _check_early(config: Config) -> None:
     """What would be a pity to find only after a vocabulary was trained and a corpus tokenised."""
     for path in (path for side in sides(config.corpus.train, "corpus.train") for path in side):
-        next(read_lines(path), None)
-    for _ in read_pairs(config.corpus.valid, "corpus.valid"):
+        next(read_lines(path, config.corpus.max_ratio), None)
+    for _ in read_pairs(config.corpus.valid, "corpus.valid", config.corpus.max_ratio):
         pass
 
 

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from nmt_train.corpus import Files
+from nmt_train.corpus import MAX_RATIO, Files
 from nmt_train.corpus.batches import assemble, fitting
 from nmt_train.corpus.text import read_pairs
 from nmt_train.corpus.vocabulary import Vocabulary
@@ -69,9 +69,9 @@ class TestSet:
 
     __test__ = False  # not a test case, whatever pytest thinks of the name
 
-    def __init__(self, files: Files, key: str, vocabulary: Vocabulary) -> None:
-        """UserError if the files, named by config `key`, cannot be read or hold nothing."""
-        pairs = list(read_pairs(files, key))
+    def __init__(self, files: Files, key: str, vocabulary: Vocabulary, ratio: float = MAX_RATIO) -> None:
+        """`ratio` as for `read_lines`. UserError if the files, named by config `key`, cannot be read or hold nothing."""
+        pairs = list(read_pairs(files, key, ratio))
         if not pairs:
             raise UserError(f"{key}: the files are empty; there is nothing to validate on")
         self.references = [target for _, target in pairs]

@@ -44,6 +44,25 @@ def call(command: Any, *arguments: Any, stdin: bytes = b"", monkeypatch: pytest.
     return cli.run(command.command, [str(argument) for argument in arguments])
 
 
+def test_several_config_files_are_no_repetition(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.yml"
+    other.write_text("mode: sync\n", encoding="utf-8")
+    assert call(train, "--config", run.with_suffix(".yml"), "--config", other, "--print-config") == 0
+    assert "mode: sync\n" in capsys.readouterr().out
+
+
+def test_a_missing_file_is_named_with_the_place_where_it_was_looked_for(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = ["no.en", "no.en"]
+    for name, value in (("corpus.train", files), ("corpus.valid", files), ("corpus.vocabulary", {"path": "no.en"})):
+        assert cli.run(train.command, prepare(demo, tmp_path, {name: value})) == 2
+        assert f"no.en: No such file or directory ({tmp_path}/no.en); " in capsys.readouterr().err
+    assert call(train, "--config", "no.en") == 2
+    assert f"no.en: No such file or directory ({tmp_path}/no.en); " in capsys.readouterr().err
+
+
 def test_print_config_prints_what_would_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run.with_suffix(".yml")
     assert call(train, "--config", path, "--print-config", "--batch.tokens", "777", "--trace") == 0
@@ -349,6 +368,11 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
         (translate, ["--model", "{run}", "--threads", "-1"], "-1 is not between 0 and 1024"),
         (validate, ["{run}", "--normalisation", "-1"], "-1 is not between 0 and 10"),
         (train, ["--model", "tiny"], "model is a section; give its keys, as in model.preset"),
+        (validate, ["{run}", "--test", "a", "b", "--test", "c", "d"], "command line: --test is given twice; give it once"),
+        (translate, ["--model", "{run}", "--beam=2", "--beam", "3"], "command line: --beam is given twice; give it once"),
+        (train, ["--config", "{run}.yml", "--mode", "sync", "--mode=pipe"], "command line: --mode is given twice"),
+        (simulate, ["--cluster.nodes", "2", "--cluster.nodes", "3"], "command line: --cluster.nodes is given twice"),
+        (plot, ["timeline", "{run}", "--start", "1", "--start", "2"], "command line: --start is given twice; give it once"),
         (plot, ["draw"], "invalid choice: 'draw'"),
         (train, ["stray"], "'stray' belongs to no option"),
         (simulate, ["--config", "{run}.yml"], "give --cluster (one of configs/clusters, or your own) or --profile"),
