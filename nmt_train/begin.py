@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from nmt_train import config as configuration
-from nmt_train import modes
+from nmt_train import launch, modes
 from nmt_train.checkpoint import Checkpoint
 from nmt_train.config import Config
 from nmt_train.corpus.batches import Batches
@@ -56,14 +56,14 @@ class Ready:
 def opened(config: Config, force: bool, overwrite: bool, simulated: str = "") -> Iterator[Ready]:
     """Lock the run folder and make ready; UserError for all that a user can mend, and the folder is then as it was."""
     _check_early(config)
-    run = Run.open(Path(config.run).expanduser())
+    run = Run.open(Path(config.run).expanduser(), patient=launch.restarted())
     try:
         if not overwrite:
             run.refuse_other_kind(bool(simulated))
         saved, damaged = (None, []) if overwrite else _newest(run)
         forced = _compare(saved, config, force) if saved is not None else []
         vocabulary = _vocabulary(run, config, saved, overwrite)
-        store = open_store(config.corpus.train, "corpus.train", vocabulary, run.folder / "store")
+        store = open_store(config.corpus.train, "corpus.train", vocabulary, run.folder / "store", config.corpus.max_ratio)
         yield Ready(run, saved, damaged, vocabulary, store, overwrite, forced, simulated)
     finally:
         run.close()
@@ -72,7 +72,7 @@ def opened(config: Config, force: bool, overwrite: bool, simulated: str = "") ->
 @contextmanager
 def taken_over(config: Config, vocabulary: Vocabulary, store: Store) -> Iterator[Ready]:
     """Lock the run folder, which another rank 0 has had, or make one."""
-    run = Run.open(Path(config.run).expanduser())
+    run = Run.open(Path(config.run).expanduser(), patient=True)
     try:
         yield Ready(run, *_newest(run), vocabulary, store, overwrite=False)
     finally:
@@ -83,7 +83,7 @@ def lead(worker: Worker, ready: Ready, wish: Wish, again: Again | None = None) -
     """Train as rank 0; the exit status. wish: for an end; again: where training goes on without ranks that have ended."""
     run, config = ready.run, worker.config
     _check_local_steps(worker)
-    test_set = TestSet(config.corpus.valid, "corpus.valid", ready.vocabulary)
+    test_set = TestSet(config.corpus.valid, "corpus.valid", ready.vocabulary, config.corpus.max_ratio)
     state = State(Progress(), Patience(config.stop), ready.vocabulary)
     if again is not None:
         state.go_on(again.leader)
@@ -99,6 +99,8 @@ def lead(worker: Worker, ready: Ready, wish: Wish, again: Again | None = None) -
     rewind_metrics(run.folder / "metrics.jsonl", state.progress.updates, keep="recovery" if again else "")
     log = Log.open(run.folder, config.log, virtual=bool(ready.simulated))
     try:
+        if ready.overwrite and again is None:
+            log.say(f"begun anew: what {run.folder} held before is forgotten (--overwrite)")
         leader = Leader(worker, run, log, state, test_set)
         wish.tell(leader.ask)
         if again is None:
@@ -148,8 +150,8 @@ def maker(config: Config, own: torch.device, vocabulary: Vocabulary, store: Stor
 def _check_early(config: Config) -> None:
     """What would be a pity to find only after a vocabulary was trained and a corpus tokenised."""
     for path in (path for side in sides(config.corpus.train, "corpus.train") for path in side):
-        next(read_lines(path), None)
-    for _ in read_pairs(config.corpus.valid, "corpus.valid"):
+        next(read_lines(path, config.corpus.max_ratio), None)
+    for _ in read_pairs(config.corpus.valid, "corpus.valid", config.corpus.max_ratio):
         pass
 
 

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from nmt_train import durable
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.duration import Duration, Span
 from nmt_train.errors import UserError
@@ -76,21 +77,24 @@ def save(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping
     try:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
-        for name, named in tensors.items():
-            save_file(dict(named), beside / f"{name}.safetensors")
         (beside / _VOCABULARY).write_bytes(vocabulary.model)
+        mode = (beside / _VOCABULARY).stat().st_mode & 0o777
+        for name, named in tensors.items():
+            file = beside / f"{name}.safetensors"
+            save_file(dict(named), file)
+            file.chmod(mode)  # which safetensors makes private, whatever the umask
         files = {file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in sorted(beside.iterdir())}
         manifest = {"format": FORMAT, "vocabulary": vocabulary.digest, "files": files, **facts}
         signed = manifest | {"checksum": _checksum(manifest)}
         (beside / _MANIFEST).write_text(json.dumps(signed, indent=1) + "\n", encoding="utf-8")
         for file in beside.iterdir():
-            _sync(file)
-        _sync(beside)
+            durable.sync(file)
+        durable.sync(beside)
         replaced = path.with_name(f".{path.name}.replaced")
         if path.exists():  # the same update saved again, after a validation that a signal had put off
             path.rename(replaced)
         beside.rename(path)
-        _sync(path.parent)
+        durable.sync(path.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(beside, ignore_errors=True)
@@ -152,11 +156,3 @@ def _checksum(facts: Mapping[str, Any]) -> str:
 def _digest(path: Path) -> str:
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

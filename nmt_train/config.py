@@ -38,7 +38,11 @@ from nmt_train.yaml_file import merge, override, read
 class Config:
     """Everything that determines a run."""
 
-    run: str = Field(default="run", min_length=1, description="folder for everything that the run writes")
+    run: str = Field(
+        default="run",
+        min_length=1,
+        description="folder for everything that the run writes; paths are relative to the working directory",
+    )
     seed: int = Field(default=1, ge=0, lt=2**63, description="of initial parameters, data order and dropout")
     mode: str = Field(
         default="single",
@@ -87,7 +91,7 @@ class Config:
 # A run may continue with other values of these without becoming another experiment.
 HARMLESS = (
     "run", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
-    "corpus.max_skipped", "mode", "optimizer.at", "optimizer.async_beta1", "optimizer.async_warmup",
+    "corpus.max_skipped", "corpus.max_ratio", "mode", "optimizer.at", "optimizer.async_beta1", "optimizer.async_warmup",
     "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "low_rank", "wire",
 )  # fmt: skip
 # These were decided when a run began: other values would have no effect, or be wrong for its parameters.

@@ -19,12 +19,18 @@ from nmt_train.errors import UserError
 _ENDS = ("error: ", "MPI_ABORT was invoked")  # how a rank's last words begin
 _STATUS = re.compile(r"\s*Errorcode:\s+(\d+)")  # of MPI_Abort: mpirun's own may be another rank's
 _GRACE, _LOOK = 10.0, 0.5  # seconds that mpirun has to end after them; between two looks
+RESTARTED = "NMT_TRAIN_RESTARTED"  # is in the environment of a job that is started again
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
 
 
 def launched() -> bool:
     """Whether an MPI launcher (mpirun, srun --mpi=pmix) started this process."""
     return any(name in os.environ for name in _LAUNCHED)
+
+
+def restarted() -> bool:
+    """Whether this process belongs to a job that ended before its time and was started again."""
+    return RESTARTED in os.environ
 
 
 def local_rank() -> int:
@@ -47,19 +53,37 @@ def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: 
     if os.getuid() == 0:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     command = [found, "--with-ft", "ulfm", "-np", str(ranks), "--oversubscribe", "--bind-to", "none", *options]
-    command += [sys.executable, "-m", "nmt_train.cli.entry", *arguments]
-    job = subprocess.Popen(
-        command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True, errors="replace"
-    )
+    command += [sys.executable, "-P", "-m", "nmt_train.cli.entry", *arguments]
+    job: subprocess.Popen[str] | None = None
     asked: list[int] = []
-    aborted: list[int] = []
+    untold: list[signal.Signals] = []
+
+    def tell() -> None:
+        with suppress(IndexError):
+            while job is not None:
+                job.send_signal(untold.pop(0))
 
     def ask(number: int, frame: FrameType | None) -> None:
-        job.send_signal(signal.SIGUSR1 if not asked else signal.SIGTERM)
+        untold.append(signal.SIGTERM if asked else signal.SIGUSR1)
         asked.append(number)
+        tell()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ask)
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        job = subprocess.Popen(
+            command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True, errors="replace"
+        )
+        tell()
+        status = _follow(job, heard)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 128 + asked[0] if asked else status
+
+
+def _follow(job: subprocess.Popen[str], heard: Callable[[str], None]) -> int:
+    """Pass on what mpirun says, until it ends; the status of the rank that ended the job, if one has, else its own."""
+    aborted: list[int] = []
     over = threading.Event()
 
     def listen() -> None:
@@ -76,8 +100,6 @@ def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: 
     listener.start()
     status = _wait(job, over)
     listener.join(_GRACE)
-    if asked:
-        return 128 + asked[0]
     return aborted[0] if aborted else status
 
 

@@ -15,6 +15,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from tqdm import tqdm
 
+from nmt_train import durable
 from nmt_train.duration import Duration, Span
 from nmt_train.errors import UserError
 from nmt_train.progress import Progress
@@ -156,8 +157,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines[:-1], 1):
         try:
             event = json.loads(line)
-        except ValueError:
-            raise UserError(f"{path}, line {number}: not a JSON object; remove the line") from None
+        except (ValueError, RecursionError):
+            event = None
+        if not isinstance(event, dict):
+            raise UserError(f"{path}, line {number}: not a JSON object; remove the line")
         events.append(event)
     return events
 
@@ -167,6 +170,4 @@ def rewind_metrics(path: Path, update: int, keep: str = "") -> None:
     if not path.exists():
         return
     kept = [event for event in read_metrics(path) if event["update"] <= update or event["event"] == keep]
-    beside = path.with_suffix(".tmp")
-    beside.write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
-    beside.replace(path)
+    durable.write(path, "".join(json.dumps(event) + "\n" for event in kept).encode())

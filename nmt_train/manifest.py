@@ -13,23 +13,30 @@ from nmt_train.checkpoint import Checkpoint
 from nmt_train.errors import UserError
 from nmt_train.progress import Progress
 
+_Count = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+_Number = Annotated[float, Field(strict=True)]
+
 
 @dataclass
 class _Optimizer:
-    updates: int
-    factor: float
-    torch: dict[str, float]
+    updates: _Count
+    factor: _Number
+    torch: dict[str, _Number]
+
+
+_Stage = Annotated[list[tuple[_Count, _Count]], Field(min_length=1)]  # epochs and batches of each worker
 
 
 @dataclass
 class _Facts:
     vocabulary: str
     config: dict[str, Any]
-    progress: dict[str, float]
-    patience: dict[str, tuple[float, int]]
+    progress: dict[str, _Amount]
+    patience: dict[str, tuple[_Number, _Count]]
     validation_pending: bool
     optimizer: _Optimizer
-    stages: Annotated[list[list[tuple[int, int]]], Field(min_length=1)] | None = None  # version 0.1.0 had none
+    stages: Annotated[list[_Stage], Field(min_length=1)] | None = None  # version 0.1.0 had none
 
 
 _FACTS = TypeAdapter(_Facts)

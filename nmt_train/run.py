@@ -6,17 +6,28 @@ import fcntl
 import os
 import shutil
 import socket
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from nmt_train import checkpoint
-from nmt_train.errors import UserError
+from nmt_train import checkpoint, durable
+from nmt_train.errors import TRY_AGAIN, UserError
 
 _CHECKPOINTS = ("checkpoints", "best")
 _SIMULATED = "simulated.yml"
 _WRITTEN = frozenset({"metrics.jsonl", "train.log", "vocabulary.model", "config.yml", _SIMULATED})
+# Seconds. A disk of the network lets go of a lost machine's lock when its lease is over: after 90 s on most NFS servers, some
+# minutes on others.
+_PATIENCE, _LOOK = 300.0, 2.0
+
+
+class InUse(UserError):
+    """Another process has had the run folder for longer than a lost machine could."""
+
+    status = TRY_AGAIN
 
 
 @dataclass
@@ -29,8 +40,11 @@ class Run:
     _lock: TextIO | None = None
 
     @classmethod
-    def open(cls, folder: Path) -> Run:
-        """Make the folder if need be and lock it; UserError if another process has it, or it cannot be written."""
+    def open(cls, folder: Path, patient: bool = False) -> Run:
+        """Make the folder if need be and lock it; UserError if another process has it, or it cannot be written.
+
+        patient: whoever has it may be a machine that is lost: wait for some minutes, then InUse.
+        """
         try:
             for name in _CHECKPOINTS:
                 (folder / name).mkdir(parents=True, exist_ok=True)
@@ -38,12 +52,10 @@ class Run:
         except OSError as error:
             raise UserError(f"run: {folder}: {error.strerror}; choose a folder that can be written") from None
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            owner = lock.read().strip() or "another process"
+            _lock(lock, folder, patient)
+        except BaseException:
             lock.close()
-            raise UserError(f"run: {folder} is in use by {owner}; wait for it, or choose another folder") from None
+            raise
         lock.truncate(0)
         print(f"process {os.getpid()} on {socket.gethostname()}", file=lock, flush=True)
         for name in _CHECKPOINTS:
@@ -74,7 +86,7 @@ class Run:
         beside = self.folder / f".{name}.tmp"
         beside.unlink(missing_ok=True)
         beside.symlink_to(target.relative_to(self.folder))
-        beside.replace(self.folder / name)
+        durable.replace(beside, self.folder / name)
 
     def keep_best(self, update: int, metrics: Sequence[str]) -> None:
         """The parameters of this update are the best by these metrics; those that are the best by none are deleted."""
@@ -102,15 +114,13 @@ class Run:
         if simulated:
             files[_SIMULATED] = simulated.encode()
         for name, data in files.items():
-            beside = self.folder / f".{name}.tmp"
-            beside.write_bytes(data)
-            beside.replace(self.folder / name)
+            durable.write(self.folder / name, data)
 
     def keep_translations(self, update: int, lines: list[str]) -> None:
         """Keep the translations of a validation in `translations/<update>.txt`."""
         folder = self.folder / "translations"
         folder.mkdir(exist_ok=True)
-        (folder / f"{update}.txt").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        durable.write(folder / f"{update}.txt", "".join(line + "\n" for line in lines).encode())
 
     def prune(self, keep: int) -> None:
         """Delete all but the newest `keep` checkpoints and those that a link names."""
@@ -141,6 +151,24 @@ def is_simulation(folder: Path) -> bool:
 def _numbered(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first."""
     return sorted((path for path in folder.glob("*") if path.name.isdigit()), key=lambda path: int(path.name))
+
+
+def _lock(lock: TextIO, folder: Path, patient: bool) -> None:
+    waited = 0.0
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            used = f"run: {folder} is in use by {lock.read().strip() or 'another process'}"
+        if not patient:
+            raise UserError(f"{used}; wait for it, or choose another folder")
+        if waited >= _PATIENCE:
+            raise InUse(f"{used}, also after {waited:.0f} s; look there whether it lives, then start the same command again")
+        if not waited:
+            print(f"nmt-train: {used}: waiting for it for up to {_PATIENCE:.0f} s", file=sys.stderr, flush=True)
+        time.sleep(_LOOK)
+        waited += _LOOK
 
 
 def newest(path: Path, count: int) -> list[Path]:

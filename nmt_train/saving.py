@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nmt_train.corpus.deal import Position
+from nmt_train.errors import NotFinite
 from nmt_train.run import Run
 from nmt_train.state import Gathering, State
 from nmt_train.train import Worker
@@ -39,7 +40,13 @@ class Saving:
         update = gathering.own.numbers["updates"]
         progress = self._state.progress
         progress.tick(training=True)
-        self._state.save(self._run.checkpoint(update), gathering.snapshot(), facts, self._worker.flat)
+        snapshot = gathering.snapshot()
+        if not bool(snapshot.vectors["parameters"].isfinite().all()):
+            raise NotFinite(
+                f"update {update}: parameters are not finite; earlier checkpoints are intact: lower optimizer.learning_rate or"
+                " lengthen optimizer.warmup"
+            )
+        self._state.save(self._run.checkpoint(update), snapshot, facts, self._worker.flat)
         self._run.link("last", self._run.checkpoint(update))
         self._run.prune(self._worker.config.checkpoint.keep)
         progress.tick(training=False)

@@ -89,7 +89,9 @@ def _follow(config: Config, wire: Wire) -> int:
     first = wire.nodes.index(wire.nodes[wire.rank])
     if first != wire.rank:
         wire.receive(first, Tag.HELLO).result()  # it has made the store
-    store = open_store(config.corpus.train, "corpus.train", vocabulary, Path(config.run).expanduser() / "store")
+    store = open_store(
+        config.corpus.train, "corpus.train", vocabulary, Path(config.run).expanduser() / "store", config.corpus.max_ratio
+    )
     for rank in range(wire.rank + 1, wire.size):
         if first == wire.rank and wire.nodes[rank] == wire.nodes[first]:
             wire.send(rank, Tag.HELLO, Message())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,16 +13,19 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from nmt_train import launch
 from nmt_train.errors import TRY_AGAIN, UserError
 
 _ANSWER = 10.0  # seconds that a machine has to say that it is there
-_STOPPED = "] stopped: "  # what a run says at its end
+_STOPPED, _ANEW = "] stopped: ", "] begun anew"  # what a run says at its end, and when it has emptied its folder
 _PAUSE = 2.0  # seconds between an end and the next start
 # Done, a user's mistake, or a user's wish: SIGINT and SIGTERM. After anything else a new start may help.
 _FINAL = frozenset({0, 2, 128 + 2, 128 + 15})
-_LINE = re.compile(r"(\S+)(?:\s+slots\s*=\s*(\d+))?")
+# Strict, for ssh and what else starts processes elsewhere would take other words for options or commands.
+_NAME, _ADDRESS = r"\w[\w.-]*", r"[0-9a-f:]*:[0-9a-f:.]*(?:%\w+)?"  # names and IPv4; IPv6
+_LINE = re.compile(rf"((?:{_NAME}@)?(?:{_NAME}|{_ADDRESS}))(?:\s+slots\s*=\s*(\d{{1,5}}))?", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ def read_hosts(path: Path) -> list[Host]:
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
         match = _LINE.fullmatch(text)
-        if text and (match is None or match[2] == "0"):
+        if text and (match is None or not int(match[2] or 1)):
             raise UserError(f"{path}, line {number}: {text!r} is not a machine; write NAME, or NAME slots=RANKS")
         if match is not None:
             hosts.append(Host(match[1], int(match[2] or 1)))
@@ -53,10 +57,11 @@ def answering(hosts: Sequence[Host]) -> list[Host]:
     """Those machines that can be reached as mpirun would reach them: by ssh, or by what PRTE_MCA_plm_ssh_agent names."""
     agent = os.environ.get("PRTE_MCA_plm_ssh_agent")  # noqa: SIM112 - Open MPI writes it so
     reach = agent.split() if agent else ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_ANSWER:.0f}"]
+    end = ["--"] if Path(reach[0]).name == "ssh" else []  # of options; others may not know it
 
     def answers(host: Host) -> bool:
         try:
-            command, nothing = [*reach, host.name, "true"], subprocess.DEVNULL
+            command, nothing = [*reach, *end, host.name, "true"], subprocess.DEVNULL
             done = subprocess.run(command, stdin=nothing, capture_output=True, timeout=_ANSWER + 1, check=False)
         except (OSError, subprocess.TimeoutExpired):
             return False
@@ -75,40 +80,64 @@ class Job:
     arguments: Sequence[str] = ()
 
 
-def supervise(job: Job, ranks: int) -> int:
-    """Run nmt-train under mpirun, and again if need be; the last exit status.
+class _Asked(BaseException):
+    """A signal asks for an end while no job runs; the argument is its number."""
 
-    With as many ranks as the hosts have slots, or, on this machine, with `ranks`. UserError if no machine answers.
+
+def supervise(job: Job, ranks: int) -> int:
+    """Run nmt-train under mpirun, and again if need be; the last exit status, or 128 + the signal that asked for an end.
+
+    With as many ranks as the hosts have slots, or, on this machine, with `ranks`. UserError if no machine answers at first.
     """
-    hosts, arguments = job.hosts, job.arguments
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        raise _Asked(number)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return _repeat(job, ranks)
+    except _Asked as asked:
+        return 128 + int(asked.args[0])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _repeat(job: Job, ranks: int) -> int:
+    arguments = list(job.arguments)
     for left in range(job.restarts, -1, -1):
-        status = _run(hosts, ranks, arguments)
+        status, anew = _run(job.hosts, ranks, arguments, again=left < job.restarts)
         if status in _FINAL or not left:
             break
-        arguments = [argument for argument in arguments if argument != "--overwrite"]  # what there is by now is to be kept
+        if anew:  # what there is by now is to be kept
+            arguments = [argument for argument in arguments if argument != "--overwrite"]
         _say(f"the job ended with status {status}: starting it again ({left - 1} restarts are left after this)")
         time.sleep(_PAUSE)
     return status
 
 
-def _run(hosts: Sequence[Host], ranks: int, arguments: Sequence[str]) -> int:
+def _run(hosts: Sequence[Host], ranks: int, arguments: Sequence[str], again: bool) -> tuple[int, bool]:
+    """The exit status, and whether the run has emptied its folder and begun."""
     there = answering(hosts) if hosts else []
     if hosts and not there:
-        raise UserError(f"--hosts: none of {', '.join(host.name for host in hosts)} answers; look at the machines and at ssh")
+        nobody = f"none of {', '.join(host.name for host in hosts)} answers; look at the machines and at ssh"
+        if not again:
+            raise UserError(f"--hosts: {nobody}")
+        _say(nobody)
+        return TRY_AGAIN, False
     if len(there) < len(hosts):
         _say(f"going on without {', '.join(host.name for host in hosts if host not in there)}: no answer")
-    stopped: list[str] = []
+    said: set[str] = set()
 
     def heard(line: str) -> None:
-        if _STOPPED in line:
-            stopped.append(line)
+        said.update(mark for mark in (_STOPPED, _ANEW) if mark in line)
 
     with tempfile.NamedTemporaryFile("w", prefix="nmt-train-hosts-", encoding="utf-8") as file:
         file.writelines(f"{host.name} slots={host.slots}\n" for host in there)
         file.flush()
-        where = ("--hostfile", file.name) if there else ()
-        status = launch.mpirun(sum(host.slots for host in there) or ranks, arguments, where, heard)
-    return status or (0 if stopped else TRY_AGAIN)  # mpirun may call a job a success that never began
+        options = [*(("--hostfile", file.name) if there else ()), *(("-x", f"{launch.RESTARTED}=1") if again else ())]
+        status = launch.mpirun(sum(host.slots for host in there) or ranks, arguments, options, heard)
+    return status or (0 if _STOPPED in said else TRY_AGAIN), _ANEW in said  # mpirun may call a job a success that never began
 
 
 def _say(text: str) -> None:

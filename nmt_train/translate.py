@@ -7,10 +7,16 @@ from itertools import islice
 
 import numpy as np
 
-from nmt_train.corpus.batches import pad, padding_mask
+from nmt_train.corpus.batches import fitting, pad, padding_mask
 from nmt_train.corpus.vocabulary import END, Vocabulary
+from nmt_train.errors import NotFinite
 from nmt_train.model.search import Hypothesis, SearchConfig, search
 from nmt_train.model.transformer import Transformer
+
+NO_PROBABILITIES = (
+    "the model gives no probabilities: its parameters are not finite, or too large; use an earlier checkpoint, or train with a"
+    " lower optimizer.learning_rate or a longer optimizer.warmup"
+)
 
 
 class Translator:
@@ -35,7 +41,7 @@ class Translator:
     def translate(self, sources: list[np.ndarray], between: Callable[[], None] = lambda: None) -> list[list[Hypothesis]]:
         """N-best lists of sources (piece ids without begin or end); an empty source has the empty translation alone.
 
-        `between` is called before each batch.
+        `between` is called before each batch. NotFinite where the model gives no probabilities.
         """
         results: list[list[Hypothesis]] = [[Hypothesis([], 0.0, 0.0)] for _ in sources]
         device = next(self.model.parameters()).device
@@ -47,6 +53,8 @@ class Translator:
                 ids = pad([np.append(sources[i][: self._longest - 1], END).astype(np.int64) for i in group])
                 mask = padding_mask(ids)
                 found = search(self.model, ids.to(device), None if mask is None else mask.to(device), self.config)
+                if not all(found):
+                    raise NotFinite(NO_PROBABILITIES)
                 for i, hypotheses in zip(group, found, strict=True):
                     results[i] = hypotheses
         finally:
@@ -60,7 +68,7 @@ class Translator:
         start = 0
         while start < len(order):
             longest = min(len(sources[order[start]]) + 1, self._longest)
-            size = max(1, self._batch_tokens // longest)
+            size = fitting(longest, self._batch_tokens)
             yield order[start : start + size]
             start += size
 

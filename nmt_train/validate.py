@@ -13,16 +13,16 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from nmt_train.corpus import Files
-from nmt_train.corpus.batches import assemble
+from nmt_train.corpus import MAX_RATIO, Files
+from nmt_train.corpus.batches import assemble, fitting
 from nmt_train.corpus.text import read_pairs
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.duration import Duration, Span
-from nmt_train.errors import UserError
+from nmt_train.errors import NotFinite, UserError
 from nmt_train.model.search import SearchConfig
 from nmt_train.model.transformer import Transformer
 from nmt_train.section import STRICT
-from nmt_train.translate import Translator, best_text
+from nmt_train.translate import NO_PROBABILITIES, Translator, best_text
 
 Metric = Literal["cross-entropy", "perplexity", "bleu", "chrf"]
 _LONGEST = 4000  # attention takes memory with the square of this
@@ -44,7 +44,10 @@ class ValidationConfig:
     beam: int = Field(default=4, ge=1, le=1000, description="hypotheses kept per sentence by beam search")
     normalisation: float = Field(default=1.0, ge=0, le=10, description="log-probabilities are divided by length to this power")
     batch_tokens: int = Field(
-        default=2048, ge=1, le=10**9, description="sentences times longest source or target per batch [pieces]"
+        default=2048,
+        ge=1,
+        le=10**9,
+        description="sentences times longest source or target per batch; fewer where that is over 256 [pieces]",
     )
 
 
@@ -66,9 +69,9 @@ class TestSet:
 
     __test__ = False  # not a test case, whatever pytest thinks of the name
 
-    def __init__(self, files: Files, key: str, vocabulary: Vocabulary) -> None:
-        """UserError if the files, named by config `key`, cannot be read or hold nothing."""
-        pairs = list(read_pairs(files, key))
+    def __init__(self, files: Files, key: str, vocabulary: Vocabulary, ratio: float = MAX_RATIO) -> None:
+        """`ratio` as for `read_lines`. UserError if the files, named by config `key`, cannot be read or hold nothing."""
+        pairs = list(read_pairs(files, key, ratio))
         if not pairs:
             raise UserError(f"{key}: the files are empty; there is nothing to validate on")
         self.references = [target for _, target in pairs]
@@ -84,7 +87,10 @@ class TestSet:
     def measure(
         self, model: Transformer, config: ValidationConfig, asked_to_stop: Callable[[], bool] = lambda: False
     ) -> Scores:
-        """All of `config.metrics` for the model as it is; Interrupted soon after `asked_to_stop` says so."""
+        """All of `config.metrics` for the model as it is; Interrupted soon after `asked_to_stop` says so.
+
+        NotFinite where the model gives no probabilities.
+        """
         scores = Scores()
         if {"cross-entropy", "perplexity"} & set(config.metrics):
             entropy = self._cross_entropy(model, config.batch_tokens, asked_to_stop)
@@ -100,20 +106,23 @@ class TestSet:
     def _cross_entropy(self, model: Transformer, batch_tokens: int, asked_to_stop: Callable[[], bool]) -> float:
         device = next(model.parameters()).device
         total, tokens = 0.0, 0
-        order = sorted(range(len(self.source)), key=lambda i: (len(self.target[i]), len(self.source[i])))
+        lengths = [(len(target), len(source)) for target, source in zip(self.target, self.source, strict=True)]
+        order = sorted(range(len(lengths)), key=lambda i: (max(lengths[i]), lengths[i]))  # so that the last is the longest
         was_training = model.training
         model.eval()
         try:
             while order:
                 if asked_to_stop():
                     raise Interrupted
-                size = max(1, batch_tokens // (1 + max(len(self.target[order[-1]]), len(self.source[order[-1]]))))
+                size = fitting(1 + max(lengths[order[-1]]), batch_tokens)
                 group, order = order[-size:], order[:-size]
                 batch = assemble([self.source[i] for i in group], [self.target[i] for i in group]).to(device)
                 total += float(model.cross_entropy(batch))
                 tokens += batch.target_tokens
         finally:
             model.train(was_training)
+        if not math.isfinite(total):
+            raise NotFinite(NO_PROBABILITIES)
         return total / tokens
 
     def _translate(self, model: Transformer, config: ValidationConfig, asked_to_stop: Callable[[], bool]) -> list[str]:

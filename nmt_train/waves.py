@@ -11,6 +11,7 @@ import yaml
 from pydantic import BeforeValidator, PlainSerializer
 
 from nmt_train.duration import Progressed, Span
+from nmt_train.yaml_file import TooMuch, value
 
 _FORM = "workers and when, first those from the start, as in {4: 0u, 8: 2000u}"
 
@@ -58,8 +59,10 @@ class Waves:
 
 def _mapping(given: Any) -> Mapping[Any, Any]:
     try:
-        values = yaml.safe_load(given) if isinstance(given, str) else given
-    except yaml.YAMLError:
+        values = value(given) if isinstance(given, str) else given
+    except TooMuch as error:
+        raise ValueError(f"{given[:40]!r}... {error}: write {_FORM}") from None
+    except (yaml.YAMLError, ValueError):
         values = None
     if not isinstance(values, Mapping):
         raise ValueError(f"{given!r} is not waves of workers: write {_FORM}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from nmt_train.errors import UserError
+from nmt_train.errors import UserError, unreadable
 
 _LONGEST, _MOST = 1 << 20, 100_000  # bytes, entries
 
@@ -25,6 +25,22 @@ Loader.yaml_implicit_resolvers = {
 }
 
 
+class TooMuch(ValueError):
+    """A text holds more than anybody writes; the message says what."""
+
+
+def value(text: str) -> Any:
+    """What a text holds; TooMuch if that would fill the memory, YAMLError or ValueError if it is not YAML."""
+    if len(text) > _LONGEST:
+        raise TooMuch(f"has more than {_LONGEST:,} characters")
+    try:
+        if next(islice(_nodes(yaml.compose(text, Loader)), _MOST, None), None) is not None:
+            raise TooMuch(f"has more than {_MOST:,} entries, those counted that `*` repeats")
+        return yaml.load(text, Loader)
+    except RecursionError:
+        raise TooMuch("is nested too deeply, or in itself") from None
+
+
 def read(path: Path, where: dict[str, str], hint: str) -> dict[str, Any]:
     """A file's keys and values; `where` gets the file and line of every dotted key, `hint` says what to do without a file.
 
@@ -34,17 +50,14 @@ def read(path: Path, where: dict[str, str], hint: str) -> dict[str, Any]:
         if path.stat().st_size > _LONGEST:
             raise UserError(f"{path}: has more than {_LONGEST:,} bytes; is this a file of keys?")
         text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader)
-        if next(islice(_nodes(node), _MOST, None), None) is not None:
-            raise UserError(f"{path}: has more than {_MOST:,} entries, those counted that `*` repeats; is this a file of keys?")
-        values = yaml.load(text, Loader)
-        _locate(node, path, "", where)
+        values = value(text)
+        _locate(yaml.compose(text, Loader), path, "", where)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; {hint}") from None
+        raise UserError(f"{unreadable(path, error)}; {hint}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8; save the file as UTF-8") from None
-    except RecursionError:
-        raise UserError(f"{path}: nested too deeply, or in itself; write the keys that nmt-train --help lists") from None
+    except TooMuch as error:
+        raise UserError(f"{path}: {error}; write the keys that nmt-train --help lists") from None
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -66,8 +79,10 @@ def override(values: dict[str, Any], texts: Mapping[str, str], where: dict[str, 
                 place[section] = {}
             place = place[section]
         try:
-            place[key] = yaml.load(text, Loader)
-        except (yaml.YAMLError, RecursionError):
+            place[key] = value(text)
+        except TooMuch as error:
+            raise UserError(f"command line: {name}: {error}; write the value that nmt-train --help describes") from None
+        except (yaml.YAMLError, ValueError):
             place[key] = text
         where[name] = "command line"
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -10,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt_train.corpus import BatchConfig, CorpusConfig, VocabularyConfig
-from nmt_train.corpus.batches import Batch, Batches, assemble
+from nmt_train.corpus.batches import Batch, Batches, assemble, fitting
 from nmt_train.corpus.deal import Deal, Position
 from nmt_train.corpus.store import Side, Store, open_store
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, Vocabulary
 from nmt_train.errors import UserError
 
-CORPUS = CorpusConfig(train=["a", "b"], valid=["a", "b"], max_length=30)
+CORPUS = CorpusConfig(train=["a", "b"], valid=["a", "b"], max_length=30, max_skipped=1.0)
 
 
 def store_of(lengths: list[tuple[int, int]]) -> Store:
@@ -29,7 +30,7 @@ def store_of(lengths: list[tuple[int, int]]) -> Store:
 
 
 def batches_of(store: Store, vocabulary: Vocabulary, tokens: int = 64, seed: int = 1, **corpus: object) -> Batches:
-    config = CorpusConfig(**{"train": ["a", "b"], "valid": ["a", "b"], "max_length": 30, **corpus})  # type: ignore[arg-type]
+    config = replace(CORPUS, **corpus)  # type: ignore[arg-type]
     return Batches(store, config, BatchConfig(tokens=tokens), vocabulary, seed)
 
 
@@ -127,10 +128,26 @@ def test_batches_of_a_fixed_number_of_sentences(vocabulary: Vocabulary) -> None:
 def test_too_many_left_out_is_an_error_if_so_configured(vocabulary: Vocabulary) -> None:
     store = store_of([(5, 5)] * 90 + [(5, 99)] * 10)
     assert str(batches_of(store, vocabulary).left_out) == "0 with an empty side, 10 over-long, of 100 pairs"
-    with pytest.raises(UserError, match=r"10\.0% of the pairs would be left out .* corpus\.max_skipped 5\.0%"):
+    with pytest.raises(
+        UserError, match=r"10\.0% of the pairs would be left out .* of [\d,]+ pairs.* corpus\.max_skipped 5\.0%"
+    ):
         batches_of(store, vocabulary, max_skipped=0.05)
+
+
+def test_by_default_a_corpus_of_which_most_is_left_out_is_refused(vocabulary: Vocabulary) -> None:
+    corpus = CorpusConfig(train=["a", "b"], valid=["a", "b"], max_length=30)
+    enough, few = store_of([(5, 5)] * 80 + [(5, 99)] * 20), store_of([(5, 5)] * 8 + [(5, 99)] * 90 + [(0, 5)] * 2)
+    assert len(Batches(enough, corpus, BatchConfig(), vocabulary, seed=1)) == 80
+    counts = ".*2 with an empty side, 90 over-long, of 100 pairs.*corpus.max_skipped 20.0%; raise it or corpus.max_length 30"
+    with pytest.raises(UserError, match=rf"92\.0% of the pairs would be left out {counts}"):
+        Batches(few, corpus, BatchConfig(), vocabulary, seed=1)
 
 
 def test_a_batch_too_small_for_the_longest_sentence_is_refused(vocabulary: Vocabulary) -> None:
     with pytest.raises(UserError, match="batch.tokens: 30 cannot hold one sentence of corpus.max_length 30"):
         batches_of(store_of([(5, 5)]), vocabulary, tokens=30)
+
+
+def test_sentences_longer_than_usual_count_by_their_square() -> None:
+    assert [fitting(longest, 2048) for longest in (1, 256, 512, 1024, 4000)] == [2048, 8, 2, 1, 1]
+    assert fitting(4000, 1_000_000) == 16

@@ -4,6 +4,7 @@ import builtins
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from nmt_train import checkpoint
+from nmt_train import checkpoint, durable
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.errors import UserError
+from nmt_train.errors import TRY_AGAIN, UserError
+from nmt_train.log import rewind_metrics
 from nmt_train.run import Run
 
 REMOVE = shutil.rmtree
@@ -38,6 +40,54 @@ def test_what_was_saved_is_loaded(tmp_path: Path, vocabulary: Vocabulary) -> Non
     assert loaded.vocabulary().digest == vocabulary.digest == loaded.facts["vocabulary"]
     with pytest.raises(UserError, match="holds no smoothed"):
         loaded.tensors("smoothed")
+
+
+def test_every_file_of_a_checkpoint_follows_the_umask(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    before = os.umask(0o027)
+    try:
+        save(tmp_path / "5", vocabulary)
+    finally:
+        os.umask(before)
+    assert {file.name: oct(file.stat().st_mode & 0o777) for file in (tmp_path / "5").iterdir()} == dict.fromkeys(
+        ("checkpoint.json", "parameters.safetensors", "random.safetensors", "vocabulary.model"), oct(0o640)
+    )
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: durable.write(folder / "file", b"new\n"),
+        lambda folder: rewind_metrics(folder / "metrics.jsonl", 5),
+        lambda folder: Run(folder).begin("new", b"new"),
+        lambda folder: Run(folder).keep_translations(5, ["new"]),
+        lambda folder: Run(folder).link("last", run.checkpoint(5)),
+    ],
+    ids=["any file", "metrics", "config and vocabulary", "translations", "a link"],
+)
+def test_a_file_is_on_the_disk_before_it_takes_its_place_and_then_its_name_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], None]
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"event": "train", "update": 9}\n', encoding="utf-8")
+    done: list[tuple[str, str]] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def synced(descriptor: int) -> None:
+        done.append(("synced", os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))))
+        fsync(descriptor)
+
+    def replaced(beside: Path, path: Path) -> Path:
+        if not beside.is_symlink():
+            assert done[-1] == ("synced", beside.name)
+        done.append(("replaced", path.parent.name))
+        return replace(beside, path)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    write(tmp_path)
+    assert any(what == "replaced" for what, _ in done)
+    for (what, name), after in zip(done, [*done[1:], ("nothing", "")], strict=True):
+        assert what == "synced" or after == ("synced", name)
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def interruptions(monkeypatch: pytest.MonkeyPatch, after: int, error: Callable[[], BaseException]) -> None:
@@ -154,11 +204,11 @@ def test_pruning_keeps_the_newest_and_whatever_a_link_names(tmp_path: Path, voca
     run = Run.open(tmp_path / "run")
     for update in (1, 2, 3, 4, 10):
         save(run.checkpoint(update), vocabulary, update)
-    run.link("best-bleu", 2)
-    run.link("last", 10)
+    run.link("best-bleu", run.checkpoint(2))
+    run.link("last", run.checkpoint(10))
     run.prune(keep=2)
     assert [path.name for path in run.checkpoints()] == ["2", "4", "10"]
-    run.link("best-bleu", 10)
+    run.link("best-bleu", run.checkpoint(10))
     run.prune(keep=2)
     assert [path.name for path in run.checkpoints()] == ["4", "10"]
     assert (run.folder / "best-bleu").resolve() == run.checkpoint(10).resolve()
@@ -170,6 +220,28 @@ def test_a_run_folder_in_use_is_refused_naming_the_process(tmp_path: Path) -> No
         Run.open(tmp_path / "run")
     first.close()
     Run.open(tmp_path / "run").close()
+
+
+def test_a_job_that_is_started_again_waits_for_the_lock_of_a_machine_that_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = Run.open(tmp_path / "run")
+    looks = iter([lambda: None, lambda: None, lost.close])
+    monkeypatch.setattr("nmt_train.run.time.sleep", lambda seconds: next(looks)())
+    Run.open(tmp_path / "run", patient=True).close()
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"nmt-train: run: \S+ is in use by process \d+ on \S+: waiting for it for up to 300 s\n", said)
+
+
+def test_a_lock_that_is_never_let_go_of_is_to_be_tried_again_by_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmt_train.run.time.sleep", lambda seconds: None)
+    holder = Run.open(tmp_path / "run")
+    with pytest.raises(UserError, match="in use by process .*, also after 300 s; .* start the same command again") as refused:
+        Run.open(tmp_path / "run", patient=True)
+    assert refused.value.status == TRY_AGAIN
+    holder.close()
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -15,10 +16,12 @@ from typing import Any
 
 import pytest
 import sacrebleu
+import torch
 from conftest import ROOT, small
 
-from nmt_train import cli, config
+from nmt_train import checkpoint, cli, config
 from nmt_train.cli import plot, simulate, train, translate, validate
+from nmt_train.errors import TRY_AGAIN
 
 CLUSTERS = ROOT / "configs" / "clusters"
 
@@ -39,6 +42,25 @@ def call(command: Any, *arguments: Any, stdin: bytes = b"", monkeypatch: pytest.
     if monkeypatch is not None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
     return cli.run(command.command, [str(argument) for argument in arguments])
+
+
+def test_several_config_files_are_no_repetition(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.yml"
+    other.write_text("mode: sync\n", encoding="utf-8")
+    assert call(train, "--config", run.with_suffix(".yml"), "--config", other, "--print-config") == 0
+    assert "mode: sync\n" in capsys.readouterr().out
+
+
+def test_a_missing_file_is_named_with_the_place_where_it_was_looked_for(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = ["no.en", "no.en"]
+    for name, value in (("corpus.train", files), ("corpus.valid", files), ("corpus.vocabulary", {"path": "no.en"})):
+        assert cli.run(train.command, prepare(demo, tmp_path, {name: value})) == 2
+        assert f"no.en: No such file or directory ({tmp_path}/no.en); " in capsys.readouterr().err
+    assert call(train, "--config", "no.en") == 2
+    assert f"no.en: No such file or directory ({tmp_path}/no.en); " in capsys.readouterr().err
 
 
 def test_print_config_prints_what_would_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,6 +130,22 @@ def test_translate_gives_one_line_per_line_in_order_whatever_is_in_them(
         == 0
     )
     assert lines_of(capfdbinary) == together, "neither window nor batches change a translation"
+
+
+@pytest.mark.parametrize("command", [translate, validate])
+def test_a_model_that_is_not_finite_is_said_to_be(
+    run: Path, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: Any
+) -> None:
+    saved = checkpoint.load(run / "last")
+    tensors = {name: tensor * float("nan") for name, tensor in saved.tensors("parameters").items()}
+    facts = {key: value for key, value in saved.facts.items() if key not in ("format", "vocabulary", "files")}
+    checkpoint.save(tmp_path / "8", {"parameters": tensors}, facts, saved.vocabulary())
+    arguments = (
+        ["--model"] if command is translate else ["--metrics", "chrf", "--test", demo / "test.en", demo / "test.de", "--"]
+    )
+    assert call(command, *arguments, tmp_path / "8", stdin=b"twelve\n", monkeypatch=monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert re.search(r"error: (.*/8: )?the model gives no probabilities: its parameters are not finite", said), said
 
 
 def test_n_best_lists_are_numbered_and_sorted(run: Path, capfdbinary: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,6 +368,11 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
         (translate, ["--model", "{run}", "--threads", "-1"], "-1 is not between 0 and 1024"),
         (validate, ["{run}", "--normalisation", "-1"], "-1 is not between 0 and 10"),
         (train, ["--model", "tiny"], "model is a section; give its keys, as in model.preset"),
+        (validate, ["{run}", "--test", "a", "b", "--test", "c", "d"], "command line: --test is given twice; give it once"),
+        (translate, ["--model", "{run}", "--beam=2", "--beam", "3"], "command line: --beam is given twice; give it once"),
+        (train, ["--config", "{run}.yml", "--mode", "sync", "--mode=pipe"], "command line: --mode is given twice"),
+        (simulate, ["--cluster.nodes", "2", "--cluster.nodes", "3"], "command line: --cluster.nodes is given twice"),
+        (plot, ["timeline", "{run}", "--start", "1", "--start", "2"], "command line: --start is given twice; give it once"),
         (plot, ["draw"], "invalid choice: 'draw'"),
         (train, ["stray"], "'stray' belongs to no option"),
         (simulate, ["--config", "{run}.yml"], "give --cluster (one of configs/clusters, or your own) or --profile"),
@@ -392,6 +435,61 @@ def test_our_own_mistakes_have_status_1_and_debug_shows_the_stack(capsys: pytest
     assert capsys.readouterr().err == "internal error: ZeroDivisionError: oops; please report it, with what --debug shows\n"
     assert cli.run(broken, ["--debug"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def raising(error: Exception) -> Any:
+    def command(arguments: Any) -> int:
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you tried to allocate"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=str,
+)
+def test_too_little_memory_is_the_users_to_mend(capsys: pytest.CaptureFixture[str], error: Exception) -> None:
+    assert cli.run(raising(error), []) == 2
+    assert capsys.readouterr().err == "error: out of memory; make batch.tokens, model or beam smaller\n"
+
+
+def test_memory_that_torch_cannot_have_is_too_little_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    def greedy(arguments: Any) -> int:
+        return len(torch.empty(1 << 55, dtype=torch.uint8))
+
+    assert cli.run(greedy, []) == 2
+    assert "error: out of memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: uncorrectable ECC error encountered",
+        "CUDA error: unspecified launch failure",
+        "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+        "CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`",
+    ],
+)
+def test_a_fault_of_a_device_may_be_mended_by_a_new_start(capsys: pytest.CaptureFixture[str], message: str) -> None:
+    assert cli.run(raising(RuntimeError(f"{message}\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1")), []) == TRY_AGAIN
+    said = capsys.readouterr().err
+    assert re.fullmatch(rf"error: host \S+: the device failed: {re.escape(message)}; start the same command again: .*\n", said)
+
+
+@pytest.mark.parametrize("message", ["shared memory of another size", "pin_memory needs a tensor"])
+def test_an_error_that_only_speaks_of_memory_is_our_own_mistake(capsys: pytest.CaptureFixture[str], message: str) -> None:
+    assert cli.run(raising(RuntimeError(message)), []) == 1
+    assert f"internal error: RuntimeError: {message}" in capsys.readouterr().err
 
 
 def test_a_full_disk_anywhere_is_the_users_to_mend(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 
 from nmt_train import device, launch
 from nmt_train.errors import UserError
@@ -68,12 +69,9 @@ def test_the_status_is_that_of_the_rank_that_failed_first_whatever_mpirun_says(
     (tmp_path / "mpirun").write_text("#!/bin/sh\necho '  Errorcode: 2' >&2\nexit 1\n", encoding="utf-8")
     (tmp_path / "mpirun").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        assert launch.mpirun(2, [], (), lambda line: None) == 2
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert launch.mpirun(2, [], (), lambda line: None) == 2
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_an_mpirun_whose_ranks_here_are_gone_is_killed_though_nobody_has_said_that_they_ended(
@@ -97,3 +95,24 @@ def test_an_mpirun_without_ranks_here_is_waited_for(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(launch, "_LOOK", 0.05)
     job = subprocess.Popen(["sh", "-c", "sleep 1; exit 7"], start_new_session=True, stderr=subprocess.PIPE, text=True)
     assert launch._wait(job, threading.Event()) == 7
+
+
+def test_no_file_of_the_working_directory_is_run_in_the_place_of_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here").mkdir()
+    for name in ("ctypes", "yaml"):  # what a rank's first process imports, and what its child does
+        (tmp_path / "here" / f"{name}.py").write_text("print('run as us', flush=True)\n", encoding="utf-8")
+    for name, lines in (
+        ("python", f'exec {sys.executable} "$@"'),
+        ("mpirun", f'while [ "$1" != {tmp_path}/python ]; do shift; done\nOMPI_COMM_WORLD_SIZE=1 exec "$@"'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path / "here")
+    assert launch.mpirun(1, ["--help"], (), lambda line: None) == 0
+    said = capfd.readouterr().out
+    assert "usage: nmt-train" in said
+    assert "run as us" not in said

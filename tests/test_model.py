@@ -140,6 +140,13 @@ def test_dropout_keeps_the_expectation_the_rate_and_the_gradient_of_what_is_kept
     assert torch.equal(dropout(x, 0.3, training=False), x)
 
 
+@pytest.mark.parametrize("probability", [0.001, 0.5, 0.997, 0.999])
+def test_dropout_keeps_the_expectation_at_any_probability(probability: float) -> None:
+    torch.manual_seed(0)
+    y = dropout(torch.ones(1 << 20), probability, training=True)
+    assert abs(float(y.mean()) - 1) < 0.1
+
+
 def test_dropped_words_are_dropped_whole() -> None:
     torch.manual_seed(0)
     kept = drop_words(torch.ones(500, 4), 0.2, training=True).sum(1)

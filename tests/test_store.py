@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,22 +60,29 @@ def test_it_is_reused_when_nothing_changed_and_made_anew_when_text_or_vocabulary
 def test_where_the_data_cannot_be_written_it_goes_to_the_run_folder(
     files: list[str], vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_folder = store_module.tempfile.mkdtemp
+    make_folder, refused = Path.mkdir, [Path(files[0]).parent]
 
-    def refuse(prefix: str, dir: Path) -> str:
-        if dir == Path(files[0]).parent:
-            raise PermissionError(13, "Permission denied")
-        return make_folder(prefix=prefix, dir=dir)
+    def refuse(folder: Path, *arguments: Any, **options: Any) -> None:
+        if folder.parent in refused:
+            raise PermissionError(13, "denied")
+        make_folder(folder, *arguments, **options)
 
-    monkeypatch.setattr(store_module.tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
     store = open_store(files, "corpus.train", vocabulary, tmp_path / "run" / "store")
     assert store.path.parent == tmp_path / "run" / "store"
-    monkeypatch.setattr(
-        store_module.tempfile, "mkdtemp", lambda prefix, dir: (_ for _ in ()).throw(PermissionError(13, "denied"))
-    )
+    refused.append(tmp_path)
     Path(files[0]).touch()
     with pytest.raises(UserError, match="denied"):
         open_store(files, "corpus.train", vocabulary, tmp_path / "other")
+
+
+def test_its_folder_follows_the_umask(files: list[str], vocabulary: Vocabulary, tmp_path: Path) -> None:
+    before = os.umask(0o007)
+    try:
+        path = open_store(files, "corpus.train", vocabulary, tmp_path).path
+    finally:
+        os.umask(before)
+    assert [each.stat().st_mode & 0o777 for each in (path, path / "store.json")] == [0o770, 0o660]
 
 
 def test_two_runs_may_build_it_at_once(

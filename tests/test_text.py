@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nmt_train.corpus import text
 from nmt_train.corpus.text import decode_lines, read_lines, read_pairs
 from nmt_train.errors import UserError
 
@@ -16,8 +17,8 @@ def file(folder: Path, name: str, data: bytes) -> str:
 
 
 def test_lines_end_at_the_line_feed_alone(tmp_path: Path) -> None:
-    text = "one\x0btwo\x0cthree\u2028four\u2029five\x85six\x1cseven\rstill\nnext\n"
-    lines = list(read_lines(file(tmp_path, "a", text.encode())))
+    lines_of = "one\x0btwo\x0cthree\u2028four\u2029five\x85six\x1cseven\rstill\nnext\n"
+    lines = list(read_lines(file(tmp_path, "a", lines_of.encode())))
     assert lines == ["one two three four five six seven still", "next"]
 
 
@@ -48,6 +49,17 @@ def test_compressed_files_are_read_and_damaged_ones_named(tmp_path: Path) -> Non
     for name, damaged in (("cut.gz", data[:-9]), ("no.gz", b"plain text")):
         with pytest.raises(UserError, match=name):
             list(read_lines(file(tmp_path, name, damaged)))
+
+
+def test_a_compressed_file_that_grows_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "_SMALL", 10_000)
+    bomb = file(tmp_path, "bomb.gz", gzip.compress(b"\n" * 1_000_000))
+    with pytest.raises(UserError, match=r"bomb\.gz: its text is more than 200 times as long as the file.*corpus\.max_ratio"):
+        list(read_lines(bomb))
+    assert len(list(read_lines(bomb, ratio=2000))) == 1_000_000
+    assert len(list(read_pairs([bomb, bomb], "corpus.train", ratio=2000))) == 1_000_000
+    assert len(list(read_lines(file(tmp_path, "small.gz", gzip.compress(b"\n" * 10_000))))) == 10_000
+    assert len(list(read_lines(file(tmp_path, "plain", b"\n" * 20_000)))) == 20_000
 
 
 def test_a_missing_file_a_folder_and_a_forbidden_one_are_named(tmp_path: Path) -> None:

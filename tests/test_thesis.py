@@ -10,7 +10,7 @@ import pytest
 
 from nmt_train.errors import UserError
 from nmt_train.report.claims import HOLDS, IN_PART, NOT
-from nmt_train.report.runs import NotReached, Setup
+from nmt_train.report.runs import Missing, NotReached, Setup
 from nmt_train.report.thesis import BOUND, Results
 from nmt_train.report.thesis_claims import CLAIMS
 
@@ -54,6 +54,26 @@ def test_what_never_reaches_the_target_takes_for_ever(found: Results, tmp_path: 
     reaches(tmp_path, Setup("overlap", "2x2"), 20)
     with pytest.raises(NotReached, match=r"single-1x1 does not reach 3\.000"):
         found.gain(_ONE, Setup("overlap", "2x2"))
+
+
+@pytest.mark.parametrize(
+    ("words", "points"),
+    [(7000, [(80, 2.9), (90, 2.8), (100, 2.7)]), (5000, [(10, 5.0), (20, 4.0), (60, 2.9), (70, 2.8), (80, 2.7)])],
+    ids=["none before it", "a gap before it"],
+)  # fmt: skip
+def test_nothing_is_made_up_where_validations_are_missing(
+    found: Results, tmp_path: Path, words: float, points: list[tuple[float, float]]
+) -> None:
+    learns(tmp_path, _ONE, points)
+    with pytest.raises(Missing, match="validations of single-1x1 before .* words are missing"):
+        found.seconds("single", "1x1")
+    with pytest.raises(Missing):
+        found.after(_ONE, words)
+
+
+def test_a_gap_elsewhere_does_no_harm(found: Results, tmp_path: Path) -> None:
+    learns(tmp_path, _ONE, [(10, 6.0), (30, 5.0), (40, 3.5), (50, 2.5), (80, 2.0)])
+    assert found.seconds("single", "1x1") == pytest.approx(45)
 
 
 def test_a_run_that_still_goes_on_is_not_judged(found: Results, tmp_path: Path) -> None:

@@ -27,10 +27,11 @@ from nmt_train.config import Config
 from nmt_train.errors import NotFinite, UserError
 from nmt_train.joining import Pile
 from nmt_train.log import read_metrics
+from nmt_train.model import ModelConfig
 from nmt_train.model.transformer import Transformer
 from nmt_train.run import Run
 from nmt_train.start import start
-from nmt_train.validate import TestSet
+from nmt_train.validate import TestSet, ValidationConfig
 
 # Times differ from run to run; nothing else may.
 CLOCKS = {"seconds", "training_seconds", "logged_seconds", "words_per_second"}
@@ -306,6 +307,29 @@ def test_cross_entropy_per_word_does_not_depend_on_how_sentences_are_batched(mak
     assert values[2] == pytest.approx(values[0], rel=1e-5)
 
 
+def test_a_pair_with_a_long_source_takes_no_more_memory_than_others(
+    tmp_path: Path, vocabulary: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = ["six"] * 200 + ["six " * 900] + ["six"] * 200
+    target = ["twelve"] * 201 + ["twelve twelve"] * 200
+    for name, lines in (("source", source), ("target", target)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    model = Transformer(ModelConfig(encoder_layers=1, decoder_layers=1, dim=4, ffn_dim=4, heads=2), len(vocabulary))
+    original, shapes = Transformer.cross_entropy, []
+
+    def remember(model: Transformer, batch: Any) -> torch.Tensor:
+        shapes.append((len(batch), max(batch.source.shape[1], batch.target_out.shape[1])))
+        return original(model, batch)
+
+    monkeypatch.setattr(Transformer, "cross_entropy", remember)
+    test_set = TestSet([str(tmp_path / "source"), str(tmp_path / "target")], "corpus.valid", vocabulary)
+    test_set.measure(model, ValidationConfig(metrics=["cross-entropy"], batch_tokens=2000))
+    assert sum(sentences for sentences, _ in shapes) == len(source)
+    assert max(longest for _, longest in shapes) > 900
+    assert all(sentences == 1 or sentences * longest <= 2000 for sentences, longest in shapes)
+    assert len(shapes) < 10
+
+
 class poisoned:  # noqa: N801 - reads as a phrase
     """The losses of these batches, counted from 1, are not finite."""
 
@@ -321,6 +345,27 @@ class poisoned:  # noqa: N801 - reads as a phrase
             return value * self.value if next(calls) in self.numbers else value
 
         self.patch.setattr(Transformer, "loss", loss)
+
+    def __exit__(self, *error: object) -> None:
+        self.patch.undo()
+
+
+class broken:  # noqa: N801 - reads as a phrase
+    """The parameters are not finite after so many updates."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def __enter__(self) -> None:
+        self.patch = pytest.MonkeyPatch()
+        original = lead_module.Leader.step_done
+
+        def step_done(leader: Any, updated: bool) -> None:
+            if leader._worker.schedule.exchange.updates == self.after:
+                leader._worker.flat.parameters.fill_(float("nan"))
+            original(leader, updated)
+
+        self.patch.setattr(lead_module.Leader, "step_done", step_done)
 
     def __exit__(self, *error: object) -> None:
         self.patch.undo()
@@ -353,6 +398,25 @@ def test_or_the_batch_is_skipped_said_aloud_and_training_goes_on(make: Make) -> 
 def test_but_not_for_ever(make: Make) -> None:
     config = make(stop__after="100u", optimizer__not_finite="skip", checkpoint__every="1u")
     with poisoned(range(3, 1000), float("nan")), pytest.raises(NotFinite, match=r"update 3, .*; 50 were skipped before it"):
+        run(config)
+    assert final(config)[0]["progress"]["updates"] == 2
+
+
+@pytest.mark.parametrize("metric", ["cross-entropy", "chrf"])
+def test_a_validation_of_a_model_that_gives_no_probabilities_ends_the_run_and_keeps_the_checkpoint(
+    make: Make, metric: str
+) -> None:
+    config = make(stop__after="10u", checkpoint__every="2u", validation={"every": "3u", "metrics": [metric]})
+    with broken(after=3), pytest.raises(NotFinite, match=r"the model gives no probabilities: its parameters are not finite"):
+        run(config)
+    facts, tensors = final(config)
+    assert facts["progress"]["updates"] == 2
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors.values() if tensor.is_floating_point())
+
+
+def test_parameters_that_are_not_finite_are_not_saved(make: Make) -> None:
+    config = make(stop__after="10u", checkpoint__every="2u")
+    with broken(after=4), pytest.raises(NotFinite, match="update 4: parameters are not finite; earlier checkpoints are intact"):
         run(config)
     assert final(config)[0]["progress"]["updates"] == 2
 

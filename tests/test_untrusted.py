@@ -227,6 +227,31 @@ def test_a_file_that_repeats_itself_without_end_or_is_huge_is_refused(folder: Pa
         READERS[kind][1](path)
 
 
+BOMB = "{a0: &a0 [x, x, x, x, x, x, x, x, x, x], " + ", ".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)
+) + "}"  # fmt: skip
+
+
+def test_text_on_the_command_line_or_in_a_value_that_repeats_itself_without_end_is_refused(folder: Path) -> None:
+    path = folder / "config.yml"
+    path.write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
+    for name in ("devices", "exchange.join"):
+        with pytest.raises(UserError, match=f"command line: {name}: has more than 100,000 entries"):
+            config.load([str(path)], {name: BOMB})
+    with pytest.raises(UserError, match="exchange.join: .*has more than 100,000 entries"):
+        config.validate({**CONFIG, "exchange": {"join": BOMB}}, {})
+    with pytest.raises(UserError, match="exchange.join: .*nested too deeply"):
+        config.validate({**CONFIG, "exchange": {"join": "[" * 10_000}}, {})
+
+
+@pytest.mark.parametrize("text", ["!!int x", "!!python/object:os.system x", "&a [*a]", "[" * 10_000, "a: b: c"])
+def test_any_text_on_the_command_line_is_a_setting_or_said_to_be_wrong(folder: Path, text: str) -> None:
+    path = folder / "config.yml"
+    path.write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
+    for name in ("run", "devices", "exchange.join", "stop.after"):
+        sentence(lambda name=name: config.load([str(path)], {name: text}))  # type: ignore[misc]
+
+
 @fuzzed
 @given(left=st.binary(max_size=60), right=st.binary(max_size=60), packed=st.booleans(), damage=st.integers(0, 200))
 def test_any_files_are_a_corpus_or_said_to_be_wrong(folder: Path, left: bytes, right: bytes, packed: bool, damage: int) -> None:
@@ -288,6 +313,31 @@ def test_any_manifest_is_gone_on_from_or_said_to_be_wrong(
     try:
         file.write_text(json.dumps(facts), encoding="utf-8")
         sentence(lambda: go_on(path, model, vocabulary))
+    finally:
+        file.write_text(before, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("stages", []), ("stages", [[]]), ("stages", [[[1, 2]], []]), ("stages", [[[-1, 2]]]), ("stages", [[[1, -2]]]),
+        ("stages", [[["1", "2"]]]), ("stages", [[[1]]]), ("stages", [[[1, 1 << 70]]]), ("stages", [[[1.5, 2]]]),
+        ("progress", {"epochs": -1}), ("progress", {"tokens": float("nan")}), ("progress", {"seconds": "1"}),
+        ("optimizer", {"updates": -1, "factor": 1.0, "torch": {}}), ("patience", {"bleu": [1.0, -1]}),
+    ],
+)  # fmt: skip
+def test_a_manifest_with_wrong_numbers_is_refused(saved: tuple[Path, Transformer, Vocabulary], key: str, value: Any) -> None:
+    path, _, _ = saved
+    file = path / "checkpoint.json"
+    before = file.read_text(encoding="utf-8")
+    facts = json.loads(before)
+    del facts["checksum"]
+    if isinstance(value, dict) and key == "progress":
+        value = facts[key] | value
+    try:
+        file.write_text(json.dumps({**facts, key: value}), encoding="utf-8")
+        with pytest.raises(UserError, match=f"its manifest is not as it should be: {key}"):
+            manifest.whole(path)
     finally:
         file.write_text(before, encoding="utf-8")
 

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import argparse
 import errno
+import itertools
 import math
+import re
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from nmt_train.errors import UserError
+from nmt_train.errors import TRY_AGAIN, UserError
 
 _READER_GONE = 141  # as a shell reports SIGPIPE
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+# What torch says, which has one class of error for almost everything; and --help does without torch.
+_NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED")
+_FAULT = re.compile("(CUDA|HIP|cuDNN|NCCL) error|(CUDNN|CUBLAS|CUSPARSE|CUSOLVER|CUFFT)_STATUS_")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser whose complaints are `UserError`s."""
+    """An argparse parser whose complaints are `UserError`s, and which drops none of two values for an option."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        seen = set()
+        for word in itertools.takewhile(lambda word: word != "--", args or ()):
+            name = word.partition("=")[0]
+            action = self._option_string_actions.get(name)
+            if action in seen:
+                self.error(f"{name} is given twice; give it once")
+            if action is not None and not isinstance(action, argparse._AppendAction):
+                seen.add(action)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"command line: {message}; see {self.prog} --help")
@@ -51,9 +68,22 @@ def _explain(error: Exception) -> tuple[int, str]:
         return _READER_GONE, ""
     if isinstance(error, OSError) and error.errno in _FULL:
         return 2, f"error: {error.filename or 'output'}: {error.strerror}; check free space and permissions"
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
+    if _out_of_memory(error):
         return 2, "error: out of memory; make batch.tokens, model or beam smaller"
+    if isinstance(error, RuntimeError) and _FAULT.search(str(error)):
+        what = str(error).partition("\n")[0]
+        return TRY_AGAIN, (
+            f"error: host {socket.gethostname()}: the device failed: {what}; start the same command again: it continues from"
+            " the last checkpoint; if that does not help, look at the GPU (nvidia-smi, dmesg)"
+        )
     return 1, f"internal error: {type(error).__name__}: {error}; please report it, with what --debug shows"
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether memory could not be had: the machine's or a device's."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
 
 
 def bounded(kind: Callable[[str], float], name: str, low: float, high: float = math.inf) -> Callable[[str], float]:

@@ -24,7 +24,7 @@ def main() -> None:
 
         train.main()
         return
-    command = [sys.executable, "-m", "nmt_train.cli.train", *sys.argv[1:]]
+    command = [sys.executable, "-P", "-m", "nmt_train.cli.train", *sys.argv[1:]]
     libc = ctypes.CDLL(None)
     child = subprocess.Popen(
         command, env={**os.environ, _CHILD: "1"}, start_new_session=True,

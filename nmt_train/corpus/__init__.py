@@ -9,6 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from nmt_train.section import STRICT
 
+MAX_RATIO = 200.0  # ordinary text is packed to a fifth or a tenth; gzip can pack to a thousandth what only repeats itself
 # One entry per side, or one .tsv file with both sides; each side may be several files, read one after another.
 Files = list[str | list[str]] | str
 
@@ -17,7 +18,10 @@ Files = list[str | list[str]] | str
 class VocabularyConfig:
     """The SentencePiece model shared by both languages; trained when the run has none yet."""
 
-    path: str | None = Field(default=None, description="an existing SentencePiece model to use instead of training one")
+    path: str | None = Field(
+        default=None,
+        description="an existing SentencePiece model to use instead of training one; relative to the working directory",
+    )
     size: int = Field(default=8000, ge=16, le=10**6, description="pieces in the vocabulary, the four special ones included")
     type: Literal["unigram", "bpe"] = Field(default="unigram", description="how pieces are chosen: unigram or bpe")
     character_coverage: float = Field(default=0.9999, gt=0.9, le=1, description="share of characters that get pieces")
@@ -43,13 +47,18 @@ class VocabularyConfig:
 class CorpusConfig:
     """Parallel text: UTF-8, plain or .gz, one sentence per line; or .tsv with source and target in its first two columns."""
 
-    train: Files = Field(description="[source, target], each a file or a list of files; or [pairs.tsv]")
-    valid: Files = Field(description="the same for the validation set")
+    train: Files = Field(
+        description="[source, target], each a file or a list of files; or [pairs.tsv]; relative to the working directory"
+    )
+    valid: Files = Field(description="the same for the validation set; relative to the working directory")
     max_length: int = Field(
         default=100, ge=1, le=10**9, description="pairs with a longer side are not trained on, but counted [pieces]"
     )
     max_skipped: float = Field(
-        default=1.0, ge=0, le=1, description="refuse to train when a larger share of pairs is left out (empty or over-long)"
+        default=0.2, ge=0, le=1, description="refuse to train when a larger share of pairs is left out (empty or over-long)"
+    )
+    max_ratio: float = Field(
+        default=MAX_RATIO, ge=1, le=10**6, description="refuse a .gz file whose text is more than so many times as long as it"
     )
     window: int = Field(
         default=100_000, ge=1, le=10**9, description="pairs shuffled, then grouped by length, together [sentences]"

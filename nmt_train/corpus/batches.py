@@ -17,6 +17,8 @@ from nmt_train.corpus.store import Store
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, Vocabulary
 from nmt_train.errors import UserError
 
+_ORDINARY = 256  # pieces of a sentence: below, attention takes less memory than the rest
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -178,6 +180,14 @@ def assemble(source: list[np.ndarray], target: list[np.ndarray], pairs: tuple[in
         target_tokens=int(filled.sum()),
         pairs=pairs,
     )
+
+
+def fitting(longest: int, tokens: int) -> int:
+    """How many sentences a batch has room for that computes no gradients, if its longest side has so many pieces.
+
+    tokens: sentences times pieces at most; what is longer than _ORDINARY counts by its square, as attention does.
+    """
+    return max(1, int(tokens / (longest * max(1.0, longest / _ORDINARY))))
 
 
 def pad(sentences: list[np.ndarray]) -> Tensor:

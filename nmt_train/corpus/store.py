@@ -10,8 +10,8 @@ import functools
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,10 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from nmt_train.corpus import Files
+from nmt_train import durable
+from nmt_train.corpus import MAX_RATIO, Files
 from nmt_train.corpus.text import read_pairs, sides
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.errors import UserError
+from nmt_train.errors import UserError, unreadable
 
 _FORMAT = 1
 _CHECKED = 20_000_000  # tokens
@@ -64,10 +65,10 @@ class Store:
         return f"{functools.reduce(lambda total, part: zlib.crc32(part.tobytes(), total), parts, 0):08x}"
 
 
-def open_store(files: Files, key: str, vocabulary: Vocabulary, fallback: Path) -> Store:
+def open_store(files: Files, key: str, vocabulary: Vocabulary, fallback: Path, ratio: float = MAX_RATIO) -> Store:
     """The store of `files` (config `key`), built beside the first file, or in folder `fallback` where that is read-only.
 
-    UserError for whatever is wrong with the text, or a disk that cannot take it.
+    ratio: as for `read_lines`. UserError for whatever is wrong with the text, or a disk that cannot take it.
     """
     digest = _digest(files, key, vocabulary)
     first = Path(sides(files, key)[0][0])
@@ -79,12 +80,13 @@ def open_store(files: Files, key: str, vocabulary: Vocabulary, fallback: Path) -
         path = folder / f"{first.name}.{digest}.store"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            building = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=folder))
+            building = folder / f".{path.name}.{secrets.token_hex(8)}"
+            building.mkdir()  # which follows the umask
         except OSError as error:
             reason = error
             continue
         try:
-            _build(building, files, key, vocabulary)
+            _build(building, files, key, vocabulary, ratio)
             _publish(building, path)
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; free some space or move the corpus to another disk") from None
@@ -101,14 +103,14 @@ def _digest(files: Files, key: str, vocabulary: Vocabulary) -> str:
             try:
                 status = os.stat(path)
             except OSError as error:
-                raise UserError(f"{key}: {path}: {error.strerror}; check the path") from None
+                raise UserError(f"{key}: {unreadable(path, error)}; check the path") from None
             facts.append([os.path.abspath(path), status.st_size, status.st_mtime_ns])
         facts.append("side")
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def _build(folder: Path, files: Files, key: str, vocabulary: Vocabulary) -> None:
-    pairs = read_pairs(files, key)
+def _build(folder: Path, files: Files, key: str, vocabulary: Vocabulary, ratio: float) -> None:
+    pairs = read_pairs(files, key, ratio)
     dtype = np.uint16 if len(vocabulary) <= 1 << 16 else np.uint32
     counts = [0, 0]
     with (
@@ -142,12 +144,11 @@ def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]
 
 def _publish(building: Path, path: Path) -> None:
     """Make a finished store appear whole; if another run was faster, its store is as good as ours."""
-    for file in building.iterdir():
-        with open(file, "rb") as stream:
-            os.fsync(stream.fileno())
-    building.chmod(0o755)
+    for file in (*building.iterdir(), building):
+        durable.sync(file)
     try:
         building.rename(path)
+        durable.sync(path.parent)
     except OSError:
         if not (path / "store.json").exists():
             raise

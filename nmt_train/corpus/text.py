@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import re
 import zlib
@@ -10,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from nmt_train.corpus import Files
-from nmt_train.errors import UserError
+from nmt_train.corpus import MAX_RATIO, Files
+from nmt_train.errors import UserError, unreadable
 
 # Control characters and Unicode's own line ends, which would break the rule of one line per line; tabs stay.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _LONGEST_LINE = 10_000_000
+_SMALL = 1 << 26  # bytes of text that any .gz file may have
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -40,14 +42,23 @@ def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
             ) from None
 
 
-def read_lines(path: str | Path) -> Iterator[str]:
-    """Cleaned lines of a plain or .gz file; UserError if it is missing, unreadable, damaged or not UTF-8."""
+def read_lines(path: str | Path, ratio: float = MAX_RATIO) -> Iterator[str]:
+    """Cleaned lines of a plain or .gz file; UserError if it is missing, unreadable, damaged or not UTF-8, or if a .gz file's
+    text is more than `ratio` times as long.
+    """
     try:
         with open_binary(path) as stream:
-            yield from decode_lines(stream, str(path))
+            packed = isinstance(stream, gzip.GzipFile)
+            longest = max(_SMALL, ratio * os.stat(path).st_size) if packed else math.inf
+            for line in decode_lines(stream, str(path)):
+                if packed and stream.tell() > longest:
+                    raise UserError(
+                        f"{path}: its text is more than {ratio:g} times as long as the file; is it text? If so, raise"
+                        " corpus.max_ratio"
+                    )
+                yield line
     except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{path}: {reason}; check the path and that the file can be read") from None
+        raise UserError(f"{unreadable(path, error)}; check the path and that the file can be read") from None
 
 
 def open_binary(path: str | Path) -> BinaryIO:
@@ -65,17 +76,17 @@ def sides(files: Files, key: str) -> list[list[str]]:
     return lists
 
 
-def read_pairs(files: Files, key: str) -> Iterator[tuple[str, str]]:
-    """(source, target) lines of the files under config `key`.
+def read_pairs(files: Files, key: str, ratio: float = MAX_RATIO) -> Iterator[tuple[str, str]]:
+    """(source, target) lines of the files under config `key`; `ratio` as for `read_lines`.
 
     UserError where the sides differ in length (both counts), a TSV line has no second column, or a file cannot be read.
     """
     lists = sides(files, key)
     if len(lists) == 1:
         for path in lists[0]:
-            yield from _read_tsv(path)
+            yield from _read_tsv(path, ratio)
         return
-    source, target = (_numbered(paths) for paths in lists)
+    source, target = (_numbered(paths, ratio) for paths in lists)
     count = 0
     while True:
         left, right = next(source, None), next(target, None)
@@ -93,13 +104,13 @@ def read_pairs(files: Files, key: str) -> Iterator[tuple[str, str]]:
         yield left, right
 
 
-def _numbered(paths: list[str]) -> Iterator[str]:
+def _numbered(paths: list[str], ratio: float) -> Iterator[str]:
     for path in paths:
-        yield from read_lines(path)
+        yield from read_lines(path, ratio)
 
 
-def _read_tsv(path: str) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(read_lines(path), 1):
+def _read_tsv(path: str, ratio: float) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(read_lines(path, ratio), 1):
         columns = line.split("\t")
         if len(columns) < 2:
             raise UserError(f"{path}, line {number}: no tab; a .tsv corpus has source and target in its first two columns")

@@ -15,7 +15,7 @@ import sentencepiece
 
 from nmt_train.corpus import CorpusConfig, VocabularyConfig
 from nmt_train.corpus.text import read_pairs
-from nmt_train.errors import UserError
+from nmt_train.errors import UserError, unreadable
 
 PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
 
@@ -43,7 +43,7 @@ class Vocabulary:
         try:
             return cls(Path(path).expanduser().read_bytes(), str(path))
         except OSError as error:
-            raise UserError(f"{path}: {error.strerror}; give a SentencePiece model or let the run train one") from None
+            raise UserError(f"{unreadable(path, error)}; give a SentencePiece model or let the run train one") from None
 
     def __len__(self) -> int:
         return int(self._processor.get_piece_size())
@@ -125,7 +125,7 @@ class _BothSides:
 
     def __iter__(self) -> Iterator[str]:
         try:
-            for source, target in read_pairs(self._config.train, "corpus.train"):
+            for source, target in read_pairs(self._config.train, "corpus.train", self._config.max_ratio):
                 if source.strip() and target.strip():
                     yield source
                     yield target

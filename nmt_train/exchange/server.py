@@ -164,9 +164,9 @@ class Server(Exchange):
 
     def _wait_for_applied(self, most: int) -> None:
         """Until at most so many pushes without answers are not known to be applied, by any shard."""
-        with self._trace.span("waiting"):
-            for waiting in self._applied.values():
-                while len(waiting) > most:
+        for waiting in self._applied.values():
+            while len(waiting) > most:
+                with self._trace.span("waiting"):
                     waiting.popleft().result()
 
     @torch.no_grad()

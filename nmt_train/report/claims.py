@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from nmt_train.errors import UserError
-from nmt_train.report.runs import NotReached, Runs
+from nmt_train.report.runs import Missing, NotReached, Runs
 
 HOLDS, IN_PART, NOT = "holds", "holds in part", "does not hold"
 
@@ -41,10 +41,10 @@ def table(claims: Sequence[Claim[Found]], found: Found, source: str, whose: str)
             text, judged = claim.judge(found)
             if judged != HOLDS and claim.why:
                 judged += f": {claim.why}"
+        except (Missing, NotReached) as reason:
+            text, judged = str(reason), "-"
         except UserError:
             text, judged = "not all of its runs were made", "-"
-        except NotReached as reason:
-            text, judged = str(reason), "-"
         lines.append(f"| {claim.id} | {claim.source} | {claim.says} | {text} | {judged} |")
     return [*lines, ""]
 

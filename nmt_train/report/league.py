@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 from nmt_train.errors import UserError
 from nmt_train.report.figure import mark, new_figure, save_figure
 from nmt_train.report.papers import as_together, together
-from nmt_train.report.runs import Runs, Setup
+from nmt_train.report.runs import Missing, Runs, Setup
 
 RATES = {"100 Mbit/s": 0.1, "1 Gbit/s": 1.0, "10 Gbit/s": 10.0}
 SEEDS = (1, 2)
@@ -77,8 +79,16 @@ def target(found: Runs) -> float:
 
 
 def seconds(found: Runs, row: str, rate: str, goal: float) -> float:
-    """To a cross-entropy, the mean of the seeds; infinite if one does not reach it."""
-    return _slower(found, row, rate) * mean(found.time_to(each, goal) for each in _runs(found, row, rate))
+    """To a cross-entropy, the mean of the seeds of which that is known; infinite if one does not reach it, nan if of none."""
+    times = list(_times(found, row, rate, goal))
+    return _slower(found, row, rate) * mean(times) if times else math.nan
+
+
+def _times(found: Runs, row: str, rate: str, goal: float) -> Iterator[float]:
+    """To a cross-entropy, of each seed of which that is known."""
+    for each in _runs(found, row, rate):
+        with suppress(Missing):
+            yield found.time_to(each, goal)
 
 
 def _slower(found: Runs, row: str, rate: str) -> float:
@@ -111,7 +121,9 @@ def _line(found: Runs, row: str, rate: str, goal: float) -> str:
     its, alone = seconds(found, row, rate, goal), seconds(found, ALONE, rate, goal)
     last = " ".join(f"{found.validations(each)[-1]['cross-entropy']:.3f}" for each in runs)
     bleu = " ".join(f"{_tested(found, each)['bleu']:.1f}" for each in runs)
-    faster = f"{its / 60:,.1f} | {alone / its:.2f}" if math.isfinite(its) else "never |"
+    faster = f"{its / 60:,.1f} | {alone / its:.2f}" if math.isfinite(its) else "never |" if its == math.inf else "not known |"
+    if (known := len(list(_times(found, row, rate, goal)))) < len(runs) and known:
+        faster = faster.replace(" |", f" ({known} of {len(runs)} seeds) |")
     return f"| {row} | {faster} | {last} | {bleu} | {_sent(found, row, rate)} |"
 
 
@@ -134,7 +146,10 @@ def _tested(found: Runs, its: Setup) -> dict[str, Any]:
 
 def _sent(found: Runs, row: str, rate: str) -> str:
     """Bytes for each word, those of sync being 1; a dash where there were too few updates for a log line."""
-    (_, size, words), (_, of_sync, its_words) = (found.sent(_trained(each, rate, SEEDS[0])) for each in (row, "sync"))
+    try:
+        (_, size, words), (_, of_sync, its_words) = (found.sent(_trained(each, rate, SEEDS[0])) for each in (row, "sync"))
+    except Missing:
+        return "not known"
     return f"{size / words / (of_sync / its_words):.3f}" if words else "-"
 
 

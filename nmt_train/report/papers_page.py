@@ -29,7 +29,8 @@ same 2 million words, in batches of 32 sentences a worker, which are charged as 
 {target:.3f}, which summing gradients in bf16 every four batches has then. Two values are of two seeds. Workers in step compute
 the same whatever the network: they were trained at 1 Gbit/s, and timed at all three speeds. BLEU is of test_2016_flickr by
 greedy search; after four epochs it is low, and tells the modes apart. A dash stands for fewer than 100 updates, whose
-bytes were not logged. The picture has the modes that get to the baseline's end in these words.
+bytes were not logged. Where a run's log lacks what a cell needs, the cell is of the other seed alone, or *not known*. The
+picture has the modes that get to the baseline's end in these words.
 """
 
 

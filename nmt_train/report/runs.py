@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from nmt_train.errors import UserError
@@ -51,6 +54,13 @@ class NotReached(Exception):
     """A run ended before it was as good as those that it is compared with."""
 
 
+class Missing(UserError):
+    """A run's log lacks the events that would answer a question."""
+
+
+_GAP = 1.5  # times the usual distance of two events; where one is missing it is 2
+
+
 class Runs:
     """What the runs in `folder` found: speeds from `timing/<name>`, curves from `training/<name>`. UserError from all that need
     a run which is missing, or not over, which the file `finished` says.
@@ -82,12 +92,15 @@ class Runs:
         return validations(self.run(setup))
 
     def time_to(self, setup: Setup, target: float) -> float:
-        """Virtual seconds to a cross-entropy, between two validations by a straight line; infinite if it was not reached."""
+        """Virtual seconds to a cross-entropy, between two validations by a straight line; infinite if it was not reached.
+
+        Missing if it was reached where validations are missing, or before the first one.
+        """
         before: dict[str, Any] | None = None
-        for event in self.validations(setup):
+        found = self.validations(setup)
+        for event in found:
             if event["cross-entropy"] <= target:
-                if before is None:
-                    return float(event["seconds"])
+                before = _not_far(setup, found, before, event)
                 share = (before["cross-entropy"] - target) / (before["cross-entropy"] - event["cross-entropy"])
                 return float(before["seconds"] + share * (event["seconds"] - before["seconds"]))
             before = event
@@ -95,11 +108,15 @@ class Runs:
 
     def after(self, setup: Setup, amount: float, of: str = "words") -> float:
         """Cross-entropy after so many words (or seconds), between two validations by a straight line; of the last if there were
-        fewer.
+        fewer. Missing if validations are missing there.
         """
         before: dict[str, Any] | None = None
-        for event in self.validations(setup):
-            if event[of] >= amount and before is not None:
+        found = self.validations(setup)
+        for event in found:
+            if event[of] == amount:
+                return float(event["cross-entropy"])
+            if event[of] > amount:
+                before = _not_far(setup, found, before, event)
                 share = (amount - before[of]) / (event[of] - before[of])
                 return float(before["cross-entropy"] + share * (event["cross-entropy"] - before["cross-entropy"]))
             before = event
@@ -107,9 +124,9 @@ class Runs:
 
     def sent(self, setup: Setup) -> tuple[int, int, int]:
         """Messages of gradients and parameters that all ranks of a training run sent, their bytes before any scale, and for how
-        many words that was; nothing where they were never reported.
+        many words that was; nothing where they were never reported. Missing if the first reports are.
         """
-        reported = events(self.run(setup), "ranks")
+        reported = self._reports(setup)
         kinds = [tag.name.lower() for tag in OF_MODEL]
         counts = [rank["sent"][kind] for event in reported for rank in event["ranks"] for kind in kinds if kind in rank["sent"]]
         return sum(count[0] for count in counts), sum(count[1] for count in counts), reported[-1]["words"] if reported else 0
@@ -118,8 +135,29 @@ class Runs:
         """How many updates of others, on the mean, a gradient had missed when it was used."""
         counts = [
             (int(key), count)
-            for event in events(self.run(setup), "ranks")
+            for event in self._reports(setup)
             for rank in event["ranks"]
             for key, count in rank["staleness"].items()
         ]
         return sum(key * count for key, count in counts) / max(1, sum(count for _, count in counts))
+
+    def _reports(self, setup: Setup) -> list[dict[str, Any]]:
+        """What was measured on all ranks, from the beginning on."""
+        reported = events(self.run(setup), "ranks")
+        if reported and reported[0]["words"] > _GAP * _usual(reported):
+            raise Missing(f"the first reports of {setup.name} are missing")
+        return reported
+
+
+def _not_far(
+    setup: Setup, found: Sequence[dict[str, Any]], before: dict[str, Any] | None, event: dict[str, Any]
+) -> dict[str, Any]:
+    """The validation before another one, if none is missing between them."""
+    if before is None or event["words"] - before["words"] > _GAP * _usual(found):
+        raise Missing(f"validations of {setup.name} before {event['words']:,} words are missing")
+    return before
+
+
+def _usual(found: Sequence[dict[str, Any]]) -> float:
+    """The distance of two events, in words; the first one's from the beginning counts."""
+    return median(after - before for before, after in pairwise([0, *(event["words"] for event in found)]))

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from nmt_train import checkpoint
-from nmt_train.corpus import Files
+from nmt_train.corpus import MAX_RATIO, Files
+from nmt_train.errors import NotFinite
 from nmt_train.run import find_checkpoints, newest
 from nmt_train.state import load_model
 from nmt_train.validate import TestSet, ValidationConfig
@@ -29,8 +30,12 @@ def measure(
             files: Files = list(test) if test else facts["config"]["corpus"]["valid"]
             key = (vocabulary.digest, str(files))
             if key not in sets:
-                sets[key] = TestSet(files, "--test" if test else "corpus.valid", vocabulary)
-            scores = sets[key].measure(model, config)
+                ratio = MAX_RATIO if test else facts["config"]["corpus"].get("max_ratio", MAX_RATIO)
+                sets[key] = TestSet(files, "--test" if test else "corpus.valid", vocabulary, ratio)
+            try:
+                scores = sets[key].measure(model, config)
+            except NotFinite as error:
+                raise NotFinite(f"{group[-1]}: {error}") from None
             update = checkpoint.load(group[-1]).facts["progress"]["updates"]
             yield {
                 "checkpoint": str(group[-1]), "averaged": len(group), "update": update, "test": files,
