@@ -33,7 +33,8 @@ class Remains:
 
     ranks: its numbers, from the first start of the run to the present wire, one for each era. era: that of `settled`, its
     position (-1: it has none yet), which is of deal number `deals`; again: batches trained since then. leader: what a rank 0
-    goes on from (see lead.py), as far as this one knows, with its era.
+    goes on from (see lead.py), as far as this one knows, with its era. lost: updates that a recovery did without which ended
+    before all had begun, so that nobody has said it.
     """
 
     ranks: list[int]
@@ -45,6 +46,7 @@ class Remains:
     random: Vectors
     rescued: Callable[[int], Vectors]
     leader: Facts | None
+    lost: int = 0
 
     @classmethod
     def of(cls, worker: Worker, ranks: list[int]) -> Remains:
@@ -65,7 +67,7 @@ class Remains:
     def facts(self) -> Facts:
         pieces = [piece.facts() for piece in self.pieces]
         told = {"settled": astuple(self.settled), "deals": self.deals, "again": self.again, "leader": self.leader}
-        return {"era": self.era, "ranks": self.ranks, "pieces": pieces, **told}
+        return {"era": self.era, "ranks": self.ranks, "pieces": pieces, "lost": self.lost, **told}
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,8 @@ class Inventory:
     def lost(self, moves: Sequence[Move]) -> int:
         """Updates that were made and that some of the parameters, which their owners took with them, will not have."""
         taken = [move.source.updates for move in moves if move.name == _PARAMETERS and move.source.number]
-        return max((self.newest - updates for updates in taken), default=0)
+        before = max(int(facts["lost"]) for facts in self.said)
+        return max([before, *(self.newest - updates for updates in taken)])
 
 
 def _worth(receiver: int) -> Callable[[Source], tuple[int, ...]]:

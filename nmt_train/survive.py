@@ -10,7 +10,7 @@ from typing import Any
 from nmt_train import modes
 from nmt_train.begin import Ready, follow, lead
 from nmt_train.config import Config
-from nmt_train.recover import Remains, recover
+from nmt_train.recover import Again, Remains, recover
 from nmt_train.signals import Wish
 from nmt_train.train import Worker
 from nmt_train.wire import Ended, Wire
@@ -40,6 +40,7 @@ class Rank:
         remains: Remains | None = None
         with ExitStack() as opened, self.signals(wish.ask):
             while True:
+                again: Again | None = None
                 try:
                     with wire.watched(self.config.wire.deadline):
                         worker = self.make(modes.fit(self.config, wire.nodes), wire)
@@ -58,7 +59,9 @@ class Rank:
                     raise
                 if worker.leader is not None or remains is None:
                     remains = Remains.of(worker, ranks)
-                elif worker.placed:  # others may have gone on from this
-                    remains.pieces += worker.schedule.exchange.pieces(wire.rank)
+                else:
+                    remains.lost = again.lost if again else remains.lost
+                    if worker.placed:  # others may have gone on from this
+                        remains.pieces += worker.schedule.exchange.pieces(wire.rank)
                 wire = wire.regroup()
                 ranks.append(wire.rank)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from virtual import cluster
 
+from nmt_train import checkpoint
 from nmt_train.begin import opened
 from nmt_train.cluster import Cost, DeviceConfig, LinkConfig
 from nmt_train.config import Config
@@ -100,12 +101,9 @@ def train(
 ) -> Outcome:
     """A run on a simulated cluster where all goes wrong that `faults`, its keys, say; trained: what others did before."""
     trained = Counter() if trained is None else trained
-    final: dict[int, Tensor] = {}
 
     def make(settled: Config, wire: Wire) -> Worker:
-        worker = Worker(settled, wire, Ledger(trained), Dealt())  # type: ignore[arg-type]
-        final[wire.rank] = worker.flat.parameters
-        return worker
+        return Worker(settled, wire, Ledger(trained), Dealt())  # type: ignore[arg-type]
 
     with opened(config, False, overwrite) as ready:
         described = cluster(nodes, device, network=LINK, inside=LINK, **faults)
@@ -116,7 +114,7 @@ def train(
             return rank.train(wire, ready if wire.rank == 0 else None)
 
         engine.run([partial(main, wire) for wire in engine.wires])
-    return Outcome(Path(config.run), trained, final[0].view(PARTS, BATCHES))
+    return Outcome(Path(config.run), trained, checkpoint.load(Path(config.run) / "last").tensors("parameters")["counts"])
 
 
 def plain(config: Config) -> Config:

@@ -60,7 +60,7 @@ def test_every_file_of_a_checkpoint_follows_the_umask(tmp_path: Path, vocabulary
         lambda folder: rewind_metrics(folder / "metrics.jsonl", 5),
         lambda folder: Run(folder).begin("new", b"new"),
         lambda folder: Run(folder).keep_translations(5, ["new"]),
-        lambda folder: Run(folder).link("last", run.checkpoint(5)),
+        lambda folder: Run(folder).link("last", folder / "checkpoints" / "5"),
     ],
     ids=["any file", "metrics", "config and vocabulary", "translations", "a link"],
 )

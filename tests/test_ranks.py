@@ -33,7 +33,7 @@ ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
 }  # fmt: skip
 OURS = [sys.executable, "-m", "nmt_train.cli.entry"]
-TIMEOUT = 90
+TIMEOUT = 300
 
 
 def written(config: Config, name: str = "config.yml") -> str:
@@ -388,12 +388,13 @@ survive.recover = asked
 
 
 def hangs(rank: int) -> list[str]:
-    soon = "import nmt_train.wire.watch; nmt_train.wire.watch._DEADLINES = 1\n"
-    return patched(soon + BATCHES.format(f"if rank == {rank} and seen[0] > 5: time.sleep(1000)"))
+    """It gives up after one deadline from then on, however long other things took on a busy machine."""
+    soon = "import nmt_train.wire.watch as watch; watch._DEADLINES, watch._TIMES = 1, 0"
+    return patched(BATCHES.format(f"if rank == {rank} and seen[0] > 5: {soon}; time.sleep(1000)"))
 
 
 def test_a_rank_that_hangs_while_it_computes_ends_itself_and_the_others_go_on(make: Make) -> None:
-    config = make(mode="overlap", stop__after="4e", batch__tokens=300, wire__deadline=8)
+    config = make(mode="overlap", stop__after="4e", batch__tokens=300, wire__deadline=10)
     done = finish([*MPIRUN, "--with-ft", "ulfm", "-np", "3", *hangs(1), "--config", written(config)])
     assert re.search(r"error: rank 1 \(host \S+\): run \(train.py, line \d+\) has not ended for \d+ s", done.stderr), (
         done.stderr
@@ -404,7 +405,7 @@ def test_a_rank_that_hangs_while_it_computes_ends_itself_and_the_others_go_on(ma
 
 
 def test_the_job_ends_where_the_others_cannot_go_on_without_the_rank_that_hangs(make: Make) -> None:
-    config = make(mode="overlap", stop__after="1000e", batch__tokens=300, wire__deadline=4)
+    config = make(mode="overlap", stop__after="1000e", batch__tokens=300, wire__deadline=10)
     done = finish([*MPIRUN, "-np", "2", *hangs(0), "--config", written(config)])
     assert re.search(r"error: rank 0 \(host \S+\): run \(train.py", done.stderr), done.stderr
     assert done.returncode == TRY_AGAIN

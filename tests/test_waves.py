@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import Make
-from test_simulate import events, parameters, run
+from test_simulate import FAST, events, parameters, run
 
 from nmt_train import config as configuration
 from nmt_train.errors import UserError
@@ -92,7 +92,7 @@ def test_waves_leave_no_batch_out_and_take_none_twice(make: Make, tmp_path: Path
 
 
 def test_a_run_that_was_interrupted_goes_on_with_the_workers_that_had_joined(make: Make, tmp_path: Path) -> None:
-    options = {"mode": "vanilla", "checkpoint__every": "4u", **SPREAD}
+    options = {"mode": "vanilla", "checkpoint__every": "4u", "places": FAST, **SPREAD}
     whole = run(make, tmp_path / "whole", [2, 1], **options)
     for stop in ("4u", "12u", "60u"):
         parts = run(make, tmp_path / "parts", [2, 1], **options | {"stop__after": stop})

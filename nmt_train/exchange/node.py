@@ -79,17 +79,18 @@ class PerNode(Around):
     def _join(self, joined: Tensor, message: Message, given: Mapping[int, int]) -> None:
         """Add a gradient to those that were `given` before it."""
         vector = message.vector(joined.numel()).to(joined.device)
-        if not given:
+        if not given:  # and if it stays alone, it is exact
             joined.copy_(vector)
-        else:
-            scale = 1.0 if self._sums else message.number(1) / next(iter(given.values()))
-            joined.add_(vector, alpha=scale)
+            return
+        if len(given) == 1 and not self._sums:
+            joined.mul_(next(iter(given.values())))
+        joined.add_(vector, alpha=1.0 if self._sums else message.number(1))
 
     def _exchange_for(self, given: Mapping[int, int], joined: Tensor) -> None:
         assert self._received is not None
         weight = sum(given.values())
         if not self._sums and len(given) > 1:
-            joined.mul_(next(iter(given.values())) / weight)
+            joined.div_(weight)
         self._exchange.prepare(joined, self._received, weight)
         self._exchange.sync(joined, self._received, weight)
         for rank in given:

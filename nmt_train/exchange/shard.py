@@ -40,7 +40,7 @@ class Shard:
         self._gradient = torch.zeros_like(self._parameters)
         self._sums = sums and not rule.mean
         self._shares: list[float] = []  # of the pushes in _gradient, which are not yet applied: how much of a step each is
-        self._weights: list[int] = []  # of the same pushes; `_gradient` is in units of the first
+        self._weights: list[int] = []  # of the same pushes
         self._held: dict[int, Tensor] = {}
         self._expected: set[int] = set()  # workers that do not rest
         self._waiting: list[int] = []  # workers whose answers the rule holds
@@ -72,9 +72,16 @@ class Shard:
         return self._pushed(worker, self._gradient, True, share, weight)
 
     def _scale(self, share: float, weight: int) -> float:
-        """By how much a further push counts, in units of the first."""
-        first = self._shares[0] * (1 if self._sums else self._weights[0])
-        return share * (1 if self._sums else weight) / first
+        """By how much a further push counts; the first one counts when there is a second, and is exact if it stays alone."""
+        if len(self._weights) == 1 and (first := self._counted()[0]) != 1.0:
+            self._gradient.mul_(first)
+        return share * (1 if self._sums else max(1, weight))
+
+    def _counted(self) -> list[float]:
+        """By how much each push counts."""
+        if self._sums:
+            return list(self._shares)
+        return [share * weight for share, weight in zip(self._shares, self._weights, strict=True)]
 
     def rest(self, worker: int) -> list[int]:
         """Do not wait for this worker until it pushes again; which workers are to be answered now."""
@@ -189,11 +196,10 @@ class Shard:
         A step is as long as the mean of the shares; the gradient is the mean that they weight, so that for plain descent each
         push moves the parameters by its share (Zhang et al. 2016, section 3.2), whatever the optimizer makes of the scale.
         """
-        weights = [1] * len(self._weights) if self._sums else self._weights
-        counted = [share * weight for share, weight in zip(self._shares, weights, strict=True)]
-        share = sum(counted) / sum(weights)
-        factor = counted[0] / sum(counted) * (len(counted) if self._sums else 1)
+        counted, pushes = self._counted(), len(self._weights)
+        share = sum(counted) / (pushes if self._sums else sum(self._weights))
+        factor = (pushes if self._sums else 1) / sum(counted)
         self._shares, self._weights = [], []
-        if factor != 1.0:
+        if pushes > 1 and factor != 1.0:
             gradient.mul_(factor)
         self.optimizer.apply(gradient, share)
