@@ -15,16 +15,24 @@ from pathlib import Path
 from types import FrameType
 
 from nmt_train.errors import UserError
+from nmt_train.signals import Wishes
 
 _ENDS = ("error: ", "MPI_ABORT was invoked")  # how a rank's last words begin
 _STATUS = re.compile(r"\s*Errorcode:\s+(\d+)")  # of MPI_Abort: mpirun's own may be another rank's
 _GRACE, _LOOK = 10.0, 0.5  # seconds that mpirun has to end after them; between two looks
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
+_MPIRUN = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID")  # Open MPI's and MPICH's set them, also inside a job of Slurm
 
 
 def launched() -> bool:
-    """Whether an MPI launcher (mpirun, srun --mpi=pmix) started this process."""
-    return any(name in os.environ for name in _LAUNCHED)
+    """Whether an MPI launcher (mpirun, srun) started this process as a rank. One task of srun is not: it may start ranks."""
+    return tasks() > 1 if tasks() else any(name in os.environ for name in _LAUNCHED)
+
+
+def tasks() -> int:
+    """How many tasks srun started, of which this process is one; 0 where something else started it."""
+    inside = any(name in os.environ for name in _MPIRUN)
+    return 0 if inside else int(os.environ.get("SLURM_STEP_NUM_TASKS", 0))
 
 
 def local_rank() -> int:
@@ -53,12 +61,14 @@ def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: 
     )
     asked: list[int] = []
     aborted: list[int] = []
+    wishes = Wishes()
 
     def ask(number: int, frame: FrameType | None) -> None:
-        job.send_signal(signal.SIGUSR1 if not asked else signal.SIGTERM)
-        asked.append(number)
+        if wishes.is_new():
+            job.send_signal(signal.SIGUSR1 if not asked else signal.SIGTERM)
+            asked.append(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, ask)
     over = threading.Event()
 

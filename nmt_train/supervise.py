@@ -19,8 +19,8 @@ from nmt_train.errors import TRY_AGAIN, UserError
 _ANSWER = 10.0  # seconds that a machine has to say that it is there
 _STOPPED = "] stopped: "  # what a run says at its end
 _PAUSE = 2.0  # seconds between an end and the next start
-# Done, a user's mistake, or a user's wish: SIGINT and SIGTERM. After anything else a new start may help.
-_FINAL = frozenset({0, 2, 128 + 2, 128 + 15})
+# Done, a user's mistake, or a user's wish: SIGINT, SIGUSR1 and SIGTERM. After anything else a new start may help.
+_FINAL = frozenset({0, 2, 128 + 2, 128 + 10, 128 + 15})
 _LINE = re.compile(r"(\S+)(?:\s+slots\s*=\s*(\d+))?")
 
 
