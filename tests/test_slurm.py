@@ -144,19 +144,22 @@ def test_ranks_that_nmt_train_starts_in_a_job_are_spread_over_its_nodes(make: Ma
     assert "2 ranks on nmtslurm1, nmtslurm2" in job.said()
 
 
-def test_scancel_saves_and_the_same_command_continues(make: Make) -> None:
+def test_scancel_and_the_time_limit_save_and_the_same_command_continues(make: Make) -> None:
+    """Slurm looks every 30 seconds for jobs whose time is up."""
     config = make(**FOREVER)
-    script = [str(SCRIPTS / "cpu.sh"), *train(config)[1:]]
+    script = ["--nodes=2", "--wrap", " ".join(["srun", "--mpi=pmix", *train(config)])]
     with Job(config, script) as job:
         job.until_it_trains()
         inside("scancel", job.number)
         assert job.end()["JobState"] == "CANCELLED"
     assert "stopped: SIGTERM received" in job.said()
     saved = last(config).facts["progress"]["updates"]
-    shorten(config)
     with Job(config, script) as job:
-        assert job.end()["JobState"] == "COMPLETED", job.said()
-    assert f"at update {saved}" in job.said()
+        job.until(lambda: f"at update {saved}" in job.said(), "continued")
+        inside("scontrol", "update", f"JobId={job.number}", "EndTime=now")
+        assert job.end()["JobState"] == "TIMEOUT"
+    assert job.said().count("stopped: SIGTERM received") == 2
+    assert last(config).facts["progress"]["updates"] > saved
 
 
 @pytest.mark.parametrize(
@@ -181,14 +184,3 @@ def test_a_job_that_is_told_in_time_saves_is_queued_again_and_continues_to_its_e
     assert "stopped: SIGUSR1 received" in job.said()
     assert job.said().count("2 ranks on") == 2 * 2  # two starts, printed and logged
     assert "continuing from" in job.said()
-
-
-def test_the_time_limit_saves(make: Make) -> None:
-    """Slurm looks every 30 seconds for what is over."""
-    config = make(**FOREVER)
-    with Job(config, ["--nodes=2", "--wrap", " ".join(["srun", "--mpi=pmix", *train(config)])]) as job:
-        job.until_it_trains()
-        inside("scontrol", "update", f"JobId={job.number}", "EndTime=now")
-        assert job.end()["JobState"] == "TIMEOUT"
-    assert "stopped: SIGTERM received" in job.said()
-    last(config)
