@@ -35,6 +35,11 @@ def tasks() -> int:
     return 0 if inside else int(os.environ.get("SLURM_STEP_NUM_TASKS", 0))
 
 
+def queued_again() -> bool:
+    """Whether Slurm has started this job before."""
+    return int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
+
+
 def local_rank() -> int:
     """The number of this process among those of its machine, as the launcher gives it."""
     for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):

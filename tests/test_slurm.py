@@ -174,7 +174,8 @@ def test_a_job_that_is_told_in_time_saves_is_queued_again_and_continues_to_its_e
     make: Make, script: str, how: str, options: tuple[str, ...]
 ) -> None:
     config = make(**FOREVER)
-    with Job(config, ["--gpus=0", str(SCRIPTS / script), *train(config, *options)[1:]]) as job:
+    arguments = train(config, "--overwrite", *options)[1:]
+    with Job(config, ["--gpus=0", str(SCRIPTS / script), *arguments]) as job:
         job.until_it_trains()
         shorten(config)
         inside("scancel", *how.split(), job.number)

@@ -18,6 +18,9 @@ export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # since Slurm 22.05 srun has to 
 # pmix: without it every rank would believe itself alone. Is it there? srun --mpi=list
 srun --mpi=pmix nmt-train --devices all "$@"
 status=$?
-# 138 is 128 + SIGUSR1: the time was up, and the run is saved. Queued again, it continues; any other end is one.
-if [ "$status" = 138 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+case $status in
+    0 | 2 | 130 | 143) ;;  # done, a mistake in what was asked for, or a wish for an end
+    # 138 = 128 + SIGUSR1: the time was up. Any other: a rank or a machine was lost. Queued again, the run continues.
+    *) if [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ]; then scontrol requeue "$SLURM_JOB_ID"; fi ;;
+esac
 exit "$status"
