@@ -15,22 +15,35 @@ from pathlib import Path
 from types import FrameType
 
 from nmt_train.errors import UserError
+from nmt_train.signals import ENDS, Wishes
 
 _ENDS = ("error: ", "MPI_ABORT was invoked")  # how a rank's last words begin
 _STATUS = re.compile(r"\s*Errorcode:\s+(\d+)")  # of MPI_Abort: mpirun's own may be another rank's
 _GRACE, _LOOK = 10.0, 0.5  # seconds that mpirun has to end after them; between two looks
 RESTARTED = "NMT_TRAIN_RESTARTED"  # is in the environment of a job that is started again
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
+_MPIRUN = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID")  # Open MPI's and MPICH's set them, also inside a job of Slurm
 
 
 def launched() -> bool:
-    """Whether an MPI launcher (mpirun, srun --mpi=pmix) started this process."""
-    return any(name in os.environ for name in _LAUNCHED)
+    """Whether an MPI launcher (mpirun, srun) started this process as a rank. One task of srun is not: it may start ranks."""
+    return tasks() > 1 if tasks() else any(name in os.environ for name in _LAUNCHED)
+
+
+def tasks() -> int:
+    """How many tasks srun started, of which this process is one; 0 where something else started it."""
+    inside = any(name in os.environ for name in _MPIRUN)
+    return 0 if inside else int(os.environ.get("SLURM_STEP_NUM_TASKS", 0))
+
+
+def queued_again() -> bool:
+    """Whether Slurm has started this job before."""
+    return int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
 
 
 def restarted() -> bool:
     """Whether this process belongs to a job that ended before its time and was started again."""
-    return RESTARTED in os.environ
+    return RESTARTED in os.environ or queued_again()
 
 
 def local_rank() -> int:
@@ -57,6 +70,7 @@ def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: 
     job: subprocess.Popen[str] | None = None
     asked: list[int] = []
     untold: list[signal.Signals] = []
+    wishes = Wishes()
 
     def tell() -> None:
         with suppress(IndexError):
@@ -64,11 +78,12 @@ def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: 
                 job.send_signal(untold.pop(0))
 
     def ask(number: int, frame: FrameType | None) -> None:
-        untold.append(signal.SIGTERM if asked else signal.SIGUSR1)
-        asked.append(number)
-        tell()
+        if wishes.is_new():
+            untold.append(signal.SIGTERM if asked else signal.SIGUSR1)
+            asked.append(number)
+            tell()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, ask) for number in ENDS}
     try:
         job = subprocess.Popen(
             command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True, errors="replace"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -41,6 +43,8 @@ def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE) -> in
     if (len(devices) > 1 or job.hosts or job.restarts) and not launch.launched():
         return supervise(job, len(devices))
     wire = connect(config.wire)
+    if wire.size == 1 < launch.tasks():
+        return _refuse_worlds_of_one()
     try:
         status = _lead(config, wire, force, overwrite) if wire.rank == 0 else _follow(config, wire)
     except Aborted:
@@ -74,13 +78,27 @@ def connect(config: WireConfig) -> Wire:
     return Mpi(config)
 
 
+def _refuse_worlds_of_one() -> int:
+    """UserError in the first of srun's tasks; in the others, which find the same, the exit status."""
+    if os.environ.get("SLURM_PROCID", "0") != "0":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of srun --kill-on-bad-exit, when the first one has said it
+        time.sleep(_LINGER)
+        return UserError.status
+    offered = os.environ.get("SLURM_MPI_TYPE", "none")
+    raise UserError(
+        f"MPI: srun started {launch.tasks()} tasks, but each finds itself alone: this MPI library does not understand"
+        f" --mpi={offered}; start them with srun --mpi=pmix (srun --mpi=list shows whether it is there), or run mpirun in a job"
+        " of sbatch"
+    )
+
+
 def _lead(config: Config, wire: Wire, force: bool, overwrite: bool) -> int:
     own = device.prepare(config.devices, config.threads, wire.nodes, wire.rank)
     modes.check(config, wire.nodes)
     with opened(config, force, overwrite) as ready:
         _agree(config, wire, ready.vocabulary, ready.store)
         status = _rank(config, own, ready.vocabulary, ready.store).train(wire, ready)
-        return status if wire.size == 1 else 0  # of several ranks it is mpirun's to say what ended them
+        return status if wire.size == 1 or launch.tasks() else 0  # mpirun says what ended its ranks
 
 
 def _follow(config: Config, wire: Wire) -> int:

@@ -17,12 +17,13 @@ from types import FrameType
 
 from nmt_train import launch
 from nmt_train.errors import TRY_AGAIN, UserError
+from nmt_train.signals import ENDS
 
 _ANSWER = 10.0  # seconds that a machine has to say that it is there
 _STOPPED, _ANEW = "] stopped: ", "] begun anew"  # what a run says at its end, and when it has emptied its folder
 _PAUSE = 2.0  # seconds between an end and the next start
-# Done, a user's mistake, or a user's wish: SIGINT and SIGTERM. After anything else a new start may help.
-_FINAL = frozenset({0, 2, 128 + 2, 128 + 15})
+# Done, a user's mistake, or a user's wish: SIGINT, SIGUSR1 and SIGTERM. After anything else a new start may help.
+_FINAL = frozenset({0, 2, 128 + 2, 128 + 10, 128 + 15})
 # Strict, for ssh and what else starts processes elsewhere would take other words for options or commands.
 _NAME, _ADDRESS = r"\w[\w.-]*", r"[0-9a-f:]*:[0-9a-f:.]*(?:%\w+)?"  # names and IPv4; IPv6
 _LINE = re.compile(rf"((?:{_NAME}@)?(?:{_NAME}|{_ADDRESS}))(?:\s+slots\s*=\s*(\d{{1,5}}))?", re.ASCII | re.IGNORECASE)
@@ -93,7 +94,7 @@ def supervise(job: Job, ranks: int) -> int:
     def ask(number: int, frame: FrameType | None) -> None:
         raise _Asked(number)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, ask) for number in ENDS}
     try:
         return _repeat(job, ranks)
     except _Asked as asked:

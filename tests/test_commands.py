@@ -338,6 +338,17 @@ def test_overwriting_forgets_nothing_until_the_new_configuration_is_found_good(
     assert [path.name for path in (copy / "checkpoints").iterdir()] == ["1"]
 
 
+def test_a_job_that_slurm_has_queued_again_continues_what_it_was_told_to_overwrite(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy, symlinks=True)
+    arguments = ["--config", str(run.with_suffix(".yml")), "--run", str(copy), "--overwrite"]
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert cli.run(train.command, arguments) == 0
+    assert "at update 8" in capsys.readouterr().err
+
+
 def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
     demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -187,6 +187,16 @@ def test_ranks_with_other_settings_are_refused_by_name(make: Make, tmp_path: Pat
     assert done.stderr.count("error:") == 1
 
 
+def test_tasks_of_srun_that_mpi_does_not_join_are_refused_and_the_first_says_it(make: Make) -> None:
+    arguments = [*OURS, "--config", written(make(mode="vanilla"))]
+    for number, said in enumerate(("error: MPI: srun started 2 tasks, but each finds itself alone", "")):
+        environment = {**ENVIRONMENT, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": str(number)}
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=False)
+        assert done.returncode == 2
+        assert done.stderr.startswith(said)
+        assert ("--mpi=pmix" in done.stderr) == bool(said)
+
+
 def test_a_rank_that_raises_ends_the_job_at_once_with_its_error_and_leaves_checkpoints_whole(make: Make) -> None:
     config = make(mode="sparse", stop__after="1000e", checkpoint__every="4u", wire__deadline=10 * TIMEOUT)
     code = BATCHES.format("if rank == 1 and seen[0] > 15: raise RuntimeError('boom')")
@@ -282,7 +292,7 @@ def test_a_gradient_that_is_not_finite_stays_with_its_worker(make: Make, mode: s
     assert all(torch.isfinite(tensor).all() for tensor in last(config).tensors("parameters").values())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_the_command_saves_and_ends_all_ranks(make: Make, number: signal.Signals) -> None:
     config = make(mode="sparse-overlap", devices="cpu x 2", stop__after="1000e", log__every="5u", checkpoint__every="10000u")
     process = background([*OURS, "--config", written(config)])

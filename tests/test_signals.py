@@ -14,7 +14,7 @@ def test_the_first_is_told_to_who_listens_and_to_who_begins_to_later_and_a_secon
     wish = Wish()
     first: list[signal.Signals] = []
     next_one: list[signal.Signals] = []
-    with handling(wish.ask):
+    with handling(wish.ask, iter((0.0, 5.0)).__next__):
         wish.tell(first.append)
         assert first == []
         os.kill(os.getpid(), signal.SIGTERM)
@@ -24,3 +24,13 @@ def test_the_first_is_told_to_who_listens_and_to_who_begins_to_later_and_a_secon
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert first == next_one == [signal.SIGTERM]
+
+
+def test_signals_within_a_second_are_one_wish() -> None:
+    asked: list[signal.Signals] = []
+    with handling(asked.append, iter((7.0, 7.01, 7.9, 8.1)).__next__):
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert asked == [signal.SIGTERM]

@@ -1,4 +1,4 @@
-"""The console command nmt-train: in this process, or, under mpirun, in a child of it.
+"""The console command nmt-train: in this process, which srun may have started, or, under mpirun, in a child of it.
 
 mpirun kills the process that it knows a tenth of a second after SIGINT or SIGTERM, too soon to save; so that process only waits
 for a child, which is told by the kernel when that happens, and saves.
@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    if not launch.launched() or _CHILD in os.environ or sys.platform != "linux":
+    if not launch.launched() or launch.tasks() or _CHILD in os.environ or sys.platform != "linux":
         from nmt_train.cli import train
 
         train.main()

@@ -40,7 +40,8 @@ def command(arguments: Sequence[str]) -> int:
         if launch.launched() and launch.local_rank():
             return 2  # the machine's first rank says it
         raise
-    return start(resolved, given.force, given.overwrite, Job(hosts, given.restarts, arguments))
+    overwrite = given.overwrite and not launch.queued_again()  # then what there is by now is to be kept
+    return start(resolved, given.force, overwrite, Job(hosts, given.restarts, arguments))
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 from typing import Any, NoReturn
 
+from nmt_train import launch
 from nmt_train.errors import UserError
 
 _PATIENCE = 10  # seconds
@@ -67,10 +68,12 @@ def leave(status: int) -> NoReturn:
     """End this process at once: MPI's threads would not let go of a rank that leaves without the others.
 
     Where the others would go on without it, but it has found what ends training for all, they end with it, those too that hang.
+    Under srun they would miss it, and abort with a status of their own.
     """
-    if status > 1 and survives() and "mpi4py.MPI" in sys.modules:
+    ends_all = (status > 1 and survives()) or (status and launch.tasks())
+    if ends_all and "mpi4py.MPI" in sys.modules:
         mpi = sys.modules["mpi4py.MPI"]
-        if mpi.Is_initialized() and not mpi.Is_finalized():
+        if mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.Get_size() > 1:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(_PATIENCE)  # mpirun may not answer
             mpi.COMM_WORLD.Abort(status)
