@@ -19,6 +19,7 @@ from nmt_train.corpus.text import read_lines, read_pairs, sides
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.corpus.vocabulary import train as train_vocabulary
 from nmt_train.errors import UserError
+from nmt_train.flat import kept
 from nmt_train.follow import Follower
 from nmt_train.lead import Leader
 from nmt_train.log import Log, rewind_metrics
@@ -87,7 +88,7 @@ def lead(worker: Worker, ready: Ready, wish: Wish, again: Again | None = None) -
         snapshot = state.load(ready.saved, worker.flat, bool(config.optimizer.smoothing))
     else:
         fresh = {"updates": 0, "factor": 1.0, "torch": {}}
-        snapshot = Snapshot({"parameters": worker.flat.parameters.clone()}, fresh, [], [], [])
+        snapshot = Snapshot({"parameters": kept(worker.flat.parameters)}, fresh, [], [], [])
     if ready.overwrite and again is None:
         run.empty()
     run.begin(configuration.to_yaml(config), ready.vocabulary.model)

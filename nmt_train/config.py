@@ -46,7 +46,8 @@ class Config:
         " staleness-aware, softsync, backup, downpour, easgd, strom, sync, powersgd, pipe, local-sgd, simuparallel, diloco",
     )
     devices: str | list[int] = Field(
-        default="auto", description="auto (a GPU, if any), cpu, cpu x N, cuda, all (every GPU), or GPU numbers: [0, 1]"
+        default="auto", description="auto (a GPU, if any), cpu, cpu x N, cuda, all (every GPU), GPU numbers: [0, 1], or cuda x N: N ranks that"
+        " share GPU 0"
     )
     threads: int = Field(
         default=0,

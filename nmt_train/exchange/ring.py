@@ -94,7 +94,7 @@ class Ring(Reducer):
         if message.number() == _NOT_FINITE:
             block.fill_(torch.nan)
             return
-        bare = message.without_numbers(1)
+        bare = message.without_numbers(1).on(block.device)
         if add:
             self._codec.add(bare, block)
         elif not any(tensor.data_ptr() == block.data_ptr() for tensor in bare.tensors):
