@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from nmt_train import config as configuration
-from nmt_train import modes
+from nmt_train import device, modes
 from nmt_train.checkpoint import Checkpoint
 from nmt_train.config import Config
 from nmt_train.corpus.batches import Batches
@@ -134,6 +134,8 @@ def maker(config: Config, own: torch.device, vocabulary: Vocabulary, store: Stor
     def make(config: Config, wire: Wire) -> Worker:
         torch.manual_seed(config.seed)
         model = Transformer(config.model, len(vocabulary)).to(own)
+        if config.compile:
+            model.train_by(device.compiled(model.states, own))
         if wire.rank:
             torch.manual_seed(config.seed + 0x9E3779B9 * wire.rank)  # every worker drops out others
         return Worker(config, wire, model, batches)

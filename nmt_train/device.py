@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import re
+import shutil
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +22,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def known(devices: str | list[int]) -> str | list[int]:
-    """`devices:` as it is, a GPU's number as a list; UserError for none of its forms. Which devices there are is not looked at."""
+    """`devices:` as it is, a GPU's number as a list; UserError for none of its forms. No device is looked at."""
     if isinstance(devices, str) and devices.isdigit():
         devices = [int(devices)]
     if not devices:
@@ -113,6 +114,19 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def compiled(function: Callable[..., Tensor], own: torch.device) -> Callable[..., Tensor]:
+    """torch.compile's version of a function, for any shapes; UserError without the compiler of C that it needs."""
+    names = ("gcc", "clang", "cc") if own.type == "cuda" else ("g++", "clang++", "c++")
+    given = os.environ.get("CC" if own.type == "cuda" else "CXX")
+    if not any(map(shutil.which, (given,) if given else names)):
+        raise UserError(
+            f"compile: torch needs a compiler for it, and host {socket.gethostname()} has none ({given or ', '.join(names)});"
+            " install one, or use compile: false"
+        )
+    made: Callable[..., Tensor] = torch.compile(function, dynamic=True)
+    return made
 
 
 def inherit() -> Callable[[], None]:

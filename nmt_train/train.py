@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from nmt_train import device, modes

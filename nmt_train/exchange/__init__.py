@@ -100,9 +100,9 @@ class ExchangeConfig:
 class Piece:
     """A part of the global parameters as somebody has it, after so many updates.
 
-    vectors: on the CPU, by name, each as long as the place: the parameters, and, where they are known, their running mean and the
-    optimiser's, whose `numbers` then are as in `Optimizer.state`. exact: the parameters are what they were after these updates;
-    else some of what changed has not been told, or others have been.
+    vectors: on the CPU, by name, each as long as the place: the parameters, and, where they are known, their running mean and
+    the optimiser's, whose `numbers` then are as in `Optimizer.state`. exact: the parameters are what they were after these
+    updates; else some of what changed has not been told, or others have been.
     """
 
     place: slice
