@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from nmt_train import config as configuration
-from nmt_train import launch, modes
+from nmt_train import device, launch, modes
 from nmt_train.checkpoint import Checkpoint
 from nmt_train.config import Config
 from nmt_train.corpus.batches import Batches
@@ -19,6 +19,7 @@ from nmt_train.corpus.text import read_lines, read_pairs, sides
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.corpus.vocabulary import train as train_vocabulary
 from nmt_train.errors import UserError
+from nmt_train.flat import kept
 from nmt_train.follow import Follower
 from nmt_train.lead import Leader
 from nmt_train.log import Log, rewind_metrics
@@ -91,7 +92,7 @@ def lead(worker: Worker, ready: Ready, wish: Wish, again: Again | None = None) -
         snapshot = state.load(ready.saved, worker.flat, bool(config.optimizer.smoothing))
     else:
         fresh = {"updates": 0, "factor": 1.0, "torch": {}}
-        snapshot = Snapshot({"parameters": worker.flat.parameters.clone()}, fresh, [], [], [])
+        snapshot = Snapshot({"parameters": kept(worker.flat.parameters)}, fresh, [], [], [])
     if ready.overwrite and again is None:
         run.empty()
     in_force = modes.in_force(config, worker.wire.nodes)
@@ -140,6 +141,8 @@ def maker(config: Config, own: torch.device, vocabulary: Vocabulary, store: Stor
     def make(config: Config, wire: Wire) -> Worker:
         torch.manual_seed(config.seed)
         model = Transformer(config.model, len(vocabulary)).to(own)
+        if config.compile:
+            model.train_by(device.compiled(model.states, own))
         if wire.rank:
             torch.manual_seed(config.seed + 0x9E3779B9 * wire.rank)  # every worker drops out others
         return Worker(config, wire, model, batches)

@@ -50,7 +50,9 @@ class Config:
         " staleness-aware, softsync, backup, downpour, easgd, strom, sync, powersgd, pipe, local-sgd, simuparallel, diloco",
     )
     devices: str | list[int] = Field(
-        default="auto", description="auto (a GPU, if any), cpu, cpu x N, cuda, all (every GPU), or GPU numbers: [0, 1]"
+        default="auto",
+        description="auto (a GPU, if any), cpu, cpu x N, cuda, all (every GPU), GPU numbers: [0, 1], or cuda x N: N ranks that"
+        " share GPU 0",
     )
     threads: int = Field(
         default=0,
@@ -59,6 +61,9 @@ class Config:
         description="compute threads of each rank on the CPU; 0: OMP_NUM_THREADS, else a machine's cores divided by its ranks",
     )
     precision: Literal["fp32", "bf16"] = Field(default="fp32", description="of matrix products: fp32, or bf16 by autocast")
+    compile: bool = Field(
+        default=False, description="have torch compile encoder and decoder: starts minutes later, then trains faster on a GPU"
+    )
     trace: bool = Field(default=False, description="record spans of forward, backward, update in run/trace")
     corpus: CorpusConfig
     batch: BatchConfig = Field(default_factory=BatchConfig)

@@ -67,6 +67,13 @@ class Flat:
             view.copy_(tensors[name])
 
 
+def kept(vector: Tensor) -> Tensor:
+    """A copy on the CPU, where all is that leaves a rank or outlasts its worker. Of a vector without values (torch's meta
+    device), another one.
+    """
+    return vector.clone() if vector.is_meta else vector.to("cpu", copy=True)
+
+
 def add(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     """`left` + `right` in `out`. Of vectors without values (torch's meta device) there is nothing to compute, and torch would
     take its time for it.

@@ -6,9 +6,8 @@ come to the same plan of who sends what to whom, and the newest of everything wi
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -17,8 +16,10 @@ import torch
 
 from nmt_train.corpus.deal import Deal, Position, from_plain, resume
 from nmt_train.exchange import Exchange, Piece, Vectors
+from nmt_train.flat import kept
 from nmt_train.message import Message, from_json, to_facts
 from nmt_train.progress import Progress
+from nmt_train.schedule import Schedule
 from nmt_train.state import Part, Snapshot
 from nmt_train.train import Worker
 from nmt_train.wire import Lost, Tag, Wire
@@ -33,8 +34,9 @@ class Remains:
 
     ranks: its numbers, from the first start of the run to the present wire, one for each era. era: that of `settled`, its
     position (-1: it has none yet), which is of deal number `deals`; again: batches trained since then. leader: what a rank 0
-    goes on from (see lead.py), as far as this one knows, with its era. lost: updates that a recovery did without which ended
-    before all had begun, so that nobody has said it.
+    goes on from (see lead.py), as far as this one knows, with its era. schedule: until the worker is let go. carried: what that
+    owes and keeps; in_doubt: what it owes besides where nobody has had more than its `updates`. lost: updates that a recovery
+    did without which ended before all had begun, so that nobody has said it.
     """
 
     ranks: list[int]
@@ -44,8 +46,11 @@ class Remains:
     deals: int
     again: int
     random: Vectors
-    rescued: Callable[[int], Vectors]
     leader: Facts | None
+    schedule: Schedule | None = None
+    carried: Vectors = field(default_factory=dict)
+    in_doubt: Vectors = field(default_factory=dict)
+    updates: int = 0
     lost: int = 0
 
     @classmethod
@@ -55,14 +60,27 @@ class Remains:
         leader = told and {"era": era, **told}
         where = worker.settled, worker.deals, worker.unsettled, worker.random()
         if not worker.placed:
-            return cls(ranks, -1, [], *where, lambda newest: {}, leader)
-        schedule = worker.schedule
-        return cls(ranks, era, schedule.exchange.pieces(worker.wire.rank), *where, schedule.rescued, leader)
+            return cls(ranks, -1, [], *where, leader)
+        return cls(ranks, era, worker.schedule.exchange.pieces(worker.wire.rank), *where, leader, worker.schedule)
+
+    def let_go(self) -> None:
+        """Of the worker, whose tasks have ended: all that is needed of it is copied to the CPU."""
+        if self.schedule is not None:
+            owing, self.schedule = self.schedule, None
+            self.updates = owing.exchange.updates
+            self.carried, self.in_doubt = (
+                {name: kept(vector) for name, vector in group.items()} for group in (owing.rescued(), owing.in_doubt())
+            )
+
+    def rescued(self, newest: int) -> Vectors:
+        """What the worker owes and keeps, where some rank has had up to so many updates."""
+        owed = self.in_doubt if self.updates == newest else {}
+        owed = {name: self.carried[name] + way if name in self.carried else way for name, way in owed.items()}
+        return self.carried | owed
 
     def forget(self) -> None:
         """All that are left have begun again: let the memory go."""
-        self.pieces, self.random, self.rescued = [], {}, lambda newest: {}
-        gc.collect()  # worker, schedule and wire of before know each other
+        self.pieces, self.random, self.carried, self.in_doubt = [], {}, {}, {}
 
     def facts(self) -> Facts:
         pieces = [piece.facts() for piece in self.pieces]
@@ -236,7 +254,7 @@ def recover(worker: Worker, remains: Remains) -> Again | None:
     stages, numbers = inventory.stages(), inventory.numbers()
     if numbers is None:  # the optimiser's memory is lost
         forgotten, numbers = exchange.optimizer.anew(inventory.newest)
-        shard = forgotten | shard
+        shard = {name: kept(vector) for name, vector in forgotten.items()} | shard
     progress = Progress(**inventory.leader["progress"])
     waves = worker.config.exchange.join
     training = wire.size if waves is None else waves.workers(progress)

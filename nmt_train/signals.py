@@ -24,6 +24,10 @@ class Wish:
         if self._tell is not None:
             self._tell(wanted)
 
+    def untell(self) -> None:
+        """Nobody listens until the next `tell`."""
+        self._tell = None
+
     def tell(self, listener: Callable[[signal.Signals], None]) -> None:
         """From now on, instead of who listened before."""
         self._tell = listener

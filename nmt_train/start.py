@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -59,8 +60,12 @@ def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE) -> in
 
 
 def check(config: Config, hosts: Sequence[Host] = ()) -> list[torch.device]:
-    """The devices of this machine; UserError for what is wrong on every rank alike, before they meet on these hosts."""
-    devices = device.choose(config.devices)
+    """The devices of this machine; UserError for what is wrong on every rank alike, before they meet on these hosts.
+
+    A machine that only starts the job on hosts needs none.
+    """
+    devices = device.choose(config.devices) if launch.launched() or not hosts else []
+    device.known(config.devices)
     if launch.launched():
         modes.row(config)  # how many ranks there are is known when they have met
     else:
@@ -95,6 +100,7 @@ def _refuse_worlds_of_one() -> int:
 def _lead(config: Config, wire: Wire, force: bool, overwrite: bool) -> int:
     own = device.prepare(config.devices, config.threads, wire.nodes, wire.rank)
     modes.check(config, wire.nodes)
+    _compare_devices(config, wire, own)
     with opened(config, force, overwrite) as ready:
         _agree(config, wire, ready.vocabulary, ready.store)
         status = _rank(config, own, ready.vocabulary, ready.store).train(wire, ready)
@@ -103,6 +109,7 @@ def _lead(config: Config, wire: Wire, force: bool, overwrite: bool) -> int:
 
 def _follow(config: Config, wire: Wire) -> int:
     own = device.prepare(config.devices, config.threads, wire.nodes, wire.rank)
+    _compare_devices(config, wire, own)
     vocabulary = _accept(config, wire)
     first = wire.nodes.index(wire.nodes[wire.rank])
     if first != wire.rank:
@@ -120,6 +127,30 @@ def _follow(config: Config, wire: Wire) -> int:
 def _rank(config: Config, own: torch.device, vocabulary: Vocabulary, store: Store) -> Rank:
     take_over = partial(taken_over, config, vocabulary, store)
     return Rank(config, maker(config, own, vocabulary, store), handling, take_over)
+
+
+def _compare_devices(config: Config, wire: Wire, own: torch.device) -> None:
+    """Rank 0 hears of all; UserError names ranks that compute on one GPU and may not."""
+    mine = {"gpu": device.identity(own), "permitted": device.permitted(config.devices)}
+    if wire.rank:
+        wire.send(0, Tag.HELLO, from_json(mine))
+        return
+    others = [to_facts(wire.receive(rank, Tag.HELLO).result()[1], *mine) for rank in range(1, wire.size)]
+    by_gpu = defaultdict[tuple[int, str], list[int]](list)
+    said = [mine, *others]
+    for rank, facts in enumerate(said):
+        by_gpu[wire.nodes[rank], str(facts["gpu"])].append(rank)
+    for (_, gpu), ranks in by_gpu.items():
+        if gpu and len(ranks) > min(int(said[rank]["permitted"]) for rank in ranks):
+            raise UserError(
+                f"devices: {describe(wire, *ranks)} compute on the same {gpu}; start at most one rank per GPU, let each see its"
+                f" own (srun --gpus-per-task=1), or let them share it: devices: cuda x {len(ranks)}"
+            )
+        if gpu and len(ranks) > 1 and config.exchange.algorithm == "torch":
+            raise UserError(
+                f"exchange.algorithm: torch (NCCL) cannot sum between ranks on one GPU, as {describe(wire, *ranks)} are; use"
+                " ring, or a GPU for each"
+            )
 
 
 def _agree(config: Config, wire: Wire, vocabulary: Vocabulary, store: Store) -> None:

@@ -34,6 +34,9 @@ Vectors = dict[str, Tensor]
 class Part:
     """One rank's part of what a run continues from, and of what rank 0 hands out at the start.
 
+    Parts, snapshots, pieces, and messages that arrive are on the CPU, wherever ranks compute: who makes one copies a device's
+    vectors there (`flat.kept`), and who goes on from one copies them onto its device.
+
     shard: slices of `parameters`, `smoothed` (if kept) and the optimiser's vectors; carried: what the worker keeps, in full
     length; random: states of torch's generators; numbers: the optimiser's counters; position: of the worker in the data.
     """
@@ -90,7 +93,7 @@ class Snapshot:
             vectors = {name: torch.empty(elements) for name in parts[0].shard}
             for part, place in zip(parts, shards, strict=True):
                 for name, vector in part.shard.items():
-                    vectors[name][place] = vector.cpu()
+                    vectors[name][place] = vector
         positions = [*map(list, stages), [part.position for part in parts[:workers]]]
         return cls(vectors, parts[0].numbers, [p.carried for p in parts], [p.random for p in parts], positions)
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from nmt_train import modes
+from nmt_train import device, modes
 from nmt_train.begin import Ready, follow, lead
 from nmt_train.config import Config
 from nmt_train.recover import Again, Remains, recover
@@ -65,3 +65,7 @@ class Rank:
                         remains.pieces += worker.schedule.exchange.pieces(wire.rank)
                 wire = wire.regroup()
                 ranks.append(wire.rank)
+                remains.let_go()
+                wish.untell()
+                del worker  # the next one takes as much memory
+                device.release()

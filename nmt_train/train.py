@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from nmt_train import device, modes
@@ -15,7 +14,7 @@ from nmt_train.config import Config
 from nmt_train.corpus.batches import Batch
 from nmt_train.corpus.deal import Deal, Position
 from nmt_train.errors import NotFinite
-from nmt_train.flat import Flat
+from nmt_train.flat import Flat, kept
 from nmt_train.progress import Progress
 from nmt_train.state import Part, Vectors
 from nmt_train.trace import Trace
@@ -53,7 +52,7 @@ class Worker:
         mode = modes.check(config, wire.nodes)
         self.flat = Flat(model)
         self.device = own = self.flat.parameters.device
-        self.trace = Trace(config.trace, wire, torch.cuda.synchronize if own.type == "cuda" else None)
+        self.trace = Trace(config.trace, wire, device.settle(own))
         wire.observe = self.trace.add
         self.schedule = modes.build(mode, config, self.flat, wire, self.trace)
         self.progress = Progress()
@@ -104,22 +103,19 @@ class Worker:
                 duties.skipped(self._not_finite(error, None, None))
 
     def part(self) -> Part:
-        """This rank's part of a snapshot: copies, where training may go on while they are used."""
+        """This rank's part of a snapshot, on the CPU: copies, where training may go on while they are used."""
         exchange, alone = self.schedule.exchange, self.wire.size == 1
         shard, numbers = exchange.optimizer.everything() if alone else exchange.snapshot()
         if exchange.kept[self.wire.rank] != exchange.given[self.wire.rank]:
             shard = {}  # another rank has the same
-        carried = self.schedule.carried()
-        if not alone:
-            carried = {name: vector.clone() for name, vector in carried.items()}
+        held = Tensor.cpu if alone else kept
+        shard = {name: Tensor.cpu(vector) for name, vector in shard.items()}
+        carried = {name: held(vector) for name, vector in self.schedule.carried().items()}
         return Part(shard, carried, self.random(), numbers, self._here())
 
     def random(self) -> Vectors:
         """States of torch's generators."""
-        random = {"cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            random["cuda"] = torch.cuda.get_rng_state(self.device)
-        return random
+        return device.random(self.device)
 
     @property
     def settled(self) -> Position:
@@ -149,10 +145,7 @@ class Worker:
         part.shard.clear()
         part.carried.clear()
         self.deal_out(deal, part.position)
-        if "cpu" in part.random:
-            torch.set_rng_state(part.random["cpu"])
-        if self.device.type == "cuda" and "cuda" in part.random:
-            torch.cuda.set_rng_state(part.random["cuda"], self.device)
+        device.set_random(self.device, part.random)
 
     def begun(self, leader: Callable[[], dict[str, Any] | None]) -> None:
         """All ranks have begun."""

@@ -21,6 +21,13 @@ Make = Callable[..., Config]
 torch.set_num_threads(1)  # small matrices: a second thread only adds noise beside other processes
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="this machine offers no GPU to torch"))
+
+
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with train, valid and test .en and .de of the demo grammar."""

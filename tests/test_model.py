@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from nmt_train import device
 from nmt_train.corpus.batches import Batch, assemble
+from nmt_train.errors import UserError
 from nmt_train.model import PRESETS, ModelConfig
 from nmt_train.model.attention import Attention, attend
 from nmt_train.model.dropout import drop_words, dropout
@@ -178,3 +181,26 @@ def test_bfloat16_loss_and_gradient_are_near_those_of_fp32() -> None:
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in network.parameters()]))  # type: ignore[union-attr]
     assert losses[1] == pytest.approx(losses[0], rel=0.01)
     assert float(torch.cosine_similarity(gradients[0], gradients[1], dim=0)) > 0.999
+
+
+def test_a_compiled_version_has_the_same_loss_gradients_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch traces it; what it then makes of that takes minutes, and is measured by scripts/check_gpu."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(device.shutil, "which", lambda name: name)
+    plain, traced = model(), model()
+    traced.train_by(device.compiled(traced.states, torch.device("cpu")))
+    for lengths in ([5, 3, 7], [4, 4], [6, 2, 2, 3]):
+        batch = assemble(sentences(*lengths), sentences(*lengths, seed=1))
+        losses = [its.loss(batch) for its in (plain, traced)]
+        torch.testing.assert_close(losses[1], losses[0])
+        for loss in losses:
+            loss.backward()
+    assert [name for name, _ in traced.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    for ours, theirs in zip(traced.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device.shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match=r"compile: torch needs a compiler for it, and host \S+ has none"):
+        device.compiled(torch.relu, torch.device("cpu"))

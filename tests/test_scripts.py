@@ -1,4 +1,4 @@
-"""The demo corpus and the corpus fetcher."""
+"""The demo corpus, the corpus fetcher, and the frame of check_gpu."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT
 
+CHECK_GPU = runpy.run_path(str(ROOT / "scripts" / "check_gpu"))
 GRAMMAR = runpy.run_path(str(ROOT / "scripts" / "make_demo_corpus"))
 
 
@@ -120,3 +122,40 @@ def test_an_interrupted_reproduction_says_how_it_goes_on(capsys: pytest.CaptureF
 
     assert REPRODUCTION["interruptible"](main) == 130
     assert capsys.readouterr().err == "stopped; the same command goes on from here\n"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_nothing_is_written(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = CHECK_GPU["DOCS"].read_text(encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["check_gpu"])
+    assert CHECK_GPU["main"]() == 2
+    assert capsys.readouterr().err.startswith("error: this machine offers no GPU to torch")
+    assert CHECK_GPU["DOCS"].read_text(encoding="utf-8") == before
+
+
+def test_what_was_found_on_a_gpu_is_written_into_its_place_as_often_as_one_likes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docs = tmp_path / "benchmarks.md"
+    docs.write_text(f"before\n{CHECK_GPU['BEGIN']}\nnothing\n{CHECK_GPU['END']}\nafter\n", encoding="utf-8")
+    monkeypatch.setitem(CHECK_GPU["write"].__globals__, "DOCS", docs)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "some GPU")
+    written = []
+    for _ in range(2):
+        CHECK_GPU["write"](CHECK_GPU["table"]({"codecs": {"passed": False, "found": "a|b", "seconds": 3.4}}))
+        written.append(docs.read_text(encoding="utf-8"))
+    assert written[0] == written[1]
+    assert written[0].startswith("before\n")
+    assert written[0].endswith(f"| codecs | FAILED | 3 | a/b |\n{CHECK_GPU['END']}\nafter\n")
+    assert "nothing" not in written[0]
+
+
+def test_a_row_of_check_gpu_that_hangs_is_ended_with_all_that_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = tmp_path / "stuck"
+    stuck.write_text("import subprocess\nsubprocess.run(['sleep', '1000'])\n", encoding="utf-8")
+    monkeypatch.setitem(CHECK_GPU["run"].__globals__, "__file__", str(stuck))
+    row = CHECK_GPU["Row"]("hangs", 1.0, lambda device, folder: "")
+    done = CHECK_GPU["run"](row, "cpu", tmp_path)
+    assert (done["passed"], done["found"]) == (False, "not done in 1 s; status -9")

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import random
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +22,7 @@ from test_simulate import MODES, events
 
 from nmt_train import checkpoint, recover
 from nmt_train.cluster import Cost, Cut, Kill, Straggler
+from nmt_train.config import Config
 from nmt_train.dealing import Dealing
 from nmt_train.exchange import RESIDUAL
 from nmt_train.run import Run
@@ -172,7 +173,7 @@ def misplaces_a_part(patch: pytest.MonkeyPatch) -> None:
 
 def pays_twice(patch: pytest.MonkeyPatch) -> None:
     rescued = Overlap.rescued
-    patch.setattr(Overlap, "rescued", lambda its, newest: {**rescued(its, newest), RESIDUAL: its._given.clone()})
+    patch.setattr(Overlap, "rescued", lambda its: {**rescued(its), RESIDUAL: its._given.clone()})
 
 
 @pytest.mark.parametrize(
@@ -208,6 +209,25 @@ def test_who_goes_on_keeps_nothing_of_what_was_before(make: Make, monkeypatch: p
     config = ledger.plain(make(mode=mode, stop__after="3e"))
     ledger.train(config, [1, 1, 1, 1], kills=[Kill(1, "0.3s"), Kill(3, "0.7s")])
     assert len(workers) == 4 + 3 + 2
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "sparse-overlap", "strom", "local-sgd", "easgd"])
+def test_model_and_vectors_of_before_are_gone_when_the_next_worker_is_made(
+    make: Make, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """A device that is full with one worker has no room for two."""
+    before: dict[int, list[weakref.ref[Any]]] = defaultdict(list)  # by the seats of their ranks
+    made = Worker.__init__
+
+    def counted(worker: Worker, config: Config, wire: Any, model: Any, batches: Any) -> None:
+        assert not any(there() is not None for there in before[wire.seat])
+        made(worker, config, wire, model, batches)
+        before[wire.seat] += map(weakref.ref, (model, worker.flat.gradient, worker.schedule))
+
+    monkeypatch.setattr(Worker, "__init__", counted)
+    config = ledger.plain(make(mode=mode, stop__after="3e"))
+    ledger.train(config, [1, 1, 1, 1], kills=[Kill(1, "0.3s"), Kill(3, "0.7s")])
+    assert sum(map(len, before.values())) == 3 * (4 + 3 + 2)
 
 
 @pytest.mark.parametrize("seed", range(max(1, SEEDS // 10)))

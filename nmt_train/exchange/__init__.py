@@ -12,6 +12,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from nmt_train.flat import kept
 from nmt_train.message import Message, from_json, to_json
 from nmt_train.optim import Optimizer
 from nmt_train.section import STRICT
@@ -101,9 +102,9 @@ class ExchangeConfig:
 class Piece:
     """A part of the global parameters as somebody has it, after so many updates.
 
-    vectors: by name, each as long as the place: the parameters, and, where they are known, their running mean and the
-    optimiser's, whose `numbers` then are as in `Optimizer.state`. exact: the parameters are what they were after these updates;
-    else some of what changed has not been told, or others have been.
+    vectors: on the CPU, by name, each as long as the place: the parameters, and, where they are known, their running mean and
+    the optimiser's, whose `numbers` then are as in `Optimizer.state`. exact: the parameters are what they were after these
+    updates; else some of what changed has not been told, or others have been.
     """
 
     place: slice
@@ -116,7 +117,7 @@ class Piece:
     def of(cls, place: slice, optimizer: Optimizer) -> Piece:
         """A copy of all that an optimiser has."""
         vectors, numbers = optimizer.everything()
-        return cls(place, optimizer.updates, {name: vector.clone() for name, vector in vectors.items()}, numbers)
+        return cls(place, optimizer.updates, {name: kept(vector) for name, vector in vectors.items()}, numbers)
 
     def facts(self) -> dict[str, Any]:
         """All but the vectors' values."""

@@ -107,7 +107,7 @@ class Ring(Reducer):
         if message.number() == _NOT_FINITE:
             block.fill_(torch.nan)
             return
-        bare = message.without_numbers(2)
+        bare = message.without_numbers(2).on(block.device)
         if add:
             self._codec.add(bare, block)
         elif not any(tensor.data_ptr() == block.data_ptr() for tensor in bare.tensors):

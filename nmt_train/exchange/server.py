@@ -21,7 +21,7 @@ from nmt_train.exchange.copies import Copies
 from nmt_train.exchange.own import OwnOptimizer
 from nmt_train.exchange.rules import Rule
 from nmt_train.exchange.shard import Shard
-from nmt_train.flat import cut
+from nmt_train.flat import cut, kept
 from nmt_train.message import Message
 from nmt_train.optim import Optimizer, OptimizerConfig
 from nmt_train.trace import Trace
@@ -270,7 +270,7 @@ class Server(Exchange):
             found += list(self._copies.kept.values())
         if self._latest is not None:
             for its, updates in self._heard.items():
-                told = {"parameters": self._latest[self.shards[its]].clone()}
+                told = {"parameters": kept(self._latest[self.shards[its]])}
                 found.append(Piece(self.shards[its], updates, told, exact=self._own.tells_all and self._prepares))
         return found
 

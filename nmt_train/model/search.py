@@ -64,7 +64,7 @@ def search(model: Transformer, source: Tensor, mask: Tensor | None, config: Sear
                 done.append(Hypothesis(ids, total, total / length**config.normalisation))
         scores, places = candidates.masked_fill(ended, -math.inf).topk(beam, dim=1)
         parents, words = parents.gather(1, places), pieces.gather(1, places)
-        alive = torch.tensor([len(finished[int(s)]) < beam for s in sentences], device=source.device)
+        alive = torch.tensor([len(finished[s]) < beam for s in sentences.tolist()], device=source.device)
         alive &= scores[:, 0].isfinite()
         kept = alive.nonzero().flatten()
         history = torch.cat([history.gather(1, parents[..., None].expand_as(history)), words[..., None]], dim=2)[kept]

@@ -16,6 +16,8 @@ from nmt_train.model.attention import Attention
 from nmt_train.model.dropout import drop_words, dropout
 from nmt_train.model.loss import cross_entropy, smoothed_cross_entropy
 
+States = Callable[[Tensor, Tensor | None, Tensor], Tensor]
+
 
 class FeedForward(nn.Module):
     """Two products with a ReLU between (section 3.3)."""
@@ -113,6 +115,7 @@ class Transformer(nn.Module):
         final = nn.LayerNorm if config.norm == "pre" else nn.Identity
         self.encoder_norm, self.decoder_norm = final(config.dim), final(config.dim)
         self._positions = torch.empty(0)
+        self._states: States = self.states
         self._initialise()
 
     def _initialise(self) -> None:
@@ -135,9 +138,13 @@ class Transformer(nn.Module):
     def output_matrix(self) -> Tensor:
         return self.output_embedding if self.config.tied == "none" else self.target_embedding
 
+    def train_by(self, states: States) -> None:
+        """Let the loss call another version of `states`, as a compiled one."""
+        self._states = states
+
     def loss(self, batch: Batch) -> Tensor:
         """The mean label-smoothed cross-entropy per target token, fp32 scalar; training's objective."""
-        hidden, labels = self._hidden(batch)
+        hidden, labels = self._hidden(batch, self._states)
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         total = smoothed_cross_entropy(hidden, self.output_matrix, labels, self.config.label_smoothing, dtype)
@@ -145,12 +152,16 @@ class Transformer(nn.Module):
 
     def cross_entropy(self, batch: Batch) -> Tensor:
         """The sum over target tokens of -log p, fp32 scalar, without label smoothing: validation's measure."""
-        hidden, labels = self._hidden(batch)
+        hidden, labels = self._hidden(batch, self.states)
         return cross_entropy(hidden, self.output_matrix, labels)
 
-    def _hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def states(self, source: Tensor, mask: Tensor | None, target: Tensor) -> Tensor:
+        """The decoder's output (batch, target, dim) for ids of both sides, as of `encode` and `decode`."""
+        return self.decode(target, self.encode(source, mask), mask)
+
+    def _hidden(self, batch: Batch, states: States) -> tuple[Tensor, Tensor]:
         """The decoder's output (target tokens, dim) and labels (target tokens,), padding left out."""
-        x = self.decode(batch.target_in, self.encode(batch.source, batch.source_mask), batch.source_mask)
+        x = states(batch.source, batch.source_mask, batch.target_in)
         if batch.target_filled is None:
             return x.flatten(0, 1), batch.target_out.flatten()
         return x.flatten(0, 1)[batch.target_filled], batch.target_out.flatten()[batch.target_filled]
@@ -204,7 +215,8 @@ class Transformer(nn.Module):
         if len(self._positions) < length or self._positions.device != device:
             size = max(256, 1 << (length - 1).bit_length())
             half = self.config.dim // 2
-            rates = torch.exp(torch.arange(half) * (-math.log(10000.0) / half))
-            angles = torch.arange(size)[:, None] * rates
-            self._positions = torch.cat([angles.sin(), angles.cos()], dim=1).to(device)
+            with torch.inference_mode(False):  # a validation may be the first, and training goes on with it
+                rates = torch.exp(torch.arange(half) * (-math.log(10000.0) / half))
+                angles = torch.arange(size)[:, None] * rates
+                self._positions = torch.cat([angles.sin(), angles.cos()], dim=1).to(device)
         return self._positions[:length]

@@ -155,9 +155,13 @@ class Schedule(ABC):
         """The schedule's own part of it."""
         return {}
 
-    def rescued(self, newest: int) -> Vectors:
-        """`carried`, where the worker was cut short, but for what it had received; some rank has had up to so many updates."""
+    def rescued(self) -> Vectors:
+        """`carried`, where the worker was cut short, but for what it had received."""
         return self.exchange.rescued() | self.kept()
+
+    def in_doubt(self) -> Vectors:
+        """What it owes besides, unless some rank has had more updates than this one: then it is among them."""
+        return {}
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
         """Go on with what `carried` gave."""

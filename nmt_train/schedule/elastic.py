@@ -51,7 +51,7 @@ class Elastic(LocalSteps):
     def kept(self) -> Vectors:
         return super().kept() | {_OWN: self._flat.parameters}
 
-    def rescued(self, newest: int) -> Vectors:
+    def rescued(self) -> Vectors:
         """Its parameters are its own, and no way is owed."""
         return self.exchange.rescued() | self.kept()
 

@@ -97,13 +97,21 @@ class LocalSteps(Schedule):
         return self._inner.packed(OPTIMIZER) | {_STEPS: torch.tensor([self._steps])}
 
     @torch.no_grad()
-    def rescued(self, newest: int) -> Vectors:
-        """The way since the last exchange is owed, unless the others have it: their sum has then been an update."""
-        rescued = super().rescued(newest)
-        if self._begun or (self.exchange.together and self._on_its_way and self.exchange.updates == newest):
-            way = subtract(self._flat.parameters, self._start, out=torch.empty_like(self._start))
-            rescued[UNSENT] = rescued[UNSENT] + way if UNSENT in rescued else way
+    def rescued(self) -> Vectors:
+        """The way since the last exchange is owed."""
+        rescued = super().rescued()
+        if self._begun:
+            rescued[UNSENT] = rescued[UNSENT] + self._way() if UNSENT in rescued else self._way()
         return rescued
+
+    @torch.no_grad()
+    def in_doubt(self) -> Vectors:
+        """The way that an exchange had begun with: where the others have it, their sum has been an update."""
+        under_way = self.exchange.together and self._on_its_way and not self._begun
+        return {UNSENT: self._way()} if under_way else {}
+
+    def _way(self) -> Tensor:
+        return subtract(self._flat.parameters, self._start, out=torch.empty_like(self._start))
 
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
         super().carry(vectors)

@@ -178,7 +178,7 @@ class Wire(Protocol):
     def regroup(self) -> Wire:
         """After Ended: this rank's end of a new wire among all that are left, numbered anew in their order.
 
-        Waits for all of them. What was under way is lost, and tasks of the old wire end. Lost if it cannot be.
+        Waits for all of them. What was under way is lost, and tasks of the old wire have ended. Lost if it cannot be.
         """
 
 

@@ -92,7 +92,9 @@ class Mpi(ThreadWire):
     def regroup(self) -> Mpi:
         if not isinstance(self._failure, Ended):
             raise self._failure or Lost("no rank has ended")
-        return self._next._come_after(self)
+        following = self._next._come_after(self)
+        self.until_tasks_end(self._config.deadline)  # they hold what the worker of before had
+        return following
 
     def _come_after(self, before: Mpi) -> Mpi:
         try:

@@ -31,14 +31,14 @@ class Task(greenlet):
     def _run(self) -> None:
         try:
             self.receipt.set(self._function())
-        except GreenletExit as error:
-            self.receipt.set_exception(error)
+        except (GreenletExit, Aborted, Ended) as error:
+            self.receipt.set_exception(error.with_traceback(None))
         except BaseException as error:
-            if not isinstance(error, (Aborted, Ended)):
-                self.wire.fail(error)
+            self.wire.fail(error)
             self.receipt.set_exception(error)
         finally:
             self._engine.tasks.pop(self, None)
+            del self._function  # an event that never comes may keep this task, which is to keep nothing that it worked on
 
     def wait(self, event: simpy.Event, what: str) -> None:
         """Let other tasks go on until `event` has happened; the wire's error if it fails before."""
@@ -74,7 +74,7 @@ class Task(greenlet):
         def throw(event: simpy.Event) -> None:
             if self._awaited is awaited and awaited is not None:
                 self._engine.enter(self.wire)
-                self.throw(error)
+                self.throw(Ended(*error.args) if isinstance(error, Ended) else error)  # another for each task
 
         if awaited is not None:
             self._engine.soon(throw)

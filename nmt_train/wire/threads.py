@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from nmt_train import device
 from nmt_train.errors import TRY_AGAIN
 from nmt_train.message import Message
 from nmt_train.wire import Aborted, Ended, Tag, describe
@@ -73,6 +74,7 @@ class ThreadWire:
         self._mail: dict[Tag, deque[Mail]] = defaultdict(deque)
         self._waiting: dict[Tag, list[tuple[int | None, Receipt]]] = defaultdict(list)
         self._mutex, self._watch = threading.Lock(), Watch()
+        self._threads: list[threading.Thread] = []
         self._failure: BaseException | None = None
         self._closed = False
 
@@ -123,9 +125,10 @@ class ThreadWire:
         receipt.set_result((source, message))
 
     def spawn(self, name: str, function: Callable[[], Any]) -> Receipt:
-        task = Receipt(self._watch.sign)
+        task, enter = Receipt(self._watch.sign), device.inherit()
 
         def run() -> None:
+            enter()
             self._watch.begin()
             try:
                 function()
@@ -139,8 +142,16 @@ class ThreadWire:
             finally:
                 self._watch.end()
 
-        threading.Thread(target=run, name=name, daemon=True).start()
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
         return task
+
+    def until_tasks_end(self, seconds: float) -> None:
+        """After a failure, which ends them where they next wait: for at most so many seconds."""
+        end = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
 
     def event(self) -> Signal:
         return Signal(self._check)

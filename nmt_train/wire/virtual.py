@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from nmt_train.message import Message
-from nmt_train.wire import Aborted, Tag, describe, numbered
+from nmt_train.wire import Aborted, Ended, Tag, describe, numbered
 from nmt_train.wire.fluid import SECOND
 from nmt_train.wire.tasks import Lock, Receipt, Signal, current
 
@@ -146,6 +146,8 @@ class VirtualWire:
 
     def check(self) -> None:
         """Raise what went wrong on this wire, or Aborted when it is closed."""
+        if isinstance(self.failure, Ended):
+            raise Ended(*self.failure.args)  # another each time: the wire's own would keep all frames that it has passed
         if self.failure is not None:
             raise self.failure
 

@@ -1,0 +1,246 @@
+"""On which device everything is: who takes which GPU, and what of a GPU leaves it. Where none is, one is pretended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pretend
+import pytest
+import torch
+from conftest import Make
+from memory import MemoryWire, together, wires
+
+from nmt_train import device, start
+from nmt_train.config import Config
+from nmt_train.corpus.deal import Deal, Position
+from nmt_train.errors import UserError
+from nmt_train.message import Message
+from nmt_train.modes import MODES
+from nmt_train.recover import Remains, recover
+from nmt_train.state import Snapshot
+from nmt_train.supervise import Host
+from nmt_train.train import Worker
+from nmt_train.wire import Aborted, Tag
+from nmt_train.wire.threads import ThreadWire
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """GPUs that torch seems to see, by what identifies them; a test may change the list."""
+    visible = ["a", "b"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(visible))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(visible))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda own: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda own: SimpleNamespace(uuid=visible[own.index]))
+    return visible
+
+
+def refused(config: Config, nodes: list[int], identities: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What rank 0 says of ranks that compute on these GPUs; nothing if they may train."""
+    monkeypatch.setattr(device, "identity", lambda own: own)
+    made = wires(nodes)
+    steps = [lambda w=w, its=its: start._compare_devices(config, w, its) for w, its in zip(made, identities, strict=True)]
+    try:
+        together(*steps)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_see_one_gpu_each_take_it_and_may_train_where_these_are_different(
+    make: Make, gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus[:] = ["a"]
+    assert [device.prepare("all", 1, nodes=(0, 0, 0), rank=rank) for rank in range(3)] == [GPU] * 3
+    assert refused(make(), [0, 0, 0, 1], ["GPU a", "GPU b", "GPU c", "GPU a"], monkeypatch) == ""
+
+
+def test_ranks_on_one_gpu_are_refused_by_name(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = refused(make(), [0, 1, 1], ["GPU a", "GPU b", "GPU b"], monkeypatch)
+    assert said.startswith("devices: rank 1 (host host1) and rank 2 (host host1) compute on the same GPU b; start at most one")
+    assert said.endswith("devices: cuda x 2")
+
+
+def test_ranks_may_share_a_gpu_where_devices_says_how_many(
+    make: Make, gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert device.choose("cuda x 3") == [GPU] * 3
+    assert refused(make(devices="cuda x 3"), [0, 0, 0], ["GPU a"] * 3, monkeypatch) == ""
+    assert "rank 2 (host host0) compute on the same GPU" in refused(
+        make(devices="cuda x 2"), [0, 0, 0], ["GPU a"] * 3, monkeypatch
+    )
+
+
+def test_nccl_is_refused_between_ranks_on_one_gpu(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make(devices="cuda x 2", exchange__algorithm="torch")
+    assert "torch (NCCL) cannot sum between ranks on one GPU" in refused(config, [0, 0], ["GPU a"] * 2, monkeypatch)
+
+
+def test_ranks_on_cpus_share_as_they_like(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refused(make(), [0, 0], ["", ""], monkeypatch) == ""
+
+
+def test_ranks_that_see_all_gpus_of_their_machine_take_one_each(gpus: list[str]) -> None:
+    assert [device.prepare("all", 1, nodes=(0, 1, 1), rank=rank).index for rank in range(3)] == [0, 0, 1]
+
+
+def test_a_gpu_is_known_by_its_own_name_whatever_number_it_has(gpus: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device.identity(torch.device("cuda", 1)) == "GPU b"
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda own: SimpleNamespace())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert device.identity(torch.device("cuda", 1)) == "GPU 7"
+    assert device.identity(torch.device("cpu")) == ""
+
+
+@pytest.mark.parametrize("devices", ["all", "cuda", "cuda x 2", [0, 1]])
+def test_a_machine_that_only_starts_ranks_elsewhere_needs_no_gpu(make: Make, devices: Any) -> None:
+    config = make(devices=devices, mode="vanilla")
+    assert start.check(config, [Host("there", 2)]) == []
+    with pytest.raises(UserError, match=r"this machine offers none to torch \(host \S+\)"):
+        start.check(config)
+
+
+def test_what_no_machine_understands_is_refused_where_the_job_is_started(make: Make) -> None:
+    with pytest.raises(UserError, match="devices: 'gpu' is unknown"):
+        start.check(make(devices="gpu", mode="vanilla"), [Host("there", 2)])
+
+
+def test_tasks_of_a_rank_begin_on_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[tuple[str, int]] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda own: entered.append((threading.current_thread().name, own)))
+    ThreadWire().spawn("server", lambda: None).result()
+    assert entered == [("server", 3)]
+
+
+def test_spans_wait_for_the_gpu_of_their_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", settled.append)
+    wait = device.settle(torch.device("cuda", 1))
+    assert wait is not None
+    wait()
+    assert settled == [torch.device("cuda", 1)]
+    assert device.settle(torch.device("cpu")) is None
+
+
+def test_tasks_have_ended_before_a_rank_goes_on_after_a_failure() -> None:
+    wire = ThreadWire()
+    tasks = [wire.spawn("courier", wire.event().wait), wire.spawn("server", lambda: wire.receive(None, Tag.PUSH).result())]
+    wire.fail(Aborted("another rank failed"))
+    wire.until_tasks_end(60.0)
+    assert all(task.done() for task in tasks)
+
+
+class Model(torch.nn.Module):
+    def __init__(self, own: torch.device) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        made = (torch.randn(shape, generator=generator).to(own) for shape in ((12, 50), (12,)))
+        self.matrix, self.bias = (torch.nn.Parameter(tensor) for tensor in made)
+
+
+class Nothing:
+    def stream(self, deal: Deal, position: Position) -> Iterator[Any]:
+        return iter(())
+
+
+def over_the_network(wire: MemoryWire, to: int, tag: Tag, message: Message) -> Any:
+    """What is sent arrives on the CPU."""
+    return carry(wire, to, tag, Message(message.numbers, tuple(tensor.cpu() for tensor in message.tensors)))
+
+
+carry = MemoryWire._carry
+
+
+@pytest.fixture(params=["pretended", pytest.param("real", marks=pytest.mark.gpu)])
+def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    monkeypatch.setattr(MemoryWire, "_carry", over_the_network)
+    if request.param == "real":
+        yield GPU
+        return
+    monkeypatch.setattr(device, "inherit", lambda: pretend.enter)
+    monkeypatch.setattr(device, "random", lambda own: {"cpu": torch.get_rng_state()})
+    with pretend.gpu():
+        yield GPU
+
+
+def on_it(function: Callable[[], Any], own: torch.device) -> Callable[[], Any]:
+    """The same for another thread."""
+
+    def run() -> Any:
+        device.inherit()()
+        return function()
+
+    return run
+
+
+def train(worker: Worker, seed: int) -> None:
+    """A few steps by gradients that nobody has computed, until nothing is under way."""
+    worker.placed = True
+    worker.schedule.refresh()
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(3):
+        worker.flat.gradient.copy_(torch.randn(worker.flat.gradient.shape, generator=generator))
+        worker.schedule.step()
+    worker.schedule.drain()
+
+
+def on_the_cpu(*groups: dict[str, torch.Tensor]) -> bool:
+    return not any(tensor.is_cuda for group in groups for tensor in group.values())
+
+
+def settings(make: Make, mode: str) -> Config:
+    return make(mode=mode, dropping__sample=100, optimizer__smoothing=0.1, stop__after="9e")
+
+
+def workers(config: Config, own: torch.device, size: int) -> list[Worker]:
+    made = wires(range(size)) if size > 1 else [ThreadWire()]
+    found = [Worker(config, wire, Model(own), Nothing()) for wire in made]  # type: ignore[arg-type]
+    together(*(on_it(lambda w=w: train(w, w.wire.rank), own) for w in found))
+    together(*(on_it(w.schedule.refresh, own) for w in found))
+    return found
+
+
+@pytest.mark.parametrize("mode", sorted(MODES))
+def test_what_ranks_on_gpus_save_is_on_the_cpu_and_they_go_on_from_it(make: Make, own: torch.device, mode: str) -> None:
+    config = settings(make, mode)
+    trained = workers(config, own, 1 if mode == "single" else 2)
+    exchange, parts = trained[0].schedule.exchange, [worker.part() for worker in trained]
+    assert all(on_the_cpu(part.shard, part.carried, part.random) for part in parts)
+    whole = Snapshot.join(parts, exchange.kept, trained[0].flat.parameters.numel(), [])
+    cut = whole.settled(exchange.optimizer.adds).split(exchange.given)
+    before = [worker.flat.parameters.cpu().clone() for worker in trained]
+    for worker, part in zip(trained, cut, strict=True):
+        worker.place(part, Deal(worker.wire.rank, worker.wire.size), "here")
+    together(*(on_it(worker.schedule.refresh, own) for worker in trained))
+    for worker, parameters in zip(trained, before, strict=True):
+        assert torch.equal(worker.flat.parameters.cpu(), parameters)
+        worker.wire.close()
+
+
+@pytest.mark.parametrize("mode", sorted(set(MODES) - {"single"}))
+def test_the_last_rank_on_a_gpu_goes_on_alone_from_what_it_had_and_what_others_sent(
+    make: Make, own: torch.device, mode: str
+) -> None:
+    config = settings(make, mode)
+    trained = workers(config, own, 2)
+    remains = Remains.of(trained[0], [0, 0])
+    progress = {"tokens": 0, "updates": 0}
+    remains.leader = {"era": 0, "progress": progress, "positions": [[0, 0]] * 2, "stages": [], "deals": 1, "updates": 0}
+    for worker in trained:
+        worker.wire.close()
+    remains.let_go()
+    assert on_the_cpu(remains.carried, remains.random, *(piece.vectors for piece in remains.pieces))
+    alone = Worker(config, ThreadWire(), Model(own), Nothing())  # type: ignore[arg-type]
+    again = recover(alone, remains)
+    assert again is not None
+    assert on_the_cpu(again.part.shard, again.part.carried)
+    alone.place(again.part, again.deal, "here")
+    train(alone, 5)
+    assert torch.isfinite(alone.flat.parameters).all()

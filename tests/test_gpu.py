@@ -1,0 +1,148 @@
+"""What a GPU computes is what the CPU computes, to rounding. Needs a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from nmt_train import device
+from nmt_train.codec import Codec, DroppingConfig, QsgdConfig, ThresholdConfig
+from nmt_train.codec.dense import Dense
+from nmt_train.codec.feedback import Feedback
+from nmt_train.codec.int8 import Int8
+from nmt_train.codec.onebit import OneBit
+from nmt_train.codec.qsgd import Qsgd
+from nmt_train.codec.threshold import Threshold
+from nmt_train.codec.topk import TopK
+from nmt_train.corpus.batches import assemble
+from nmt_train.flat import Flat
+from nmt_train.message import Message
+from nmt_train.model import ModelConfig
+from nmt_train.model.search import SearchConfig, search
+from nmt_train.model.transformer import Transformer
+from nmt_train.optim import _BY_NAME, Optimizer, OptimizerConfig
+from nmt_train.wire.frame import contents, on_host
+from nmt_train.wire.threads import ThreadWire
+
+pytestmark = pytest.mark.gpu
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+CODECS: dict[str, Callable[[], Codec]] = {
+    "dense": Dense, "half": lambda: Dense(torch.float16), "bf16": lambda: Dense(torch.bfloat16), "int8": Int8,
+    "onebit": OneBit, "qsgd": lambda: Qsgd(QsgdConfig()), "threshold": lambda: Threshold(ThresholdConfig()),
+    "words": lambda: Threshold(ThresholdConfig(coding="words")), "top-k": lambda: TopK(DroppingConfig(), 0.99),
+    "int32": lambda: TopK(DroppingConfig(indices="int32", values="fp32"), 0.99),
+}  # fmt: skip
+
+
+def vector(elements: int = 30_000) -> Tensor:
+    return torch.randn(elements, generator=torch.Generator().manual_seed(3))
+
+
+def model(own: torch.device, dropout: float = 0.0) -> Transformer:
+    torch.manual_seed(1)
+    sizes = {"encoder_layers": 2, "decoder_layers": 2, "dim": 64, "ffn_dim": 128, "heads": 4}
+    return Transformer(ModelConfig(**sizes, dropout=dropout), 90).to(own)  # type: ignore[arg-type]
+
+
+def sentences(seed: int, *lengths: int) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    return [random.integers(4, 90, size=length) for length in lengths]
+
+
+def loss_and_gradient(own: torch.device, precision: str) -> tuple[float, Tensor]:
+    trained = model(own)
+    flat, batch = Flat(trained), assemble(sentences(1, 9, 4, 12), sentences(2, 7, 11, 3))
+    with device.autocast(own, precision):
+        loss = trained.loss(batch.to(own))
+    loss.backward()
+    return float(loss.detach()), flat.gradient.cpu()
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_message_made_on_either_device_means_the_same_on_either(name: str) -> None:
+    meant = []
+    for maker in (CPU, GPU):
+        torch.manual_seed(7)  # qsgd rounds by chance
+        message = CODECS[name]().encode(vector().to(maker), 0)
+        for reader in (CPU, GPU):
+            into = torch.empty(30_000, device=reader)
+            CODECS[name]().decode(message.on(reader) if reader != CPU else _on_the_cpu(message), into)
+            meant.append(into.cpu())
+    for its in meant[1:]:
+        torch.testing.assert_close(its, meant[0], rtol=1e-3, atol=1e-5)
+
+
+def _on_the_cpu(message: Message) -> Message:
+    return Message(message.numbers, tuple(map(on_host, message.tensors)))
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_what_a_message_leaves_out_on_a_gpu_is_owed(name: str) -> None:
+    codec = Feedback(CODECS[name](), torch.zeros(30_000, device=GPU))
+    into = torch.empty(30_000, device=GPU)
+    codec.decode(codec.encode(vector().to(GPU), 0), into)
+    torch.testing.assert_close((into + codec.residual).cpu(), vector(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_loss_and_gradient_are_those_of_the_cpu(precision: str) -> None:
+    """bf16 has 8 bits of mantissa."""
+    (ours, gradient), (theirs, other) = (loss_and_gradient(own, precision) for own in (GPU, CPU))
+    close = 1e-4 if precision == "fp32" else 3e-2
+    assert ours == pytest.approx(theirs, rel=close)
+    assert float((gradient - other).norm() / other.norm()) < 3 * close
+
+
+def test_search_finds_what_it_finds_on_the_cpu() -> None:
+    source = assemble(sentences(3, 9, 4, 12, 6), sentences(4, 2, 2, 2, 2))
+    found = []
+    for own in (GPU, CPU):
+        on_it = source.to(own)
+        found.append(search(model(own).eval(), on_it.source, on_it.source_mask, SearchConfig(beam=4)))
+    for ours, theirs in zip(*found, strict=True):
+        assert ours[0].ids == theirs[0].ids
+        assert [its.score for its in ours] == pytest.approx([its.score for its in theirs], rel=1e-3)
+
+
+@pytest.mark.parametrize("elements", [0, 1, 1000])
+@pytest.mark.parametrize("name", sorted(_BY_NAME))
+def test_an_optimiser_goes_on_from_what_it_was_on_the_other_device(name: str, elements: int) -> None:
+    config = OptimizerConfig(name=name, learning_rate=0.01, warmup=1)  # type: ignore[arg-type]
+    before, after = (Optimizer(config, vector(elements).to(own)) for own in (CPU, GPU))
+    before.apply(vector(elements))
+    vectors, numbers = before.state()
+    after.parameters.copy_(before.parameters)
+    after.load(vectors, numbers, "here")
+    for optimizer in (before, after):
+        optimizer.apply(vector(elements).to(optimizer.parameters.device))
+    torch.testing.assert_close(after.parameters.cpu(), before.parameters, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("elements", [0, 5, 3_000_000])
+def test_what_leaves_a_gpu_is_there_when_it_is_sent(elements: int) -> None:
+    doubled = vector(elements).to(GPU) * 2  # may still be computed
+    (sent,) = contents(Message((), (on_host(doubled),)))
+    assert sent.tobytes() == (vector(elements) * 2).numpy().tobytes()
+
+
+def test_random_numbers_of_a_gpu_go_on_where_they_were() -> None:
+    states = device.random(GPU)
+    assert {state.device for state in states.values()} == {CPU}
+    first = torch.rand(9, device=GPU)
+    device.set_random(GPU, states)
+    assert torch.equal(torch.rand(9, device=GPU), first)
+
+
+def test_tasks_of_a_rank_are_on_its_gpu() -> None:
+    last = torch.cuda.device_count() - 1
+    torch.cuda.set_device(last)
+    try:
+        found: list[int] = []
+        ThreadWire().spawn("task", lambda: found.append(torch.cuda.current_device())).result()
+        assert found == [last]
+    finally:
+        torch.cuda.set_device(0)
