@@ -24,7 +24,7 @@ class OverlapConfig:
     """Exchanging while the next batches are computed (thesis 3.4, 3.7)."""
 
     bound: int = Field(
-        default=32,
+        default=128,
         ge=0,
         le=10**6,
         description="most steps from one exchange to the next: then the worker waits, as for a machine that is paused; 0: any"
