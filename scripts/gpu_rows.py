@@ -29,6 +29,7 @@ from nmt_train.modes import MODES
 from nmt_train.train import Worker
 from nmt_train.wire.threads import ThreadWire
 
+NOT_RUN = "not run"  # begins what is found by a row for which something is missing
 LAST_WORDS = 300  # characters of what a row that failed has said
 
 
@@ -124,9 +125,8 @@ def tests(device: str, folder: Path) -> str:
 
 
 def nccl(device: str, folder: Path) -> str:
-    several = torch.cuda.device_count()
-    if device == "cuda" and several < 2:
-        return "not run: NCCL needs a GPU for each rank, and this machine has one"
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        return f"{NOT_RUN}: NCCL needs a GPU for each rank, and this machine has one"
     more = {"exchange.algorithm": "torch"} | ({"devices": "[0, 1]"} if device == "cuda" else {})
     return learns("sync", 2, more)(device, folder)
 
@@ -205,7 +205,7 @@ def speed(preset: str, compiled: bool) -> Callable[[str, Path], str]:
         words, parameters = (after - before) / (end - start), worker.flat.parameters.numel()
         memory = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if own.type == "cuda" else ""
         found = f"{words:,.0f} words/s, MFU {6 * parameters * words / rate:.0%} of {rate / 1e12:.3g} TFLOP/s{memory}"
-        return found + f", {parameters / 1e6:.0f}M parameters"
+        return found + f", {parameters / 1e6:.0f}M parameters" + " (preset tiny in its place)" * small
 
     return work
 
