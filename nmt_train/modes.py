@@ -190,7 +190,7 @@ def in_force(config: Config, nodes: tuple[int, ...]) -> dict[str, str]:
                 reason = f"{shown(before[key])} configured, but {apart} workers update without waiting: see async_{key}"
             found[f"{section}.{key}"] = f"{shown(after[key])} ({reason})"
     if mode.exchange == "server" and mode.down == "top-k" and len(nodes) > 1:
-        pushes = mode.workers - now.exchange.knows_own(mode.optimizer == "worker", mode.up != "dense")
+        pushes = mode.workers - now.exchange.knows_own(mode.optimizer == "worker", CODECS[mode.up](now, 0.0).biased)
         found["dropping.down"] = f"{dropped_down(now.dropping, pushes):.4g} (of a delta for {pushes} workers' pushes)"
     return found
 
