@@ -94,7 +94,8 @@ class Follower:
                 self._report(drained=True)
                 self._until("hand over")  # not a step before
             case "hand over":
-                self._worker.schedule.settle()
+                joins = self._worker.deal.rests and self._wire.rank < order["workers"]
+                self._worker.schedule.refresh() if joins else self._worker.schedule.settle()
                 self._wire.send(0, Tag.STATE, self._worker.part().pack())  # goes on its way while training goes on
                 self._report(drained=True)
                 self._until("go on")  # when everybody has handed over

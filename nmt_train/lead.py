@@ -83,7 +83,10 @@ class Leader:
         self.reason = self._reason_to_stop()
         if self._state.validation_pending:
             self._save(validate=True)
-        elif self.reason is None:
+            if self._held is not None and self.reason is None:  # a new best: there is something left to do after all
+                self._held = None
+                self._tell("go on")  # after handing over
+        if self.reason is None:
             self._tell("go on")
         self._before = self._progress.mark()
 
@@ -187,10 +190,16 @@ class Leader:
     def _save(self, validate: bool) -> None:
         """Write a checkpoint, and measure the parameters that it holds if so wanted."""
         gathering = self._collect(validate)
-        if self._validating.go_on(wait=True):  # so that the checkpoint knows of all validations up to it
-            gathering.own.numbers["factor"] = self._worker.schedule.exchange.optimizer.state()[1]["factor"]
+        if self._finish_validations(gathering):
             self.reason = self._reason_to_stop()
         self._saving.begin(gathering)
+
+    def _finish_validations(self, gathering: Gathering) -> bool:
+        """So that the checkpoint knows of all up to it; whether there were any."""
+        any_was = self._validating.go_on(wait=True)
+        if any_was:
+            gathering.own.numbers["factor"] = self._worker.schedule.exchange.optimizer.state()[1]["factor"]
+        return any_was
 
     def _go_on_beside(self) -> None:
         """Go on with what others have now sent their part of: a checkpoint, a copy to validate."""
@@ -218,7 +227,7 @@ class Leader:
         worker.drain(self)
         self._wait_for_drained()
         self._saving.go_on(wait=True)  # the last one, if that is still under way
-        self._tell("hand over")
+        self._tell("hand over", workers=self._dealing.workers())
         worker.schedule.settle()
         self._progress.updates = worker.schedule.exchange.updates
         if validate:
@@ -261,6 +270,7 @@ class Leader:
     def _finish(self) -> None:
         """Save where training ended, and let the others go."""
         gathering = self._held or self._collect()
+        self._finish_validations(gathering)
         if not self._saving.has(gathering):
             self._saving.begin(gathering)
         self._saving.go_on(wait=True)

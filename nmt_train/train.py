@@ -16,6 +16,7 @@ from nmt_train.corpus.deal import Deal, Position
 from nmt_train.errors import NotFinite
 from nmt_train.flat import Flat, kept
 from nmt_train.progress import Progress
+from nmt_train.schedule import RECEIVED
 from nmt_train.state import Part, Vectors
 from nmt_train.trace import Trace
 from nmt_train.wire import Tag, Wire
@@ -111,6 +112,8 @@ class Worker:
         held = Tensor.cpu if alone else kept
         shard = {name: Tensor.cpu(vector) for name, vector in shard.items()}
         carried = {name: held(vector) for name, vector in self.schedule.carried().items()}
+        if self.deal.rests:  # when it joins, it begins with the global parameters
+            carried.pop(RECEIVED, None)
         return Part(shard, carried, self.random(), numbers, self._here())
 
     def random(self) -> Vectors:

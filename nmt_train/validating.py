@@ -13,7 +13,7 @@ from nmt_train.progress import Progress
 from nmt_train.run import Run
 from nmt_train.state import State
 from nmt_train.train import Worker
-from nmt_train.validate import Interrupted, TestSet
+from nmt_train.validate import Interrupted, Scores, TestSet
 from nmt_train.wire import Future
 
 
@@ -41,25 +41,31 @@ class Validating:
         """Validate what has come; `wait` for what has not. Whether anything was."""
         any_was = False
         while self._coming and (wait or self._coming[0][0].done()):
-            parameters, then = self._coming[0]
-            if not self._measure(parameters.result(), then):
+            coming, then = self._coming[0]
+            parameters = coming.result()
+            scores = self._measure(parameters)
+            if scores is None:
                 break
-            self._coming.popleft()
-            any_was = True
-            self._state.validation_pending = bool(self._coming)
+            self._coming.popleft()  # first, since what follows may find that others have ended, and is not to be done twice
+            self._state.validation_pending, any_was = bool(self._coming), True
+            self._judge(scores, parameters, then)
         return any_was
 
-    def _measure(self, parameters: Tensor, then: Progress) -> bool:
-        """False if it was interrupted."""
-        state, progress, worker = self._state, self._state.progress, self._worker
+    def _measure(self, parameters: Tensor) -> Scores | None:
+        """None if it was interrupted."""
+        progress, worker = self._state.progress, self._worker
         progress.tick(training=True)
         try:
             with worker.trace.span("validate"), worker.flat.using(parameters):
-                scores = self._test_set.measure(worker.model, worker.config.validation, self._interrupted)
+                return self._test_set.measure(worker.model, worker.config.validation, self._interrupted)
         except Interrupted:
-            return False
+            return None
         finally:
             progress.tick(training=False)
+
+    def _judge(self, scores: Scores, parameters: Tensor, then: Progress) -> None:
+        """Log the scores, and keep the parameters if they are the best by any metric."""
+        state, worker = self._state, self._worker
         verdicts = state.patience.record(scores.values)
         self._log.validation(then, scores.values, verdicts)
         if scores.translations is not None:
@@ -71,7 +77,6 @@ class Validating:
             self._run.keep_best(then.updates, best)
         else:
             self._stalled()
-        return True
 
     def _interrupted(self) -> bool:
         self._state.progress.tick(training=False)  # which says that this rank is alive

@@ -228,6 +228,10 @@ class Exchange(Protocol):
         """
         self.refresh(parameters)
 
+    def knows(self, vectors: Mapping[str, Tensor]) -> bool:
+        """Whether what a worker carried, perhaps in another mode or layout, says all that `restore` needs."""
+        return True
+
     def restore(self, parameters: Tensor) -> None:
         """Instead of `refresh`, where `keeps`: go on with what the worker had received when it was saved."""
         raise AssertionError("only an exchange that keeps has something to restore")
@@ -299,6 +303,9 @@ class Around(Exchange):
 
     def settle(self, parameters: Tensor) -> None:
         self._exchange.settle(parameters)
+
+    def knows(self, vectors: Mapping[str, Tensor]) -> bool:
+        return self._exchange.knows(vectors)
 
     def restore(self, parameters: Tensor) -> None:
         self._exchange.restore(parameters)

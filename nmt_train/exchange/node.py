@@ -11,7 +11,7 @@ from nmt_train.exchange import Around, Exchange, Vectors
 from nmt_train.message import Message
 from nmt_train.wire import Tag, Wire
 
-_REST, _GIVE = 0, 1  # the first number of a message
+_REST, _GIVE, _EXPECT = range(3)  # the first number of a message
 _RECEIVED = "node.received"  # what the node last received, among the vectors that its first rank carries
 
 
@@ -52,7 +52,14 @@ class PerNode(Around):
         parameters.copy_(message.vector(parameters.numel()))
 
     def rest(self) -> None:
-        self._wire.send(self._members[0], Tag.NODE, Message((_REST,)))
+        self._say(_REST)
+
+    def settle(self, parameters: Tensor) -> None:
+        self._say(_EXPECT)
+        super().settle(parameters)
+
+    def _say(self, what: int) -> None:
+        self._wire.send(self._members[0], Tag.NODE, Message((what,)))
         self._wire.receive(self._members[0], Tag.GRANT).result()
 
     @torch.no_grad()
@@ -63,18 +70,23 @@ class PerNode(Around):
         given: dict[int, int] = {}  # weights, by rank
         while True:
             source, message = self._wire.receive(None, Tag.NODE).result()
-            if message.number() == _REST:
-                resting.add(source)
-                if len(resting) == len(self._members):
-                    self._exchange.rest()
-                self._wire.send(source, Tag.GRANT, Message((self._exchange.updates,)))
-            else:
-                resting.discard(source)
+            resting.discard(source)
+            if message.number() == _GIVE:
                 self._join(joined, message, given)
                 given[source] = message.number(1)
+            else:
+                self._note(source, message.number(), resting)
             if given and len(resting) + len(given) == len(self._members):
                 self._exchange_for(given, joined)
                 given.clear()
+
+    def _note(self, source: int, what: int, resting: set[int]) -> None:
+        """A rank rests, or is to be waited for again."""
+        if what == _REST:
+            resting.add(source)
+            if len(resting) == len(self._members):
+                self._exchange.rest()
+        self._wire.send(source, Tag.GRANT, Message((self._exchange.updates,)))
 
     def _join(self, joined: Tensor, message: Message, given: Mapping[int, int]) -> None:
         """Add a gradient to those that were `given` before it."""
@@ -100,6 +112,9 @@ class PerNode(Around):
         super().refresh(parameters)
         if self._received is not None:
             self._received.copy_(parameters)
+
+    def knows(self, vectors: Mapping[str, Tensor]) -> bool:
+        return super().knows(vectors) and (self._received is None or _RECEIVED in vectors)
 
     def restore(self, parameters: Tensor) -> None:
         super().restore(parameters if self._received is None else self._received)

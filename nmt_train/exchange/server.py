@@ -113,6 +113,7 @@ class Server(Exchange):
 
     @torch.no_grad()
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        weight = min(weight, 1) if self.at_worker else weight  # a mean of finished updates counts workers
         with self._trace.span("sync"):
             received = parameters if self._received is None else self._received
             if self._local is not None and not self.at_worker:
@@ -147,6 +148,7 @@ class Server(Exchange):
     @torch.no_grad()
     def give(self, gradient: Tensor, weight: int = 1) -> None:
         """`sync` without what comes back; until the gradient has left, and no shard has more than a few still to apply."""
+        weight = min(weight, 1) if self.at_worker else weight
         with self._trace.span("sync"):
             self._pay(self._owes, gradient)
             self._wait_for_applied(_AHEAD - 1)
@@ -239,6 +241,9 @@ class Server(Exchange):
                 self._updated()
         for _, answer in self._ask(_EXPECT):
             self._told = answer.result()[1].number()
+
+    def knows(self, vectors: Mapping[str, Tensor]) -> bool:
+        return self._received is None or _RECEIVED in vectors
 
     @torch.no_grad()
     def restore(self, parameters: Tensor) -> None:
@@ -346,7 +351,8 @@ class Server(Exchange):
         while True:
             source, message = self._wire.receive(None, Tag.PULL).result()
             with self._lock:
-                self._wire.send(source, Tag.PULLED, self._show_one(source, message))
+                answer = self._show_one(source, message)
+            self._wire.send(source, Tag.PULLED, answer)
 
     def _show_one(self, source: int, message: Message) -> Message:
         """The answer to `_ask`."""

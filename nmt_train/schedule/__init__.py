@@ -16,7 +16,7 @@ from nmt_train.joining import Pile
 from nmt_train.section import STRICT
 from nmt_train.trace import Trace
 
-_RECEIVED = "worker.received"  # among the vectors that a worker carries
+RECEIVED = "worker.received"  # among the vectors that a worker carries
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -149,7 +149,7 @@ class Schedule(ABC):
 
     def carried(self) -> Vectors:
         """What a drained worker keeps, as vectors (elements,)."""
-        return self.exchange.carried() | self.kept() | ({_RECEIVED: self.received} if self.exchange.keeps else {})
+        return self.exchange.carried() | self.kept() | ({RECEIVED: self.received} if self.exchange.keeps else {})
 
     def kept(self) -> Vectors:
         """The schedule's own part of it."""
@@ -166,6 +166,6 @@ class Schedule(ABC):
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
         """Go on with what `carried` gave."""
         self.exchange.carry(vectors)
-        self._goes_on = self.exchange.keeps and _RECEIVED in vectors
+        self._goes_on = self.exchange.keeps and RECEIVED in vectors and self.exchange.knows(vectors)
         if self._goes_on:
-            self.received.copy_(vectors[_RECEIVED])
+            self.received.copy_(vectors[RECEIVED])

@@ -58,5 +58,6 @@ class Elastic(LocalSteps):
     def carry(self, vectors: Mapping[str, Tensor]) -> None:
         super().carry(vectors)
         self._placed = _OWN in vectors
+        self._goes_on = self._goes_on and self._placed
         if self._placed:
             self._flat.parameters.copy_(vectors[_OWN])

@@ -205,7 +205,7 @@ class Postman:
         self._track(self._comm.Isend([frame, self.mpi.BYTE], letter.to, 0), transfer)
         # What nobody waits for goes piece by piece, so that training's own messages find their way between.
         pieces = [] if short else self._cut(payload)
-        at_once = 1 if letter.tag in (Tag.STATE, Tag.COPY) else len(pieces)
+        at_once = 1 if letter.tag in (Tag.STATE, Tag.COPY, Tag.PULLED) else len(pieces)
         transfer.later.extend((piece, slot) for piece in pieces[at_once:])
         for piece in pieces[:at_once]:
             self._send(piece, slot, transfer)
