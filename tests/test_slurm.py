@@ -131,8 +131,8 @@ def test_a_mistake_ends_srun_with_status_2(make: Make) -> None:
 
 def test_the_script_for_gpus_trains_with_as_many_tasks_as_a_machine_has(make: Make) -> None:
     config = make(mode="sync", stop__after="10u")
-    options = ("--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=2")
-    with Job(config, [*options, str(SCRIPTS / "gpu.sh"), *train(config, "--devices", "cpu")[1:]]) as job:
+    options = ("--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=2", "--export=ALL,DEVICES=cpu")
+    with Job(config, [*options, str(SCRIPTS / "gpu.sh"), *train(config)[1:]]) as job:
         assert job.end()["JobState"] == "COMPLETED", job.said()
     assert re.search(r"2 ranks on nmtslurm\d\n", job.said())
 
@@ -167,15 +167,15 @@ def test_scancel_and_the_time_limit_save_and_the_same_command_continues(make: Ma
     [
         ("cpu.sh", "--signal=USR1", ()),
         ("mpirun.sh", "--batch --signal=USR1", ()),
-        ("one-machine.sh", "--signal=USR1", ("--devices", "cpu x 2")),
+        ("one-machine.sh", "--signal=USR1", ("--export=ALL,DEVICES=cpu x 2",)),
     ],
 )
 def test_a_job_that_is_told_in_time_saves_is_queued_again_and_continues_to_its_end(
     make: Make, script: str, how: str, options: tuple[str, ...]
 ) -> None:
     config = make(**FOREVER)
-    arguments = train(config, "--overwrite", *options)[1:]
-    with Job(config, ["--gpus=0", str(SCRIPTS / script), *arguments]) as job:
+    arguments = train(config, "--overwrite")[1:]
+    with Job(config, ["--gpus=0", *options, str(SCRIPTS / script), *arguments]) as job:
         job.until_it_trains()
         shorten(config)
         inside("scancel", *how.split(), job.number)

@@ -1,6 +1,7 @@
 #!/bin/bash
 # GPU cluster: one rank per GPU. What follows the script's name goes to nmt-train:
 #   sbatch configs/slurm/gpu.sh --config X.yml --mode sparse-overlap
+# Other devices than all of a machine's GPUs: sbatch --export=ALL,DEVICES='cuda x 2' ...
 #SBATCH --job-name=nmt-train
 #SBATCH --nodes=2
 #SBATCH --gpus-per-node=4          # not --gpus-per-task: each rank sees all GPUs of its machine, and takes its own
@@ -16,7 +17,7 @@ export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # since Slurm 22.05 srun has to 
 # export OMPI_MCA_btl_tcp_if_include=10.0.0.0/24  # which network, where machines have several
 
 # pmix: without it every rank would believe itself alone. Is it there? srun --mpi=list
-srun --mpi=pmix nmt-train --devices all "$@"
+srun --mpi=pmix nmt-train --devices "${DEVICES:-all}" "$@"
 status=$?
 case $status in
     0 | 2 | 130 | 143) ;;  # done, a mistake in what was asked for, or a wish for an end

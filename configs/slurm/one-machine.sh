@@ -1,6 +1,7 @@
 #!/bin/bash
 # One machine with several GPUs, also where Slurm has no PMIx: nmt-train starts its ranks by itself.
 #   sbatch configs/slurm/one-machine.sh --config X.yml --mode sparse-overlap
+# Other devices than all of a machine's GPUs: sbatch --export=ALL,DEVICES='cuda x 2' ...
 #SBATCH --job-name=nmt-train
 #SBATCH --nodes=1
 #SBATCH --ntasks=1                 # nmt-train; its ranks are not Slurm's tasks
@@ -15,7 +16,7 @@
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # since Slurm 22.05 srun has to be told again
 
 # srun, because what Slurm signals is its task; without it scancel would end this script, and all that runs, at once.
-srun nmt-train --devices all "$@"
+srun nmt-train --devices "${DEVICES:-all}" "$@"
 status=$?
 case $status in
     0 | 2 | 130 | 143) ;;  # done, a mistake in what was asked for, or a wish for an end

@@ -117,9 +117,10 @@ class Peers(Exchange):
             self._heard_all.wait()
             self._heard_all.clear()
             self._complete.clear()
-        self._publish()
+        with self._lock:
+            self._publish()
+            self._base()  # before anybody can go on, which takes this rank's comparison
         compare(self._wire, self.optimizer.parameters)
-        self._base()
         parameters.copy_(self.optimizer.parameters)
 
     def _base(self) -> None:
