@@ -67,13 +67,12 @@ class PerNode(Around):
         assert self._received is not None
         joined = torch.zeros_like(self._received)
         resting: set[int] = set()
-        given: dict[int, int] = {}  # weights, by rank
+        given: dict[int, Message] = {}  # by rank
         while True:
             source, message = self._wire.receive(None, Tag.NODE).result()
             resting.discard(source)
             if message.number() == _GIVE:
-                self._join(joined, message, given)
-                given[source] = message.number(1)
+                given[source] = message
             else:
                 self._note(source, message.number(), resting)
             if given and len(resting) + len(given) == len(self._members):
@@ -88,21 +87,19 @@ class PerNode(Around):
                 self._exchange.rest()
         self._wire.send(source, Tag.GRANT, Message((self._exchange.updates,)))
 
-    def _join(self, joined: Tensor, message: Message, given: Mapping[int, int]) -> None:
-        """Add a gradient to those that were `given` before it."""
-        vector = message.vector(joined.numel()).to(joined.device)
-        if not given:  # and if it stays alone, it is exact
-            joined.copy_(vector)
-            return
-        if len(given) == 1 and not self._sums:
-            joined.mul_(next(iter(given.values())))
-        joined.add_(vector, alpha=1.0 if self._sums else message.number(1))
-
-    def _exchange_for(self, given: Mapping[int, int], joined: Tensor) -> None:
+    def _exchange_for(self, given: Mapping[int, Message], joined: Tensor) -> None:
+        """Join in the order of the ranks, whoever came first, so that sums are the same bits in every run."""
         assert self._received is not None
-        weight = sum(given.values())
-        if not self._sums and len(given) > 1:
-            joined.div_(weight)
+        weights = [given[rank].number(1) for rank in sorted(given)]
+        vectors = [given[rank].vector(joined.numel()).to(joined.device) for rank in sorted(given)]
+        joined.copy_(vectors[0])  # which stays exact if it is alone
+        mean, weight = not self._sums and len(given) > 1, sum(weights)
+        if mean:
+            joined.mul_(weights[0])
+        for vector, its in zip(vectors[1:], weights[1:], strict=True):
+            joined.add_(vector, alpha=its if mean else 1)
+        if mean:
+            joined.div_(max(1, weight))
         self._exchange.prepare(joined, self._received, weight)
         self._exchange.sync(joined, self._received, weight)
         for rank in given:
