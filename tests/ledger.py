@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,9 @@ from nmt_train import checkpoint
 from nmt_train.begin import opened
 from nmt_train.cluster import Cost, DeviceConfig, LinkConfig
 from nmt_train.config import Config
+from nmt_train.corpus import CorpusConfig
 from nmt_train.corpus.deal import Deal, Position
+from nmt_train.corpus.vocabulary import train as train_vocabulary
 from nmt_train.survive import Rank
 from nmt_train.train import Worker
 from nmt_train.wire import Wire
@@ -63,7 +67,8 @@ class Ledger(nn.Module):
 
     def loss(self, batch: Numbered) -> Tensor:
         self._trained[batch.epoch, batch.number] += 1
-        return -self.counts[:, batch.number].sum()
+        counts = self.counts[:, batch.number]
+        return (counts.detach() - counts).sum()  # a cost of zero, as no real one is below it
 
 
 class Dealt:
@@ -114,10 +119,27 @@ def train(
             return rank.train(wire, ready if wire.rank == 0 else None)
 
         engine.run([partial(main, wire) for wire in engine.wires])
+    _forget_imports()
     return Outcome(Path(config.run), trained, checkpoint.load(Path(config.run) / "last").tensors("parameters")["counts"])
 
 
 def plain(config: Config) -> Config:
-    """With steps of exactly the sum of the gradients."""
+    """With steps of exactly the sum of the gradients, and a vocabulary that is not trained again for every run."""
     sgd = dataclasses.replace(config.optimizer, name="sgd", learning_rate=1.0, schedule="constant", warmup=0, clip_norm=0.0)
-    return dataclasses.replace(config, optimizer=sgd, batch=dataclasses.replace(config.batch, reduction="sum"))
+    vocabulary = dataclasses.replace(config.corpus.vocabulary, path=_vocabulary(config.corpus))
+    corpus = dataclasses.replace(config.corpus, vocabulary=vocabulary)
+    return dataclasses.replace(config, optimizer=sgd, corpus=corpus, batch=dataclasses.replace(config.batch, reduction="sum"))
+
+
+def _vocabulary(corpus: CorpusConfig) -> str:
+    path = Path(corpus.train[0]).with_name(f"{os.getpid()}.model")
+    if not path.exists():
+        path.write_bytes(train_vocabulary(corpus).model)
+    return str(path)
+
+
+@cache
+def _forget_imports() -> None:
+    """Every recovery collects garbage, which is not to be looked for in all that has been imported."""
+    gc.collect()
+    gc.freeze()
