@@ -15,23 +15,23 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from nmt_train.checkpoint import CheckpointConfig
-from nmt_train.codec import DroppingConfig, LowRankConfig, QsgdConfig, ThresholdConfig
+from nmt_train.common.duration import Span
+from nmt_train.common.errors import UserError
+from nmt_train.common.section import STRICT
+from nmt_train.common.yaml_file import merge, override, read
 from nmt_train.corpus import BatchConfig, CorpusConfig
-from nmt_train.duration import Span
-from nmt_train.errors import UserError
-from nmt_train.exchange import ExchangeConfig
-from nmt_train.exchange.copies import RecoveryConfig
-from nmt_train.log import LogConfig
+from nmt_train.distributed.codec import DroppingConfig, LowRankConfig, QsgdConfig, ThresholdConfig
+from nmt_train.distributed.exchange import ExchangeConfig
+from nmt_train.distributed.exchange.parameter_server.replication import RecoveryConfig
+from nmt_train.distributed.schedule import DownpourConfig, LocalConfig, OverlapConfig, PipelineConfig
+from nmt_train.distributed.transport import WireConfig
 from nmt_train.model import ModelConfig
-from nmt_train.optim import OptimizerConfig
-from nmt_train.row import OverrideConfig
-from nmt_train.schedule import DownpourConfig, LocalConfig, OverlapConfig, PipelineConfig
-from nmt_train.section import STRICT
-from nmt_train.stop import StopConfig
-from nmt_train.validate import ValidationConfig
-from nmt_train.wire import WireConfig
-from nmt_train.yaml_file import merge, override, read
+from nmt_train.model.metrics import ValidationConfig
+from nmt_train.modes.table import OverrideConfig
+from nmt_train.optim.optimizer import OptimizerConfig
+from nmt_train.run.checkpoint import CheckpointConfig
+from nmt_train.run.log import LogConfig
+from nmt_train.run.stopping import StopConfig
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -127,7 +127,7 @@ def entries(section: Any = Config, prefix: str = "") -> Iterator[Key | str]:
             yield from entries(info.annotation, f"{prefix}{name}.")
         else:
             default = info.get_default(call_default_factory=True)
-            shown = str(info.annotation).replace("nmt_train.duration.", "")
+            shown = str(info.annotation).replace("nmt_train.common.duration.", "")
             yield Key(prefix + name, shown, default, info.is_required(), info.description or "")
 
 

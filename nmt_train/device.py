@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from nmt_train.errors import UserError
+from nmt_train.common.errors import UserError
 
 _SEVERAL = re.compile(r"(cpu|cuda)(?:\s*x\s*([1-9]\d{0,2}))?")
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3

@@ -23,11 +23,11 @@ from safetensors.torch import load_file
 from nmt_train import config
 from nmt_train import device as devices
 from nmt_train.corpus.batches import assemble
-from nmt_train.log import read_metrics
+from nmt_train.distributed.transport.local import ThreadWire
 from nmt_train.model.transformer import Transformer
-from nmt_train.modes import MODES
-from nmt_train.train import Worker
-from nmt_train.wire.threads import ThreadWire
+from nmt_train.modes.build import MODES
+from nmt_train.run.log import read_metrics
+from nmt_train.training.worker import Worker
 
 NOT_RUN = "not run"  # begins what is found by a row for which something is missing
 LAST_WORDS = 300  # characters of what a row that failed has said

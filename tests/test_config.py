@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import ROOT
 
 from nmt_train import config as configuration
 from nmt_train.cli import train as train_command
+from nmt_train.common.errors import UserError
 from nmt_train.config import entries, load, plain, to_yaml
-from nmt_train.errors import UserError
 
-ROOT = Path(__file__).parent.parent
 MINIMAL = "corpus:\n  train: [a.en, a.de]\n  valid: [b.en, b.de]\nstop:\n  after: 10u\n"
 
 

@@ -13,18 +13,19 @@ import torch
 from conftest import Make
 from memory import MemoryWire, together, wires
 
-from nmt_train import device, start
+from nmt_train import device
+from nmt_train.common.errors import UserError
 from nmt_train.config import Config
-from nmt_train.corpus.deal import Deal, Position
-from nmt_train.errors import UserError
-from nmt_train.message import Message
-from nmt_train.modes import MODES
-from nmt_train.recover import Remains, recover
-from nmt_train.state import Snapshot
-from nmt_train.supervise import Host
-from nmt_train.train import Worker
-from nmt_train.wire import Aborted, Tag
-from nmt_train.wire.threads import ThreadWire
+from nmt_train.corpus.data_shard import Deal, Position
+from nmt_train.distributed.message import Message
+from nmt_train.distributed.transport import Aborted, Tag
+from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.modes.build import MODES
+from nmt_train.training import start
+from nmt_train.training.launch.restarts import Host
+from nmt_train.training.recovery import Remains, recover
+from nmt_train.training.snapshot import Snapshot
+from nmt_train.training.worker import Worker
 
 GPU = torch.device("cuda", 0)
 

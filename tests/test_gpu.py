@@ -10,23 +10,23 @@ import torch
 from torch import Tensor
 
 from nmt_train import device
-from nmt_train.codec import Codec, DroppingConfig, QsgdConfig, ThresholdConfig
-from nmt_train.codec.dense import Dense
-from nmt_train.codec.feedback import Feedback
-from nmt_train.codec.int8 import Int8
-from nmt_train.codec.onebit import OneBit
-from nmt_train.codec.qsgd import Qsgd
-from nmt_train.codec.threshold import Threshold
-from nmt_train.codec.topk import TopK
 from nmt_train.corpus.batches import assemble
-from nmt_train.flat import Flat
-from nmt_train.message import Message
+from nmt_train.distributed.codec import Codec, DroppingConfig, QsgdConfig, ThresholdConfig
+from nmt_train.distributed.codec.dense import Dense
+from nmt_train.distributed.codec.error_feedback import Feedback
+from nmt_train.distributed.codec.int8 import Int8
+from nmt_train.distributed.codec.onebit import OneBit
+from nmt_train.distributed.codec.qsgd import Qsgd
+from nmt_train.distributed.codec.strom_threshold import Threshold
+from nmt_train.distributed.codec.topk import TopK
+from nmt_train.distributed.message import Message
+from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.distributed.transport.mpi.framing import contents, on_host
 from nmt_train.model import ModelConfig
-from nmt_train.model.search import SearchConfig, search
+from nmt_train.model.beam_search import SearchConfig, search
 from nmt_train.model.transformer import Transformer
-from nmt_train.optim import _BY_NAME, Optimizer, OptimizerConfig
-from nmt_train.wire.frame import contents, on_host
-from nmt_train.wire.threads import ThreadWire
+from nmt_train.optim.flat_model import Flat
+from nmt_train.optim.optimizer import _BY_NAME, Optimizer, OptimizerConfig
 
 pytestmark = pytest.mark.gpu
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from nmt_train.distributed.transport.local import ThreadWire
 from nmt_train.trace import Trace, write_spans
-from nmt_train.wire.threads import ThreadWire
 
 
 class Ticks(ThreadWire):

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from nmt_train.errors import TRY_AGAIN, UserError
+from nmt_train.common.errors import TRY_AGAIN, UserError
 
 _READER_GONE = 141  # as a shell reports SIGPIPE
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)

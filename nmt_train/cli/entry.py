@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 
-from nmt_train import launch
+from nmt_train.training.launch import mpirun as launch
 
 _CHILD = "NMT_TRAIN_CHILD"
 _PR_SET_PDEATHSIG = 1

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nmt_train import cli, cluster, config
-from nmt_train.cli import settings
+from nmt_train import cli, config
+from nmt_train.cli import options as settings
+from nmt_train.simulation import cluster
 
 _CLUSTER = "cluster."
 _FOLDER = "-simulated"
@@ -50,7 +51,7 @@ def command(arguments: Sequence[str]) -> int:
         return 0
     if (given.cluster is None) == (given.profile is None):
         options.error("give --cluster (one of configs/clusters, or your own) or --profile")
-    from nmt_train.simulate import predict, profile, simulate, time_only
+    from nmt_train.simulation.simulate import predict, profile, simulate, time_only
 
     if given.profile is not None:
         if given.profile.exists() and any(given.profile.samefile(file) for file in given.config):

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nmt_train import cli, config, launch
-from nmt_train.cli import settings
-from nmt_train.errors import UserError
-from nmt_train.supervise import Job, read_hosts
+from nmt_train import cli, config
+from nmt_train.cli import options as settings
+from nmt_train.common.errors import UserError
+from nmt_train.training.launch import mpirun as launch
+from nmt_train.training.launch.restarts import Job, read_hosts
 
 
 def parser() -> cli.Parser:
@@ -32,7 +33,7 @@ def command(arguments: Sequence[str]) -> int:
         if given.print_config:
             print(config.to_yaml(resolved), end="")
             return 0
-        from nmt_train.start import check, start  # brings torch's heavier parts, which --help can do without
+        from nmt_train.training.start import check, start  # brings torch's heavier parts, which --help can do without
 
         hosts = read_hosts(given.hosts) if given.hosts and not launch.launched() else []
         check(resolved, hosts)
@@ -47,7 +48,7 @@ def command(arguments: Sequence[str]) -> int:
 def main() -> None:
     status = cli.run(command)
     if launch.launched():
-        from nmt_train.wire.runtime import leave
+        from nmt_train.distributed.transport.mpi.library import leave
 
         sys.stdout.flush()
         sys.stderr.flush()

@@ -47,12 +47,12 @@ def parser() -> cli.Parser:
 def command(arguments: Sequence[str]) -> int:
     given = parser().parse_args(arguments)
     from nmt_train import device
+    from nmt_train.common.errors import UserError
     from nmt_train.corpus.text import decode_lines
-    from nmt_train.errors import UserError
-    from nmt_train.model.search import SearchConfig
-    from nmt_train.run import newest
-    from nmt_train.state import load_model
-    from nmt_train.translate import Translator
+    from nmt_train.load_model import load_model
+    from nmt_train.model.beam_search import SearchConfig
+    from nmt_train.model.translator import Translator
+    from nmt_train.run.folder import newest
 
     if given.n_best is not None and given.n_best > given.beam:
         raise UserError(f"command line: --n-best {given.n_best} needs a --beam of at least as many, not {given.beam}")

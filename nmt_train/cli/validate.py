@@ -43,8 +43,8 @@ def parser() -> cli.Parser:
 def command(arguments: Sequence[str]) -> int:
     given = parser().parse_args(arguments)
     from nmt_train import device
+    from nmt_train.model.metrics import ValidationConfig
     from nmt_train.report.table import measure, table
-    from nmt_train.validate import ValidationConfig
 
     own = device.prepare(given.devices, given.threads)
     settings = ValidationConfig(

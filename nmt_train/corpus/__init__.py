@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from nmt_train.section import STRICT
+from nmt_train.common.section import STRICT
 
 MAX_RATIO = 200.0  # ordinary text is packed to a fifth or a tenth; gzip can pack to a thousandth what only repeats itself
 # One entry per side, or one .tsv file with both sides; each side may be several files, read one after another.

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nmt_train.common.errors import UserError
 from nmt_train.corpus import BatchConfig, CorpusConfig
-from nmt_train.corpus.deal import Deal, Position
+from nmt_train.corpus.data_shard import Deal, Position
 from nmt_train.corpus.store import Store
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, Vocabulary
-from nmt_train.errors import UserError
 
 _ORDINARY = 256  # pieces of a sentence: below, attention takes less memory than the rest
 

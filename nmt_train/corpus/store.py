@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from nmt_train import durable
+from nmt_train.common import atomic_file as durable
+from nmt_train.common.errors import UserError, unreadable
 from nmt_train.corpus import MAX_RATIO, Files
 from nmt_train.corpus.text import read_pairs, sides
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.errors import UserError, unreadable
 
 _FORMAT = 1
 _CHECKED = 20_000_000  # tokens

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from nmt_train.common.errors import UserError, unreadable
 from nmt_train.corpus import MAX_RATIO, Files
-from nmt_train.errors import UserError, unreadable
 
 # Control characters and Unicode's own line ends, which would break the rule of one line per line; tabs stay.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 
+from nmt_train.common.errors import UserError, unreadable
 from nmt_train.corpus import CorpusConfig, VocabularyConfig
 from nmt_train.corpus.text import read_pairs
-from nmt_train.errors import UserError, unreadable
 
 PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
 

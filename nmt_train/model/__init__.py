@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
-from nmt_train.section import STRICT
+from nmt_train.common.section import STRICT
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"encoder_layers": 4, "decoder_layers": 4, "dim": 128, "ffn_dim": 256, "heads": 4, "dropout": 0.3},

@@ -6,10 +6,10 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from nmt_train.errors import UserError
-from nmt_train.log import read_metrics
+from nmt_train.common.errors import UserError
 from nmt_train.report.figure import new_figure, save_figure
-from nmt_train.run import is_simulation
+from nmt_train.run.folder import is_simulation
+from nmt_train.run.log import read_metrics
 
 LABELS = {
     "cross-entropy": "validation cross-entropy per word (nats)", "perplexity": "validation perplexity",

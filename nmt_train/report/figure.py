@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nmt_train.errors import UserError
+from nmt_train.common.errors import UserError
 
 # A colour per task, the same in every timeline; blue and orange stay apart for the colour-blind.
 TASK_COLOURS = {

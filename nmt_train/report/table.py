@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from nmt_train import checkpoint
+from nmt_train.common.errors import NotFinite
 from nmt_train.corpus import MAX_RATIO, Files
-from nmt_train.errors import NotFinite
-from nmt_train.run import find_checkpoints, newest
-from nmt_train.state import load_model
-from nmt_train.validate import TestSet, ValidationConfig
+from nmt_train.load_model import load_model
+from nmt_train.model.metrics import TestSet, ValidationConfig
+from nmt_train.run import checkpoint
+from nmt_train.run.folder import find_checkpoints, newest
 
 
 def measure(

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from nmt_train.errors import UserError
+from nmt_train.common.errors import UserError
 from nmt_train.report.figure import TASK_COLOURS, new_figure, save_figure
 
 Span = dict[str, Any]

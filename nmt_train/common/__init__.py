@@ -1,0 +1,1 @@
+"""What every room of the house uses: errors, durations, files."""

@@ -1,0 +1,1 @@
+"""What ranks exchange, when, with whom, in which encoding, and over what."""

@@ -1,0 +1,37 @@
+"""Error feedback around any codec: what a message left out is kept and added to the next vector (Seide et al. 2014)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nmt_train.distributed.codec import Codec
+from nmt_train.distributed.message import Message
+from nmt_train.optim.flat_model import add
+
+
+class Feedback(Codec):
+    """`residual` (elements,) is what is still owed. `residual` before + vector == decoded message + `residual` after."""
+
+    def __init__(self, codec: Codec, residual: Tensor) -> None:
+        self._codec, self.residual = codec, residual
+        self._sum = torch.empty_like(residual)
+
+    def encode(self, vector: Tensor, update: int) -> Message:
+        """The message for `vector` and what is owed; NotFinite leaves the residual as it was."""
+        add(self.residual, vector, out=self._sum)
+        message = self._codec.encode(self._sum, update)
+        self.residual, self._sum = self._sum, self.residual
+        if any(tensor.data_ptr() == self.residual.data_ptr() for tensor in message.tensors):
+            message = Message(message.numbers, tuple(tensor.clone() for tensor in message.tensors))
+        self._codec.add(message, self.residual, scale=-1.0)
+        return message
+
+    def sized(self, vector: Tensor) -> Message:
+        return self._codec.sized(vector)
+
+    def decode(self, message: Message, into: Tensor) -> None:
+        self._codec.decode(message, into)
+
+    def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
+        self._codec.add(message, into, scale)

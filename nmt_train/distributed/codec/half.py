@@ -1,0 +1,40 @@
+"""Half precision with an exponent of its own: what counts is an element's size beside the largest, not beside 6e-8."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nmt_train.common.errors import NotFinite
+from nmt_train.distributed.codec.chunks import blocks
+from nmt_train.distributed.message import Message
+
+_TOP = 14  # the largest element becomes one below 2^14, so that its rounding cannot overflow
+_LOWEST, _HIGHEST = -110, 128 - _TOP  # others would leave the range of fp32
+
+
+def to_half(vector: Tensor) -> tuple[int, Tensor]:
+    """The exponent, and `vector` (elements,) divided by 2^exponent as fp16; NotFinite if an element is not finite.
+
+    Elements are exact to 11 bits down to 2^-28 of the largest, and are lost only below 2^-39 of it.
+    """
+    low, high = vector.aminmax() if vector.numel() else (vector.new_zeros(()),) * 2
+    largest = torch.maximum(-low, high)
+    if not torch.isfinite(largest):
+        raise NotFinite("the vector to be sent is not finite")
+    exponent = max(_LOWEST, int(torch.frexp(largest).exponent) - _TOP) if largest > 0 else 0
+    rounded = torch.empty_like(vector, dtype=torch.float16)
+    for place in blocks(vector):
+        rounded[place] = vector[place] * 2.0**-exponent
+    return exponent, rounded
+
+
+def from_half(message: Message, place: int, rounded: Tensor, like: Tensor) -> Tensor:
+    """What `to_half` was given, rounded, in the type and on the device of `like`; the exponent is the message's number `place`.
+
+    Malformed if that is none that `to_half` makes.
+    """
+    exponent = message.number(place)
+    if not _LOWEST <= exponent <= _HIGHEST:
+        raise message.malformed(f"an exponent of {exponent}")
+    return rounded.to(like).mul_(2.0**exponent)

@@ -1,0 +1,56 @@
+"""One bit per element: its sign, and for each sign the mean of what had it (Seide et al. 2014).
+
+The paper takes means per column of a weight matrix; a flat vector has stretches of a fixed length instead.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmt_train.common.errors import NotFinite
+from nmt_train.distributed.codec import Codec
+from nmt_train.distributed.message import Message
+
+COLUMN = 512  # elements that share their two means
+
+
+class OneBit(Codec):
+    """A message holds the means of the negative and of the other elements of each column, and the signs."""
+
+    def encode(self, vector: Tensor, update: int) -> Message:
+        columns = _columns(vector)
+        there = _columns(torch.ones_like(vector))
+        above = (columns >= 0) * there
+        means = torch.stack([_mean(columns, there - above), _mean(columns, above)])
+        if not torch.isfinite(means).all():
+            raise NotFinite("the vector to be sent is not finite")
+        bits = np.packbits((vector >= 0).to(torch.uint8).cpu().numpy())
+        return Message((), (means.flatten(), torch.from_numpy(bits)))
+
+    def sized(self, vector: Tensor) -> Message:
+        elements = vector.numel()
+        bits = vector.new_empty(-(-elements // 8), dtype=torch.uint8)
+        return Message((), (vector.new_empty(2 * -(-elements // COLUMN)), bits))
+
+    def decode(self, message: Message, into: Tensor) -> None:
+        columns = -(-into.numel() // COLUMN)
+        means, bits = message.vectors((torch.float32, 2 * columns), (torch.uint8, -(-into.numel() // 8)))
+        low, high = means.to(into).view(2, -1).repeat_interleave(COLUMN, dim=1)[:, : into.numel()]
+        above = torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=into.numel())).to(into.device)
+        torch.where(above.bool(), high, low, out=into)
+
+    def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
+        decoded = torch.empty_like(into)
+        self.decode(message, decoded)
+        into.add_(decoded, alpha=scale)
+
+
+def _columns(vector: Tensor) -> Tensor:
+    """(columns, COLUMN), filled up with zeros."""
+    return torch.nn.functional.pad(vector, (0, -vector.numel() % COLUMN)).view(-1, COLUMN)
+
+
+def _mean(columns: Tensor, chosen: Tensor) -> Tensor:
+    return (columns * chosen).sum(1) / chosen.sum(1).clamp_(min=1)

@@ -1,0 +1,81 @@
+"""What has grown to a threshold is sent as plus or minus the threshold, the rest waits (Strom 2015, sections 2.4 to 2.6)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmt_train.common.errors import NotFinite
+from nmt_train.distributed.codec import Codec, ThresholdConfig
+from nmt_train.distributed.codec import integer_coding as bits
+from nmt_train.distributed.codec.selection import Sample, reaching
+from nmt_train.distributed.message import Message
+
+GRAIN = 2.0**-30  # thresholds are multiples of it, so that sums of many do not depend on their order
+_LOW = 0x7FFF_FFFF  # bits of a position in a word
+
+
+class Threshold(Codec):
+    """A message holds the threshold, and of each element that reached it place and sign: in a word of 32 bits (31 for the
+    place), or as gap in Golomb's and Rice's code and a bit. Its number says how many.
+    """
+
+    def __init__(self, config: ThresholdConfig) -> None:
+        self._config, self._sample = config, Sample(config.sample)
+
+    def encode(self, vector: Tensor, update: int) -> Message:
+        tau = self._tau(vector)
+        positions, values = reaching(vector, tau) if vector.numel() else (vector.new_empty(0, dtype=torch.int64), vector)
+        if not torch.isfinite(values).all():
+            raise NotFinite("the vector to be sent is not finite")
+        places, negative = positions.cpu().numpy(), (values < 0).cpu().numpy()
+        if self._config.coding == "words":
+            word = (places | np.left_shift(negative.astype(np.int64), 31)).astype(np.uint32).view(np.int32)
+            return Message((len(places),), (torch.tensor([tau]), torch.from_numpy(word)))
+        gaps = np.diff(places, prepend=-1) - 1
+        code = np.concatenate([bits.rice(gaps, bits.rice_width(len(places) / max(1, vector.numel()))), np.packbits(negative)])
+        return Message((len(places),), (torch.tensor([tau]), torch.from_numpy(code)))
+
+    def _tau(self, vector: Tensor) -> float:
+        tau = self._config.tau
+        if tau is None:
+            count = max(1, round(vector.numel() * self._config.density))
+            tau = self._sample.threshold(vector, count) if vector.numel() else GRAIN
+            if not np.isfinite(tau):
+                raise NotFinite("the vector to be sent is not finite")
+        return float(np.float32(max(1, round(tau / GRAIN)) * GRAIN))
+
+    def sized(self, vector: Tensor) -> Message:
+        count = round(vector.numel() * self._config.density)
+        width = bits.rice_width(self._config.density)
+        each = 4.0 if self._config.coding == "words" else (width + 1 + 1.5) / 8  # unary parts are of about 1.5 bits
+        return Message((count,), (vector.new_empty(1), vector.new_empty(round(count * each), dtype=torch.uint8)))
+
+    def decode(self, message: Message, into: Tensor) -> None:
+        into.zero_()
+        self.add(message, into)
+
+    def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
+        with message.understood():
+            positions, signs = self._unpacked(message, into.numel())
+            if len(positions) and not 0 <= positions.min() <= positions.max() < into.numel():
+                raise ValueError(f"positions beyond {into.numel()} elements")
+        tau = float(message.tensors[0])
+        into.index_add_(0, torch.from_numpy(positions).to(into.device), torch.from_numpy(signs).to(into), alpha=scale * tau)
+
+    def _unpacked(self, message: Message, elements: int) -> tuple[np.ndarray, np.ndarray]:
+        """Positions, and signs as 1 and -1."""
+        count = message.number()
+        if not 0 <= count <= elements:
+            raise ValueError(f"{count} of {elements} elements")
+        if self._config.coding == "words":
+            words = message.vectors((torch.float32, 1), (torch.int32, count))[1]
+            word = words.cpu().numpy().view(np.uint32).astype(np.int64)
+            return word & _LOW, 1 - 2 * (word >> 31)
+        packed = message.vectors((torch.float32, 1), (torch.uint8, None))[1].cpu().numpy()
+        held = -(-count // 8)
+        code, negative = packed[: len(packed) - held], packed[len(packed) - held :]
+        gaps = bits.from_rice(code, count, bits.rice_width(count / max(1, elements)))
+        signs = 1 - 2 * np.unpackbits(negative, count=count).astype(np.int64)
+        return np.cumsum(gaps + 1) - 1, signs

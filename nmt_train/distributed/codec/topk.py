@@ -1,0 +1,111 @@
+"""The largest elements of a vector, by a threshold estimated on a sample (Aji & Heafield 2017; thesis 3.8)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nmt_train.common.errors import NotFinite
+from nmt_train.distributed.codec import Codec, DroppingConfig, kept
+from nmt_train.distributed.codec.dense import Dense
+from nmt_train.distributed.codec.half import from_half, to_half
+from nmt_train.distributed.codec.selection import Sample, exactly, reaching
+from nmt_train.distributed.message import Message
+
+_SPARSE, _DENSE = 1, 0
+
+
+class TopK(Codec):
+    """Sends about a share of the elements, changing over the warm-up; all of them where positions would cost more than they
+    save. A message's number says which.
+    """
+
+    def __init__(self, config: DroppingConfig, dropped: float) -> None:
+        self._config, self._dropped, self._dense = config, dropped, Dense()
+        self._pack, self._unpack = _POSITIONS[config.indices]
+        self._half = config.values == "fp16"
+        self._sample = Sample(config.sample)
+
+    def encode(self, vector: Tensor, update: int) -> Message:
+        target = self.target(vector.numel(), update)
+        if target > vector.numel() // 2:
+            if not torch.isfinite(torch.linalg.vector_norm(vector)):
+                raise NotFinite("the vector to be sent is not finite")
+            return self._dense.encode(vector, update).and_numbers(_DENSE)
+        positions, values = self._largest(vector, target)
+        if not torch.isfinite(values).all():
+            raise NotFinite("the vector to be sent is not finite")
+        exponent, values = to_half(values) if self._half else (0, values)
+        return Message((_SPARSE, positions.numel(), exponent), (self._pack(positions), values))
+
+    def sized(self, vector: Tensor) -> Message:
+        target = self.target(vector.numel(), update=self._config.warmup_updates)
+        if target > vector.numel() // 2:
+            return Message((_DENSE,), (vector,))
+        values = vector.new_empty(target, dtype=torch.float16 if self._half else None)
+        # Positions at random: each further 255 between two of them, probability (1 - share)^255, costs one byte more.
+        longer = (1 - target / vector.numel()) ** 255 if target else 0.0
+        each = 1 + longer / (1 - longer) if self._config.indices == "gaps" else 4.0
+        return Message((_SPARSE, target, 0), (vector.new_empty(round(target * each), dtype=torch.uint8), values))
+
+    def decode(self, message: Message, into: Tensor) -> None:
+        if message.number() == _DENSE:
+            self._dense.decode(message.without_numbers(1), into)
+        else:
+            into.zero_()
+            self.add(message, into)
+
+    def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
+        if message.number() == _DENSE:
+            self._dense.add(message.without_numbers(1), into, scale)
+            return
+        count = message.number(1)
+        packed, values = message.vectors(
+            (torch.uint8, None) if self._config.indices == "gaps" else (torch.int32, count),
+            (torch.float16 if self._half else torch.float32, count),
+        )
+        positions = self._unpack(packed)
+        if positions.numel() != count or (count and not 0 <= int(positions.min()) <= int(positions.max()) < into.numel()):
+            raise message.malformed(f"{positions.numel()} positions for {count} of {into.numel()} elements, or some beyond")
+        values = from_half(message, 2, values, into) if self._half else values.to(into)
+        into.index_add_(0, positions, values, alpha=scale)
+
+    def target(self, elements: int, update: int) -> int:
+        """How many elements are to be sent: at least one, if there are any."""
+        return min(elements, math.ceil(elements * kept(self._config, self._dropped, update) - 1e-6))
+
+    def _largest(self, vector: Tensor, target: int) -> tuple[Tensor, Tensor]:
+        """Positions, ascending, of about `target` of the largest elements, and these; never zeros, never many more."""
+        if vector.numel() <= self._config.sample:
+            return exactly(torch.arange(vector.numel(), device=vector.device), vector, target)
+        threshold = self._sample.threshold(vector, target)
+        if threshold > 0:
+            positions, values = reaching(vector, threshold)
+        else:
+            positions = vector.nonzero().flatten()
+            values = vector[positions]
+        most = math.floor(target * (1 + self._config.excess))
+        return (positions, values) if positions.numel() <= most else exactly(positions, values, target)
+
+
+def pack_gaps(positions: Tensor) -> Tensor:
+    """Ascending positions as distances of one byte, 255 meaning "255 further, and more to come"."""
+    gaps = torch.diff(positions, prepend=positions.new_zeros(1)) if positions.numel() else positions
+    ends = torch.cumsum(gaps // 255 + 1, 0) - 1
+    packed = torch.full((int(ends[-1]) + 1 if ends.numel() else 0,), 255, dtype=torch.uint8, device=positions.device)
+    packed[ends] = (gaps % 255).to(torch.uint8)
+    return packed
+
+
+def unpack_gaps(packed: Tensor) -> Tensor:
+    """What `pack_gaps` was given, int64."""
+    return torch.cumsum(packed, 0, dtype=torch.int64)[packed != 255]
+
+
+_POSITIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "int32": (lambda positions: positions.to(torch.int32), lambda packed: packed.to(torch.int64)),
+    "gaps": (pack_gaps, unpack_gaps),
+}

@@ -1,0 +1,78 @@
+"""Synchronous data parallelism: gradients of all ranks are joined, and every rank makes the same update (Arnold Alg. 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from nmt_train.distributed.exchange import UNSENT, Exchange, Vectors
+from nmt_train.distributed.exchange.replica_check import compare
+from nmt_train.distributed.exchange.ring import Joined, Reducer
+from nmt_train.distributed.transport import Wire
+from nmt_train.optim.optimizer import Optimizer, clip
+from nmt_train.trace import Trace
+
+
+class AllReduce(Exchange):
+    """Each rank holds all parameters with the whole optimiser state; rank 0's is what checkpoints hold.
+
+    `optimizer` updates the vector that it was made for: by joined gradients, clipped to clip_norm (0: not), or by means of
+    finished updates. sums: gradients are joined by their sum (see joining.py).
+    """
+
+    together = True
+
+    def __init__(
+        self, wire: Wire, optimizer: Optimizer, reducer: Reducer, clip_norm: float, trace: Trace, sums: bool = False
+    ) -> None:
+        super().__init__(optimizer)
+        self._sums = sums and not optimizer.adds
+        self.at_worker, self.clips = optimizer.adds, not optimizer.adds
+        self._wire, self._reducer, self._clip_norm, self._trace = wire, reducer, clip_norm, trace
+        whole, none = slice(0, optimizer.parameters.numel()), slice(0, 0)
+        self.given = [whole] * wire.size
+        self.kept = [whole] + [none] * (wire.size - 1)
+
+    def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        if weight:
+            self._pay(UNSENT, gradient)
+        with self._trace.span("sync"):
+            joined = self.transfer(gradient, weight)
+        self.apply(gradient, parameters, joined)
+
+    def transfer(self, gradient: Tensor, weight: int) -> Joined:
+        """The half that the network does: join the gradient, or a part of it, with all ranks'."""
+        return self._reducer.reduce(gradient, self.updates, weight)
+
+    @torch.no_grad()
+    def apply(self, gradient: Tensor, parameters: Tensor, joined: Joined) -> None:
+        """The other half: update. NotFinite, on all ranks alike, if the gradient is infinite or not a number."""
+        norm = clip(gradient, self._clip_norm, joined.divisor)
+        if self._sums and joined.weight > 1:
+            gradient.mul_(joined.weight)
+        self.gradient_norm = norm if self.clips else self.gradient_norm
+        with self._trace.span("update", self.optimizer.effort):
+            self.optimizer.apply(gradient)
+        if parameters.data_ptr() != self.optimizer.parameters.data_ptr():
+            parameters.copy_(self.optimizer.parameters)
+
+    def carried(self) -> Vectors:
+        return self._and_owed(self._reducer.carried())
+
+    def rescued(self) -> Vectors:
+        return self._and_owed(self._reducer.rescued())
+
+    def _and_owed(self, carried: Vectors) -> Vectors:
+        for name, vector in super().carried().items():
+            carried[name] = carried[name] + vector if name in carried else vector
+        return carried
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        super().carry(vectors)
+        self._reducer.carry(vectors)
+
+    def refresh(self, parameters: Tensor) -> None:
+        compare(self._wire, self.optimizer.parameters)
+        parameters.copy_(self.optimizer.parameters)

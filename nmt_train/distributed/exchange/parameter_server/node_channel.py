@@ -1,0 +1,50 @@
+"""At most one rank of a node exchanges at any time (thesis 3.4): the node's first rank grants the channel in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from nmt_train.distributed.exchange import Around, Exchange
+from nmt_train.distributed.message import Message
+from nmt_train.distributed.transport import Tag, Wire
+
+
+class OneChannel(Around):
+    """Any exchange, behind the node's channel."""
+
+    def __init__(self, exchange: Exchange, wire: Wire) -> None:
+        super().__init__(exchange)
+        self._wire = wire
+        self._keeper = wire.nodes.index(wire.nodes[wire.rank])
+        if self._keeper == wire.rank:
+            wire.spawn("channel", self._keep)
+
+    def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        with self._granted():
+            self._exchange.sync(gradient, parameters, weight)
+
+    def give(self, gradient: Tensor, weight: int = 1) -> None:
+        with self._granted():
+            self._exchange.give(gradient, weight)
+
+    def fetch(self, parameters: Tensor) -> None:
+        with self._granted():
+            self._exchange.fetch(parameters)
+
+    @contextmanager
+    def _granted(self) -> Iterator[None]:
+        self._wire.send(self._keeper, Tag.CHANNEL, Message())
+        self._wire.receive(self._keeper, Tag.GRANT).result()
+        try:
+            yield
+        finally:
+            self._wire.send(self._keeper, Tag.CHANNEL, Message())
+
+    def _keep(self) -> None:
+        while True:
+            asker, _ = self._wire.receive(None, Tag.CHANNEL).result()
+            self._wire.send(asker, Tag.GRANT, Message())
+            self._wire.receive(asker, Tag.CHANNEL).result()

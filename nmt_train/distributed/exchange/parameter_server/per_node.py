@@ -1,0 +1,128 @@
+"""One exchange per node (thesis 3.7): gradients of a node's devices are joined first, and all consume what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from nmt_train.distributed.exchange import Around, Exchange, Vectors
+from nmt_train.distributed.message import Message
+from nmt_train.distributed.transport import Tag, Wire
+
+_REST, _GIVE, _EXPECT = range(3)  # the first number of a message
+_RECEIVED = "node.received"  # what the node last received, among the vectors that its first rank carries
+
+
+def first_ranks(nodes: Sequence[int]) -> list[int]:
+    """Of every node the rank that exchanges for it; nodes: the node of each rank."""
+    return [rank for rank, node in enumerate(nodes) if nodes.index(node) == rank]
+
+
+class PerNode(Around):
+    """Any exchange, used by the first rank of each node for all of the node's ranks.
+
+    It waits for the gradients of all that have not said that they rest; the node rests when all its ranks do. sums: gradients
+    are joined by their sum, not by their mean (see joining.py).
+    """
+
+    def __init__(self, exchange: Exchange, wire: Wire, parameters: Tensor, sums: bool = False) -> None:
+        super().__init__(exchange)
+        self._wire, self.at_worker, self._sums = wire, False, sums
+        node = wire.nodes[wire.rank]
+        self._members = [rank for rank, its in enumerate(wire.nodes) if its == node]
+        self._told = 0  # updates when the node's first rank last exchanged
+        self._received = parameters.clone() if wire.rank == self._members[0] else None
+        self.in_rounds = True
+        if self._received is not None:
+            wire.spawn("node", self._gather)
+
+    @property
+    def updates(self) -> int:
+        return max(self._exchange.updates, self._told)
+
+    def prepare(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        """The joined gradient will be prepared."""
+
+    def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        self._wire.send(self._members[0], Tag.NODE, Message((_GIVE, weight), (gradient,)))
+        message = self._wire.receive(self._members[0], Tag.GRANT).result()[1]
+        self._told = message.number()
+        parameters.copy_(message.vector(parameters.numel()))
+
+    def rest(self) -> None:
+        self._say(_REST)
+
+    def settle(self, parameters: Tensor) -> None:
+        self._say(_EXPECT)
+        super().settle(parameters)
+
+    def _say(self, what: int) -> None:
+        self._wire.send(self._members[0], Tag.NODE, Message((what,)))
+        self._wire.receive(self._members[0], Tag.GRANT).result()
+
+    @torch.no_grad()
+    def _gather(self) -> None:
+        assert self._received is not None
+        joined = torch.zeros_like(self._received)
+        resting: set[int] = set()
+        given: dict[int, Message] = {}  # by rank
+        while True:
+            source, message = self._wire.receive(None, Tag.NODE).result()
+            resting.discard(source)
+            if message.number() == _GIVE:
+                given[source] = message
+            else:
+                self._note(source, message.number(), resting)
+            if given and len(resting) + len(given) == len(self._members):
+                self._exchange_for(given, joined)
+                given.clear()
+
+    def _note(self, source: int, what: int, resting: set[int]) -> None:
+        """A rank rests, or is to be waited for again."""
+        if what == _REST:
+            resting.add(source)
+            if len(resting) == len(self._members):
+                self._exchange.rest()
+        self._wire.send(source, Tag.GRANT, Message((self._exchange.updates,)))
+
+    def _exchange_for(self, given: Mapping[int, Message], joined: Tensor) -> None:
+        """Join in the order of the ranks, whoever came first, so that sums are the same bits in every run."""
+        assert self._received is not None
+        weights = [given[rank].number(1) for rank in sorted(given)]
+        vectors = [given[rank].vector(joined.numel()).to(joined.device) for rank in sorted(given)]
+        joined.copy_(vectors[0])  # which stays exact if it is alone
+        mean, weight = not self._sums and len(given) > 1, sum(weights)
+        if mean:
+            joined.mul_(weights[0])
+        for vector, its in zip(vectors[1:], weights[1:], strict=True):
+            joined.add_(vector, alpha=its if mean else 1)
+        if mean:
+            joined.div_(max(1, weight))
+        self._exchange.prepare(joined, self._received, weight)
+        self._exchange.sync(joined, self._received, weight)
+        for rank in given:
+            self._wire.send(rank, Tag.GRANT, Message((self._exchange.updates,), (self._received.clone(),)))
+
+    def refresh(self, parameters: Tensor) -> None:
+        super().refresh(parameters)
+        if self._received is not None:
+            self._received.copy_(parameters)
+
+    def knows(self, vectors: Mapping[str, Tensor]) -> bool:
+        return super().knows(vectors) and (self._received is None or _RECEIVED in vectors)
+
+    def restore(self, parameters: Tensor) -> None:
+        super().restore(parameters if self._received is None else self._received)
+
+    def carried(self) -> Vectors:
+        return super().carried() | ({} if self._received is None else {_RECEIVED: self._received})
+
+    def rescued(self) -> Vectors:
+        return self._exchange.rescued()
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        super().carry(vectors)
+        if self._received is not None and _RECEIVED in vectors:
+            self._received.copy_(vectors[_RECEIVED])

@@ -1,0 +1,123 @@
+"""Sums of gradients as products of two thin matrices (PowerSGD, Vogels et al. 2019, Algorithms 1 and 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from nmt_train.distributed.exchange import RESIDUAL, Vectors
+from nmt_train.distributed.exchange.ring import Joined, Reducer
+from nmt_train.trace import Trace
+
+_Q = "low-rank.q"  # among the vectors that a worker carries
+_SEED = 20_190_531  # of the first right factors, the same on all ranks
+
+
+class LowRank(Reducer):
+    """Of every matrix M the mean over ranks of P = M Q is made orthonormal, then Q = M^T P is averaged; P Q^T is the mean.
+
+    layout: shapes of the parameters in the order of the vector; those that are no matrices, or too small to gain, are averaged
+    as they are. What the product leaves out of a rank's gradient is added to its next one. inner: joins what remains to be
+    joined.
+    """
+
+    def __init__(
+        self, inner: Reducer, layout: Sequence[tuple[str, tuple[int, ...]]], rank: int, like: Tensor, trace: Trace
+    ) -> None:
+        """like: a vector of the model's size and device."""
+        self._inner, self._rank, self._trace = inner, rank, trace
+        self._matrices: list[tuple[slice, int, int]] = []
+        self._others: list[slice] = []
+        start = 0
+        for _, shape in layout:
+            elements = torch.Size(shape).numel()
+            place, rows = slice(start, start + elements), shape[0] if len(shape) > 1 else 1
+            start += elements
+            if rank * (rows + elements // max(1, rows)) < elements:
+                self._matrices.append((place, rows, elements // rows))
+            else:
+                self._others.append(place)
+        self._error = torch.zeros_like(like)
+        columns = sum(columns for _, _, columns in self._matrices)
+        random = torch.randn(rank * columns, generator=torch.Generator().manual_seed(_SEED))
+        self._q = random.to(like) if not like.is_meta else like.new_empty(rank * columns)
+
+    @torch.no_grad()
+    def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Joined:
+        with self._trace.span("encode", vector.numel()):
+            if weight:  # else what is owed waits for a batch to travel with
+                vector.add_(self._error)
+            left = [vector[place].view(rows, columns) @ q for (place, rows, columns), q in self._with_q()]
+            first = _joined([*left, *(vector[place] for place in self._others)], vector)
+        joined = self._inner.reduce(first, update, weight)
+        first.div_(joined.divisor)
+        with self._trace.span("encode", vector.numel()):
+            sizes = [*(p.numel() for p in left), *(place.stop - place.start for place in self._others)]
+            parts = list(first.split(sizes))
+            left = [_orthonormal(part.view(p.shape)) for part, p in zip(parts, left, strict=False)]
+            right = [
+                vector[place].view(rows, columns).T @ p for (place, rows, columns), p in zip(self._matrices, left, strict=True)
+            ]
+            second = _joined(right, vector)
+        self._inner.reduce(second, update, weight)
+        self._q = second.div_(joined.divisor)
+        with self._trace.span("decode", vector.numel()):
+            if weight:
+                self._error.copy_(vector)
+            for ((place, _, _), q), p in zip(self._with_q(), left, strict=True):
+                vector[place] = (p @ q.T).flatten()
+            for place, part in zip(self._others, parts[len(left) :], strict=True):
+                vector[place] = part
+            if weight:
+                self._owe(vector)
+        if not self._error.is_meta and not torch.isfinite(self._q).all():
+            self._forget()
+        return Joined(1.0, joined.weight)
+
+    def _owe(self, mean: Tensor) -> None:
+        """What `mean` lacks of this rank's own vector is still to be sent."""
+        for place, _, _ in self._matrices:
+            self._error[place].sub_(mean[place])
+        for place in self._others:
+            self._error[place] = 0
+
+    def _with_q(self) -> list[tuple[tuple[slice, int, int], Tensor]]:
+        """Each matrix with its right factor (columns, rank)."""
+        factors = self._q.split([self._rank * columns for _, _, columns in self._matrices])
+        return [(its, q.view(-1, self._rank)) for its, q in zip(self._matrices, factors, strict=True)]
+
+    def _forget(self) -> None:
+        """Begin anew, on all ranks alike, after a sum that was not finite."""
+        self._error.zero_()
+        self._q = torch.randn(self._q.shape, generator=torch.Generator().manual_seed(_SEED)).to(self._q)
+
+    def carried(self) -> Vectors:
+        return {RESIDUAL: self._error, _Q: self._q}
+
+    def rescued(self) -> Vectors:
+        return {RESIDUAL: self._error}
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        """What is owed is paid with the next gradient."""
+        self._error.zero_()
+        if _Q in vectors and vectors[_Q].shape == self._q.shape:
+            self._q = vectors[_Q].to(self._q)
+
+
+def _joined(parts: Sequence[Tensor], like: Tensor) -> Tensor:
+    return torch.cat([part.flatten() for part in parts]) if parts else like.new_empty(0)
+
+
+def _orthonormal(matrix: Tensor) -> Tensor:
+    """Columns made orthogonal and of length 1, one after the other (Gram and Schmidt)."""
+    if matrix.is_meta:
+        return matrix
+    for column in range(matrix.shape[1]):
+        its = matrix[:, column]
+        its.div_(its.norm().clamp(min=torch.finfo(its.dtype).tiny))
+        if column + 1 < matrix.shape[1]:
+            rest = matrix[:, column + 1 :]
+            rest.sub_(its[:, None] * (its @ rest)[None])
+    return matrix

@@ -1,0 +1,24 @@
+"""One worker that is its own server: the update happens in place (thesis 3.1)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from nmt_train.distributed.exchange import Exchange
+from nmt_train.optim.optimizer import Optimizer
+from nmt_train.trace import Trace
+
+
+class Alone(Exchange):
+    def __init__(self, optimizer: Optimizer, trace: Trace) -> None:
+        super().__init__(optimizer)
+        self._trace = trace
+        self.given = self.kept = [slice(0, optimizer.parameters.numel())]
+
+    def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        """`parameters` is the vector that the optimiser was made for, so it is up to date as soon as it is updated."""
+        with self._trace.span("update", gradient.numel()):
+            self.optimizer.apply(gradient)
+
+    def refresh(self, parameters: Tensor) -> None:
+        """They always are the global ones."""

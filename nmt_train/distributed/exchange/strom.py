@@ -1,0 +1,147 @@
+"""No server: every worker tells all others what changes, and goes on while that travels (Strom 2015, section 2.6).
+
+Messages hold plus or minus a threshold, a multiple of 2^-30, and are added up in 64 bits, where such sums are exact: in
+whatever order they come, once all have arrived all workers have the same parameters to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from nmt_train.distributed.codec import Codec
+from nmt_train.distributed.codec.error_feedback import Feedback
+from nmt_train.distributed.codec.strom_threshold import GRAIN
+from nmt_train.distributed.exchange import OPTIMIZER, UNSENT, Exchange, Piece, Vectors
+from nmt_train.distributed.exchange.replica_check import compare
+from nmt_train.distributed.message import Message
+from nmt_train.distributed.transport import Future, Tag, Wire
+from nmt_train.optim.optimizer import OptimizerConfig
+from nmt_train.optim.update_optimizers import Adder
+from nmt_train.optim.worker_optimizer import OwnOptimizer
+from nmt_train.trace import Trace
+
+_CHANGE, _ALL = 1, 0  # a message's first number: a change, or that all before it has been sent
+
+
+class Peers(Exchange):
+    """Every rank holds all parameters; rank 0's are what checkpoints hold.
+
+    prepares: gradients become updates here, by the worker's own optimiser, and not in the schedule.
+    """
+
+    at_worker = True
+
+    def __init__(
+        self, wire: Wire, parameters: Tensor, optimizer: OptimizerConfig, codec: Codec, trace: Trace, prepares: bool = True
+    ) -> None:
+        super().__init__(Adder(optimizer, parameters.clone()))
+        whole, none = slice(0, parameters.numel()), slice(0, 0)
+        self.given, self.kept = [whole] * wire.size, [whole] + [none] * (wire.size - 1)
+        self._wire, self._trace = wire, trace
+        self._exact = torch.empty_like(parameters, dtype=torch.float64)  # the parameters, in whole grains
+        self._codec = Feedback(codec, torch.zeros_like(parameters))
+        self._local = OwnOptimizer(optimizer, parameters) if prepares else None
+        # Everybody begins with another peer: else all would queue at the first.
+        self._others = [*range(wire.rank + 1, wire.size), *range(wire.rank)]
+        self._lock, self._heard_all = wire.lock(), wire.event()
+        self._complete: set[int] = set()  # peers that have sent all
+        self._unpublished = 0  # updates that `optimizer.parameters` do not have yet
+        self._leaving: list[Future[None]] = []  # the last change, on its way to every peer
+        self._base()
+        if self._others:
+            wire.spawn("peers", self._hear)
+
+    @torch.no_grad()
+    def prepare(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        super().prepare(gradient, parameters, weight)
+        if self._local is not None:
+            with self._trace.span("update", gradient.numel()):
+                self._local.optimizer.follow(self.optimizer, self.updates)
+                self._local.step(gradient, parameters)
+
+    @torch.no_grad()
+    def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        with self._trace.span("sync"):
+            self._wait_for_the_last()
+            self._pay(UNSENT, gradient)
+            with self._trace.span("encode", self._codec.effort(gradient.numel())):
+                message = self._codec.encode(gradient, self.updates)
+            self._leaving = [self._wire.send(rank, Tag.PEER, message.and_numbers(_CHANGE)) for rank in self._others]
+            with self._lock:
+                self._change(message)
+                self._publish()
+            if parameters.data_ptr() != self.optimizer.parameters.data_ptr():
+                parameters.copy_(self.optimizer.parameters)
+
+    def _wait_for_the_last(self) -> None:
+        """On a link that is too slow messages would pile up, and all become older and older."""
+        with self._trace.span("waiting"):
+            for left in self._leaving:
+                left.result()
+
+    def _change(self, message: Message) -> None:
+        with self._trace.span("decode", self._exact.numel()):
+            self._codec.add(message, self._exact)
+        self.optimizer.updates += 1
+        self._unpublished += 1
+
+    def _publish(self) -> None:
+        """Changes that others have made since the last time are updates as well."""
+        self.optimizer.parameters.copy_(self._exact)
+        self.optimizer.smooth(self._unpublished)
+        self._unpublished = 0
+
+    @torch.no_grad()
+    def _hear(self) -> None:
+        """Take in what the others change, until the wire is closed."""
+        while True:
+            source, message = self._wire.receive(None, Tag.PEER).result()
+            if message.number() == _CHANGE:
+                with self._lock:
+                    self._change(message.without_numbers(1))
+            else:
+                self._complete.add(source)
+                if len(self._complete) == len(self._others):
+                    self._heard_all.set()
+
+    @torch.no_grad()
+    def refresh(self, parameters: Tensor) -> None:
+        """Wait for all that was sent; UserError if the replicas are then not equal."""
+        for rank in self._others:
+            self._wire.send(rank, Tag.PEER, Message((_ALL,)))
+        if self._others:
+            self._heard_all.wait()
+            self._heard_all.clear()
+            self._complete.clear()
+        with self._lock:
+            self._publish()
+            self._base()  # before anybody can go on, which takes this rank's comparison
+        compare(self._wire, self.optimizer.parameters)
+        parameters.copy_(self.optimizer.parameters)
+
+    def _base(self) -> None:
+        """Begin the exact sums with the parameters as checkpoints hold them."""
+        torch.div(self.optimizer.parameters.double(), GRAIN, out=self._exact).round_().mul_(GRAIN)
+
+    @torch.no_grad()
+    def pieces(self, rank: int) -> list[Piece]:
+        with self._lock:
+            self.optimizer.parameters.copy_(self._exact)
+            # As many changes as another has need not be the same ones.
+            return [replace(piece, exact=False) for piece in super().pieces(rank)]
+
+    def carried(self) -> Vectors:
+        owed = {**self._owed, UNSENT: self._codec.residual + self._owed.get(UNSENT, 0.0)}
+        return owed | (self._local.optimizer.packed(OPTIMIZER) if self._local is not None else {})
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        super().carry(vectors)
+        self._codec.residual.zero_()
+        self._pay(UNSENT, self._codec.residual)
+        if self._local is not None:
+            self._local.optimizer.unpack(OPTIMIZER, vectors, "the worker's optimiser")
+        self._base()

@@ -1,0 +1,110 @@
+"""What ranks say to each other: a few numbers, and tensors. Receivers look before they believe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmt_train.common.errors import UserError
+
+DTYPES = (torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8)
+
+
+class Malformed(UserError):
+    """A message does not hold what its receiver expects; it says from whom the message came."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """`numbers` are 64-bit integers; `tensors` are one-dimensional, each of one of `DTYPES`. origin: who sent it."""
+
+    numbers: tuple[int, ...] = ()
+    tensors: tuple[Tensor, ...] = ()
+    origin: str = field(default="this rank", compare=False)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensors. The numbers travel in a wire's own few bytes of framing, which are left out."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+    def and_numbers(self, *numbers: int) -> Message:
+        """The same message with further numbers in front."""
+        return Message(numbers + self.numbers, self.tensors, self.origin)
+
+    def without_numbers(self, count: int) -> Message:
+        """The message without its first `count` numbers."""
+        return Message(self.numbers[count:], self.tensors, self.origin)
+
+    def on(self, device: torch.device) -> Message:
+        """The same message on a device."""
+        if device.type == "cpu":
+            return self
+        return Message(self.numbers, tuple(tensor.to(device, non_blocking=True) for tensor in self.tensors), self.origin)
+
+    def number(self, place: int = 0) -> int:
+        if len(self.numbers) <= place:
+            raise self.malformed(f"{len(self.numbers)} numbers, at least {place + 1} expected")
+        return self.numbers[place]
+
+    def vectors(self, *expected: tuple[torch.dtype, int | None]) -> tuple[Tensor, ...]:
+        """The tensors, if they have these types and lengths (None: any), else Malformed."""
+        if len(self.tensors) != len(expected) or any(
+            tensor.dtype != dtype or length not in (None, tensor.numel())
+            for tensor, (dtype, length) in zip(self.tensors, expected, strict=True)
+        ):
+            found = [(tensor.dtype, tensor.numel()) for tensor in self.tensors]
+            raise self.malformed(f"vectors (type, length) {found}, expected {list(expected)}")
+        return self.tensors
+
+    def vector(self, elements: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The one tensor, if it is of this length and type, else Malformed."""
+        return self.vectors((dtype, elements))[0]
+
+    def malformed(self, what: str) -> Malformed:
+        return Malformed(
+            f"a message from {self.origin} is not as it should be: {what}; see that all ranks run the same version, and that"
+            " nobody else can reach their network"
+        )
+
+    @contextmanager
+    def understood(self) -> Iterator[None]:
+        """A context in which the contents are taken apart: what goes wrong there is the message's fault."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError, StopIteration, OverflowError) as error:
+            raise self.malformed(f"{type(error).__name__}: {error}") from error
+
+
+def from_json(value: Any) -> Message:
+    """A message that carries JSON text."""
+    return from_bytes(json.dumps(value).encode())
+
+
+def to_json(message: Message) -> Any:
+    with message.understood():
+        return json.loads(to_bytes(message))
+
+
+def to_facts(message: Message, *keys: str) -> dict[str, Any]:
+    """A JSON object that has these keys at least; Malformed for anything else."""
+    facts = to_json(message)
+    if not isinstance(facts, dict) or not set(keys) <= facts.keys():
+        raise message.malformed(f"no {' and '.join(keys)} in it")
+    return facts
+
+
+def from_bytes(data: bytes) -> Message:
+    return Message((), (torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy()),))
+
+
+def to_bytes(message: Message) -> bytes:
+    """The bytes of the first tensor."""
+    with message.understood():
+        return message.tensors[0].numpy().tobytes()

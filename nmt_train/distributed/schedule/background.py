@@ -1,0 +1,56 @@
+"""A task that carries vectors while its worker computes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from torch import Tensor
+
+from nmt_train.distributed.exchange.ring import Joined
+from nmt_train.distributed.transport import Wire
+from nmt_train.trace import Trace
+
+
+class Courier:
+    """Carries one vector after the other, in the order in which they are given: workers that give them in the same order meet.
+
+    under_way: how many have been given and not been taken back.
+    """
+
+    def __init__(self, wire: Wire, trace: Trace, carry: Callable[[Tensor, int], Joined]) -> None:
+        """`carry` is called in the task with every vector and its weight, and may change the vector."""
+        self._trace, self._carry = trace, carry
+        self._given, self._done = deque[tuple[Tensor, int]](), deque[tuple[Tensor, Joined]]()
+        self.under_way = 0
+        self._work, self._news = wire.event(), wire.event()
+        self._task = wire.spawn("courier", self._carry_on)
+
+    def give(self, vector: Tensor, weight: int) -> None:
+        self.under_way += 1
+        self._given.append((vector, weight))
+        self._work.set()
+
+    def take(self) -> tuple[Tensor, Joined]:
+        """Wait for the oldest that is under way, and what `carry` said of it; what `carry` has raised."""
+        with self._trace.span("waiting"):
+            while not self._done:
+                self._news.clear()
+                if self._task.done():
+                    self._task.result()
+                if not self._done:
+                    self._news.wait()
+        self.under_way -= 1
+        return self._done.popleft()
+
+    def _carry_on(self) -> None:
+        while True:
+            while not self._given:
+                self._work.clear()
+                if not self._given:
+                    self._work.wait()
+            vector, weight = self._given.popleft()
+            with self._trace.span("sync"):
+                joined = self._carry(vector, weight)
+            self._done.append((vector, joined))
+            self._news.set()

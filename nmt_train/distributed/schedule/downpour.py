@@ -1,0 +1,67 @@
+"""Giving gradients away and fetching parameters each every so many steps, on their own (Dean et al. 2012)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from nmt_train.distributed.exchange import Exchange, Vectors
+from nmt_train.distributed.schedule import DownpourConfig, Schedule
+from nmt_train.optim.flat_model import Flat
+
+_SINCE = "downpour.since"  # steps since the last fetch, among what a worker carries
+
+
+class Downpour(Schedule):
+    """The gradients of `push` steps are given away as one; every `fetch` steps a worker takes the shards' parameters over."""
+
+    def __init__(self, flat: Flat, exchange: Exchange, config: DownpourConfig, clip_norm: float, sums: bool = False) -> None:
+        super().__init__(exchange, flat.parameters, sums)
+        self._flat, self._config, self._clip_norm = flat, config, clip_norm
+        self._piled = self._since = 0  # steps whose gradients are not given away; steps since the last fetch
+
+    @property
+    def between(self) -> bool:
+        return self._piled > 0
+
+    def step(self) -> bool:
+        self._piled += 1
+        self._since += 1
+        given = self._piled == self._config.push
+        try:
+            if given:
+                self._give()
+        finally:
+            if self._since >= self._config.fetch:
+                self._since = 0
+                self.exchange.fetch(self._flat.parameters)
+        return given
+
+    def _give(self) -> None:
+        piled, self._piled = self._piled, 0
+        try:
+            self.exchange.gradient_norm, weight = self.pile.join(self._flat.gradient, self._clip_norm)
+            self.exchange.prepare(self._flat.gradient, self._flat.parameters, weight)
+            self.exchange.give(self._flat.gradient, weight)
+        finally:
+            self._flat.gradient.zero_()
+        self.steps[piled] += 1
+
+    def drain(self) -> None:
+        if self._piled:
+            self._give()
+        self.exchange.rest()
+
+    def refresh(self) -> None:
+        self._since = 0
+        self.exchange.refresh(self._flat.parameters)
+
+    def kept(self) -> Vectors:
+        return {_SINCE: torch.tensor([self._since])}
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        super().carry(vectors)
+        if _SINCE in vectors:
+            self._since = int(vectors[_SINCE][0])

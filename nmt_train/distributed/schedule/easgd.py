@@ -1,0 +1,63 @@
+"""Workers that keep parameters of their own, tied to a common centre by an elastic force (EASGD, Zhang et al. 2015)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from nmt_train.distributed.exchange import Exchange, Vectors
+from nmt_train.distributed.schedule import LocalConfig
+from nmt_train.distributed.schedule.local_sgd import LocalSteps
+from nmt_train.optim.flat_model import Flat, subtract
+from nmt_train.optim.optimizer import OptimizerConfig
+from nmt_train.trace import Trace
+
+_OWN = "elastic.parameters"  # among the vectors that a worker carries
+
+
+class Elastic(LocalSteps):
+    """Every so many steps a worker and the centre move towards each other by a share of the distance between them.
+
+    The global parameters are the centre's. With a server each worker does so at its own pace; with all-reduce all at the same
+    step, and the centre moves by the mean of their ways.
+    """
+
+    def __init__(self, flat: Flat, exchange: Exchange, trace: Trace, config: LocalConfig, optimizer: OptimizerConfig) -> None:
+        super().__init__(flat, exchange, trace, config, optimizer)
+        self.received, self._share = self._start, config.elastic_share
+        self._placed = False  # whether the worker has parameters of its own yet
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        since, self._since, self._begun, weight = self._since, 0, False, self._take_worked()
+        way, parameters = self._flat.gradient, self._flat.parameters
+        self.exchange.fetch(self._start)  # the centre as it is now
+        subtract(parameters, self._start, out=way).mul_(self._share)
+        parameters.sub_(way)
+        try:
+            self.exchange.give(way, weight)
+        finally:
+            way.zero_()
+        self.steps[since] += 1
+
+    def refresh(self) -> None:
+        self.exchange.refresh(self._start)
+        if not self._placed:
+            self._flat.parameters.copy_(self._start)
+            self._placed = True
+
+    def kept(self) -> Vectors:
+        return super().kept() | {_OWN: self._flat.parameters}
+
+    def rescued(self) -> Vectors:
+        """Its parameters are its own, and no way is owed."""
+        return self.exchange.rescued() | self.kept()
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        super().carry(vectors)
+        self._placed = _OWN in vectors
+        self._goes_on = self._goes_on and self._placed
+        if self._placed:
+            self._flat.parameters.copy_(vectors[_OWN])

@@ -1,0 +1,55 @@
+"""Exchange after every step, or after every n steps whose gradients are joined (thesis 3.1, Algorithm 1)."""
+
+from __future__ import annotations
+
+from nmt_train.distributed.exchange import Exchange
+from nmt_train.distributed.schedule import Schedule
+from nmt_train.optim.flat_model import Flat
+
+
+class EveryStep(Schedule):
+    """Gradients pile up in the flat gradient over `accumulate` steps and are then exchanged as one."""
+
+    def __init__(self, flat: Flat, exchange: Exchange, clip_norm: float, accumulate: int, sums: bool = False) -> None:
+        super().__init__(exchange, flat.parameters, sums)
+        self._flat, self._clip_norm, self._accumulate = flat, clip_norm, accumulate
+        self._steps = 0
+
+    @property
+    def between(self) -> bool:
+        return self._steps > 0
+
+    def step(self) -> bool:
+        self._steps += 1
+        if self._steps < self._accumulate:
+            return False
+        self._exchange()
+        return True
+
+    def _exchange(self) -> None:
+        steps, self._steps = self._steps, 0
+        try:
+            self._give_away()
+        finally:
+            self._flat.gradient.zero_()
+        self.steps[steps] += 1
+
+    def _give_away(self) -> None:
+        gradient, parameters = self._flat.gradient, self._flat.parameters
+        if self.exchange.clips:
+            divisor, weight = self.pile.take()
+            if divisor != 1.0:
+                gradient.div_(divisor)
+        else:
+            self.exchange.gradient_norm, weight = self.pile.join(gradient, self._clip_norm)
+        self.exchange.prepare(gradient, parameters, weight)
+        self.exchange.sync(gradient, parameters, weight)
+
+    def drain(self) -> None:
+        """Nothing is ever in flight; a sum of fewer than `accumulate` gradients is given away as it is."""
+        if self._steps:
+            self._exchange()
+        self.exchange.rest()
+
+    def refresh(self) -> None:
+        self.exchange.refresh(self._flat.parameters)

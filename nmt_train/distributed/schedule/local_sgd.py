@@ -1,0 +1,121 @@
+"""Steps that each worker makes by itself, then an exchange of how far all have gone: local SGD and its kin.
+
+Averaged every so many steps (Stich 2019; once, at the end: Zinkevich et al. 2010, thesis 2.3.1), or taken as the gradient of an
+outer optimiser (DiLoCo, Douillard et al. 2023). What is given away is the way from where all began, as a finished update.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from nmt_train.distributed.exchange import OPTIMIZER, UNSENT, Exchange, Vectors
+from nmt_train.distributed.schedule import LocalConfig, Schedule
+from nmt_train.optim.flat_model import Flat, subtract
+from nmt_train.optim.optimizer import Optimizer, OptimizerConfig
+from nmt_train.trace import Trace
+
+_STEPS = "local.steps"  # how many a worker has made, among what it carries
+
+
+class LocalSteps(Schedule):
+    def __init__(self, flat: Flat, exchange: Exchange, trace: Trace, config: LocalConfig, optimizer: OptimizerConfig) -> None:
+        super().__init__(exchange, flat.parameters, sums=False)
+        self._flat, self._trace, self._clip_norm = flat, trace, optimizer.clip_norm
+        self._every, self.endless = config.every, config.every == 0
+        self._inner = Optimizer(dataclasses.replace(optimizer, smoothing=0.0), flat.parameters)
+        self._start = flat.parameters.clone()  # where all workers began
+        self._steps = self._since = 0  # in all; since the last exchange
+        self._on_its_way = False  # whether an exchange is under way
+        self._begun = False  # whether a step since then was tried, if only one that was not finite
+        self._worked = False  # whether one of them had a batch: a mean over workers leaves out those that had none
+
+    @property
+    def between(self) -> bool:
+        return self._begun
+
+    @property
+    def learning_rate(self) -> float:
+        return self._inner.learning_rate
+
+    def step(self) -> bool:
+        """A step that is not finite is not counted: all workers make as many between two exchanges."""
+        gradient, self._begun, self._worked = self._flat.gradient, True, True
+        try:
+            self.exchange.gradient_norm, weight = self.pile.join(gradient, self._clip_norm)
+            self.exchange.prepare(gradient, self._flat.parameters, weight)
+            self._inner.follow(self.exchange.optimizer, self._steps)
+            with self._trace.span("update", gradient.numel()):
+                self._inner.apply(gradient)
+        finally:
+            gradient.zero_()
+        return self._counted()
+
+    def skip(self) -> bool:
+        return self._counted()
+
+    def _counted(self) -> bool:
+        self._begun = True
+        self._steps += 1
+        self._since += 1
+        if self._since != self._every:
+            return False
+        self._exchange()
+        return True
+
+    def _take_worked(self) -> int:
+        worked, self._worked = self._worked, False
+        return int(worked)
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        since, self._since, self._begun, self._on_its_way = self._since, 0, False, True
+        weight = self._take_worked()
+        way, parameters = self._flat.gradient, self._flat.parameters
+        subtract(parameters, self._start, out=way)
+        try:
+            self.exchange.sync(way, parameters, weight)
+        finally:
+            way.zero_()
+        self._start.copy_(parameters)
+        self._on_its_way = False
+        self.steps[since] += 1
+
+    def drain(self) -> None:
+        if self._begun:
+            self._exchange()
+        self.exchange.rest()
+
+    def refresh(self) -> None:
+        self.exchange.refresh(self._flat.parameters)
+        self._start.copy_(self._flat.parameters)
+
+    def kept(self) -> Vectors:
+        return self._inner.packed(OPTIMIZER) | {_STEPS: torch.tensor([self._steps])}
+
+    @torch.no_grad()
+    def rescued(self) -> Vectors:
+        """The way since the last exchange is owed."""
+        rescued = super().rescued()
+        if self._begun:
+            rescued[UNSENT] = rescued[UNSENT] + self._way() if UNSENT in rescued else self._way()
+        return rescued
+
+    @torch.no_grad()
+    def in_doubt(self) -> Vectors:
+        """The way that an exchange had begun with: where the others have it, their sum has been an update."""
+        under_way = self.exchange.together and self._on_its_way and not self._begun
+        return {UNSENT: self._way()} if under_way else {}
+
+    def _way(self) -> Tensor:
+        return subtract(self._flat.parameters, self._start, out=torch.empty_like(self._start))
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        super().carry(vectors)
+        self._start.copy_(self.received)
+        self._inner.unpack(OPTIMIZER, vectors, "the worker's optimiser")
+        # From another mode: as many as there were updates.
+        self._steps = int(vectors[_STEPS][0]) if _STEPS in vectors else self.exchange.updates

@@ -1,0 +1,147 @@
+"""Exchange while computing on: a second task, the courier, exchanges gradients while the next ones pile up.
+
+Thesis 3.4, Algorithms 5 (courier) and 6 (worker).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from nmt_train.common.errors import NotFinite
+from nmt_train.distributed.exchange import Exchange, Vectors
+from nmt_train.distributed.schedule import OverlapConfig, Schedule
+from nmt_train.distributed.transport import Wire
+from nmt_train.optim.flat_model import Flat
+from nmt_train.optim.optimizer import Optimizer, OptimizerConfig, clip
+from nmt_train.trace import Trace
+
+_PREFIX = "local."  # of the vectors of the optimiser that updates a worker's own copy
+
+
+class Overlap(Schedule):
+    """Gradients pile up in the flat gradient; whenever the courier is idle, parameters are swapped in and the pile out."""
+
+    def __init__(
+        self, flat: Flat, exchange: Exchange, wire: Wire, trace: Trace, config: OverlapConfig, optimizer: OptimizerConfig,
+        sums: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(exchange, flat.parameters.clone(), sums)
+        self._flat, self._trace, self._config, self._clip_norm = flat, trace, config, optimizer.clip_norm
+        self._given, self._weight = flat.gradient.clone(), 0  # the joined gradient that the courier has
+        self._step_gradient = flat.gradient.clone() if config.local_update == "optimizer" else None
+        # Where the exchange makes updates of gradients, these are what is laid over what is swapped in.
+        own = config.local_update == "optimizer" or (config.local_update == "sum" and not exchange.at_worker)
+        self._local = Optimizer(dataclasses.replace(optimizer, smoothing=0.0), flat.parameters) if own else None
+        self._steps, self._in_flight, self.behind = 0, False, 1
+        self._work, self._idle = wire.event(), wire.event()
+        self._idle.set()
+        self._task = wire.spawn("courier", self._carry_on)
+
+    @property
+    def between(self) -> bool:
+        return self._steps > 0
+
+    def step(self) -> bool:
+        if self._task.done():
+            self._task.result()  # an exchange has failed: nothing would ever come back
+        self._steps += 1
+        if not self._idle.is_set():
+            if not self._config.bound or self._steps < self._config.bound:
+                self._update_locally()
+                return False
+            with self._trace.span("waiting"):
+                self._idle.wait()
+        return self._swap()
+
+    def drain(self) -> None:
+        """Exchange what has piled up, and take over what comes back; NotFinite as in `step`: drain again then."""
+        self._wait()
+        if self._steps:
+            self._swap()
+            self._wait()
+        if self._in_flight:
+            self._flat.parameters.copy_(self.received)
+            self._in_flight = False
+        self.exchange.rest()
+
+    def _wait(self) -> None:
+        with self._trace.span("waiting"):
+            self._idle.wait()
+        if self._task.done():
+            self._task.result()
+
+    def _swap(self) -> bool:
+        """Take over what the courier brought, and give it what has piled up."""
+        gradient = self._flat.gradient
+        steps, self._steps = self._steps, 0
+        try:
+            self.exchange.gradient_norm, self._weight = self.pile.join(gradient, self._clip_norm)
+            self.exchange.prepare(gradient, self._flat.parameters, self._weight)
+            with self._trace.span("swap", gradient.numel()):
+                self._given.copy_(gradient)
+                if self._in_flight:
+                    self._flat.parameters.copy_(self.received)
+            if self._config.local_update == "sum":
+                self._lay_over(gradient)
+        finally:
+            gradient.zero_()
+            if self._step_gradient is not None:
+                self._step_gradient.zero_()
+        self._in_flight = True
+        self.steps[steps] += 1
+        self._idle.clear()
+        self._work.set()
+        return True
+
+    @torch.no_grad()
+    def _lay_over(self, given: Tensor) -> None:
+        """Update what was swapped in by what has just been given away, which it lacks."""
+        if self._local is None:
+            self._flat.parameters.add_(given)
+        else:
+            with self._trace.span("update", given.numel()):
+                self._local.follow(self.exchange.optimizer, self.exchange.updates)
+                self._local.apply(given)
+
+    def _update_locally(self) -> None:
+        """Between two exchanges: step by the newest gradient alone, which is the pile less what it was before."""
+        if self._local is None or self._step_gradient is None:
+            return
+        newest = self._flat.gradient - self._step_gradient
+        self._step_gradient.copy_(self._flat.gradient)
+        try:
+            clip(newest, self._clip_norm, self.pile.factor)
+        except NotFinite:  # and so is the pile
+            self.pile.take()
+            self._steps = 0
+            self._flat.gradient.zero_()
+            self._step_gradient.zero_()
+            raise
+        self._local.follow(self.exchange.optimizer, self.exchange.updates)
+        self._local.apply(newest)
+
+    def _carry_on(self) -> None:
+        """The courier (Algorithm 5)."""
+        while True:
+            self._work.wait()
+            self._work.clear()
+            self.exchange.sync(self._given, self.received, self._weight)
+            self._idle.set()
+
+    def refresh(self) -> None:
+        self.exchange.refresh(self.received)
+        self._flat.parameters.copy_(self.received)
+
+    def kept(self) -> Vectors:
+        return self._local.packed(_PREFIX) if self._local is not None else {}
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        super().carry(vectors)
+        if self._goes_on:
+            self._flat.parameters.copy_(self.received)
+        if self._local is not None:
+            self._local.unpack(_PREFIX, vectors, "the worker's local optimiser")

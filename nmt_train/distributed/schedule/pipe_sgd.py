@@ -1,0 +1,74 @@
+"""Exchange while computing, all workers in step: Pipe-SGD (Li et al. 2018, Algorithm 1).
+
+The gradient of a step is on its way to the other workers while the next steps are computed, and its mean is applied a fixed
+number of steps later: with width 2 that of step t - 1 at step t. `Overlap` exchanges whenever the channel is free; here what is
+applied when does not depend on how fast anything is, so that replicas stay equal to the bit.
+"""
+
+from __future__ import annotations
+
+from nmt_train.distributed.exchange.all_reduce import AllReduce
+from nmt_train.distributed.schedule import PipelineConfig, Schedule
+from nmt_train.distributed.schedule.background import Courier
+from nmt_train.distributed.transport import Wire
+from nmt_train.optim.flat_model import Flat
+from nmt_train.trace import Trace
+
+
+class Pipelined(Schedule):
+    """While a batch is computed, the sums of the `width` - 1 batches before it are under way."""
+
+    def __init__(
+        self, flat: Flat, exchange: AllReduce, wire: Wire, trace: Trace, config: PipelineConfig, sums: bool = False
+    ) -> None:
+        super().__init__(exchange, flat.parameters, sums)
+        self.behind = config.width - 1
+        self._all_reduce = exchange  # with both of its halves
+        self._flat, self._trace, self._config = flat, trace, config
+        self._free = [flat.gradient.clone() for _ in range(config.width)]
+        self._courier = Courier(wire, trace, exchange.transfer)
+
+    def step(self) -> bool:
+        """NotFinite if the sum that is now applied is not finite: on all workers alike."""
+        width = 1 if self.exchange.updates < self._config.warmup else self._config.width
+        if width == 1:
+            self.drain()
+            return self._at_once()
+        self._give()  # first: the network goes on with it as soon as it has done the one before
+        return self._take() if self._courier.under_way == width else False
+
+    def _at_once(self) -> bool:
+        _, weight = self.pile.take()
+        try:
+            self.exchange.prepare(self._flat.gradient, self._flat.parameters, weight)
+            self.exchange.sync(self._flat.gradient, self._flat.parameters, weight)
+        finally:
+            self._flat.gradient.zero_()
+        self.steps[1] += 1
+        return True
+
+    def _give(self) -> None:
+        _, weight = self.pile.take()
+        self.exchange.prepare(self._flat.gradient, self._flat.parameters, weight)
+        vector = self._free.pop()
+        with self._trace.span("swap", vector.numel()):
+            vector.copy_(self._flat.gradient)
+        self._flat.gradient.zero_()
+        self._courier.give(vector, weight)
+
+    def _take(self) -> bool:
+        """Wait for the oldest sum, and update by it."""
+        vector, joined = self._courier.take()
+        try:
+            self._all_reduce.apply(vector, self._flat.parameters, joined)
+        finally:
+            self._free.append(vector)
+        self.steps[1] += 1
+        return True
+
+    def drain(self) -> None:
+        while self._courier.under_way:
+            self._take()
+
+    def refresh(self) -> None:
+        self.exchange.refresh(self._flat.parameters)

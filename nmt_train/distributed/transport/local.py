@@ -1,0 +1,200 @@
+"""Tasks as threads, futures between them, and mailboxes: what every real wire shares. By itself, the wire of one rank."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import socket
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor
+
+from nmt_train import device
+from nmt_train.common.errors import TRY_AGAIN
+from nmt_train.distributed.message import Message
+from nmt_train.distributed.transport import Aborted, Ended, Tag, describe
+from nmt_train.distributed.transport.watchdog import Watch
+
+_EPOCH = time.time() - time.perf_counter()
+_LOOK = 0.5  # seconds between two looks at whether the other side of a wait still lives
+Mail = tuple[int, Message]
+
+
+class Receipt(concurrent.futures.Future[Any]):
+    """A future whose wait looks up now and then, so that it ends when `alive` raises."""
+
+    def __init__(self, alive: Callable[[], None]) -> None:
+        super().__init__()
+        self._alive = alive
+
+    def result(self, timeout: float | None = None) -> Any:
+        while True:
+            try:
+                return super().result(_LOOK)
+            except concurrent.futures.TimeoutError:
+                if not self.done():
+                    self._alive()
+
+
+class Signal:
+    """An event whose wait ends when `alive` raises."""
+
+    def __init__(self, alive: Callable[[], None]) -> None:
+        self._event, self._alive = threading.Event(), alive
+        self.set, self.clear, self.is_set = self._event.set, self._event.clear, self._event.is_set
+
+    def wait(self) -> None:
+        while not self._event.wait(_LOOK):
+            self._alive()
+
+
+class ThreadWire:
+    """One rank by itself: what it sends can only be for itself, and is there at once.
+
+    Subclasses carry messages to other ranks in `_carry` and hand incoming ones to `deliver`.
+    """
+
+    parallel = True
+
+    def __init__(self) -> None:
+        self.rank, self.size = 0, 1
+        self.nodes: tuple[int, ...] = (0,)
+        self.hosts: tuple[str, ...] = (socket.gethostname(),)
+        self.sent: dict[Tag, list[int]] = defaultdict(lambda: [0, 0])
+        self.received: dict[Tag, list[int]] = defaultdict(lambda: [0, 0])
+        self.offset = 0.0  # seconds to add to this host's clock to get rank 0's
+        self.survives, self.ended = False, ""
+        self.cpu = 0.0  # seconds of a core that carrying messages has taken
+        self.observe: Callable[[str, str, float, float], None] | None = None  # of transfers: name, thread, start, end
+        self._mail: dict[Tag, deque[Mail]] = defaultdict(deque)
+        self._waiting: dict[Tag, list[tuple[int | None, Receipt]]] = defaultdict(list)
+        self._mutex, self._watch = threading.Lock(), Watch()
+        self._threads: list[threading.Thread] = []
+        self._failure: BaseException | None = None
+        self._closed = False
+
+    def send(self, to: int, tag: Tag, message: Message) -> concurrent.futures.Future[None]:
+        self._check()
+        count = self.sent[tag]
+        count[0] += 1
+        count[1] += message.bytes
+        return self._carry(to, tag, message)
+
+    def _carry(self, to: int, tag: Tag, message: Message) -> concurrent.futures.Future[None]:
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.deliver(self.rank, tag, message)
+        done.set_result(None)
+        return done
+
+    def add_up(self, vector: Tensor, by: str = "mpi") -> Receipt:
+        """Of one rank the sum is its own vector."""
+        done = Receipt(self._check)
+        done.set_result(None)
+        return done
+
+    def receive(self, source: int | None, tag: Tag) -> Receipt:
+        receipt = Receipt(lambda: self._check(source))
+        with self._mutex:
+            waiting = self._mail[tag]
+            for place, mail in enumerate(waiting):
+                if source is None or mail[0] == source:
+                    del waiting[place]
+                    receipt.set_result(mail)
+                    return receipt
+            self._waiting[tag].append((source, receipt))
+        return receipt
+
+    def deliver(self, source: int, tag: Tag, message: Message) -> None:
+        count = self.received[tag]
+        count[0] += 1
+        count[1] += message.bytes
+        with self._mutex:
+            for wanted in self._waiting[tag]:
+                if wanted[0] is None or wanted[0] == source:
+                    self._waiting[tag].remove(wanted)
+                    receipt = wanted[1]
+                    break
+            else:
+                self._mail[tag].append((source, message))
+                return
+        receipt.set_result((source, message))
+
+    def spawn(self, name: str, function: Callable[[], Any]) -> Receipt:
+        task, enter = Receipt(self._watch.sign), device.inherit()
+
+        def run() -> None:
+            enter()
+            self._watch.begin()
+            try:
+                function()
+            except (Aborted, Ended) as error:
+                task.set_exception(error)
+            except BaseException as error:
+                self._failure = self._failure or error  # the waits of other threads end with it
+                task.set_exception(error)
+            else:
+                task.set_result(None)
+            finally:
+                self._watch.end()
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return task
+
+    def until_tasks_end(self, seconds: float) -> None:
+        """After a failure, which ends them where they next wait: for at most so many seconds."""
+        end = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def event(self) -> Signal:
+        return Signal(self._check)
+
+    def lock(self) -> threading.Lock:
+        return threading.Lock()
+
+    def now(self) -> float:
+        self._watch.sign()
+        return _EPOCH + time.perf_counter() + self.offset
+
+    def task(self) -> str:
+        return threading.current_thread().name
+
+    def spend(self, name: str, work: float, seconds: float, parts: int = 1) -> None:
+        """Time passes by itself."""
+
+    def watched(self, deadline: float) -> AbstractContextManager[None]:
+        return self._watch.over(deadline, self._give_up)
+
+    def _give_up(self, what: str) -> None:
+        os.write(2, f"error: {describe(self, self.rank)}: {what}\n".encode())
+        self._end_process()
+
+    def _end_process(self) -> None:
+        os._exit(TRY_AGAIN)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+
+    def regroup(self) -> ThreadWire:
+        """There are no other ranks that could end."""
+        raise self._failure or Aborted("nobody is left")
+
+    def _check(self, source: int | None = None) -> None:
+        """Raise what went wrong on this wire, or Aborted when it is closed."""
+        self._watch.sign()
+        if isinstance(self._failure, Ended):
+            raise Ended(*self._failure.args)  # another each time: the wire's own would keep all frames that it has passed
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise Aborted("the wire is closed")

@@ -1,0 +1,302 @@
+"""The thread of a rank that makes all its MPI calls, so that MPI_THREAD_FUNNELED is enough.
+
+It tests its requests and sleeps a little longer each time nothing moved: waiting costs no core. Long messages go in pieces,
+under an MPI tag of their own (their slot), after a header under MPI tag 0 (frame.py).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from nmt_train.distributed.message import Message
+from nmt_train.distributed.transport import NAMES, Lost, Tag, WireConfig
+from nmt_train.distributed.transport.mpi.framing import SLOTS, contents, pack, unpack
+from nmt_train.distributed.transport.mpi.library import finalize, load
+from nmt_train.distributed.transport.mpi.requests import Addend, Letter, Transfer
+from nmt_train.distributed.transport.watchdog import AwakeClock
+
+PATIENCE = 10.0  # seconds
+ABORT = 255
+_SHORTEST_SLEEP, _LONGEST_SLEEP = 5e-5, 2e-3  # seconds
+_SHORT = 16 << 10  # bytes that travel with their header
+_BEAT = 0
+_BEATS = 8  # signs of life within a deadline
+_KINDS = frozenset(Tag)
+_ALLOWED = _KINDS | {_BEAT, ABORT}
+
+
+class Slots:
+    """The MPI tags of long messages, each peer's its own: none has two messages on their way at once."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, int] = defaultdict(int)
+        self._taken: dict[int, set[int]] = defaultdict(set)
+
+    def take(self, peer: int) -> int:
+        """The next one that is free, from 1 on; Lost if all are on their way, which a peer that lives does not let happen."""
+        taken = self._taken[peer]
+        if len(taken) == SLOTS:
+            raise Lost(f"rank {peer} takes nothing in: {SLOTS:,} messages wait for it; look at what it does on its host")
+        slot = self._last[peer] % SLOTS + 1
+        while slot in taken:
+            slot = slot % SLOTS + 1
+        self._last[peer] = slot
+        taken.add(slot)
+        return slot
+
+    def free(self, peer: int, slot: int) -> None:
+        self._taken[peer].discard(slot)
+
+
+class Addressee(Protocol):
+    """Whom a postman brings what has come; cpu: the seconds of a core that it takes for that."""
+
+    cpu: float
+    observe: Callable[[str, str, float, float], None] | None
+
+    def now(self) -> float: ...
+
+    def deliver(self, source: int, tag: Tag, message: Message) -> None: ...
+
+    def aborted(self, source: int) -> None:
+        """Another rank has failed."""
+
+    def failed(self, error: BaseException) -> None:
+        """MPI has, and the postman has ended."""
+
+
+class Postman:
+    """`ready` once all ranks have come together: those of MPI_COMM_WORLD, or, where some of another postman's have ended, those
+    that are left. former: their numbers there; heard: when each was last heard of, on the clock `awake`.
+    """
+
+    def __init__(self, config: WireConfig, addressee: Addressee, before: Postman | None = None) -> None:
+        self._config, self._addressee, self._before = config, addressee, before
+        self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.rank, self.size, self.former = 0, 1, [0]
+        self.awake = AwakeClock(min(1.0, config.deadline / 4))
+        self.heard: list[float] = []
+        self.mpi: Any = None
+        self._comm: Any = None
+        self._parent: int = before._parent if before else os.getppid()
+        # A lock that rings for letters, not a SimpleQueue: where a wait for it is woken after its timeout, it goes on for ever
+        # (seen with CPython 3.11).
+        self._letters: deque[Letter | Addend] = deque()
+        self._bell = threading.Lock()
+        self._closed = False
+        self._requests: list[Any] = []
+        self._owners: list[Transfer] = []
+        self._arriving: dict[tuple[int, int], deque[list[Any]]] = defaultdict(deque)  # [message, complete], as sent
+        self._slots = Slots()
+        # What a rank that left a communicator still had under way, of all that it has left: MPI may yet use their memory.
+        self._left_over: list[tuple[list[Any], list[Transfer]]] = []
+        self._beaten: list[concurrent.futures.Future[None] | None] = []
+        self._next_beat = 0.0
+        self._thread = threading.Thread(target=self._work, name="postman", daemon=True)
+        self._thread.start()
+
+    # What other threads call
+
+    def post(self, *letters: Letter | Addend) -> None:
+        self._letters.extend(letters)
+        self._ring()
+
+    def _ring(self) -> None:
+        with suppress(RuntimeError):  # it rings already
+            self._bell.release()
+
+    @property
+    def works(self) -> bool:
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Leave together with the other ranks, or soon without them."""
+        self._closed = True
+        self._ring()
+        self._thread.join(min(self._config.deadline, PATIENCE))
+
+    # Its own thread
+
+    def _work(self) -> None:
+        try:
+            self._come_together()
+        except BaseException as error:
+            self.ready.set_exception(error)
+            return
+        self.ready.set_result(None)
+        try:
+            sleep = _SHORTEST_SLEEP
+            while not self._closed or self._requests or self._letters:
+                self._beat()
+                moved = self._poll() | self._collect()
+                sleep = _SHORTEST_SLEEP if moved else min(2 * sleep, _LONGEST_SLEEP)
+                if self._bell.acquire(timeout=sleep):
+                    sleep = _SHORTEST_SLEEP
+                while self._letters:
+                    self._hand_over(self._letters.popleft())
+            self._part()
+        except BaseException as error:
+            self._addressee.failed(error)
+
+    def _come_together(self) -> None:
+        if self._before is None:
+            self.mpi = load(self._config.chunk)
+            self._comm = self.mpi.COMM_WORLD
+            self.former = list(range(self._comm.size))
+        else:
+            self._leave(self._before)
+        self._status = self.mpi.Status()
+        self.rank, self.size = self._comm.rank, self._comm.size
+        self.heard = [self.awake.now()] * self.size
+        self._beaten = [None] * self.size
+
+    def _leave(self, before: Postman) -> None:
+        """Go on without those that have ended (ULFM)."""
+        if os.getppid() != self._parent:
+            os._exit(Lost.status)  # with it this rank has ended for the others, which go on: it must not go on as well
+        self.mpi = before.mpi
+        before._comm.Revoke()
+        # Cancelled they would count as freed, and Open MPI ends the process where what was sent with a freed request does not
+        # arrive.
+        self._left_over = [*before._left_over, (before._requests, before._owners)]
+        self._comm, self._before = before._comm.Shrink(), None
+        self.former = self.mpi.Group.Translate_ranks(self._comm.group, list(range(self._comm.size)), before._comm.group)
+
+    def _beat(self) -> None:
+        """Tell every peer now and then that this rank lives."""
+        now = time.monotonic()
+        if now < self._next_beat:
+            return
+        self._next_beat = now + self._config.deadline / _BEATS
+        self._addressee.cpu = time.thread_time()
+        for peer in range(self.size):
+            last = self._beaten[peer]
+            if peer != self.rank and (last is None or last.done()):
+                letter = Letter(peer, _BEAT, Message())
+                self._beaten[peer] = letter.done
+                self._hand_over(letter)
+
+    def _hand_over(self, letter: Letter | Addend) -> None:
+        """Hand a message to MPI, or a vector to be summed."""
+        if isinstance(letter, Addend):
+            request = self._comm.Iallreduce(self.mpi.IN_PLACE, letter.vector, self.mpi.SUM)
+            self._track(request, Transfer(self.rank, False, partial(letter.done.set_result, None)))
+            return
+        payload = contents(letter.message)
+        short = sum(part.size for part in payload) <= _SHORT
+        slot = 0 if short else self._slots.take(letter.to)
+        frame = pack(letter.tag, slot, letter.message)
+
+        def finish() -> None:
+            self._slots.free(letter.to, slot)
+            letter.done.set_result(None)
+
+        transfer = Transfer(letter.to, False, self._timed(letter.tag, False, finish))
+        self._track(self._comm.Isend([frame, self.mpi.BYTE], letter.to, 0), transfer)
+        # What nobody waits for goes piece by piece, so that training's own messages find their way between.
+        pieces = [] if short else self._cut(payload)
+        at_once = 1 if letter.tag in (Tag.STATE, Tag.COPY, Tag.PULLED) else len(pieces)
+        transfer.later.extend((piece, slot) for piece in pieces[at_once:])
+        for piece in pieces[:at_once]:
+            self._send(piece, slot, transfer)
+
+    def _send(self, piece: np.ndarray, slot: int, transfer: Transfer) -> None:
+        # Synchronously: sent means arrived, not only copied.
+        self._track(self._comm.Issend([piece, self.mpi.BYTE], transfer.peer, slot), transfer)
+
+    def _poll(self) -> bool:
+        """Take in headers that have arrived."""
+        moved, status = False, self._status
+        while (found := self._comm.Improbe(self.mpi.ANY_SOURCE, 0, status)) is not None:
+            moved, source = True, status.Get_source()
+            frame = np.empty(status.Get_count(self.mpi.BYTE), dtype=np.uint8)
+            found.Recv([frame, self.mpi.BYTE])
+            self.heard[source] = self.awake.now()
+            self._open_frame(source, frame)
+        return moved
+
+    def _open_frame(self, source: int, frame: np.ndarray) -> None:
+        tag, slot, message = unpack(frame, f"rank {source}", self._config.longest, _ALLOWED)
+        if tag == ABORT:
+            self._addressee.aborted(source)
+        if tag in (_BEAT, ABORT):
+            return
+        arrival = [message, False]
+        self._arriving[source, tag].append(arrival)
+        if not slot:
+            self._arrived(source, tag, arrival)
+            return
+        transfer = Transfer(source, True, self._timed(tag, True, partial(self._arrived, source, tag, arrival)))
+        for piece in self._cut(contents(message)):
+            self._track(self._comm.Irecv([piece, self.mpi.BYTE], source, slot), transfer)
+
+    def _arrived(self, source: int, tag: int, arrival: list[Any]) -> None:
+        """Deliver a message that is complete, unless one that was sent before it is not: a short one overtakes a long one."""
+        arrival[1] = True
+        line = self._arriving[source, tag]
+        while line and line[0][1]:
+            self._addressee.deliver(source, Tag(tag), line.popleft()[0])
+
+    def _cut(self, payload: list[np.ndarray]) -> list[np.ndarray]:
+        size = self._config.chunk
+        return [part[start : start + size] for part in payload for start in range(0, part.size, size)]
+
+    def _timed(self, tag: int, arrives: bool, finish: Callable[[], None]) -> Callable[[], None]:
+        """`finish`, told to whoever observes transfers of this kind."""
+        name, observe = NAMES.get((Tag(tag), arrives)) if tag in _KINDS else None, self._addressee.observe
+        if name is None or observe is None:
+            return finish
+        start = self._addressee.now()
+
+        def tell() -> None:
+            observe(name, "network in" if arrives else "network out", start, self._addressee.now())
+            finish()
+
+        return tell
+
+    def _track(self, request: Any, transfer: Transfer) -> None:
+        transfer.open += 1
+        self._requests.append(request)
+        self._owners.append(transfer)
+
+    def _collect(self) -> bool:
+        """See which requests are complete, and go on with their transfers."""
+        if not self._requests:
+            return False
+        finished = self.mpi.Request.Testsome(self._requests)
+        if not finished:
+            return False
+        owners = [self._owners[place] for place in finished]
+        for place in sorted(finished, reverse=True):
+            del self._requests[place], self._owners[place]
+        for transfer in owners:
+            transfer.open -= 1
+            if transfer.arrives:
+                self.heard[transfer.peer] = self.awake.now()
+            if transfer.later and transfer.open <= 1:  # its header may still be open
+                piece, slot = transfer.later.popleft()
+                self._send(piece, slot, transfer)
+            elif not transfer.open:
+                transfer.finish()
+        return True
+
+    def _part(self) -> None:
+        """Leave MPI together, or not at all when a peer is missing."""
+        barrier, deadline = self._comm.Ibarrier(), time.monotonic() + PATIENCE
+        while not barrier.Test():
+            self._poll()  # late signs of life
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_LONGEST_SLEEP)
+        if self.former == list(range(self.mpi.COMM_WORLD.size)):  # else it may wait for ever for those that have ended
+            finalize(self.mpi)

@@ -1,0 +1,74 @@
+"""The ranks once more, as torch.distributed has them: over NCCL where they compute on GPUs, else over gloo."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from nmt_train.common.errors import UserError
+from nmt_train.distributed.message import from_json, to_json
+from nmt_train.distributed.transport import Lost, Tag, Wire, describe
+
+_LOOK, _PATIENCE = 5e-4, 2.0  # seconds
+
+
+class Group:
+    """Making it waits for all ranks; every wait ends after `deadline` seconds.
+
+    Rank 0 is found by its host's name, or as the environment's MASTER_ADDR; which network is used, GLOO_SOCKET_IFNAME and
+    NCCL_SOCKET_IFNAME say.
+    """
+
+    def __init__(self, wire: Wire, kind: str, deadline: float) -> None:
+        """kind: of the device that has the vectors. UserError if ranks have different ones, or do not find each other."""
+        span = timedelta(seconds=deadline)
+        here = "localhost" if len(set(wire.nodes)) == 1 else os.environ.get("MASTER_ADDR", wire.hosts[0])
+        try:
+            if wire.rank == 0:
+                store = TCPStore(here, 0, wire.size, True, span, wait_for_workers=False)
+                for rank in range(1, wire.size):
+                    wire.send(rank, Tag.HELLO, from_json({"host": here, "port": store.port, "device": kind}))
+            else:
+                found = to_json(wire.receive(0, Tag.HELLO).result()[1])
+                if found["device"] != kind:
+                    raise UserError(
+                        f"exchange.algorithm: torch sums what all ranks have on devices of one kind, but {describe(wire, 0)}"
+                        f" computes on {found['device']} and this one on {kind}; use ring, or the same devices everywhere"
+                    )
+                store = TCPStore(found["host"], found["port"], wire.size, False, span)
+            backend = "nccl" if kind == "cuda" else "gloo"
+            if dist.is_initialized():
+                dist.destroy_process_group()  # of the ranks that there were before some ended
+            dist.init_process_group(backend, store=store, rank=wire.rank, world_size=wire.size, timeout=span)
+        except (RuntimeError, ValueError) as error:
+            raise UserError(
+                f"exchange.algorithm: torch.distributed finds no way between the ranks on host {wire.hosts[wire.rank]}"
+                f" ({_first_line(error)}); set MASTER_ADDR and GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME there, or use ring"
+            ) from None
+
+    @torch.no_grad()
+    def add_up(self, vector: Tensor, alive: Callable[[], None]) -> None:
+        """Replace `vector` (elements,) by the sum of all ranks' vectors; ends when `alive` raises, or Lost."""
+        try:
+            work = dist.all_reduce(vector, async_op=True)
+            while not work.is_completed():
+                alive()
+                time.sleep(_LOOK)
+            work.wait()
+        except RuntimeError as error:
+            end = time.monotonic() + _PATIENCE
+            while time.monotonic() < end:
+                alive()  # knows better who it was, but perhaps not at once
+                time.sleep(_LOOK)
+            raise Lost(f"torch.distributed has lost another rank ({_first_line(error)})") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or ["?"])[0][:200]

@@ -1,0 +1,43 @@
+"""Models made from checkpoints, for translation and validation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmt_train import config as configuration
+from nmt_train.common.errors import UserError
+from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.model.transformer import Transformer
+from nmt_train.optim.flat_model import Flat
+from nmt_train.run.manifest import whole
+
+
+def load_model(paths: list[Path], device: torch.device) -> tuple[Transformer, Vocabulary, dict[str, Any]]:
+    """The model of a checkpoint, or the mean of several, smoothed parameters preferred; with vocabulary and config.
+
+    UserError if a checkpoint is damaged, or if they are of different models.
+    """
+    mean: dict[str, Tensor] = {}
+    for count, path in enumerate(paths, 1):
+        saved = whole(path)
+        if count == 1:
+            first = saved
+        elif saved.facts["vocabulary"] != first.facts["vocabulary"]:
+            raise UserError(f"{path}: has another vocabulary than {paths[0]}; average checkpoints of one run")
+        tensors = saved.tensors("smoothed" if saved.has("smoothed") else "parameters")
+        if mean and {n: t.shape for n, t in mean.items()} != {n: t.shape for n, t in tensors.items()}:
+            raise UserError(f"{path}: has other parameters than {paths[0]}; average checkpoints of one run")
+        for name, tensor in tensors.items():
+            mean[name] = tensor if count == 1 else mean[name].lerp_(tensor, 1 / count)
+    vocabulary = first.vocabulary()
+    if vocabulary.digest != first.facts["vocabulary"]:
+        raise UserError(f"{first.path}: its vocabulary.model is another model's; use another checkpoint of the run")
+    settings = configuration.validate(first.facts["config"], {})
+    model = Transformer(settings.model, len(vocabulary))
+    flat = Flat(model)
+    flat.load(mean, flat.parameters, str(first.path))
+    return model.to(device).eval(), vocabulary, first.facts

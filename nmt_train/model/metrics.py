@@ -1,0 +1,151 @@
+"""Metrics of a set of parameters on a test set: cross-entropy per word, perplexity, BLEU and chrF of translations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from nmt_train.common.duration import Duration, Span
+from nmt_train.common.errors import NotFinite, UserError
+from nmt_train.common.section import STRICT
+from nmt_train.corpus import MAX_RATIO, Files
+from nmt_train.corpus.batches import assemble, fitting
+from nmt_train.corpus.text import read_pairs
+from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.model.beam_search import SearchConfig
+from nmt_train.model.transformer import Transformer
+from nmt_train.model.translator import NO_PROBABILITIES, Translator, best_text
+
+Metric = Literal["cross-entropy", "perplexity", "bleu", "chrf"]
+_LONGEST = 4000  # attention takes memory with the square of this
+TRANSLATED = frozenset({"bleu", "chrf"})
+
+
+@dataclass(frozen=True, config=STRICT)
+class ValidationConfig:
+    """When the validation set is measured, and how."""
+
+    every: Duration | None = Field(
+        default=Span.parse("1000u"), description="between two validations, as 500u, 1e, 300Kt or 10m; null: never"
+    )
+    metrics: list[Metric] = Field(
+        default=["cross-entropy", "bleu"],
+        min_length=1,
+        description="cross-entropy (per target piece, END included), perplexity, bleu, chrf",
+    )
+    beam: int = Field(default=4, ge=1, le=1000, description="hypotheses kept per sentence by beam search")
+    normalisation: float = Field(default=1.0, ge=0, le=10, description="log-probabilities are divided by length to this power")
+    batch_tokens: int = Field(
+        default=2048,
+        ge=1,
+        le=10**9,
+        description="sentences times longest source or target per batch; fewer where that is over 256 [pieces]",
+    )
+
+
+class Interrupted(Exception):
+    """Validation was asked to stop before it had finished."""
+
+
+@plain_dataclass
+class Scores:
+    """Values by metric, sacreBLEU's signatures, and the translations if any metric needed them."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    signatures: dict[str, str] = field(default_factory=dict)
+    translations: list[str] | None = None
+
+
+class TestSet:
+    """A parallel test set in memory, its pairs as they stand: nothing is filtered, empty lines included."""
+
+    __test__ = False  # not a test case, whatever pytest thinks of the name
+
+    def __init__(self, files: Files, key: str, vocabulary: Vocabulary, ratio: float = MAX_RATIO) -> None:
+        """`ratio` as for `read_lines`. UserError if the files, named by config `key`, cannot be read or hold nothing."""
+        pairs = list(read_pairs(files, key, ratio))
+        if not pairs:
+            raise UserError(f"{key}: the files are empty; there is nothing to validate on")
+        self.references = [target for _, target in pairs]
+        self.source = [np.array(ids, dtype=np.int64) for ids in vocabulary.encode([source for source, _ in pairs])]
+        self.target = [np.array(ids, dtype=np.int64) for ids in vocabulary.encode(self.references)]
+        self._vocabulary = vocabulary
+        for number, ids in enumerate(zip(self.source, self.target, strict=True), 1):
+            if max(map(len, ids)) > _LONGEST:
+                raise UserError(
+                    f"{key}, line {number}: longer than {_LONGEST:,} pieces; that is no sentence: split or remove it"
+                )
+
+    def measure(
+        self, model: Transformer, config: ValidationConfig, asked_to_stop: Callable[[], bool] = lambda: False
+    ) -> Scores:
+        """All of `config.metrics` for the model as it is; Interrupted soon after `asked_to_stop` says so.
+
+        NotFinite where the model gives no probabilities.
+        """
+        scores = Scores()
+        if {"cross-entropy", "perplexity"} & set(config.metrics):
+            entropy = self._cross_entropy(model, config.batch_tokens, asked_to_stop)
+            measured = {"cross-entropy": entropy, "perplexity": math.exp(min(entropy, 700.0))}
+            scores.values |= {metric: value for metric, value in measured.items() if metric in config.metrics}
+        if TRANSLATED & set(config.metrics):
+            scores.translations = self._translate(model, config, asked_to_stop)
+            self._judge(scores, config)
+        scores.values = {metric: scores.values[metric] for metric in config.metrics}
+        return scores
+
+    @torch.inference_mode()
+    def _cross_entropy(self, model: Transformer, batch_tokens: int, asked_to_stop: Callable[[], bool]) -> float:
+        device = next(model.parameters()).device
+        total, tokens = 0.0, 0
+        lengths = [(len(target), len(source)) for target, source in zip(self.target, self.source, strict=True)]
+        order = sorted(range(len(lengths)), key=lambda i: (max(lengths[i]), lengths[i]))  # so that the last is the longest
+        was_training = model.training
+        model.eval()
+        try:
+            while order:
+                if asked_to_stop():
+                    raise Interrupted
+                size = fitting(1 + max(lengths[order[-1]]), batch_tokens)
+                group, order = order[-size:], order[:-size]
+                batch = assemble([self.source[i] for i in group], [self.target[i] for i in group]).to(device)
+                total += float(model.cross_entropy(batch))
+                tokens += batch.target_tokens
+        finally:
+            model.train(was_training)
+        if not math.isfinite(total):
+            raise NotFinite(NO_PROBABILITIES)
+        return total / tokens
+
+    def _translate(self, model: Transformer, config: ValidationConfig, asked_to_stop: Callable[[], bool]) -> list[str]:
+        search = SearchConfig(beam=config.beam, normalisation=config.normalisation)
+        translator = Translator(model, self._vocabulary, search, config.batch_tokens)
+        order = sorted(range(len(self.source)), key=lambda i: -len(self.source[i]))
+        found: dict[int, str] = {}
+
+        def check() -> None:
+            if asked_to_stop():
+                raise Interrupted
+
+        for start in range(0, len(order), 500):
+            part = order[start : start + 500]
+            texts = best_text(self._vocabulary, translator.translate([self.source[i] for i in part], check))
+            found |= dict(zip(part, texts, strict=True))
+        return [found[i] for i in range(len(self.source))]
+
+    def _judge(self, scores: Scores, config: ValidationConfig) -> None:
+        import sacrebleu  # slow to import, and most commands do without
+
+        judges: dict[str, Any] = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF}
+        for metric in sorted(TRANSLATED & set(config.metrics)):
+            judge = judges[metric](force=True) if metric == "bleu" else judges[metric]()  # force: no advice on tokens
+            scores.values[metric] = judge.corpus_score(scores.translations, [self.references]).score
+            scores.signatures[metric] = str(judge.get_signature())

@@ -1,0 +1,78 @@
+"""Text to text: batched and length-sorted inside a window of lines, in input order outside, in constant memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
+import numpy as np
+
+from nmt_train.common.errors import NotFinite
+from nmt_train.corpus.batches import fitting, pad, padding_mask
+from nmt_train.corpus.vocabulary import END, Vocabulary
+from nmt_train.model.beam_search import Hypothesis, SearchConfig, search
+from nmt_train.model.transformer import Transformer
+
+NO_PROBABILITIES = (
+    "the model gives no probabilities: its parameters are not finite, or too large; use an earlier checkpoint, or train with a"
+    " lower optimizer.learning_rate or a longer optimizer.warmup"
+)
+
+
+class Translator:
+    """A model with its vocabulary; `batch_tokens` bounds a batch's sentences x longest source [pieces]."""
+
+    def __init__(
+        self, model: Transformer, vocabulary: Vocabulary, config: SearchConfig, batch_tokens: int = 2048, longest: int = 1000
+    ) -> None:
+        """`longest`: sources are cut to so many pieces, END included; `cut` counts how many were."""
+        self.model, self.vocabulary, self.config = model, vocabulary, config
+        self._batch_tokens, self._longest = batch_tokens, longest
+        self.cut = 0
+
+    def stream(self, lines: Iterable[str], window: int = 2000) -> Iterator[list[tuple[str, Hypothesis]]]:
+        """The n-best list (text, hypothesis) of each line, in order; reads `window` lines ahead."""
+        iterator = iter(lines)
+        while chunk := list(islice(iterator, window)):
+            for hypotheses in self.translate([np.array(ids) for ids in self.vocabulary.encode(chunk)]):
+                texts = self.vocabulary.decode([hypothesis.ids for hypothesis in hypotheses])
+                yield list(zip(texts, hypotheses, strict=True))
+
+    def translate(self, sources: list[np.ndarray], between: Callable[[], None] = lambda: None) -> list[list[Hypothesis]]:
+        """N-best lists of sources (piece ids without begin or end); an empty source has the empty translation alone.
+
+        `between` is called before each batch. NotFinite where the model gives no probabilities.
+        """
+        results: list[list[Hypothesis]] = [[Hypothesis([], 0.0, 0.0)] for _ in sources]
+        device = next(self.model.parameters()).device
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            for group in self._groups(sources):
+                between()
+                ids = pad([np.append(sources[i][: self._longest - 1], END).astype(np.int64) for i in group])
+                mask = padding_mask(ids)
+                found = search(self.model, ids.to(device), None if mask is None else mask.to(device), self.config)
+                if not all(found):
+                    raise NotFinite(NO_PROBABILITIES)
+                for i, hypotheses in zip(group, found, strict=True):
+                    results[i] = hypotheses
+        finally:
+            self.model.train(was_training)
+        self.cut += sum(len(ids) >= self._longest for ids in sources)
+        return results
+
+    def _groups(self, sources: list[np.ndarray]) -> Iterator[list[int]]:
+        """Numbers of non-empty sources, longest first, in batches of at most `batch_tokens`."""
+        order = sorted((i for i in range(len(sources)) if len(sources[i])), key=lambda i: -len(sources[i]))
+        start = 0
+        while start < len(order):
+            longest = min(len(sources[order[start]]) + 1, self._longest)
+            size = fitting(longest, self._batch_tokens)
+            yield order[start : start + size]
+            start += size
+
+
+def best_text(vocabulary: Vocabulary, hypotheses: list[list[Hypothesis]]) -> list[str]:
+    """The detokenised first hypothesis of each sentence."""
+    return vocabulary.decode([found[0].ids for found in hypotheses])

@@ -1,0 +1,1 @@
+"""The table of modes, and what is built from its rows."""

@@ -1,0 +1,1 @@
+"""Optimizers over a flat vector of parameters."""

@@ -1,0 +1,109 @@
+"""A model whose parameters and gradients are views of one flat vector each, so that what is exchanged is a slice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from nmt_train.common.errors import UserError
+
+
+class Flat:
+    """`parameters` and `gradient`, both (elements,) fp32 on the model's device; the model reads and writes them in place.
+
+    `layout` lists (name, shape) in the order of the vector.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        named = list(model.named_parameters())
+        self._parameters = [parameter for _, parameter in named]
+        self.layout = [(name, tuple(parameter.shape)) for name, parameter in named]
+        self.parameters = torch.cat([parameter.detach().flatten() for _, parameter in named])
+        self.gradient = torch.zeros_like(self.parameters)
+        for (_, parameter), value, gradient in zip(
+            named, self.named(self.parameters).values(), self.named(self.gradient).values(), strict=True
+        ):
+            parameter.data = value
+            parameter.grad = gradient
+
+    def watch(self, computed: Callable[[slice], None]) -> None:
+        """From now on call `computed`, in every backward pass, with the place of each parameter whose gradient is complete."""
+        start = 0
+        for parameter in self._parameters:
+            place = slice(start, start := start + parameter.numel())
+            parameter.register_post_accumulate_grad_hook(lambda _, place=place: computed(place))
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """The views of a flat `vector` by parameter name, in the parameters' shapes."""
+        sizes = [torch.Size(shape).numel() for _, shape in self.layout]
+        return {name: part.view(shape) for (name, shape), part in zip(self.layout, vector.split(sizes), strict=True)}
+
+    @contextmanager
+    def using(self, vector: Tensor) -> Iterator[None]:
+        """Give the model the values of `vector` for a while, then its own back, bit for bit."""
+        if vector.data_ptr() == self.parameters.data_ptr():
+            yield
+            return
+        own = self.parameters.clone()
+        self.parameters.copy_(vector)
+        try:
+            yield
+        finally:
+            self.parameters.copy_(own)
+
+    def load(self, tensors: Mapping[str, Tensor], into: Tensor, where: str) -> None:
+        """Copy named tensors into a flat vector; UserError where names or shapes are another model's."""
+        views = self.named(into)
+        for name in sorted(views.keys() ^ tensors.keys()):
+            raise UserError(f"{where}: parameter {name} is in only one of checkpoint and model; is it of another model?")
+        for name, view in views.items():
+            if tensors[name].shape != view.shape:
+                shapes = f"{tuple(tensors[name].shape)} there, {tuple(view.shape)} in this model"
+                raise UserError(f"{where}: parameter {name} has another shape: {shapes}; use the model's own config")
+            view.copy_(tensors[name])
+
+
+def kept(vector: Tensor) -> Tensor:
+    """A copy on the CPU, where all is that leaves a rank or outlasts its worker. Of a vector without values (torch's meta
+    device), another one.
+    """
+    return vector.clone() if vector.is_meta else vector.to("cpu", copy=True)
+
+
+def add(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    """`left` + `right` in `out`. Of vectors without values (torch's meta device) there is nothing to compute, and torch would
+    take its time for it.
+    """
+    return out if out.is_meta else torch.add(left, right, out=out)
+
+
+def subtract(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    """`left` - `right` in `out`, likewise."""
+    return out if out.is_meta else torch.sub(left, right, out=out)
+
+
+def cut(elements: int, nodes: Sequence[int], most: int | None = None) -> list[slice]:
+    """The shard of each rank: `elements` are cut evenly over nodes, then each node's part over its ranks (thesis 3.6).
+
+    nodes: the node of each rank; most: how many ranks hold a shard, first one of each node; the others' are empty. Parts of
+    one size differ by at most one element, and a node's part is contiguous.
+    """
+    before: Counter[int] = Counter()
+    turns = []
+    for rank, node in enumerate(nodes):
+        turns.append((before[node], node, rank))
+        before[node] += 1
+    holders = sorted(rank for _, _, rank in sorted(turns)[:most])
+    order = sorted({nodes[rank] for rank in holders})
+    shards = [slice(0, 0)] * len(nodes)
+    for place, node in enumerate(order):
+        start, end = elements * place // len(order), elements * (place + 1) // len(order)
+        ranks = [rank for rank in holders if nodes[rank] == node]
+        for number, rank in enumerate(ranks):
+            first, last = (start + (end - start) * part // len(ranks) for part in (number, number + 1))
+            shards[rank] = slice(first, last)
+    return shards

@@ -1,0 +1,55 @@
+"""Optimisers of finished updates, which workers have made of their gradients: what shards and replicas then do with them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmt_train.optim.optimizer import Optimizer, OptimizerConfig
+
+OUTER = "outer."  # begins the names of vectors of an outer optimiser
+
+
+class Adder(Optimizer):
+    """Adds up finished updates, where the workers optimise; `learning_rate` is what the workers' own would be."""
+
+    adds = True
+
+    def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
+        super().__init__(dataclasses.replace(config, name="sgd"), parameters)
+
+    @property
+    def effort(self) -> int:
+        return self._parameter.numel() * 3 // 7  # vectors that are read or written, Adam's being seven
+
+    def _step_size(self) -> float:
+        return -1.0  # plain gradient descent subtracts
+
+
+class Outer(Optimizer):
+    """Takes finished updates as gradients of its own steps by Nesterov's momentum (DiLoCo, Douillard et al. 2023)."""
+
+    adds = True
+
+    def __init__(self, config: OptimizerConfig, parameters: Tensor, rate: float, momentum: float) -> None:
+        super().__init__(dataclasses.replace(config, name="nesterov", momentum=momentum), parameters)
+        self._rate = rate
+
+    def _step_size(self) -> float:
+        return self._rate
+
+    def apply(self, gradient: Tensor, share: float = 1.0) -> None:
+        super().apply(gradient.neg_(), share)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        vectors, numbers = super().state()
+        return {OUTER + name: vector for name, vector in vectors.items()}, numbers
+
+    def load(self, vectors: Mapping[str, Tensor], numbers: Mapping[str, Any], where: str) -> None:
+        """What another mode had begins without momentum."""
+        none = {OUTER + "momentum_buffer": torch.zeros_like(self.parameters)} if numbers["updates"] else {}
+        super().load(vectors or none, numbers, where)

@@ -1,0 +1,24 @@
+"""A worker's own optimiser, where finished updates are exchanged instead of gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import Tensor
+
+from nmt_train.optim.flat_model import subtract
+from nmt_train.optim.optimizer import Optimizer, OptimizerConfig
+
+
+class OwnOptimizer:
+    """Steps from given parameters."""
+
+    def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
+        self._scratch = parameters.clone()
+        self.optimizer = Optimizer(dataclasses.replace(config, smoothing=0.0), self._scratch)
+
+    def step(self, gradient: Tensor, start: Tensor) -> None:
+        """Replace `gradient` by the step that it makes from `start`."""
+        self._scratch.copy_(start)
+        self.optimizer.apply(gradient)
+        subtract(self._scratch, start, out=gradient)

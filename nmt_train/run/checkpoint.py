@@ -1,0 +1,158 @@
+"""One directory per checkpoint, written beside and renamed: safetensors and JSON, with checksums; loading runs no code.
+
+A checkpoint holds everything that a run continues from, and everything that translation needs: the parameters by name, the
+configuration and the vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as section
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from nmt_train.common import atomic_file as durable
+from nmt_train.common.duration import Duration, Span
+from nmt_train.common.errors import UserError
+from nmt_train.common.section import STRICT
+from nmt_train.corpus.vocabulary import Vocabulary
+
+FORMAT = 1
+_MANIFEST, _VOCABULARY = "checkpoint.json", "vocabulary.model"
+
+
+@section(frozen=True, config=STRICT)
+class CheckpointConfig:
+    """When checkpoints are written, and how many stay."""
+
+    every: Duration = Field(
+        default=Span.parse("1000u"),
+        description="between two checkpoints, as 500u, 1e, 300Kt or 10m; the last is written at the end",
+    )
+    keep: int = Field(
+        default=3, ge=1, le=10**9, description="newest checkpoints that stay, besides the best parameters by each metric"
+    )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint; `facts` is the JSON that `save` was given."""
+
+    path: Path
+    facts: dict[str, Any]
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """The tensors saved under `name`, on the CPU; UserError if there are none."""
+        file = self.path / f"{name}.safetensors"
+        if not self.has(name):
+            raise UserError(f"{self.path}: holds no {name}; it cannot be used for this")
+        try:
+            return load_file(file)
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{file}: damaged ({error}); use another checkpoint of the run") from None
+
+    def has(self, name: str) -> bool:
+        return f"{name}.safetensors" in self.facts["files"]
+
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary.load(self.path / _VOCABULARY)
+
+
+def save(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any], vocabulary: Vocabulary) -> None:
+    """Write a checkpoint so that `path` appears whole or not at all, whenever the process dies or the disk is full.
+
+    `tensors`: file name to tensors by name. UserError if the disk cannot take it; nothing is left behind then.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        (beside / _VOCABULARY).write_bytes(vocabulary.model)
+        mode = (beside / _VOCABULARY).stat().st_mode & 0o777
+        for name, named in tensors.items():
+            file = beside / f"{name}.safetensors"
+            save_file(dict(named), file)
+            file.chmod(mode)  # which safetensors makes private, whatever the umask
+        files = {file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in sorted(beside.iterdir())}
+        manifest = {"format": FORMAT, "vocabulary": vocabulary.digest, "files": files, **facts}
+        signed = manifest | {"checksum": _checksum(manifest)}
+        (beside / _MANIFEST).write_text(json.dumps(signed, indent=1) + "\n", encoding="utf-8")
+        for file in beside.iterdir():
+            durable.sync(file)
+        durable.sync(beside)
+        replaced = path.with_name(f".{path.name}.replaced")
+        if path.exists():  # the same update saved again, after a validation that a signal had put off
+            path.rename(replaced)
+        beside.rename(path)
+        durable.sync(path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{path}: the checkpoint could not be written: {reason}; earlier ones are untouched") from None
+
+
+def load(path: Path) -> Checkpoint:
+    """Verify format and checksums of the checkpoint in `path`; UserError says what is wrong with it."""
+    try:
+        facts = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no checkpoint here (no {_MANIFEST}); give a run folder or one of its checkpoints") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path / _MANIFEST}: cannot be read ({error}); use another checkpoint of the run") from None
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT or not isinstance(facts.get("files"), dict):
+        raise UserError(f"{path / _MANIFEST}: not a checkpoint of format {FORMAT}; use the version that wrote it")
+    checksum = facts.pop("checksum", None)  # which those of version 0.1.0 do not have
+    if checksum not in (None, _checksum(facts)):
+        raise UserError(f"{path / _MANIFEST}: was changed since it was saved; use another checkpoint of the run")
+    for name, expected in facts["files"].items():
+        file = path / Path(name).name
+        if not isinstance(expected, dict):
+            raise UserError(f"{path / _MANIFEST}: says nothing about {file.name}; use another checkpoint of the run")
+        try:
+            size, digest = file.stat().st_size, _digest(file)
+        except OSError as error:
+            raise UserError(f"{file}: {error.strerror}; use another checkpoint of the run") from None
+        if (size, digest) != (expected.get("bytes"), expected.get("sha256")):
+            what = f"has {size} bytes instead of {expected.get('bytes')}" if size != expected.get("bytes") else "was changed"
+            raise UserError(f"{file}: {what} since it was saved; use another checkpoint of the run")
+    return Checkpoint(path, facts)
+
+
+def remove(path: Path) -> None:
+    """Delete a checkpoint so that no half of it can be mistaken for a whole one."""
+    doomed = path.with_name(f".{path.name}.{os.getpid()}.old")
+    shutil.rmtree(doomed, ignore_errors=True)
+    path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def clean(folder: Path) -> None:
+    """Undo or finish what interrupted saves and removals left, in a folder of checkpoints that no other process uses."""
+    for replaced in folder.glob(".*.replaced"):
+        original = folder / replaced.name.split(".")[1]
+        if original.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            replaced.rename(original)
+    for left in [*folder.glob(".*.tmp"), *folder.glob(".*.old")]:
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _checksum(facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

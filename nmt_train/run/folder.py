@@ -1,0 +1,191 @@
+"""A run's folder: who may write in it, where its parts are, and which checkpoints its links name."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from nmt_train.common import atomic_file as durable
+from nmt_train.common.errors import TRY_AGAIN, UserError
+from nmt_train.run import checkpoint
+
+_CHECKPOINTS = ("checkpoints", "best")
+_SIMULATED = "simulated.yml"
+_WRITTEN = frozenset({"metrics.jsonl", "train.log", "vocabulary.model", "config.yml", _SIMULATED})
+# Seconds. A disk of the network lets go of a lost machine's lock when its lease is over: after 90 s on most NFS servers, some
+# minutes on others.
+_PATIENCE, _LOOK = 300.0, 2.0
+
+
+class InUse(UserError):
+    """Another process has had the run folder for longer than a lost machine could."""
+
+    status = TRY_AGAIN
+
+
+@dataclass
+class Run:
+    """`checkpoints/<update>/` are whole checkpoints, to the newest of which `last` is a link; `best/<update>/` hold only
+    parameters, and `best-<metric>` are links to them.
+    """
+
+    folder: Path
+    _lock: TextIO | None = None
+
+    @classmethod
+    def open(cls, folder: Path, patient: bool = False) -> Run:
+        """Make the folder if need be and lock it; UserError if another process has it, or it cannot be written.
+
+        patient: whoever has it may be a machine that is lost: wait for some minutes, then InUse.
+        """
+        try:
+            for name in _CHECKPOINTS:
+                (folder / name).mkdir(parents=True, exist_ok=True)
+            lock = open(folder / ".lock", "a+", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"run: {folder}: {error.strerror}; choose a folder that can be written") from None
+        try:
+            _lock(lock, folder, patient)
+        except BaseException:
+            lock.close()
+            raise
+        lock.truncate(0)
+        print(f"process {os.getpid()} on {socket.gethostname()}", file=lock, flush=True)
+        for name in _CHECKPOINTS:
+            checkpoint.clean(folder / name)
+        return cls(folder, lock)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    def checkpoint(self, update: int) -> Path:
+        return self.folder / "checkpoints" / str(update)
+
+    def best(self, update: int) -> Path:
+        return self.folder / "best" / str(update)
+
+    def checkpoints(self) -> list[Path]:
+        """Whole checkpoints, oldest first."""
+        return _numbered(self.folder / "checkpoints")
+
+    def last(self) -> Path | None:
+        """The newest checkpoint, or None: the folder tells, since a kill may come between a save and its link."""
+        checkpoints = self.checkpoints()
+        return checkpoints[-1] if checkpoints else None
+
+    def link(self, name: str, target: Path) -> None:
+        """Point the link `name` at a folder of the run, in one step."""
+        beside = self.folder / f".{name}.tmp"
+        beside.unlink(missing_ok=True)
+        beside.symlink_to(target.relative_to(self.folder))
+        durable.replace(beside, self.folder / name)
+
+    def keep_best(self, update: int, metrics: Sequence[str]) -> None:
+        """The parameters of this update are the best by these metrics; those that are the best by none are deleted."""
+        for metric in metrics:
+            self.link(f"best-{metric}", self.best(update))
+        self._remove_unlinked(_numbered(self.folder / "best"))
+
+    def refuse_other_kind(self, simulated: bool) -> None:
+        """UserError where a simulation would continue a real run, or the other way round: their seconds are not the same."""
+        is_simulated = is_simulation(self.folder)
+        if simulated and not is_simulated and (self.checkpoints() or (self.folder / "metrics.jsonl").exists()):
+            raise UserError(
+                f"run: {self.folder} holds a real run, which a simulation would continue in virtual time; choose another folder"
+                " with --run, or forget the real run with --overwrite"
+            )
+        if is_simulated and not simulated:
+            raise UserError(
+                f"run: {self.folder} holds a simulated run ({_SIMULATED}), whose times are virtual; choose another folder, or"
+                " forget the simulated run with --overwrite"
+            )
+
+    def begin(self, configuration: str, vocabulary: bytes, simulated: str = "") -> None:
+        """Keep the resolved configuration (YAML) and the SentencePiece model of the run; simulated: the cluster (YAML)."""
+        files = {"config.yml": configuration.encode(), "vocabulary.model": vocabulary}
+        if simulated:
+            files[_SIMULATED] = simulated.encode()
+        for name, data in files.items():
+            durable.write(self.folder / name, data)
+
+    def keep_translations(self, update: int, lines: list[str]) -> None:
+        """Keep the translations of a validation in `translations/<update>.txt`."""
+        folder = self.folder / "translations"
+        folder.mkdir(exist_ok=True)
+        durable.write(folder / f"{update}.txt", "".join(line + "\n" for line in lines).encode())
+
+    def prune(self, keep: int) -> None:
+        """Delete all but the newest `keep` checkpoints and those that a link names."""
+        self._remove_unlinked(self.checkpoints()[:-keep])
+
+    def _remove_unlinked(self, paths: Sequence[Path]) -> None:
+        linked = {link.resolve() for link in self.folder.iterdir() if link.is_symlink()}
+        for path in paths:
+            if path.resolve() not in linked:
+                checkpoint.remove(path)
+
+    def empty(self) -> None:
+        """Forget everything that training wrote here."""
+        for name in (*_CHECKPOINTS, "trace", "translations", "tensorboard"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        for path in self.folder.iterdir():
+            if path.is_symlink() or path.name in _WRITTEN:
+                path.unlink()
+        for name in _CHECKPOINTS:
+            (self.folder / name).mkdir()
+
+
+def is_simulation(folder: Path) -> bool:
+    """Whether a run folder's times are virtual."""
+    return (folder / _SIMULATED).exists()
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first."""
+    return sorted((path for path in folder.glob("*") if path.name.isdigit()), key=lambda path: int(path.name))
+
+
+def _lock(lock: TextIO, folder: Path, patient: bool) -> None:
+    waited = 0.0
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            used = f"run: {folder} is in use by {lock.read().strip() or 'another process'}"
+        if not patient:
+            raise UserError(f"{used}; wait for it, or choose another folder")
+        if waited >= _PATIENCE:
+            raise InUse(f"{used}, also after {waited:.0f} s; look there whether it lives, then start the same command again")
+        if not waited:
+            print(f"nmt-train: {used}: waiting for it for up to {_PATIENCE:.0f} s", file=sys.stderr, flush=True)
+        time.sleep(_LOOK)
+        waited += _LOOK
+
+
+def newest(path: Path, count: int) -> list[Path]:
+    """The last `count` checkpoints that a user means by `path`; UserError if there are fewer."""
+    found = find_checkpoints(path)
+    if len(found) < count:
+        raise UserError(f"{path}: has {len(found)} checkpoint{'s'[: len(found) != 1]}, not the {count} that --average asks for")
+    return found[-count:]
+
+
+def find_checkpoints(path: Path) -> list[Path]:
+    """The checkpoints that a user means by `path`, oldest first: one checkpoint (or link), or all of a run folder."""
+    if (path / "checkpoint.json").exists():
+        return [path]
+    found = Run(path).checkpoints()
+    if not found:
+        what = "holds no checkpoint" if path.exists() else "does not exist, or is a link to what no longer does"
+        raise UserError(f"{path}: {what}; give a run folder or one of its checkpoints")
+    return found

@@ -1,0 +1,184 @@
+"""What a run says: Marian's log lines to the terminal and `train.log`, JSON objects to `metrics.jsonl`, TensorBoard."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass as plain_dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from tqdm import tqdm
+
+from nmt_train.common import atomic_file as durable
+from nmt_train.common.duration import Duration, Span
+from nmt_train.common.errors import UserError
+from nmt_train.common.section import STRICT
+from nmt_train.run.progress import Progress
+from nmt_train.run.stopping import Verdict
+
+
+@dataclass(frozen=True, config=STRICT)
+class LogConfig:
+    """What is written while training."""
+
+    every: Duration = Field(default=Span.parse("100u"), description="between two log lines, as 100u, 1e, 50Kt or 1m")
+    tensorboard: bool = Field(default=False, description="also write TensorBoard events (extra nmt_train[tensorboard])")
+
+
+@plain_dataclass
+class Log:
+    """Lines go to the terminal and `train.log`; events (JSON) to `metrics.jsonl` and, if asked, to TensorBoard.
+
+    virtual: the seconds of events are a simulated cluster's.
+    """
+
+    text: TextIO
+    metrics: TextIO
+    board: Any = None
+    bar: Any = None
+    virtual: bool = False
+
+    @classmethod
+    def open(cls, folder: Path, config: LogConfig, virtual: bool = False) -> Log:
+        """Append to the files of the run folder."""
+        board = _tensorboard(folder) if config.tensorboard else None
+        bar = tqdm(unit="tok", unit_scale=True, leave=False, dynamic_ncols=True) if sys.stderr.isatty() else None
+        text = open(folder / "train.log", "a", encoding="utf-8")
+        metrics = open(folder / "metrics.jsonl", "a", encoding="utf-8")
+        return cls(text, metrics, board, bar, virtual)
+
+    def say(self, message: str) -> None:
+        """One line in Marian's shape, `[date time] message`."""
+        line = f"[{datetime.now():%Y-%m-%d %H:%M:%S}] {message}"
+        with contextlib.suppress(BrokenPipeError):  # mpirun may be gone while its ranks still save
+            tqdm.write(line, file=sys.stderr)
+        _write(self.text, line)
+
+    def begun(self, progress: Progress, in_force: Mapping[str, str], forced: Sequence[str]) -> None:
+        """An event for a start: what is in force, and which differences from the run's config were forced."""
+        self._event("start", progress, {"in_force": dict(in_force), "forced": list(forced)})
+
+    def train(self, progress: Progress, gradient_norm: float, learning_rate: float) -> None:
+        """The cost, speed, gradient norm and rate since the last such line."""
+        cost, seconds = progress.mean_cost(), progress.training_seconds - progress.logged_seconds
+        speed = progress.cost_tokens / seconds if seconds else 0.0
+        self.say(
+            f"Ep. {progress.epoch} : Up. {progress.updates} : Sen. {progress.sentences:,} : Cost {cost:.8f}"
+            f" : Time {seconds:.2f}s : {speed:.2f} words/s : gNorm {gradient_norm:.4f} : L.r. {learning_rate:.4e}"
+        )
+        self._event(
+            "train", progress,
+            {"cost": cost, "words_per_second": speed, "gradient_norm": gradient_norm, "learning_rate": learning_rate},
+        )  # fmt: skip
+        progress.logged()
+
+    def ranks(self, progress: Progress, line: str, values: dict[str, Any]) -> None:
+        """What was measured on every rank since the last such line; `line` is empty for one that is alone."""
+        if line:
+            self.say(f"[ranks] Up. {progress.updates} : {line}")
+        self._event("ranks", progress, values)
+
+    def validation(self, progress: Progress, scores: dict[str, float], verdicts: dict[str, Verdict]) -> None:
+        """One line per metric, new best or stalled."""
+        for metric, value in scores.items():
+            verdict = verdicts[metric]
+            times = f"{verdict.stalled} time{'s' if verdict.stalled > 1 else ''}"
+            judged = f"stalled {times} (last best: {verdict.best:.4f})" if verdict.stalled else "new best"
+            self.say(f"[valid] Ep. {progress.epoch} : Up. {progress.updates} : {metric} : {value:.4f} : {judged}")
+        self._event("validation", progress, dict(scores))
+
+    def lost(self, progress: Progress, ended: str, ranks: int, updates: int, again: int) -> None:
+        """Ranks have ended, and so many others go on, without the last few updates of what was lost, and train some of their
+        batches again.
+        """
+        others = "the last rank goes" if ranks == 1 else f"the other {ranks} go"
+        lost = f"{updates} updates of its shard are lost, {again} batches of those left are trained again"
+        self.say(f"{ended} ended: {others} on; {lost}")
+        self._event("recovery", progress, {"ended": ended, "ranks": ranks, "lost_updates": updates, "batches_again": again})
+
+    def advance(self, progress: Progress) -> None:
+        """Move the bar of a terminal."""
+        if self.bar is not None:
+            # The run's own clock, which a simulation has as well; the bar itself shows real time.
+            said = f"epoch {progress.epoch}, update {progress.updates}, {progress.seconds:.0f} s"
+            self.bar.set_description(said, refresh=False)
+            self.bar.update(progress.tokens - self.bar.n)
+
+    def _event(self, kind: str, progress: Progress, values: dict[str, Any]) -> None:
+        record = {
+            "event": kind, "update": progress.updates, "epoch": progress.epochs, "sentences": progress.sentences,
+            "words": progress.tokens, "seconds": round(progress.seconds, 3),
+            "training_seconds": round(progress.training_seconds, 3), **({"clock": "virtual"} if self.virtual else {}), **values,
+        }  # fmt: skip
+        _write(self.metrics, json.dumps(record))
+        if self.board is not None:
+            for name, value in values.items():
+                if isinstance(value, float):
+                    self.board.add_scalar(f"{kind}/{name}", value, progress.updates)
+
+    def close(self) -> None:
+        for stream in (self.bar, self.board, self.text, self.metrics):
+            if stream is not None:
+                with contextlib.suppress(OSError):  # of what could not be written was said when it was to be
+                    stream.close()
+
+
+def _write(file: TextIO, line: str) -> None:
+    try:
+        print(line, file=file, flush=True)
+    except OSError as error:
+        raise UserError(
+            f"{file.name}: could not be written: {error.strerror}; make room, then start the same command again: it continues"
+            " from the last checkpoint"
+        ) from None
+
+
+def _tensorboard(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError("log.tensorboard: tensorboard is not installed; pip install 'nmt_train[tensorboard]'") from None
+    return SummaryWriter(str(folder / "tensorboard"))
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The events of a `metrics.jsonl`; UserError names a damaged line. An unfinished last line is left out."""
+    events = []
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; is this a run folder?") from None
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            event = None
+        if not isinstance(event, dict):
+            raise UserError(f"{path}, line {number}: not a JSON object; remove the line")
+        events.append(event)
+    return events
+
+
+def validations(run: Path) -> list[dict[str, Any]]:
+    """The events of a run folder that are validations."""
+    return events(run, "validation")
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    """The events of a run folder of one kind; none if there is no such run."""
+    file = run / "metrics.jsonl"
+    return [event for event in (read_metrics(file) if file.exists() else []) if event["event"] == kind]
+
+
+def rewind_metrics(path: Path, update: int, keep: str = "") -> None:
+    """Take out events after `update`, but not of the kind `keep`: a run that continues from there will write them again."""
+    if not path.exists():
+        return
+    kept = [event for event in read_metrics(path) if event["update"] <= update or event["event"] == keep]
+    durable.write(path, "".join(json.dumps(event) + "\n" for event in kept).encode())

@@ -1,0 +1,60 @@
+"""What a checkpoint's manifest must say for a run to go on from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from nmt_train.common.errors import UserError
+from nmt_train.run import checkpoint
+from nmt_train.run.checkpoint import Checkpoint
+from nmt_train.run.progress import Progress
+
+_Count = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+_Number = Annotated[float, Field(strict=True)]
+
+
+@dataclass
+class _Optimizer:
+    updates: _Count
+    factor: _Number
+    torch: dict[str, _Number]
+
+
+_Stage = Annotated[list[tuple[_Count, _Count]], Field(min_length=1)]  # epochs and batches of each worker
+
+
+@dataclass
+class _Facts:
+    vocabulary: str
+    config: dict[str, Any]
+    progress: dict[str, _Amount]
+    patience: dict[str, tuple[_Number, _Count]]
+    validation_pending: bool
+    optimizer: _Optimizer
+    stages: Annotated[list[_Stage], Field(min_length=1)] | None = None  # version 0.1.0 had none
+
+
+_FACTS = TypeAdapter(_Facts)
+
+
+def whole(path: Path) -> Checkpoint:
+    """The checkpoint in `path`, whose files and manifest have been verified; UserError says what is wrong with it."""
+    saved = checkpoint.load(path)
+    try:
+        _FACTS.validate_python(saved.facts)
+        Progress(**saved.facts["progress"])
+    except (ValidationError, TypeError) as error:
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        else:
+            what = f"progress: {error}"
+        raise UserError(
+            f"{path}: its manifest is not as it should be: {what}; use another checkpoint of the run, or the version of then"
+        ) from None
+    return saved

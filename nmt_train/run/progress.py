@@ -1,0 +1,129 @@
+"""How far training has come, in every unit that a user may count in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from torch import Tensor
+
+from nmt_train.common.duration import Mark
+from nmt_train.corpus.batches import Batch
+
+_SUMS = ("sentences", "tokens", "source_tokens", "skipped", "cost", "cost_tokens")
+
+
+@dataclass
+class Progress:
+    """Counters of all workers since the very first start, restarts included. Tokens are the target's, its END counted.
+
+    epochs: completed; batches: so far in the epoch under way; sentences: in the epoch of the last batch; skipped: batches
+    left out as not finite; seconds: wall-clock time; training_seconds: the same without validation and checkpoints;
+    cost, cost_tokens, logged_seconds: summed cost, its tokens and training_seconds since the last log line.
+    """
+
+    epochs: int = 0
+    batches: int = 0
+    updates: int = 0
+    sentences: int = 0
+    tokens: int = 0
+    source_tokens: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    training_seconds: float = 0.0
+    cost: float = 0.0
+    cost_tokens: int = 0
+    logged_seconds: float = 0.0
+    _epoch_is_over: bool = field(default=True, repr=False)
+    _waiting: list[tuple[Tensor, int]] = field(default_factory=list, repr=False)
+    _now: Callable[[], float] = field(default=time.perf_counter, repr=False)
+    _last: float = field(default=0.0, repr=False)
+
+    def advance(self, loss: Tensor, batch: Batch) -> None:
+        """Count one batch. `loss`, its mean cost per token, is read only when logged, so that a GPU need not be waited for."""
+        self._begin_epoch()
+        self.sentences += len(batch)
+        self.tokens += batch.target_tokens
+        self.source_tokens += batch.source_tokens
+        self._waiting.append((loss.detach(), batch.target_tokens))
+
+    def skip(self) -> None:
+        """Count a batch that was left out."""
+        self._begin_epoch()
+        self.skipped += 1
+
+    def at(self, epochs: int, batches: int) -> None:
+        """How many epochs are complete, and how many batches of the one under way."""
+        self._epoch_is_over |= epochs > self.epochs or not batches
+        self.epochs, self.batches = epochs, batches
+
+    def _begin_epoch(self) -> None:
+        if self._epoch_is_over:
+            self.sentences, self._epoch_is_over = 0, False
+        self.tick(training=True)
+
+    def take(self) -> dict[str, Any]:
+        """What was counted since the last call, for `merge`; the counters start anew."""
+        self.mean_cost()
+        taken = {name: getattr(self, name) for name in _SUMS}
+        for name in _SUMS:
+            setattr(self, name, type(taken[name])())
+        return taken
+
+    def merge(self, taken: dict[str, Any]) -> None:
+        """Add what another worker counted."""
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + taken[name])
+
+    def tick(self, training: bool) -> None:
+        """Add the time since the last tick to the clocks."""
+        now = self._now()
+        self.seconds += now - self._last
+        if training:
+            self.training_seconds += now - self._last
+        self._last = now
+
+    def start_clock(self, now: Callable[[], float], since: float | None = None) -> None:
+        """Time counts from here on, or from `since`, in seconds of this clock."""
+        self._now, self._last = now, now() if since is None else since
+
+    @property
+    def clock(self) -> float:
+        """Up to when time has been counted."""
+        return self._last
+
+    def mean_cost(self) -> float:
+        """Cost per target token since the last `logged`."""
+        for loss, tokens in self._waiting:
+            self.cost += float(loss) * tokens
+            self.cost_tokens += tokens
+        self._waiting.clear()
+        return self.cost / max(1, self.cost_tokens)
+
+    def words(self) -> int:
+        """Tokens since the last `logged`."""
+        self.mean_cost()
+        return self.cost_tokens
+
+    def logged(self) -> None:
+        """A log line was written: start the next one's sums."""
+        self.cost, self.cost_tokens, self.logged_seconds = 0.0, 0, self.training_seconds
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last batch, counted from 1."""
+        return max(1, self.epochs + (self.batches > 0))
+
+    def mark(self) -> Mark:
+        """What durations are measured on, as it is now."""
+        return Mark(self.epochs, self.updates, self.tokens, self.seconds)
+
+    def __post_init__(self) -> None:
+        self._epoch_is_over, self._last = not self.batches, self._now()
+
+    def state(self) -> dict[str, Any]:
+        """The counters as JSON, from which `Progress(**state)` goes on."""
+        self.mean_cost()
+        return {kept.name: getattr(self, kept.name) for kept in fields(self) if not kept.name.startswith("_")}

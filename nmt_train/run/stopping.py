@@ -1,0 +1,74 @@
+"""When training ends: after a stated length, or when validation has stopped improving."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic.dataclasses import dataclass
+
+from nmt_train.common.duration import Duration
+from nmt_train.common.section import STRICT
+
+LOWER_IS_BETTER = frozenset({"cross-entropy", "perplexity"})
+
+
+def _as_list(value: Any) -> Any:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+@dataclass(frozen=True, config=STRICT)
+class StopConfig:
+    """Training ends at whichever comes first."""
+
+    after: Annotated[list[Duration], BeforeValidator(_as_list)] = Field(
+        min_length=1,
+        description="length of training, as 40u, 10e, 300Kt or 2h (wall-clock, all starts added up); a list: the first",
+    )
+    patience: int = Field(
+        default=0, ge=0, le=10**9, description="validations in a row without a new best before an early stop; 0: never"
+    )
+    patience_on: Literal["any", "all"] = Field(
+        default="all", description="stop early when any one of validation.metrics, or all of them, ran out of patience"
+    )
+
+
+@dataclass
+class Verdict:
+    """What one validation meant for one metric: its best so far, and how often in a row it did not improve."""
+
+    best: float
+    stalled: int
+
+
+class Patience:
+    """Keeps the best value of each metric; its state travels in checkpoints, so a restart forgets nothing."""
+
+    def __init__(self, config: StopConfig) -> None:
+        self._config = config
+        self.verdicts: dict[str, Verdict] = {}
+
+    def record(self, scores: dict[str, float]) -> dict[str, Verdict]:
+        """Judge one validation; a verdict with `stalled` 0 is a new best. Metrics no longer measured are forgotten."""
+        before, self.verdicts = self.verdicts, {}
+        for metric, value in scores.items():
+            last = before.get(metric)
+            if last is None or (value < last.best if metric in LOWER_IS_BETTER else value > last.best):
+                self.verdicts[metric] = Verdict(value, 0)
+            else:
+                self.verdicts[metric] = Verdict(last.best, last.stalled + 1)
+        return self.verdicts
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether training should stop early."""
+        if not self._config.patience or not self.verdicts:
+            return False
+        out = [verdict.stalled >= self._config.patience for verdict in self.verdicts.values()]
+        return any(out) if self._config.patience_on == "any" else all(out)
+
+    def state(self) -> dict[str, Any]:
+        return {metric: [verdict.best, verdict.stalled] for metric, verdict in self.verdicts.items()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.verdicts = {metric: Verdict(float(best), int(stalled)) for metric, (best, stalled) in state.items()}

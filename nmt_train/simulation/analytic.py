@@ -1,0 +1,85 @@
+"""What Pipe-SGD's equations say of a cluster file, beside what the simulator finds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from nmt_train.common.errors import UserError
+from nmt_train.config import Config
+from nmt_train.distributed.codec import Codec
+from nmt_train.modes import build as modes
+from nmt_train.simulation import equations
+from nmt_train.simulation.cluster import ClusterConfig, DeviceConfig
+from nmt_train.simulation.timing import Shapes, count, measure
+
+SEGMENTS = 8  # L of Eq. 6
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """The paper's, for one cluster, model and codec; seconds, bytes."""
+
+    p: int
+    n: float
+    alpha: float
+    beta: float
+    gamma: float
+    l_up: float
+    l_for: float
+    l_back: float
+
+    @property
+    def l_comm(self) -> float:
+        return equations.ring(self.p, self.n, self.alpha, self.beta, self.gamma)
+
+    @property
+    def l_comp(self) -> float:
+        return self.l_for + self.l_back
+
+
+def symbols(cluster: ClusterConfig, elements: int, codec: Codec, tokens: float) -> Symbols:
+    """For batches of so many target tokens and a model of so many elements, before the cluster file's scale."""
+    costs, ranks = cluster.device or DeviceConfig(), len(cluster.ranks())
+    charged = cluster.scale.parameters if cluster.scale else float(elements)
+    size = codec.sized(torch.empty(elements, device="meta")).bytes / elements * charged
+    link = cluster.network if len(cluster.nodes) > 1 else cluster.inside
+    adding = costs.decode.per_unit + costs.encode.per_unit * codec.effort(1)  # of an element
+    return Symbols(
+        p=ranks, n=size, alpha=link.latency, beta=1 / link.bandwidth, gamma=adding * charged / size,
+        l_up=costs.update.of(charged), l_for=costs.forward.of(tokens), l_back=costs.backward.of(tokens),
+    )  # fmt: skip
+
+
+def predict(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequence[int], steps: int) -> str:
+    """A table of seconds per step and of efficiency; UserError if the cluster has one rank only."""
+    if len(cluster.ranks()) < 2:
+        raise UserError("--model: is of several ranks that exchange, but the cluster has one; give another cluster file")
+    mean, elements = sum(tokens) / len(tokens), count(shapes)
+    codec = modes.CODECS[modes.row(dataclasses.replace(config, mode="pipe")).up](config, 0.0)
+    s = symbols(cluster, elements, codec, mean)
+    whole = dataclasses.replace(config, exchange=dataclasses.replace(config.exchange, buckets=1))
+    found = {mode: _seconds(dataclasses.replace(whole, mode=mode), cluster, shapes, tokens, steps) for mode in ("sync", "pipe")}
+    dense = symbols(cluster, elements, modes.CODECS["dense"](config, 0.0), mean)
+    segments = equations.segmented_ring(s.p, s.n, SEGMENTS, s.alpha, s.beta, s.gamma)
+    first = s.l_back / SEGMENTS
+    rows = [
+        ("sync, dense", "2", equations.total_sync(1, dense.l_up, dense.l_comp, dense.l_comm), found["sync"]),
+        ("pipe, one after the other", "4, 5", equations.total_pipe(1, s.l_up, s.l_comp, s.l_comm), found["pipe"]),
+        (f"pipe, in {SEGMENTS} segments", "6", max(s.l_up + s.l_for + first, segments), None),
+        ("pipe, nothing shared", "3", equations.total_pipe_unlimited(1, 2, s.l_up, s.l_comp, s.l_comm), None),
+    ]
+    lines = ["system                      equation   s/step    simulated"]
+    for name, equation, expected, simulated in rows:
+        lines.append(f"{name:<28}{equation:<11}{expected:<10.4f}{'' if simulated is None else f'{simulated:.4f}'}".rstrip())
+    efficiency = equations.scaling_efficiency(s.l_up, s.l_comp, s.l_comm)
+    lines.append(f"{'scaling efficiency of pipe':<28}{'7':<11}{efficiency:<10.3f}{(s.l_up + s.l_comp) / found['pipe']:.3f}")
+    return "\n".join(lines) + "\n"
+
+
+def _seconds(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequence[int], steps: int) -> float:
+    """Of a step, as simulated."""
+    return len(cluster.ranks()) * sum(tokens) / len(tokens) / measure(config, cluster, shapes, tokens, steps).words_per_second

@@ -1,0 +1,267 @@
+"""A cluster file: machines, devices and network as they are to be simulated, and how long everything takes there."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from nmt_train.common.errors import UserError
+from nmt_train.common.section import STRICT
+from nmt_train.common.yaml_file import override, read
+
+_SI = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+_TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+_NUMBER = r"(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*"
+
+
+def _seconds(text: Any) -> float:
+    """`100us`, `0.9 s`, `2h`: seconds. In code also a number of them."""
+    if isinstance(text, (int, float)):
+        return float(text)
+    match = re.fullmatch(_NUMBER + r"(s|ms|us|ns|min|h)", str(text).strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a time: write a number and s, ms, us, ns, min or h, as in 100us")
+    return float(match[1]) * _TIME[match[2]]
+
+
+def _bandwidth(text: Any) -> float:
+    """`10 Gbit/s`, `375 MB/s`: bytes per second. In code also a number of them."""
+    if isinstance(text, (int, float)):
+        return float(text)
+    match = re.fullmatch(_NUMBER + r"([kMG]?)(bit|B)/s", str(text).strip())
+    if match is None or not float(match[1]):
+        raise ValueError(f"{text!r} is not a bandwidth: write more than zero bit/s or B/s with k, M or G, as in 10 Gbit/s")
+    return float(match[1]) * _SI[match[2]] / (8 if match[3] == "bit" else 1)
+
+
+def _count(text: Any) -> float:
+    """`110.7M`: a number of elements. In code also a number."""
+    if isinstance(text, (int, float)):
+        return float(text)
+    match = re.fullmatch(_NUMBER + r"([kMG]?)", str(text).strip())
+    if match is None or float(match[1]) * _SI[match[2]] < 1:
+        raise ValueError(f"{text!r} is not a number of parameters: write it as 110.7M")
+    return float(match[1]) * _SI[match[2]]
+
+
+def _nodes(text: Any) -> Any:
+    """`1000 x 1`: so many machines of so many devices. Also a list."""
+    if not isinstance(text, str):
+        return text
+    match = re.fullmatch(r"(\d{1,5})\s*x\s*(\d{1,5})", text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not machines: write the devices of each, as in [2, 2, 1], or 1000 x 1")
+    return [int(match[2])] * int(match[1])
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+Bandwidth = Annotated[float, BeforeValidator(_bandwidth)]
+Count = Annotated[float, BeforeValidator(_count)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Cost:
+    """How long one kind of work takes a device: `seconds` each time, and `per_unit` for each token or element."""
+
+    seconds: Seconds = Field(default=0.0, description="each time")
+    per_unit: Seconds = Field(
+        default=0.0, description="for each target token (forward, backward), byte (carry) or element (the others)"
+    )
+
+    def of(self, units: float) -> float:
+        return self.seconds + self.per_unit * units
+
+
+@dataclass(frozen=True, config=STRICT)
+class DeviceConfig:
+    """What the work of a rank costs its device; tasks of one rank share it. `nmt-simulate --profile` measures this."""
+
+    forward: Cost = Field(default_factory=Cost, description="of a batch, by its target tokens")
+    backward: Cost = Field(default_factory=Cost, description="of a batch, by its target tokens")
+    swap: Cost = Field(default_factory=Cost, description="of a gradient for parameters, by elements")
+    update: Cost = Field(default_factory=Cost, description="of parameters, by elements")
+    encode: Cost = Field(default_factory=Cost, description="of a vector to be sent, by its elements")
+    decode: Cost = Field(default_factory=Cost, description="of a vector received, by its elements")
+    carry: Cost = Field(
+        default_factory=Cost,
+        description="of a message to or from another machine, by its bytes, where the processor that carries it also computes",
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
+class LinkConfig:
+    """Each direction of a network card, or of a device's connection to the others of its machine."""
+
+    bandwidth: Bandwidth = Field(description="in each direction, shared by the transfers in it")
+    latency: Seconds = Field(default=0.0, description="from the last byte sent to the last byte received")
+
+
+@dataclass(frozen=True, config=STRICT)
+class Crash:
+    """A machine that ends."""
+
+    node: int = Field(ge=0, description="which, counted from 0")
+    at: Seconds = Field(description="when")
+
+
+@dataclass(frozen=True, config=STRICT)
+class Kill:
+    """A process that ends, while its machine goes on."""
+
+    rank: int = Field(ge=0, description="which, counted from 0 over all machines")
+    at: Seconds = Field(description="when")
+
+
+@dataclass(frozen=True, config=STRICT)
+class Cut:
+    """A machine whose network is gone for a while."""
+
+    node: int = Field(ge=0, description="which, counted from 0")
+    at: Seconds = Field(description="from when on")
+    until: Seconds = Field(description="until when")
+
+
+@dataclass(frozen=True, config=STRICT)
+class Straggler:
+    """A device that is slower than the others."""
+
+    rank: int = Field(ge=0, description="which, counted from 0 over all machines")
+    factor: float = Field(gt=0, le=1e6, description="what its times are multiplied with")
+
+
+@dataclass(frozen=True, config=STRICT)
+class ScaleConfig:
+    """Charge as if the model had another size."""
+
+    parameters: Count = Field(description="elements that transfers, updates, encoding and decoding are charged for")
+
+
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class ClusterConfig:
+    """A cluster to simulate."""
+
+    nodes: Annotated[list[int], BeforeValidator(_nodes)] = Field(
+        min_length=1, description="the number of devices of each machine"
+    )
+    device: DeviceConfig | None = Field(default=None, description="what work costs a device")
+    profile: str | None = Field(default=None, description="a file that nmt-simulate --profile wrote, instead of `device`")
+    network: LinkConfig = Field(description="between machines: each one's network card")
+    inside: LinkConfig = Field(description="between devices of a machine: each one's connection")
+    bus: Bandwidth | None = Field(default=None, description="of what all transfers inside a machine share besides")
+    transfers: Literal["share", "turns"] = Field(
+        default="share",
+        description="at the same card: share it, as TCP's do, or take turns, which is sooner simulated",
+    )
+    scale: ScaleConfig | None = Field(default=None, description="charge as if the model had another size")
+    jitter: float = Field(default=0.0, ge=0, le=1, description="standard deviation of times on devices, as a share of them")
+    stragglers: list[Straggler] = Field(default_factory=list, description="slower devices")
+    loss: float = Field(default=0.0, ge=0, lt=1, description="probability that a message must be sent again")
+    resend: Seconds = Field(default=0.2, description="how long a lost message is missed before it is sent again")
+    crashes: list[Crash] = Field(default_factory=list, description="machines that end")
+    kills: list[Kill] = Field(default_factory=list, description="processes that end")
+    cuts: list[Cut] = Field(default_factory=list, description="networks that are gone for a while")
+    seed: int = Field(default=1, ge=0, lt=2**63, description="of jitter and loss")
+
+    def ranks(self) -> tuple[int, ...]:
+        """The node of each rank."""
+        return tuple(node for node, devices in enumerate(self.nodes) for _ in range(devices))
+
+
+_SECTIONS: tuple[Any, ...] = (ClusterConfig, DeviceConfig, Cost, LinkConfig, Straggler, Crash, Kill, Cut, ScaleConfig)
+_CLUSTER, _DEVICE = TypeAdapter(ClusterConfig), TypeAdapter(DeviceConfig)
+_NOTHING: Mapping[str, str] = {}
+
+
+def entries(section: Any = ClusterConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every key that one value sets, dotted, and what it is."""
+    for name, info in section.__pydantic_fields__.items():
+        inner = [kind for kind in (info.annotation, *get_args(info.annotation)) if kind in _SECTIONS]
+        if inner and get_origin(info.annotation) is not list:
+            yield from entries(inner[0], f"{prefix}{name}.")
+        else:
+            yield prefix + name, info.description or ""
+
+
+def load(path: Path, overrides: Mapping[str, str] = _NOTHING) -> ClusterConfig:
+    """A file, of which `overrides` (dotted key to YAML text, from the command line) replace values.
+
+    UserError names file, line and key of what is wrong; `profile` is replaced by the `device` that it holds.
+    """
+    where: dict[str, str] = {}
+    values = read(path, where, "give an existing cluster file to --cluster")
+    override(values, overrides, where)
+    cluster: ClusterConfig = _checked(_CLUSTER, values, where, path)
+
+    def place(key: str) -> str:
+        return where.get(key, str(path))
+
+    if (cluster.profile is None) == (cluster.device is None):
+        raise UserError(f"{path}: give one of device (what work costs) and profile (a file that nmt-simulate --profile wrote)")
+    if cluster.profile is not None:
+        other: dict[str, str] = {}
+        file = path.parent / Path(cluster.profile).expanduser()
+        device = _checked(_DEVICE, read(file, other, "measure one with nmt-simulate --profile"), other, file)
+        cluster = dataclasses.replace(cluster, device=device, profile=None)
+    if any(devices < 1 for devices in cluster.nodes):
+        raise UserError(f"{place('nodes')}: nodes: {cluster.nodes}: every machine needs at least one device")
+    for name in ("crashes", "cuts"):
+        for event in getattr(cluster, name):
+            if event.node >= len(cluster.nodes):
+                raise UserError(
+                    f"{place(name)}: {name}: there is no node {event.node}; the {len(cluster.nodes)} nodes are numbered from 0"
+                )
+    if cluster.transfers == "turns" and (cluster.cuts or cluster.crashes):
+        raise UserError(
+            f"{place('transfers')}: transfers: those that take turns cannot be cut; write share, or no cuts and crashes"
+        )
+    for cut in cluster.cuts:
+        if cut.until <= cut.at:
+            raise UserError(f"{place('cuts')}: cuts: of node {cut.node}, until {cut.until:g} s is not after at {cut.at:g} s")
+    for name in ("stragglers", "kills"):
+        for its in getattr(cluster, name):
+            if its.rank >= sum(cluster.nodes):
+                raise UserError(
+                    f"{place(name)}: {name}: there is no rank {its.rank}; the {sum(cluster.nodes)} are numbered from 0"
+                )
+    return cluster
+
+
+def described(cluster: ClusterConfig) -> str:
+    """All that a cluster file says, profiles and options included, as YAML: seconds, and bytes per second."""
+    text: str = yaml.safe_dump(_CLUSTER.dump_python(cluster, mode="json"), sort_keys=False)
+    return text
+
+
+def to_yaml(device: DeviceConfig, title: str) -> str:
+    """A file that `profile` can name."""
+    lines = [f"# {title}"]
+    for kind in dataclasses.fields(DeviceConfig):
+        cost = getattr(device, kind.name)
+        lines.append(f"{kind.name}: {{seconds: {cost.seconds * 1e3:.6g} ms, per_unit: {cost.per_unit * 1e9:.6g} ns}}")
+    return "\n".join(lines) + "\n"
+
+
+def _checked(adapter: TypeAdapter[Any], values: dict[str, Any], where: Mapping[str, str], path: Path) -> Any:
+    try:
+        return adapter.validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        known = [key for key in where if name == key or name.startswith(key + ".")]
+        place = where[max(known, key=len)] if known else str(path)
+        if first["type"] == "missing":
+            raise UserError(f"{place}: {name} is missing; give it") from None
+        if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            keys = [key for section in _SECTIONS for key in section.__dataclass_fields__]
+            near = difflib.get_close_matches(name.rsplit(".", 1)[-1], keys, n=1, cutoff=0.5)
+            raise UserError(f"{place}: unknown key {name}" + (f"; did you mean {near[0]}?" if near else "")) from None
+        message = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+        raise UserError(f"{place}: {name}: {message}" + ("" if "is not" in message else f", not {first['input']!r}")) from None

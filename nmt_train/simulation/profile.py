@@ -1,0 +1,160 @@
+"""What training costs the device at hand, found by training on it: the `device` of a cluster file."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections import defaultdict, deque
+from typing import Any
+
+import numpy as np
+import torch
+
+from nmt_train import device
+from nmt_train.config import Config
+from nmt_train.distributed.message import Message
+from nmt_train.distributed.transport import Tag, Wire
+from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.modes.table import OverrideConfig
+from nmt_train.simulation.cluster import Cost, DeviceConfig
+from nmt_train.training.setup import Ready, maker, opened
+
+_SETTLING = 3  # steps that are not counted
+# Where each kind of work is done by itself: nothing else has the device meanwhile.
+_MODES = {"single": ("forward", "backward"), "sparse": ("update", "encode", "decode"), "overlap": ("swap",)}
+_BY_TOKENS = ("forward", "backward")
+_ROUNDS = 3  # alone, and beside messages
+_BLOCK, _WINDOW = 1 << 20, 4  # bytes of a message that is sent for nothing, and how many are under way
+
+Done = dict[str, list[tuple[float, float]]]  # by kind of work: how much, and seconds
+
+
+def measure(config: Config, steps: int, wire: Wire) -> DeviceConfig:
+    """Train for some steps in several modes; UserError for what is wrong with the configuration.
+
+    Of several ranks on `wire` all measure at the same time, and at last while they send each other what the network takes.
+    """
+    own = device.prepare(config.devices, config.threads)
+    costs: dict[str, Cost] = {}
+    with opened(config, False, False) as ready:
+        for mode, kinds in _MODES.items():
+            done, seconds = _train(dataclasses.replace(config, mode=mode), own, ready, steps)
+            for kind in kinds:
+                costs[kind] = _by_tokens(done[kind]) if kind in _BY_TOKENS else _by_elements(done[kind])
+            if mode == "single":  # batches, logs: what a step takes beside all that
+                beside = (seconds - sum(took for times in done.values() for _, took in times)) / steps
+                forward = costs["forward"]
+                costs["forward"] = dataclasses.replace(forward, seconds=forward.seconds + max(0.0, beside))
+        if wire.size > 1:
+            costs["carry"] = _carrying(dataclasses.replace(config, mode="single"), own, ready, steps, wire)
+    return DeviceConfig(**costs)
+
+
+class _Watched(ThreadWire):
+    """A rank alone, whose work is written down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: Done = defaultdict(list)
+
+    def spend(self, name: str, work: float, seconds: float, parts: int = 1) -> None:
+        self.done[name].append((work, seconds))
+
+
+class _Steps:
+    """Duties of a worker that takes so many steps, the first of which are not counted."""
+
+    def __init__(self, wire: _Watched, steps: int) -> None:
+        self._wire, self._steps, self._taken = wire, steps, -_SETTLING
+        self.start = self.end = 0.0
+
+    def go_on(self) -> bool:
+        if self._taken == 0:
+            self.start = self._wire.now()
+            self._wire.done.clear()
+        self.end = self._wire.now()
+        return self._taken < self._steps
+
+    def step_done(self, updated: bool) -> None:
+        self._taken += 1
+
+    def skipped(self, what: str) -> None:
+        """It took its time all the same."""
+
+
+def _train(config: Config, own: torch.device, ready: Ready, steps: int) -> tuple[Done, float]:
+    config = dataclasses.replace(
+        config,
+        trace=True,  # so that a GPU's work is waited for
+        batch=dataclasses.replace(config.batch, accumulate=1),
+        override=OverrideConfig(exchange=None if config.mode == "single" else "server"),
+        exchange=dataclasses.replace(config.exchange, bypass=False),
+    )
+    wire = _Watched()
+    worker = maker(config, own, ready.vocabulary, ready.store)(config, wire)
+    worker.schedule.refresh()
+    duties = _Steps(wire, steps)
+    worker.run(duties)
+    worker.schedule.drain()
+    wire.close()
+    return wire.done, duties.end - duties.start
+
+
+def _carrying(config: Config, own: torch.device, ready: Ready, steps: int, wire: Wire) -> Cost:
+    """By how much longer training takes while messages flow, for each of their bytes."""
+
+    def pace() -> float:
+        done, _ = _train(config, own, ready, steps)
+        tokens = sum(work for work, _ in done["forward"])
+        return sum(took for kind in _BY_TOKENS for _, took in done[kind]) / tokens
+
+    shares = []  # of a device that a byte per second takes
+    for _ in range(_ROUNDS):
+        alone = pace()
+        start, traffic = wire.now(), _Traffic(wire)
+        beside = pace()
+        shares.append((1 - alone / beside) * (wire.now() - start) / traffic.stop())
+    return Cost(0.0, max(0.0, statistics.median(shares)))
+
+
+class _Traffic:
+    """From the present rank to the next and from the one before, as much as the network takes, until all ranks stop it."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire, self._on, self._bytes = wire, True, 0
+        self._block = Message((1,), (torch.zeros(_BLOCK, dtype=torch.uint8),))
+        self._tasks = [wire.spawn("sender", self._send), wire.spawn("receiver", self._receive)]
+
+    def stop(self) -> int:
+        """How many bytes there were, in both directions."""
+        self._on = False
+        for task in self._tasks:
+            task.result()
+        return self._bytes
+
+    def _send(self) -> None:
+        to, under_way = (self._wire.rank + 1) % self._wire.size, deque[Any]()
+        while self._on:
+            under_way.append(self._wire.send(to, Tag.PUSH, self._block))
+            if len(under_way) == _WINDOW:
+                under_way.popleft().result()
+                self._bytes += _BLOCK
+        self._wire.send(to, Tag.PUSH, Message((0,)))
+
+    def _receive(self) -> None:
+        source = (self._wire.rank - 1) % self._wire.size
+        while self._wire.receive(source, Tag.PUSH).result()[1].tensors:
+            self._bytes += _BLOCK
+
+
+def _by_tokens(times: list[tuple[float, float]]) -> Cost:
+    """The straight line through all of them; through nothing where that would begin below it."""
+    tokens, seconds = np.array(times).T
+    slope, start = np.polyfit(tokens, seconds, 1) if np.ptp(tokens) > 0 else (0.0, float(seconds.mean()))
+    if start < 0 or slope < 0:
+        start, slope = 0.0, float(seconds.sum() / tokens.sum())
+    return Cost(float(start), float(slope))
+
+
+def _by_elements(times: list[tuple[float, float]]) -> Cost:
+    return Cost(0.0, statistics.median(seconds / elements for elements, seconds in times))

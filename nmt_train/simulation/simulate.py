@@ -1,0 +1,110 @@
+"""Train on a simulated cluster: the code of `nmt-train`, every rank of it in this process, on a virtual clock."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from nmt_train import device
+from nmt_train.common.errors import UserError
+from nmt_train.config import Config
+from nmt_train.corpus.batches import Batches
+from nmt_train.model.transformer import Transformer
+from nmt_train.modes import build as modes
+from nmt_train.simulation import analytic as prediction
+from nmt_train.simulation.cluster import ClusterConfig, described, to_yaml
+from nmt_train.simulation.engine import Engine
+from nmt_train.simulation.network import Network
+from nmt_train.simulation.profile import measure as measure_device
+from nmt_train.simulation.timing import Shapes, Timing, count, measure
+from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.training.fault_tolerance import Rank
+from nmt_train.training.setup import Ready, maker, opened
+from nmt_train.training.start import connect
+
+
+def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: bool, shuffle_seed: int | None = None) -> int:
+    """Train as `config` says and as if on `cluster`; the exit status, as of training.
+
+    shuffle_seed: hold messages back at random, to try other orders of delivery. UserError for all that a user can mend.
+    """
+    modes.check(config, cluster.ranks())
+    own = device.prepare(config.devices, config.threads)
+    start = time.perf_counter()
+    with opened(config, force, overwrite, described(cluster)) as ready:
+        network = Network(cluster, count(_shapes(config, ready)), config.wire.deadline, shuffle_seed)
+        engine = Engine(network, start=ready.saved.facts["progress"]["seconds"] if ready.saved else 0.0)
+
+        def main(wire: VirtualWire) -> int:
+            make = maker(config, own, ready.vocabulary, ready.store)
+            rank = Rank(config, make, lambda ask: nullcontext(), lambda: nullcontext(ready))
+            return rank.train(wire, ready if wire.rank == 0 else None)
+
+        statuses = engine.run([partial(main, wire) for wire in engine.wires])
+    _sum_up(engine.wires[0].now(), len(statuses), start)
+    return int(max(statuses))
+
+
+def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
+    """Let every rank take so many steps with batches as long as the corpus gives them, without computing anything.
+
+    Leaves `timing.json` in the run folder, and traces if configured.
+    """
+    modes.check(config, cluster.ranks())
+    start = time.perf_counter()
+    with opened(config, False, False, described(cluster)) as ready:
+        timing = measure(config, cluster, _shapes(config, ready), _tokens(config, ready), steps)
+        timing.write(ready.run.folder)
+    print(timing.table(), end="")
+    _sum_up(timing.seconds, len(timing.ranks), start)
+    return timing
+
+
+def predict(config: Config, cluster: ClusterConfig, steps: int) -> None:
+    """Print what equations say of the cluster, and what so many simulated steps do."""
+    with opened(config, False, False, described(cluster)) as ready:
+        print(prediction.predict(config, cluster, _shapes(config, ready), _tokens(config, ready), steps), end="")
+
+
+def profile(config: Config, steps: int, output: Path) -> None:
+    """Write what training costs this machine's device to a file that a cluster file can name; UserError if it cannot be.
+
+    As one of several ranks: what it costs beside the thread that carries messages, and what carrying costs.
+    """
+    if not output.parent.is_dir():
+        raise UserError(f"{output}: its folder does not exist; make it, or name another")
+    wire = connect(config.wire)
+    try:
+        found = measure_device(config, steps, wire)
+    except BaseException as error:
+        wire.fail(error)
+        raise
+    wire.close()
+    sizes = f"batches of {config.batch.tokens if config.batch.sentences is None else config.batch.sentences} "
+    sizes += "tokens" if config.batch.sentences is None else "sentences"
+    title = f"Measured on {platform.node()} with {sizes}, {config.precision}, preset {config.model.preset}"
+    try:
+        output.write_text(to_yaml(found, title), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{output}: {error.strerror}; name a file that can be written") from None
+    print(output)
+
+
+def _tokens(config: Config, ready: Ready) -> list[int]:
+    """Target tokens of each batch of an epoch."""
+    return Batches(ready.store, config.corpus, config.batch, ready.vocabulary, config.seed).target_tokens()
+
+
+def _sum_up(seconds: float, ranks: int, start: float) -> None:
+    print(f"simulated {seconds:.1f} s of {ranks} ranks in {time.perf_counter() - start:.1f} s", file=sys.stderr)
+
+
+def _shapes(config: Config, ready: Ready) -> Shapes:
+    with torch.device("meta"):
+        return [tuple(part.shape) for part in Transformer(config.model, len(ready.vocabulary)).parameters()]

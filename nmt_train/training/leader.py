@@ -1,0 +1,289 @@
+"""What rank 0 does between two steps: log, validate, save, and tell the others when to hand over their state and when to end.
+
+The others' state is that of a moment when all are drained, so that every push is in all shards or in none. They go on
+as soon as all have the global parameters; their state follows while they train, and is written when it is there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from nmt_train.common.duration import Mark
+from nmt_train.corpus.data_shard import Deal, Position, plain, resume
+from nmt_train.distributed.exchange.parameter_server.per_node import first_ranks
+from nmt_train.distributed.message import Message, from_json, to_facts
+from nmt_train.distributed.transport import Tag
+from nmt_train.model.metrics import TestSet
+from nmt_train.run.folder import Run
+from nmt_train.run.log import Log
+from nmt_train.trace import write_spans
+from nmt_train.training.background_validation import Validating
+from nmt_train.training.checkpoint_writer import Saving
+from nmt_train.training.data_balance import Dealing
+from nmt_train.training.rank_stats import Meter
+from nmt_train.training.snapshot import Gathering, Part, Snapshot, State
+from nmt_train.training.worker import Worker
+
+
+class Leader:
+    """`reason` says why training is over, once it is."""
+
+    def __init__(self, worker: Worker, run: Run, log: Log, state: State, test_set: TestSet) -> None:
+        self._worker, self._wire, self._config = worker, worker.wire, worker.config
+        self._run, self._log, self._state = run, log, state
+        self._progress = worker.progress = state.progress
+        self._followers = range(1, self._wire.size)
+        self._dealing = Dealing(worker, self._progress)
+        self._updates = 0  # the most that any other has known of
+        self._together = worker.schedule.exchange.together
+        self._drained = self._stepped = 0
+        self._meter = Meter(worker)
+        self._reports = self._wire.receive(None, Tag.REPORT) if self._followers else None
+        self._before: Mark | None = None
+        self._saving = Saving(worker, run, state)
+        self._validating = Validating(worker, run, log, state, test_set, self._stalled, lambda: self.signal is not None)
+        self._held: Gathering | None = None  # the last one, while the others still wait
+        self.reason: str | None = None
+        self.signal: signal.Signals | None = None
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """Hand everybody's part out; training goes on from `snapshot`."""
+        exchange, nodes = self._worker.schedule.exchange, self._wire.nodes
+        first = first_ranks(nodes) if self._config.exchange.per == "node" else None
+        workers = self._dealing.workers()
+        parts = snapshot.settled(exchange.optimizer.adds).split(exchange.given, first, workers)
+        stages = resume(0, snapshot.stages, workers)[0].stages
+        facts = {"stages": plain(stages), "workers": workers, "epochs": self._progress.epochs}
+        for rank in self._followers:
+            self._wire.send(rank, Tag.STATE, Message((), (*from_json(facts).tensors, *parts[rank].pack().tensors)))
+        self.go_on_from(parts[0], Deal(0, workers, stages, exchange.together), snapshot.stages, str(self._run.folder))
+        if snapshot.stages:
+            self._saving.known(snapshot.numbers["updates"], snapshot.stages[-1])
+
+    def go_on_from(self, part: Part, deal: Deal, stages: Sequence[Sequence[Position]], where: str) -> None:
+        """Begin with this part, where all workers stopped that `stages` has last, together with all other ranks."""
+        self._worker.place(part, deal, where)
+        self._progress.start_clock(self._wire.now)
+        self._dealing.begin(stages, deal.size)
+        self._wait_for_drained()  # everybody has its part
+        self._remember()
+        self._tell("go on")
+        self._worker.schedule.begin()
+        self._wait_for_drained()  # everybody has the parameters
+        self._worker.begun(self._facts)
+        self._count()
+        self._progress.start_clock(self._wire.now)
+
+    def first(self) -> None:
+        """What a signal had put off; then the others may begin with their first batch, if there is anything left to do."""
+        self.reason = self._reason_to_stop()
+        if self._state.validation_pending:
+            self._save(validate=True)
+            if self._held is not None and self.reason is None:  # a new best: there is something left to do after all
+                self._held = None
+                self._tell("go on")  # after handing over
+        if self.reason is None:
+            self._tell("go on")
+        self._before = self._progress.mark()
+
+    def go_on(self) -> bool:
+        while self.reason is None and self._dealing.too_far():
+            self._worker.drain(self)
+            self._count()
+            self._after_update()
+            if self.reason is None:
+                self._hear(wait=True)  # somebody is behind, and will say when not any more
+                self._go_on_beside()
+        if self.reason is not None:
+            self._finish()
+        elif self._together and not self._worker.schedule.between:
+            self._tell("step")
+        return self.reason is None
+
+    def step_done(self, updated: bool) -> None:
+        self._count()
+        self._hear()
+        if updated and self._together:
+            while self._stepped < len(self._followers):
+                self._hear(wait=True)  # what is decided now must not depend on who reports when
+            self._stepped = 0
+        self._go_on_beside()
+        if updated or (self._worker.schedule.endless and self._reason_to_stop()):
+            self._after_update()
+
+    def skipped(self, what: str) -> None:
+        self._log.say(what)
+        self._count()
+        self.reason = self._reason_to_stop()
+
+    def _count(self) -> None:
+        """Tell the others when an epoch is complete."""
+        if self._dealing.count():
+            self._tell("epochs", epochs=self._progress.epochs)
+
+    def _hear(self, wait: bool = False) -> None:
+        """Take in the reports that have come; `wait` for one at least."""
+        while self._reports is not None and (wait or self._reports.done()):
+            wait = False
+            source, message = self._reports.result()
+            self._reports = self._wire.receive(None, Tag.REPORT)
+            report = to_facts(message, "counted", "position", "settled", "updates", "measured")
+            self._progress.merge(report["counted"])
+            self._dealing.heard(source, report["position"], report["settled"])
+            self._updates = max(self._updates, report["updates"])
+            self._meter.report(source, report["counted"]["tokens"], report["measured"])
+            self._drained += report.get("drained", False)
+            self._stepped += report.get("stepped", False)
+            if "signal" in report and self.signal is None:
+                self.signal = signal.Signals(report["signal"])
+            if "said" in report:
+                self._log.say(report["said"])
+            write_spans(self._run.folder / "trace", source, self._wire.nodes[source], report.get("spans", []))
+            self._count()
+
+    def _tell(self, what: str, **more: Any) -> None:
+        for rank in self._followers:
+            self._wire.send(rank, Tag.CONTROL, from_json({"do": what, **more}))
+
+    def _facts(self) -> dict[str, Any]:
+        """What another rank 0 would go on from, with the ranks that are left: all but what they have themselves."""
+        updates = max(self._updates, self._worker.schedule.exchange.updates)
+        return {**self._state.own(), **self._dealing.facts(), "updates": updates, "clock": self._progress.clock}
+
+    def _remember(self) -> None:
+        """Tell the others, so that any of them could lead."""
+        if self._wire.survives:
+            self._tell("remember", leader=self._facts())
+
+    def _after_update(self) -> None:
+        """Log, validate and save whatever is due; sets the reason to stop, if there is one."""
+        config, progress, schedule = self._config, self._progress, self._worker.schedule
+        progress.updates = schedule.exchange.updates
+        before, now = self._before or progress.mark(), progress.mark()
+        self._before = now
+        self._log.advance(progress)
+        self.reason = self._reason_to_stop()
+        if config.log.every.crossed(before, now):
+            words = progress.words()
+            self._log.train(progress, schedule.exchange.gradient_norm, schedule.learning_rate)
+            self._meter.log(self._log, progress, words)
+            self._write_spans()
+        every = config.validation.every
+        validate = every is not None and (every.crossed(before, now) or bool(self.reason and not self.signal))
+        if self.reason or config.checkpoint.every.crossed(before, now) or self._dealing.grows():
+            self._save(validate)
+            self._remember()
+            return
+        if validate:
+            self._validating.request()
+            self._go_on_beside()
+            self.reason = self._reason_to_stop()  # a signal may have ended it
+        if self._dealing.apart():
+            self._deal_evenly()
+        if config.recovery.every.crossed(before, now):
+            self._remember()
+
+    def _save(self, validate: bool) -> None:
+        """Write a checkpoint, and measure the parameters that it holds if so wanted."""
+        gathering = self._collect(validate)
+        if self._finish_validations(gathering):
+            self.reason = self._reason_to_stop()
+        self._saving.begin(gathering)
+
+    def _finish_validations(self, gathering: Gathering) -> bool:
+        """So that the checkpoint knows of all up to it; whether there were any."""
+        any_was = self._validating.go_on(wait=True)
+        if any_was:
+            gathering.own.numbers["factor"] = self._worker.schedule.exchange.optimizer.state()[1]["factor"]
+        return any_was
+
+    def _go_on_beside(self) -> None:
+        """Go on with what others have now sent their part of: a checkpoint, a copy to validate."""
+        self._saving.go_on()
+        if self._validating.go_on():
+            self.reason = self.reason or self._reason_to_stop()
+
+    def _reason_to_stop(self) -> str | None:
+        if self.signal:
+            return f"{self.signal.name} received"
+        for span in self._config.stop.after:
+            if span.reached(self._progress):
+                return f"stop.after {span} reached"
+        if self._state.patience.exhausted:
+            return f"no new best in {self._config.stop.patience} validations (stop.patience)"
+        return None
+
+    def _collect(self, validate: bool = False) -> Gathering:
+        """Everything, of all ranks at one moment; of the others it is still to come. On one rank it is not a copy.
+
+        validate: it is to be validated as well.
+        """
+        worker = self._worker
+        self._tell("drain")
+        worker.drain(self)
+        self._wait_for_drained()
+        self._saving.go_on(wait=True)  # the last one, if that is still under way
+        self._tell("hand over", workers=self._dealing.workers())
+        worker.schedule.settle()
+        self._progress.updates = worker.schedule.exchange.updates
+        if validate:
+            self._validating.request()
+        coming = [self._wire.receive(rank, Tag.STATE) for rank in self._followers]
+        gathering = Gathering(worker.part(), coming, worker.schedule.exchange.kept, worker.deal.stages, self._dealing.positions)
+        self._wait_for_drained()  # everybody has handed over
+        if self.reason is not None:
+            self._held = gathering  # nothing more will change: the others wait for the end
+        elif self._dealing.grows():
+            self._log.say(f"{self._dealing.workers()} workers train from now on")
+            self._deal_anew()
+        else:
+            self._tell("go on")
+        return gathering
+
+    def _deal_anew(self) -> None:
+        """What is left of the epoch goes to all that train now."""
+        order = self._dealing.anew()
+        self._tell("go on", leader=self._facts() if self._wire.survives else None, **order)
+
+    def _deal_evenly(self) -> None:
+        """What a slow worker has left goes to all alike."""
+        self._tell("deal")
+        self._worker.drain(self)
+        self._wait_for_drained()
+        self._count()
+        self._deal_anew()
+
+    def _wait_for_drained(self) -> None:
+        while self._drained < len(self._followers):
+            self._hear(wait=True)
+        self._drained = 0
+
+    def _stalled(self) -> None:
+        """A validation brought nothing new."""
+        self._worker.schedule.exchange.optimizer.stalled()
+        self._tell("stalled")
+
+    def _finish(self) -> None:
+        """Save where training ended, and let the others go."""
+        gathering = self._held or self._collect()
+        self._finish_validations(gathering)
+        if not self._saving.has(gathering):
+            self._saving.begin(gathering)
+        self._saving.go_on(wait=True)
+        self._hear()
+        self._write_spans()
+        self._tell("end")
+
+    def _write_spans(self) -> None:
+        write_spans(self._run.folder / "trace", 0, self._wire.nodes[0], self._worker.trace.take())
+
+    def ask(self, wanted: signal.Signals) -> None:
+        """A signal asks for a checkpoint and an end: this rank's first, whether or not another rank has reported one."""
+        self.signal = self.signal or wanted
+        # Not through the log: the signal may have come while a line was being written.
+        with suppress(OSError):
+            os.write(2, f"\n{self.signal.name}: saving and stopping; once more to stop without saving\n".encode())

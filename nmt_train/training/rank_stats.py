@@ -1,0 +1,90 @@
+"""Where bytes and time went on every rank, between two log lines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nmt_train.run.log import Log
+    from nmt_train.run.progress import Progress
+    from nmt_train.training.worker import Worker
+
+_MAIN = "MainThread"
+_SHOWN = ("forward", "backward", "update", "encode", "sync", "waiting")
+
+
+class Meter:
+    """Keeps the newest totals of every rank and says what was added to them since it last did."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        size = worker.wire.size
+        self._totals: list[dict[str, Any]] = [{} for _ in range(size)]
+        self._before: list[dict[str, Any]] = [{} for _ in range(size)]
+        self._others = worker.progress.words()  # tokens since the last line, of other ranks or from before
+        self._words = [0] * size
+        self._since = worker.wire.now()
+
+    def report(self, rank: int, words: int, totals: dict[str, Any]) -> None:
+        """Totals as `Worker.measured` gives them; `words` since the last report."""
+        self._words[rank] += words
+        self._totals[rank] = totals
+        if rank:
+            self._others += words
+
+    def log(self, log: Log, progress: Progress, words: int) -> None:
+        """One line, and one event, for the time since the last call; `words` of all ranks together."""
+        now = self._worker.wire.now()
+        seconds, self._since = max(now - self._since, 1e-9), now
+        self.report(0, words - self._others, self._worker.measured())
+        ranks = [
+            {
+                "rank": rank,
+                "node": self._worker.wire.nodes[rank],
+                "words_per_second": self._words[rank] / seconds,
+                **_less(new, old),
+            }
+            for rank, (new, old) in enumerate(zip(self._totals, self._before, strict=True))
+        ]
+        self._before, self._words, self._others = [dict(total) for total in self._totals], [0] * len(ranks), 0
+        log.ranks(progress, _line(ranks, seconds) if len(ranks) > 1 else "", {"interval": seconds, "ranks": ranks})
+
+
+def _less(new: Any, old: Any) -> Any:
+    """Nested numbers of `new` minus those of `old`."""
+    if isinstance(new, dict):
+        return {str(key): _less(value, (old or {}).get(key)) for key, value in new.items()}
+    if isinstance(new, list):
+        return [_less(value, old[place] if old else 0) for place, value in enumerate(new)]
+    return new - (old or 0)
+
+
+def _line(ranks: list[dict[str, Any]], seconds: float) -> str:
+    """The ranks' sums and means, short enough for a terminal."""
+    speeds = " + ".join(f"{rank['words_per_second']:.0f}" for rank in ranks) if len(ranks) <= 8 else f"{len(ranks)} ranks"
+    sent, received = (sum(sum(count[1] for count in rank[way].values()) for rank in ranks) for way in ("sent", "received"))
+    main = [rank["spent"].get(_MAIN, {}) for rank in ranks]
+    other = [sum_of_threads(rank["spent"]) for rank in ranks]
+    shares = []
+    for name in _SHOWN:
+        spent = sum(threads.get(name, 0.0) for threads in (main if name in ("waiting", "sync") else other))
+        if spent:
+            shares.append(f"{name} {spent / seconds / len(ranks):.1%}")
+    text = f"{speeds} words/s : sent {sent / 1e6 / seconds:.2f} MB/s : received {received / 1e6 / seconds:.2f} MB/s"
+    text += f" : {' '.join(shares)}"
+    for what in ("staleness", "steps"):
+        counts = {int(key): sum(rank[what].get(key, 0) for rank in ranks) for rank_ in ranks for key in rank_[what]}
+        total = sum(counts.values())
+        if total:
+            label = "staleness" if what == "staleness" else "steps per exchange"
+            text += f" : {label} {sum(key * count for key, count in counts.items()) / total:.2f}"
+    return text
+
+
+def sum_of_threads(spent: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Seconds by name of all threads of a rank."""
+    total: dict[str, float] = {}
+    for spans in spent.values():
+        for name, value in spans.items():
+            total[name] = total.get(name, 0.0) + value
+    return total

@@ -1,0 +1,298 @@
+"""Going on without ranks that have ended: what those that are left have of the run is put together and dealt out anew.
+
+Every rank tells all others what it has (its shard, the copies that it keeps, what it was last told of the others' shards); all
+come to the same plan of who sends what to whom, and the newest of everything wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from nmt_train.corpus.data_shard import Deal, Position, from_plain, resume
+from nmt_train.distributed.exchange import Exchange, Piece, Vectors
+from nmt_train.distributed.message import Message, from_json, to_facts
+from nmt_train.distributed.schedule import Schedule
+from nmt_train.distributed.transport import Lost, Tag, Wire
+from nmt_train.optim.flat_model import kept
+from nmt_train.run.progress import Progress
+from nmt_train.training.snapshot import Part, Snapshot
+from nmt_train.training.worker import Worker
+
+Facts = dict[str, Any]
+_PARAMETERS, _MEAN = "parameters", "smoothed"
+
+
+@dataclass
+class Remains:
+    """What a rank has of the run, from the moment when others ended until all that are left have begun again.
+
+    ranks: its numbers, from the first start of the run to the present wire, one for each era. era: that of `settled`, its
+    position (-1: it has none yet), which is of deal number `deals`; again: batches trained since then. leader: what a rank 0
+    goes on from (see lead.py), as far as this one knows, with its era. schedule: until the worker is let go. carried: what that
+    owes and keeps; in_doubt: what it owes besides where nobody has had more than its `updates`. lost: updates that a recovery
+    did without which ended before all had begun, so that nobody has said it.
+    """
+
+    ranks: list[int]
+    era: int
+    pieces: list[Piece]
+    settled: Position
+    deals: int
+    again: int
+    random: Vectors
+    leader: Facts | None
+    schedule: Schedule | None = None
+    carried: Vectors = field(default_factory=dict)
+    in_doubt: Vectors = field(default_factory=dict)
+    updates: int = 0
+    lost: int = 0
+
+    @classmethod
+    def of(cls, worker: Worker, ranks: list[int]) -> Remains:
+        """ranks: those to come will be added to it, too."""
+        era, told = len(ranks) - 1, worker.leader and worker.leader()
+        leader = told and {"era": era, **told}
+        where = worker.settled, worker.deals, worker.unsettled, worker.random()
+        if not worker.placed:
+            return cls(ranks, -1, [], *where, leader)
+        return cls(ranks, era, worker.schedule.exchange.pieces(worker.wire.rank), *where, leader, worker.schedule)
+
+    def let_go(self) -> None:
+        """Of the worker, whose tasks have ended: all that is needed of it is copied to the CPU."""
+        if self.schedule is not None:
+            owing, self.schedule = self.schedule, None
+            self.updates = owing.exchange.updates
+            self.carried, self.in_doubt = (
+                {name: kept(vector) for name, vector in group.items()} for group in (owing.rescued(), owing.in_doubt())
+            )
+
+    def rescued(self, newest: int) -> Vectors:
+        """What the worker owes and keeps, where some rank has had up to so many updates."""
+        owed = self.in_doubt if self.updates == newest else {}
+        owed = {name: self.carried[name] + way if name in self.carried else way for name, way in owed.items()}
+        return self.carried | owed
+
+    def forget(self) -> None:
+        """All that are left have begun again: let the memory go."""
+        self.pieces, self.random, self.carried, self.in_doubt = [], {}, {}, {}
+
+    def facts(self) -> Facts:
+        pieces = [piece.facts() for piece in self.pieces]
+        told = {"settled": astuple(self.settled), "deals": self.deals, "again": self.again, "leader": self.leader}
+        return {"era": self.era, "ranks": self.ranks, "pieces": pieces, "lost": self.lost, **told}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One of the pieces that somebody has, as all know it."""
+
+    rank: int
+    number: int
+    start: int
+    stop: int
+    updates: int
+    names: Sequence[str]
+    exact: bool
+    whole: bool  # with everything that the optimiser has
+
+
+@dataclass(frozen=True)
+class Move:
+    """A part of one of a source's vectors, for one of the ranks; taken: its name there, if another."""
+
+    source: Source
+    name: str
+    taken: str
+    start: int
+    stop: int
+    receiver: int
+
+
+@dataclass
+class Inventory:
+    """What all that are left have said, by their present numbers."""
+
+    said: list[Facts]
+
+    @classmethod
+    def gather(cls, wire: Wire, remains: Remains) -> Inventory:
+        """Rank 0 hears everybody and tells everybody."""
+        if wire.rank == 0:
+            mine = remains.facts()
+            said = [mine] + [to_facts(wire.receive(rank, Tag.HELLO).result()[1], *mine) for rank in range(1, wire.size)]
+            for rank in range(1, wire.size):
+                wire.send(rank, Tag.HELLO, from_json({"said": said}))
+            return cls(said)
+        wire.send(0, Tag.HELLO, from_json(remains.facts()))
+        return cls(to_facts(wire.receive(0, Tag.HELLO).result()[1], "said")["said"])
+
+    @property
+    def begun(self) -> bool:
+        """Whether anybody knows that training had."""
+        return any(facts["leader"] is not None for facts in self.said)
+
+    @cached_property
+    def leader(self) -> Facts:
+        """What rank 0 goes on from: the newest that anybody knows."""
+        known = [facts["leader"] for facts in self.said if facts["leader"] is not None]
+        newest: Facts = max(known, key=lambda its: (its["era"], its["deals"], its["progress"]["tokens"]))
+        return newest
+
+    def stages(self) -> list[list[Position]]:
+        """Where all workers stopped, those that are left and those that ended; after earlier stages."""
+        leader = self.leader
+        positions = from_plain([leader["positions"]])[0]
+        for facts in self.said:
+            rank = facts["ranks"][leader["era"]]
+            # Of another deal than the leader knows: those who had not heard of the newer one have done nothing of it yet.
+            known = (facts["era"], facts["deals"]) == (leader["era"], leader["deals"])
+            if known and rank < len(positions):
+                positions[rank] = Position(*facts["settled"])
+        return [*from_plain(leader["stages"]), positions]
+
+    @cached_property
+    def sources(self) -> list[Source]:
+        return [
+            Source(rank, number, start, stop, piece["updates"], piece["names"], piece["exact"], piece["numbers"] is not None)
+            for rank, facts in enumerate(self.said) for number, piece in enumerate(facts["pieces"])
+            for start, stop in [piece["place"]] if start < stop
+        ]  # fmt: skip
+
+    @property
+    def newest(self) -> int:
+        """The most updates that anybody knows of."""
+        return max(self.leader["updates"], *(source.updates for source in self.sources))
+
+    def numbers(self) -> dict[str, Any] | None:
+        """An optimiser's, of the newest source that has them."""
+        whole = [source for source in self.sources if source.whole]
+        newest = max(whole, key=lambda source: (source.updates, -source.rank), default=None)
+        if newest is None:
+            return None
+        numbers: dict[str, Any] = self.said[newest.rank]["pieces"][newest.number]["numbers"]
+        return numbers
+
+    def plan(self, wanted: Sequence[slice]) -> list[Move]:
+        """Who sends what, so that every rank has all that there is of what it wants.
+
+        What an optimiser had of a shard that was lost with its copy begins anew, at zero. Lost if nobody knows some parameters.
+        """
+        sources = self.sources
+        names = {_PARAMETERS}.union(*(source.names for source in sources if source.whole))
+        borders = sorted({place for source in sources for place in (source.start, source.stop)})
+        moves: list[Move] = []
+        for receiver, target in enumerate(wanted):
+            cuts = [target.start, *(place for place in borders if target.start < place < target.stop), target.stop]
+            for name in sorted(names) if target.start < target.stop else []:
+                for start, stop in pairwise(cuts):
+                    there = [source for source in sources if source.start <= start and stop <= source.stop]
+                    able, taken = [source for source in there if name in source.names], name
+                    if not able and name == _MEAN:  # which begins anew with the parameters
+                        able, taken = [source for source in there if _PARAMETERS in source.names], _PARAMETERS
+                    if able:
+                        moves.append(Move(max(able, key=_worth(receiver)), name, taken, start, stop, receiver))
+                    elif name == _PARAMETERS:
+                        raise Lost(
+                            "all ranks ended that knew some of the parameters; start the same command again: it continues from"
+                            " the last checkpoint"
+                        )
+        return moves
+
+    @property
+    def again(self) -> int:
+        """Batches that those that are left have trained, and that are dealt out again: they may have been under way."""
+        return sum(int(facts["again"]) for facts in self.said)
+
+    def lost(self, moves: Sequence[Move]) -> int:
+        """Updates that were made and that some of the parameters, which their owners took with them, will not have."""
+        taken = [move.source.updates for move in moves if move.name == _PARAMETERS and move.source.number]
+        before = max(int(facts["lost"]) for facts in self.said)
+        return max([before, *(self.newest - updates for updates in taken)])
+
+
+def _worth(receiver: int) -> Callable[[Source], tuple[int, ...]]:
+    """The newest of what is exact; of equals what the receiver has itself, where equally many updates are the same ones."""
+
+    def worth(source: Source) -> tuple[int, ...]:
+        own = source.exact and source.rank == receiver
+        return (source.exact, source.updates, source.whole, own, -source.rank, -source.number)
+
+    return worth
+
+
+@dataclass
+class Again:
+    """From what a worker begins again. What rank 0 goes on from, how many updates are `lost` and how many batches are trained
+    `again` are the same on all ranks.
+    """
+
+    part: Part
+    deal: Deal
+    stages: list[list[Position]]
+    leader: Facts
+    lost: int
+    again: int
+
+
+def recover(worker: Worker, remains: Remains) -> Again | None:
+    """Get this rank's part of what all that are left have, over the wire of its new worker, while all do.
+
+    None, for all alike, if training had not begun: then it begins as at a start. Lost if nobody knows some parameters.
+    """
+    wire, exchange = worker.wire, worker.schedule.exchange
+    inventory = Inventory.gather(wire, remains)
+    if not inventory.begun:
+        return None
+    moves = inventory.plan(exchange.given)
+    shard = _exchange(wire, exchange, remains.pieces, moves)
+    stages, numbers = inventory.stages(), inventory.numbers()
+    if numbers is None:  # the optimiser's memory is lost
+        forgotten, numbers = exchange.optimizer.anew(inventory.newest)
+        shard = {name: kept(vector) for name, vector in forgotten.items()} | shard
+    progress = Progress(**inventory.leader["progress"])
+    waves = worker.config.exchange.join
+    training = wire.size if waves is None else waves.workers(progress)
+    deal, position = resume(wire.rank, stages, training)
+    deal = Deal(deal.rank, training, deal.stages, exchange.together)
+    part = Part(shard, remains.rescued(inventory.newest), remains.random, numbers, position)
+    if wire.size == 1:  # what is left alone optimises by itself
+        snapshot = Snapshot(shard, numbers, [part.carried], [part.random], stages)
+        part = snapshot.settled(exchange.optimizer.adds).split(exchange.given, workers=training)[0]
+    return Again(part, deal, stages, inventory.leader, inventory.lost(moves), inventory.again)
+
+
+def _exchange(wire: Wire, exchange: Exchange, pieces: Sequence[Piece], moves: Sequence[Move]) -> Vectors:
+    """Send and receive as planned; this rank's vectors."""
+    place = exchange.given[wire.rank]
+    vectors = {move.name: torch.zeros(place.stop - place.start) for move in moves}
+    sent = []
+    for receiver in range(wire.size):
+        mine = [move for move in moves if (move.source.rank, move.receiver) == (wire.rank, receiver)]
+        parts = [_part(pieces[move.source.number], move) for move in mine]
+        if receiver == wire.rank:
+            _fill(vectors, place, mine, parts)
+        elif parts:
+            sent.append(wire.send(receiver, Tag.STATE, Message((), tuple(parts))))
+    for sender in range(wire.size):
+        theirs = [move for move in moves if (move.source.rank, move.receiver) == (sender, wire.rank)]
+        if theirs and sender != wire.rank:
+            message = wire.receive(sender, Tag.STATE).result()[1]
+            _fill(vectors, place, theirs, message.vectors(*((torch.float32, move.stop - move.start) for move in theirs)))
+    for done in sent:
+        done.result()
+    return vectors
+
+
+def _part(piece: Piece, move: Move) -> torch.Tensor:
+    return piece.vectors[move.taken][move.start - piece.place.start : move.stop - piece.place.start]
+
+
+def _fill(vectors: Vectors, place: slice, moves: Sequence[Move], parts: Sequence[torch.Tensor]) -> None:
+    for move, part in zip(moves, parts, strict=True):
+        vectors[move.name][move.start - place.start : move.stop - place.start] = part.to(vectors[move.name])

@@ -1,0 +1,270 @@
+"""Begin a run, or continue it where it stopped, as rank 0 or another rank; and sum it up at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nmt_train import config as configuration
+from nmt_train import device
+from nmt_train.common.errors import UserError
+from nmt_train.config import Config
+from nmt_train.corpus.batches import Batches
+from nmt_train.corpus.store import Store, open_store
+from nmt_train.corpus.text import read_lines, read_pairs, sides
+from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.corpus.vocabulary import train as train_vocabulary
+from nmt_train.distributed.transport import Wire
+from nmt_train.model.metrics import TestSet
+from nmt_train.model.transformer import Transformer
+from nmt_train.modes import build as modes
+from nmt_train.optim.flat_model import kept
+from nmt_train.run.checkpoint import Checkpoint
+from nmt_train.run.folder import Run
+from nmt_train.run.log import Log, rewind_metrics
+from nmt_train.run.manifest import whole
+from nmt_train.run.progress import Progress
+from nmt_train.run.stopping import Patience
+from nmt_train.training.follower import Follower
+from nmt_train.training.launch import mpirun as launch
+from nmt_train.training.leader import Leader
+from nmt_train.training.recovery import Again
+from nmt_train.training.snapshot import Snapshot, State
+from nmt_train.training.stop_request import Wish
+from nmt_train.training.worker import Worker
+
+
+@dataclass
+class Ready:
+    """What rank 0 has before training begins. `saved` is the checkpoint to go on from; `damaged` says what is wrong with
+    newer ones; overwrite: the run folder is to be emptied; forced: differences from the run's config that --force lets pass;
+    simulated: the cluster file, where time is virtual.
+    """
+
+    run: Run
+    saved: Checkpoint | None
+    damaged: list[str]
+    vocabulary: Vocabulary
+    store: Store
+    overwrite: bool
+    forced: Sequence[str] = ()
+    simulated: str = ""
+
+
+@contextmanager
+def opened(config: Config, force: bool, overwrite: bool, simulated: str = "") -> Iterator[Ready]:
+    """Lock the run folder and make ready; UserError for all that a user can mend, and the folder is then as it was."""
+    _check_early(config)
+    run = Run.open(Path(config.run).expanduser(), patient=launch.restarted())
+    try:
+        if not overwrite:
+            run.refuse_other_kind(bool(simulated))
+        saved, damaged = (None, []) if overwrite else _newest(run)
+        forced = _compare(saved, config, force) if saved is not None else []
+        vocabulary = _vocabulary(run, config, saved, overwrite)
+        store = open_store(config.corpus.train, "corpus.train", vocabulary, run.folder / "store", config.corpus.max_ratio)
+        yield Ready(run, saved, damaged, vocabulary, store, overwrite, forced, simulated)
+    finally:
+        run.close()
+
+
+@contextmanager
+def taken_over(config: Config, vocabulary: Vocabulary, store: Store) -> Iterator[Ready]:
+    """Lock the run folder, which another rank 0 has had, or make one."""
+    run = Run.open(Path(config.run).expanduser(), patient=True)
+    try:
+        yield Ready(run, *_newest(run), vocabulary, store, overwrite=False)
+    finally:
+        run.close()
+
+
+def lead(worker: Worker, ready: Ready, wish: Wish, again: Again | None = None) -> int:
+    """Train as rank 0; the exit status. wish: for an end; again: where training goes on without ranks that have ended."""
+    run, config = ready.run, worker.config
+    _check_local_steps(worker)
+    test_set = TestSet(config.corpus.valid, "corpus.valid", ready.vocabulary, config.corpus.max_ratio)
+    state = State(Progress(), Patience(config.stop), ready.vocabulary)
+    if again is not None:
+        state.go_on(again.leader)
+    elif ready.saved is not None:
+        snapshot = state.load(ready.saved, worker.flat, bool(config.optimizer.smoothing))
+    else:
+        fresh = {"updates": 0, "factor": 1.0, "torch": {}}
+        snapshot = Snapshot({"parameters": kept(worker.flat.parameters)}, fresh, [], [], [])
+    if ready.overwrite and again is None:
+        run.empty()
+    in_force = modes.in_force(config, worker.wire.nodes)
+    run.begin(_explained(config, in_force, ready), ready.vocabulary.model, ready.simulated)
+    rewind_metrics(run.folder / "metrics.jsonl", state.progress.updates, keep="recovery" if again else "")
+    log = Log.open(run.folder, config.log, virtual=bool(ready.simulated))
+    try:
+        if ready.overwrite and again is None:
+            log.say(f"begun anew: what {run.folder} held before is forgotten (--overwrite)")
+        leader = Leader(worker, run, log, state, test_set)
+        wish.tell(leader.ask)
+        if again is None:
+            leader.begin(snapshot)
+            del snapshot  # as large as all ranks together
+            _introduce(worker, log, ready, in_force)
+        else:
+            leader.go_on_from(again.part, again.deal, again.stages, "what is left of the run")
+            state.progress.start_clock(worker.wire.now, again.leader["clock"])
+        if worker.wire.ended:
+            lost, repeated = (again.lost, again.again) if again else (0, 0)  # or nobody left had begun
+            log.lost(state.progress, worker.wire.ended, worker.wire.size, lost, repeated)
+        leader.first()
+        worker.run(leader)
+        _summary(leader, state, run, log)
+    finally:
+        log.close()
+    return 128 + leader.signal if leader.signal else 0
+
+
+def follow(worker: Worker, wish: Wish, again: Again | None = None) -> int:
+    """Train as another rank."""
+    follower = Follower(worker)
+    wish.tell(follower.ask)
+    if again is None:
+        follower.begin()
+    else:
+        follower.go_on_from(again.part, again.deal, again.leader["progress"]["epochs"], "what is left of the run")
+    worker.run(follower)
+    return 0
+
+
+def maker(config: Config, own: torch.device, vocabulary: Vocabulary, store: Store) -> Callable[[Config, Wire], Worker]:
+    """What makes workers on a device, for a config and a wire; UserError for whatever is wrong with mode or corpus."""
+    batches = Batches(store, config.corpus, config.batch, vocabulary, config.seed)
+
+    def make(config: Config, wire: Wire) -> Worker:
+        torch.manual_seed(config.seed)
+        model = Transformer(config.model, len(vocabulary)).to(own)
+        if config.compile:
+            model.train_by(device.compiled(model.states, own))
+        if wire.rank:
+            torch.manual_seed(config.seed + 0x9E3779B9 * wire.rank)  # every worker drops out others
+        return Worker(config, wire, model, batches)
+
+    return make
+
+
+def _check_early(config: Config) -> None:
+    """What would be a pity to find only after a vocabulary was trained and a corpus tokenised."""
+    for path in (path for side in sides(config.corpus.train, "corpus.train") for path in side):
+        next(read_lines(path, config.corpus.max_ratio), None)
+    for _ in read_pairs(config.corpus.valid, "corpus.valid", config.corpus.max_ratio):
+        pass
+
+
+def _check_local_steps(worker: Worker) -> None:
+    """UserError if workers would never exchange before the end."""
+    config, size, batches = worker.config, worker.wire.size, worker.batches
+    mode = modes.row(config)
+    every = modes.settled(mode, config).local.every
+    spans = [span for span in config.stop.after if span.unit in ("e", "t")]  # of others nobody knows how many steps they are
+    if mode.schedule != "local-steps" or not every or not spans or not isinstance(batches, Batches):
+        return
+    tokens = batches.target_tokens()
+    for span in spans:
+        steps = len(tokens) * (span.amount if span.unit == "e" else span.amount / sum(tokens)) / size
+        if steps < every:
+            raise UserError(
+                f"local.every: {every} steps are more than each of {size} workers makes in all (stop.after {span}: about"
+                f" {steps:.0f}); give fewer, or 0 to exchange once, at the end"
+            )
+
+
+def _explained(config: Config, in_force: Mapping[str, str], ready: Ready) -> str:
+    """The configuration (YAML), below comments that say what else is true of the run."""
+    lines = [f"in force: {name}: {value}" for name, value in in_force.items()]
+    lines += [f"forced: {difference}" for difference in ready.forced]
+    lines += ["simulated: all times are virtual; simulated.yml has the cluster"] * bool(ready.simulated)
+    return "".join(f"# {line}\n" for line in lines) + configuration.to_yaml(config)
+
+
+def _introduce(worker: Worker, log: Log, ready: Ready, in_force: Mapping[str, str]) -> None:
+    for complaint in ready.damaged:
+        log.say(f"warning: {complaint}")
+    for difference in ready.forced:
+        log.say(f"warning: --force: {difference}")
+    log.begun(worker.progress, in_force, ready.forced)
+    config, batches, wire = worker.config, worker.batches, worker.wire
+    where = "" if wire.size == 1 else f", {wire.size} ranks on {', '.join(dict.fromkeys(wire.hosts))}"
+    log.say(
+        f"{worker.flat.parameters.numel():,} parameters, {len(ready.vocabulary):,} pieces, mode {config.mode} on"
+        f" {worker.device}, {config.precision}, {torch.get_num_threads()} threads{where}"
+    )
+    if isinstance(batches, Batches):
+        log.say(f"corpus: {len(batches):,} pairs; left out: {batches.left_out}; tokenised in {batches.store.path}")
+    log.say(f"in force: {', '.join(f'{name} {value}' for name, value in in_force.items())}")
+    if ready.simulated:
+        log.say("simulated: all times but those of the log are virtual")
+    if ready.saved is not None:
+        log.say(f"continuing from {ready.saved.path} at update {worker.progress.updates:,}")
+
+
+def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that passes verification, and what is wrong with newer ones."""
+    damaged: list[str] = []
+    for path in reversed(run.checkpoints()):
+        try:
+            return whole(path), damaged
+        except UserError as error:
+            damaged.append(str(error))
+    if damaged:
+        raise UserError(f"{damaged[0]}; no checkpoint of the run is whole: start anew with --overwrite")
+    return None, []
+
+
+def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
+    """What is forced; UserError for differences that are not, and for those that cannot be."""
+    changed = configuration.differences(saved.facts["config"], config)
+    fixed = [difference for difference in changed if difference.split(" was ")[0] in configuration.FIXED]
+    if fixed and force:
+        raise UserError(
+            f"run: {config.run} cannot change what it began with, not even with --force: {'; '.join(fixed)}; restore it, or"
+            " choose another run folder"
+        )
+    if changed and not force:
+        raise UserError(
+            f"run: {config.run} was started with another configuration: {'; '.join(changed)}; restore it, choose another run"
+            " folder, or continue all the same with --force"
+        )
+    return changed
+
+
+def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: bool) -> Vocabulary:
+    """The run's vocabulary: the one it has (unless it is to be forgotten), else a given one, else one trained on the corpus."""
+    path, wanted = run.folder / "vocabulary.model", config.corpus.vocabulary
+    given = Vocabulary.load(wanted.path) if wanted.path else None
+    if overwrite or not path.exists():
+        return given or (saved.vocabulary() if saved else train_vocabulary(config.corpus))
+    vocabulary = Vocabulary.load(path)
+    if given is not None and given.digest != vocabulary.digest:
+        raise UserError(
+            f"corpus.vocabulary.path: {wanted.path} is not the vocabulary that run {run.folder} began with ({path})"
+        )
+    if given is None and saved is None and len(vocabulary) != wanted.size:
+        raise UserError(
+            f"{path}: has {len(vocabulary)} pieces, but corpus.vocabulary.size is {wanted.size}; delete it, or name it as"
+            " corpus.vocabulary.path"
+        )
+    return vocabulary
+
+
+def _summary(leader: Leader, state: State, run: Run, log: Log) -> None:
+    progress, say, folder = state.progress, log.say, run.folder
+    hours, seconds = divmod(round(progress.seconds), 3600)
+    say(f"stopped: {leader.reason}")
+    for metric, verdict in state.patience.verdicts.items():
+        say(f"best {metric} {verdict.best:.4f}: {folder / f'best-{metric}'}")
+    say(
+        f"{progress.updates:,} updates, {progress.epochs} epochs, {progress.tokens:,} words in"
+        f" {hours}:{seconds // 60:02}:{seconds % 60:02}, {progress.tokens / max(progress.training_seconds, 1e-9):.0f} words/s"
+        " without validation"
+    )
+    say(f"everything is in {folder}; translate with: nmt-translate --model {folder} < in > out")

@@ -1,0 +1,200 @@
+"""Start training: alone or with other ranks, which must first find that they mean the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import nmt_train
+from nmt_train import config as configuration
+from nmt_train import device
+from nmt_train.common.errors import UserError
+from nmt_train.config import Config
+from nmt_train.corpus.store import Store, open_store
+from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.distributed.message import Message, from_bytes, from_json, to_bytes, to_facts
+from nmt_train.distributed.transport import Aborted, Tag, Wire, WireConfig, describe
+from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.modes import build as modes
+from nmt_train.training.fault_tolerance import Rank
+from nmt_train.training.launch import mpirun as launch
+from nmt_train.training.launch.restarts import Host, Job, supervise
+from nmt_train.training.setup import maker, opened, taken_over
+from nmt_train.training.stop_request import handling
+
+_ALONE = Job()
+_LINGER = 3.0  # seconds
+# What may differ between ranks without harm.
+_LOCAL = ("run", "threads", "devices", "corpus.train", "corpus.valid")
+
+
+def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE) -> int:
+    """Train as `config` says; returns the exit status: 0, or 128 + the signal that ended it.
+
+    force: continue although the configuration changed; overwrite: forget what the run folder holds; job: how to run the command
+    as several ranks, where that is wanted. UserError for all that a user can mend; the run folder is then as it was.
+    """
+    devices = check(config, job.hosts)
+    if (len(devices) > 1 or job.hosts or job.restarts) and not launch.launched():
+        return supervise(job, len(devices))
+    wire = connect(config.wire)
+    if wire.size == 1 < launch.tasks():
+        return _refuse_worlds_of_one()
+    try:
+        status = _lead(config, wire, force, overwrite) if wire.rank == 0 else _follow(config, wire)
+    except Aborted:
+        time.sleep(_LINGER)  # the rank that failed has said why, and its exit status is to be the job's
+        return 1
+    except BaseException as error:
+        wire.fail(error)
+        if isinstance(error, UserError) and wire.rank:
+            raise type(error)(f"{describe(wire, wire.rank)}: {error}") from error
+        raise
+    return status
+
+
+def check(config: Config, hosts: Sequence[Host] = ()) -> list[torch.device]:
+    """The devices of this machine; UserError for what is wrong on every rank alike, before they meet on these hosts.
+
+    A machine that only starts the job on hosts needs none.
+    """
+    devices = device.choose(config.devices) if launch.launched() or not hosts else []
+    device.known(config.devices)
+    if launch.launched():
+        modes.row(config)  # how many ranks there are is known when they have met
+    else:
+        nodes = tuple(node for node, host in enumerate(hosts) for _ in range(host.slots))
+        modes.check(config, nodes or (0,) * len(devices))
+    return devices
+
+
+def connect(config: WireConfig) -> Wire:
+    """This process as a rank: of MPI's, where its launcher started it, else alone."""
+    if not launch.launched():
+        return ThreadWire()
+    from nmt_train.distributed.transport.mpi.transport import Mpi
+
+    return Mpi(config)
+
+
+def _refuse_worlds_of_one() -> int:
+    """UserError in the first of srun's tasks; in the others, which find the same, the exit status."""
+    if os.environ.get("SLURM_PROCID", "0") != "0":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of srun --kill-on-bad-exit, when the first one has said it
+        time.sleep(_LINGER)
+        return UserError.status
+    offered = os.environ.get("SLURM_MPI_TYPE", "none")
+    raise UserError(
+        f"MPI: srun started {launch.tasks()} tasks, but each finds itself alone: this MPI library does not understand"
+        f" --mpi={offered}; start them with srun --mpi=pmix (srun --mpi=list shows whether it is there), or run mpirun in a job"
+        " of sbatch"
+    )
+
+
+def _lead(config: Config, wire: Wire, force: bool, overwrite: bool) -> int:
+    own = device.prepare(config.devices, config.threads, wire.nodes, wire.rank)
+    modes.check(config, wire.nodes)
+    _compare_devices(config, wire, own)
+    with opened(config, force, overwrite) as ready:
+        _agree(config, wire, ready.vocabulary, ready.store)
+        status = _rank(config, own, ready.vocabulary, ready.store).train(wire, ready)
+        return status if wire.size == 1 or launch.tasks() else 0  # mpirun says what ended its ranks
+
+
+def _follow(config: Config, wire: Wire) -> int:
+    own = device.prepare(config.devices, config.threads, wire.nodes, wire.rank)
+    _compare_devices(config, wire, own)
+    vocabulary = _accept(config, wire)
+    first = wire.nodes.index(wire.nodes[wire.rank])
+    if first != wire.rank:
+        wire.receive(first, Tag.HELLO).result()  # it has made the store
+    store = open_store(
+        config.corpus.train, "corpus.train", vocabulary, Path(config.run).expanduser() / "store", config.corpus.max_ratio
+    )
+    for rank in range(wire.rank + 1, wire.size):
+        if first == wire.rank and wire.nodes[rank] == wire.nodes[first]:
+            wire.send(rank, Tag.HELLO, Message())
+    wire.send(0, Tag.HELLO, from_json(_identity(config, store)))
+    return _rank(config, own, vocabulary, store).train(wire)
+
+
+def _rank(config: Config, own: torch.device, vocabulary: Vocabulary, store: Store) -> Rank:
+    take_over = partial(taken_over, config, vocabulary, store)
+    return Rank(config, maker(config, own, vocabulary, store), handling, take_over)
+
+
+def _compare_devices(config: Config, wire: Wire, own: torch.device) -> None:
+    """Rank 0 hears of all; UserError names ranks that compute on one GPU and may not."""
+    mine = {"gpu": device.identity(own), "permitted": device.permitted(config.devices)}
+    if wire.rank:
+        wire.send(0, Tag.HELLO, from_json(mine))
+        return
+    others = [to_facts(wire.receive(rank, Tag.HELLO).result()[1], *mine) for rank in range(1, wire.size)]
+    by_gpu = defaultdict[tuple[int, str], list[int]](list)
+    said = [mine, *others]
+    for rank, facts in enumerate(said):
+        by_gpu[wire.nodes[rank], str(facts["gpu"])].append(rank)
+    for (_, gpu), ranks in by_gpu.items():
+        if gpu and len(ranks) > min(int(said[rank]["permitted"]) for rank in ranks):
+            raise UserError(
+                f"devices: {describe(wire, *ranks)} compute on the same {gpu}; start at most one rank per GPU, let each see its"
+                f" own (srun --gpus-per-task=1), or let them share it: devices: cuda x {len(ranks)}"
+            )
+        if gpu and len(ranks) > 1 and config.exchange.algorithm == "torch":
+            raise UserError(
+                f"exchange.algorithm: torch (NCCL) cannot sum between ranks on one GPU, as {describe(wire, *ranks)} are; use"
+                " ring, or a GPU for each"
+            )
+
+
+def _agree(config: Config, wire: Wire, vocabulary: Vocabulary, store: Store) -> None:
+    """Give the vocabulary to the other ranks; UserError names the first that has another code, configuration or corpus."""
+    for rank in range(1, wire.size):
+        wire.send(rank, Tag.HELLO, from_bytes(vocabulary.model))
+    for rank in range(1, wire.size):
+        if wire.nodes[rank] == wire.nodes[0]:
+            wire.send(rank, Tag.HELLO, Message())  # the store of this machine is made
+    mine = _identity(config, store)
+    for rank in range(1, wire.size):
+        theirs = to_facts(wire.receive(rank, Tag.HELLO).result()[1], "version")
+        for what, value in mine.items():
+            if value != theirs.get(what):
+                differing = f"{theirs.get(what)} there, {value} on rank 0"
+                raise UserError(
+                    f"{describe(wire, rank)} disagrees with rank 0 (host {wire.hosts[0]}): {what}: {differing}; all ranks need"
+                    " the same version, configuration and corpus"
+                )
+
+
+def _accept(config: Config, wire: Wire) -> Vocabulary:
+    """Rank 0's vocabulary; UserError if this rank was given another one."""
+    vocabulary = Vocabulary(to_bytes(wire.receive(0, Tag.HELLO).result()[1]), "rank 0's vocabulary")
+    path = config.corpus.vocabulary.path
+    if path and Path(path).expanduser().exists() and Vocabulary.load(path).digest != vocabulary.digest:
+        raise UserError(
+            f"corpus.vocabulary.path: {path} is not the vocabulary of rank 0 (host {wire.hosts[0]}); copy that one here"
+        )
+    return vocabulary
+
+
+def _identity(config: Config, store: Store) -> dict[str, Any]:
+    """What all ranks must have in common, in the order in which differences are named."""
+    code = hashlib.sha256()
+    folder = Path(nmt_train.__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        code.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    leaves = configuration.flatten(configuration.plain(config))
+    same = {f"configuration key {name}": value for name, value in leaves.items() if not name.startswith(_LOCAL)}
+    return {
+        "version": nmt_train.__version__, "code (its checksum)": code.hexdigest()[:12], **same,
+        "corpus.train (pairs)": len(store), "corpus.train (checksum)": store.checksum(),
+    }  # fmt: skip

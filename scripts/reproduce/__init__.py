@@ -1,0 +1,1 @@
+"""Experiments of the thesis and of four papers: which runs, which judge, which page."""

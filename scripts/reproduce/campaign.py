@@ -1,0 +1,105 @@
+"""Many runs of the simulator side by side, each of which goes on where it stopped when the script is started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from prepare import BIN, ROOT
+
+from nmt_train.run.log import validations
+from reproduce.runs import Setup
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command; `finished` is the file that says that it is over. What it prints goes to `<run>.log`, or to `output`."""
+
+    run: Path
+    command: tuple[str | Path, ...]
+    finished: Path
+    output: Path | None = None
+
+    def start(self) -> subprocess.Popen[bytes]:
+        self.run.parent.mkdir(parents=True, exist_ok=True)
+        print(Path(self.command[0]).name, self.run.name, file=sys.stderr)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with open(f"{self.run}.log", "a") as log, open(self.output or os.devnull, "w") as output:
+            # In a session of its own: an interruption from the keyboard is for the script, which passes it on once.
+            return subprocess.Popen(
+                self.command, cwd=ROOT, stdout=output if self.output else log, stderr=log, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def reached(self, best: float, words: float) -> bool:
+        """Whether a training run has been as good as that, and seen so many words."""
+        seen = validations(self.run)
+        return bool(seen) and seen[-1]["words"] >= words and min(event["cross-entropy"] for event in seen) <= best
+
+    def end(self, process: subprocess.Popen[bytes]) -> None:
+        if process.wait() not in (0, 128 + signal.SIGTERM):
+            raise SystemExit(f"{self.run}.log: {self.run.name} failed; mend it and start again")
+        if self.output is not None:
+            self.output.replace(self.finished)
+        self.finished.touch()
+
+
+def simulation(setup: Setup, folder: Path, config: str, prefix: str, more: tuple[str, ...]) -> Job:
+    """One run of the simulator: a setup on the cluster configs/clusters/<prefix><its cluster>.yml, with more options than the
+    setup has. The vocabulary lies beside `folder`.
+    """
+    run, cluster = folder / setup.name, f"configs/clusters/{prefix}{setup.cluster}.yml"
+    command: list[str | Path] = [
+        BIN / "nmt-simulate",
+        "--config",
+        config,
+        "--cluster",
+        cluster,
+        "--mode",
+        setup.mode,
+        "--run",
+        run,
+    ]
+    command += ["--corpus.vocabulary.path", folder.parent / "vocabulary.model"]
+    return Job(run, (*command, *(f"--{option}" for option in setup.options), *more), run / "finished")
+
+
+def interruptible(main: Callable[[], int]) -> int:
+    """Run the script; SIGINT and SIGTERM are passed on to its runs, which save, and then it ends."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return main()
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 128 + signal.SIGINT
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def side_by_side(jobs: list[Job], most: int, enough: Callable[[Job], bool] = lambda job: False) -> None:
+    """Run what is not finished yet, so many at a time, until they end or it is enough."""
+    waiting = [job for job in jobs if not job.finished.exists()]
+    running: dict[Job, subprocess.Popen[bytes]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < most:
+                job = waiting.pop(0)
+                running[job] = job.start()
+            for job, process in list(running.items()):
+                if enough(job):
+                    process.send_signal(signal.SIGTERM)
+                elif process.poll() is None:
+                    continue
+                job.end(process)
+                del running[job]
+            time.sleep(1)
+    finally:
+        for process in running.values():
+            process.send_signal(signal.SIGTERM)
+            process.wait()

@@ -1,0 +1,120 @@
+"""The runs on virtual clusters that claims of four papers are judged by: Pipe-SGD (Li et al. 2018), Strom 2015, Farrell and
+Yang 2016, Arnold 2016.
+"""
+
+from __future__ import annotations
+
+import math
+
+from reproduce.runs import Setup
+
+WORDS = 2e6  # that every training run has seen
+STEPS = 40  # of every rank in a timing
+
+
+def together(batches: int) -> tuple[str, ...]:
+    """For updates of so many batches: fewer of them for the same words of warm-up, at a rate that grows as the square root."""
+    return f"optimizer.warmup={400 // batches}", f"optimizer.learning_rate={0.003 * math.sqrt(batches):.4g}"
+
+
+def as_together(workers: int) -> str:
+    """The rate of such an update, for pushes of single batches that are divided by their staleness: about `workers` - 1."""
+    return together(workers)[1]
+
+
+# Pipe-SGD. A dense exchange of its cluster takes 0.29 s; its four benchmarks lie on either side of that.
+BATCHES = (0.03, 0.06, 0.12, 0.24, 0.48)  # seconds of forward and backward
+CODECS = ("half", "int8")
+
+
+def at_batch(seconds: float, mode: str, *options: str) -> Setup:
+    forward, backward = f"{seconds / 3 * 1e3:.0f}ms", f"{seconds / 1.5 * 1e3:.0f}ms"
+    times = (f"cluster.device.forward.seconds={forward}", f"cluster.device.backward.seconds={backward}")
+    return Setup(mode, "pipesgd", (*times, *options))
+
+
+def all_reduce(seconds: float) -> Setup:
+    return at_batch(seconds, "sync", "exchange.buckets=1")  # as in the paper: exchanging begins when computing is over
+
+
+def alone(seconds: float) -> Setup:
+    return at_batch(seconds, "single", "cluster.nodes=1 x 1")
+
+
+def pipe(seconds: float, codec: str) -> Setup:
+    return at_batch(seconds, "pipe", f"override.up={codec}")
+
+
+def by_server(seconds: float) -> Setup:
+    return at_batch(seconds, "vanilla", "exchange.rule=rounds", "exchange.shards=1", "exchange.bypass=false")
+
+
+WIDTHS = (2, 3, 5, 9)
+
+
+def timed_width(width: int) -> Setup:
+    return at_batch(BATCHES[2], "pipe", "override.up=half", f"pipeline.width={width}")
+
+
+def of_width(width: int) -> Setup:
+    return Setup("pipe", "pipesgd", (f"pipeline.width={width}", *together(4)))
+
+
+SYNC = Setup("sync", "pipesgd", together(4))
+WARMED = {codec: Setup("pipe", "pipesgd", (f"override.up={codec}", "pipeline.warmup=100", *together(4))) for codec in CODECS}
+
+# Strom 2015
+SPEEDS = {1: 1.0, 5: 4.3, 10: 8.7, 20: 17.0, 40: 33.0, 80: 54.0}  # nodes: relative speed (Table 2)
+DENSITY = 1 / 846  # of updates, at its threshold of 4 (Table 3)
+TAUS = (0.0003, 0.001, 0.003, 0.01, 0.03)
+
+
+def strom_nodes(nodes: int) -> Setup:
+    if nodes == 1:
+        return Setup("single", "strom", ("cluster.nodes=1 x 1",))
+    return Setup("strom", "strom", (f"cluster.nodes={nodes} x 1", f"threshold.density={DENSITY:.6f}"))
+
+
+def strom_tau(tau: float) -> Setup:
+    return Setup("strom", "strom", (f"threshold.tau={tau}",))
+
+
+def strom_coding(coding: str) -> Setup:
+    return Setup("strom", "strom", (f"threshold.density={DENSITY:.6f}", f"threshold.coding={coding}"))
+
+
+STROMS = (*map(strom_tau, TAUS), strom_coding("words"))
+STROM_ALONE = strom_nodes(1)
+
+# Farrell and Yang 2016
+WORKERS = (1, 2, 4, 8, 16)
+
+
+def downpour(workers: int, optimizer: str = "adagrad") -> Setup:
+    rate = {"adagrad": 0.02, "sgd": 0.5}[optimizer]
+    options = (f"cluster.nodes={workers} x 1", f"optimizer.name={optimizer}", f"optimizer.learning_rate={rate}")
+    return Setup("downpour", "downpour", (*options, "optimizer.schedule=constant"))
+
+
+# Arnold 2016: eight workers whose speeds differ
+ASYNC = Setup("vanilla", "arnold")
+AWARE = Setup("staleness-aware", "arnold", (as_together(8),))
+TOGETHER = Setup("sync", "arnold", together(8))
+BUNDLES = (2, 4, 8)
+
+
+def softsync(bundle: int) -> Setup:
+    return Setup("softsync", "arnold", (f"exchange.bundle={bundle}", *together(bundle)))
+
+
+TIMED: tuple[Setup, ...] = (
+    *(setup(seconds) for seconds in BATCHES for setup in (alone, all_reduce, by_server)),
+    *(pipe(seconds, codec) for seconds in BATCHES for codec in CODECS), *(timed_width(width) for width in WIDTHS[:2]),
+    *(strom_nodes(nodes) for nodes in SPEEDS),
+)  # fmt: skip
+TRAINED: tuple[Setup, ...] = (
+    SYNC, *(of_width(width) for width in WIDTHS), *WARMED.values(),
+    STROM_ALONE, *STROMS, strom_coding("golomb-rice"),
+    *(downpour(workers) for workers in WORKERS), *(downpour(workers, "sgd") for workers in (2, 8)),
+    ASYNC, AWARE, TOGETHER, *(softsync(bundle) for bundle in BUNDLES),
+)  # fmt: skip

@@ -1,0 +1,152 @@
+"""What runs on virtual clusters found: speeds, curves, bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from nmt_train.common.errors import UserError
+from nmt_train.distributed.transport import OF_MODEL
+from nmt_train.run.log import events, validations
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One bar or curve: a mode on a cluster, as `sparse 4x2`, perhaps with options of its own."""
+
+    mode: str
+    cluster: str
+    options: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        parts = [self.mode, self.cluster, *(option.split(".", 1)[-1] for option in self.options)]
+        return re.sub(r"[^\w.=-]", "", "-".join(parts))
+
+
+def points(folder: Path, output: Path) -> None:
+    """Write every validation of every finished run in `folder` as a table."""
+    lines = ["run,seconds,words,cross-entropy"]
+    for run in sorted(path.parent for path in folder.glob("*/finished")):
+        for event in validations(run):
+            lines.append(f"{run.name},{event['seconds']:.0f},{event['words']},{event['cross-entropy']:.4f}")
+    output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+class NotReached(Exception):
+    """A run ended before it was as good as those that it is compared with."""
+
+
+class Missing(UserError):
+    """A run's log lacks the events that would answer a question."""
+
+
+_GAP = 1.5  # times the usual distance of two events; where one is missing it is 2
+
+
+class Runs:
+    """What the runs in `folder` found: speeds from `timing/<name>`, curves from `training/<name>`. UserError from all that need
+    a run which is missing, or not over, which the file `finished` says.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def timing(self, setup: Setup) -> dict[str, Any]:
+        path = self.folder / "timing" / setup.name / "timing.json"
+        if not path.exists():
+            raise UserError(f"{path}: is not there; let the reproduction go on")
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return values
+
+    def sent_per_word(self, setup: Setup) -> float:
+        """Bytes that the first rank of a timing sent for each word of its own."""
+        rank = self.timing(setup)["ranks"][0]
+        return float(rank["sent"]) / (rank["words_per_second"] * rank["seconds"])
+
+    def run(self, setup: Setup) -> Path:
+        """The folder of a training run."""
+        run = self.folder / "training" / setup.name
+        if not (run / "finished").exists():
+            raise UserError(f"{run}: is not finished; let the reproduction go on")
+        return run
+
+    def validations(self, setup: Setup) -> list[dict[str, Any]]:
+        return validations(self.run(setup))
+
+    def time_to(self, setup: Setup, target: float) -> float:
+        """Virtual seconds to a cross-entropy, between two validations by a straight line; infinite if it was not reached.
+
+        Missing if it was reached where validations are missing, or before the first one.
+        """
+        before: dict[str, Any] | None = None
+        found = self.validations(setup)
+        for event in found:
+            if event["cross-entropy"] <= target:
+                before = _not_far(setup, found, before, event)
+                share = (before["cross-entropy"] - target) / (before["cross-entropy"] - event["cross-entropy"])
+                return float(before["seconds"] + share * (event["seconds"] - before["seconds"]))
+            before = event
+        return float("inf")
+
+    def after(self, setup: Setup, amount: float, of: str = "words") -> float:
+        """Cross-entropy after so many words (or seconds), between two validations by a straight line; of the last if there were
+        fewer. Missing if validations are missing there.
+        """
+        before: dict[str, Any] | None = None
+        found = self.validations(setup)
+        for event in found:
+            if event[of] == amount:
+                return float(event["cross-entropy"])
+            if event[of] > amount:
+                before = _not_far(setup, found, before, event)
+                share = (amount - before[of]) / (event[of] - before[of])
+                return float(before["cross-entropy"] + share * (event["cross-entropy"] - before["cross-entropy"]))
+            before = event
+        return float(before["cross-entropy"]) if before else float("nan")
+
+    def sent(self, setup: Setup) -> tuple[int, int, int]:
+        """Messages of gradients and parameters that all ranks of a training run sent, their bytes before any scale, and for how
+        many words that was; nothing where they were never reported. Missing if the first reports are.
+        """
+        reported = self._reports(setup)
+        kinds = [tag.name.lower() for tag in OF_MODEL]
+        counts = [rank["sent"][kind] for event in reported for rank in event["ranks"] for kind in kinds if kind in rank["sent"]]
+        return sum(count[0] for count in counts), sum(count[1] for count in counts), reported[-1]["words"] if reported else 0
+
+    def staleness(self, setup: Setup) -> float:
+        """How many updates of others, on the mean, a gradient had missed when it was used."""
+        counts = [
+            (int(key), count)
+            for event in self._reports(setup)
+            for rank in event["ranks"]
+            for key, count in rank["staleness"].items()
+        ]
+        return sum(key * count for key, count in counts) / max(1, sum(count for _, count in counts))
+
+    def _reports(self, setup: Setup) -> list[dict[str, Any]]:
+        """What was measured on all ranks, from the beginning on."""
+        reported = events(self.run(setup), "ranks")
+        if reported and reported[0]["words"] > _GAP * _usual(reported):
+            raise Missing(f"the first reports of {setup.name} are missing")
+        return reported
+
+
+def _not_far(
+    setup: Setup, found: Sequence[dict[str, Any]], before: dict[str, Any] | None, event: dict[str, Any]
+) -> dict[str, Any]:
+    """The validation before another one, if none is missing between them."""
+    if before is None or event["words"] - before["words"] > _GAP * _usual(found):
+        raise Missing(f"validations of {setup.name} before {event['words']:,} words are missing")
+    return before
+
+
+def _usual(found: Sequence[dict[str, Any]]) -> float:
+    """The distance of two events, in words; the first one's from the beginning counts."""
+    return median(after - before for before, after in pairwise([0, *(event["words"] for event in found)]))

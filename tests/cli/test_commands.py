@@ -1,0 +1,566 @@
+"""The console commands as a user calls them: what they print, and the one sentence for every mistake."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sacrebleu
+import torch
+from conftest import ROOT, small
+
+from nmt_train import cli, config
+from nmt_train.cli import plot, simulate, train, translate, validate
+from nmt_train.common.errors import TRY_AGAIN
+from nmt_train.run import checkpoint
+
+CLUSTERS = ROOT / "configs" / "clusters"
+
+
+@pytest.fixture(scope="module")
+def run(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short, traced run with two checkpoints."""
+    values = small(demo, tmp_path_factory.mktemp("commands") / "run")
+    values |= {"trace": True, "stop": {"after": "8u"}, "checkpoint": {"every": "4u"}, "log": {"every": "2u"}}
+    values["validation"] = {"every": "4u", "metrics": ["cross-entropy", "bleu"]}
+    path = Path(values["run"]).with_suffix(".yml")
+    path.write_text(json.dumps(values), encoding="utf-8")
+    assert cli.run(train.command, ["--config", str(path)]) == 0
+    return Path(values["run"])
+
+
+def call(command: Any, *arguments: Any, stdin: bytes = b"", monkeypatch: pytest.MonkeyPatch | None = None) -> int:
+    if monkeypatch is not None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+    return cli.run(command.command, [str(argument) for argument in arguments])
+
+
+def test_several_config_files_are_no_repetition(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.yml"
+    other.write_text("mode: sync\n", encoding="utf-8")
+    assert call(train, "--config", run.with_suffix(".yml"), "--config", other, "--print-config") == 0
+    assert "mode: sync\n" in capsys.readouterr().out
+
+
+def test_a_missing_file_is_named_with_the_place_where_it_was_looked_for(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = ["no.en", "no.en"]
+    for name, value in (("corpus.train", files), ("corpus.valid", files), ("corpus.vocabulary", {"path": "no.en"})):
+        assert cli.run(train.command, prepare(demo, tmp_path, {name: value})) == 2
+        assert f"no.en: No such file or directory ({tmp_path}/no.en); " in capsys.readouterr().err
+    assert call(train, "--config", "no.en") == 2
+    assert f"no.en: No such file or directory ({tmp_path}/no.en); " in capsys.readouterr().err
+
+
+def test_print_config_prints_what_would_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run.with_suffix(".yml")
+    assert call(train, "--config", path, "--print-config", "--batch.tokens", "777", "--trace") == 0
+    printed = capsys.readouterr().out
+    assert "  tokens: 777\n" in printed
+    assert "trace: true\n" in printed
+    assert "# " in printed
+
+
+def test_validate_prints_a_row_per_checkpoint_with_signatures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(validate, run, run / "last", "--beam", 2) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"checkpoint +update +cross-entropy +perplexity +bleu +chrf", lines[0])
+    assert [line.split()[1] for line in lines[1:4]] == ["4", "8", "8"]
+    assert any(line.startswith("bleu: nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:") for line in lines)
+    assert any(line.startswith("chrf: nrefs:1|case:mixed") for line in lines)
+
+
+def test_validate_json_averages_and_takes_any_test_set(run: Path, demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    test = [demo / "test.en", demo / "test.de"]
+    assert call(validate, run, "--average", 2, "--test", *test, "--json", "--metrics", "chrf", "perplexity") == 0
+    (row,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert row["averaged"] == 2
+    assert {"chrf", "perplexity", "signatures"} <= row.keys()
+    assert "bleu" not in row
+    assert list(row["signatures"]) == ["chrf"]
+
+
+def test_validates_bleu_is_sacrebleus_on_translates_output(
+    run: Path, demo: Path, capfdbinary: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call(validate, run / "last", "--test", demo / "test.en", demo / "test.de", "--json") == 0
+    row = json.loads(capfdbinary.readouterr().out)
+    assert call(translate, "--model", run, stdin=(demo / "test.en").read_bytes(), monkeypatch=monkeypatch) == 0
+    translations = capfdbinary.readouterr().out.decode().split("\n")[:-1]
+    references = (demo / "test.de").read_text(encoding="utf-8").split("\n")[:-1]
+    assert sacrebleu.corpus_bleu(translations, [references]).score == pytest.approx(row["bleu"], abs=1e-6)
+    assert sacrebleu.corpus_chrf(translations, [references]).score == pytest.approx(row["chrf"], abs=1e-6)
+
+
+def lines_of(capfdbinary: Any) -> list[bytes]:
+    return capfdbinary.readouterr().out.split(b"\n")
+
+
+def test_translate_gives_one_line_per_line_in_order_whatever_is_in_them(
+    run: Path, capfdbinary: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentences = [
+        b"twelve",
+        b"",
+        b"The train leaves at four o'clock.",
+        b"   ",
+        "漢字 \u2028 \x85".encode(),
+        b"a\x00b",
+        b"six",
+    ] * 3
+    assert call(translate, "--model", run, stdin=b"\n".join(sentences), monkeypatch=monkeypatch) == 0
+    together = lines_of(capfdbinary)
+    assert len(together) == len(sentences) + 1
+    assert together[1] == together[3] == b""
+    assert (
+        call(
+            translate, "--model", run, "--window", 2, "--batch-tokens", 1, stdin=b"\n".join(sentences), monkeypatch=monkeypatch
+        )
+        == 0
+    )
+    assert lines_of(capfdbinary) == together, "neither window nor batches change a translation"
+
+
+@pytest.mark.parametrize("command", [translate, validate])
+def test_a_model_that_is_not_finite_is_said_to_be(
+    run: Path, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: Any
+) -> None:
+    saved = checkpoint.load(run / "last")
+    tensors = {name: tensor * float("nan") for name, tensor in saved.tensors("parameters").items()}
+    facts = {key: value for key, value in saved.facts.items() if key not in ("format", "vocabulary", "files")}
+    checkpoint.save(tmp_path / "8", {"parameters": tensors}, facts, saved.vocabulary())
+    arguments = (
+        ["--model"] if command is translate else ["--metrics", "chrf", "--test", demo / "test.en", demo / "test.de", "--"]
+    )
+    assert call(command, *arguments, tmp_path / "8", stdin=b"twelve\n", monkeypatch=monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert re.search(r"error: (.*/8: )?the model gives no probabilities: its parameters are not finite", said), said
+
+
+def test_n_best_lists_are_numbered_and_sorted(run: Path, capfdbinary: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(translate, "--model", run, "--n-best", 3, stdin=b"twelve\nsix\n", monkeypatch=monkeypatch) == 0
+    rows = [line.decode().split(" ||| ") for line in lines_of(capfdbinary)[:-1]]
+    assert [row[0] for row in rows] == ["0"] * 3 + ["1"] * 3
+    for number in ("0", "1"):
+        scores = [float(row[3]) for row in rows if row[0] == number]
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_translation_reads_no_further_than_its_window(run: Path) -> None:
+    from itertools import count
+
+    import torch
+
+    from nmt_train.load_model import load_model
+    from nmt_train.model.beam_search import SearchConfig
+    from nmt_train.model.translator import Translator
+
+    model, vocabulary, _ = load_model([run / "last"], torch.device("cpu"))
+    read: list[int] = []
+
+    def endless() -> Any:
+        for number in count():
+            read.append(number)
+            yield "twelve"
+
+    stream = Translator(model, vocabulary, SearchConfig(beam=1)).stream(endless(), window=10)
+    for _ in range(25):
+        next(stream)
+    assert len(read) <= 31
+
+
+def test_plots_of_a_real_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(plot, "convergence", run, "--output", tmp_path / "c.svg") == 0
+    assert (
+        call(plot, "convergence", run, "--metric", "bleu", "--clock", "training_seconds", "--output", tmp_path / "b.png") == 0
+    )
+    assert call(plot, "timeline", run, "--output", tmp_path / "t.png") == 0
+    assert call(plot, "trace", run, "--chrome", "--output", tmp_path / "t.json") == 0
+    names = {event["name"] for event in json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))["traceEvents"]}
+    assert {"forward", "backward", "update"} <= names
+    assert {path.name for path in tmp_path.iterdir()} == {"c.svg", "c.csv", "b.png", "b.csv", "t.png", "t.json"}
+    assert capsys.readouterr().out.split() == [
+        str(tmp_path / name) for name in ("c.svg", "c.csv", "b.png", "b.csv", "t.png", "t.json")
+    ]
+
+
+def test_a_simulated_run_is_a_run_like_any_other(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = tmp_path / "there"
+    common = ["--config", run.with_suffix(".yml"), "--run", there, "--cluster", CLUSTERS / "thesis-2x1.yml"]
+    assert call(simulate, *common, "--mode", "sparse-overlap") == 0
+    assert re.search(r"simulated \d+\.\d s of 2 ranks in \d+\.\d s", capsys.readouterr().err)
+    assert call(validate, there / "last", "--metrics", "cross-entropy") == 0
+    assert call(plot, "timeline", there, "--output", tmp_path / "t.png") == 0
+    assert call(simulate, *common, "--mode", "vanilla", "--stop.after", "10u", "--force") == 0
+    assert "continuing from" in capsys.readouterr().err
+
+
+def test_timing_alone_prints_a_line_per_machine(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["--config", run.with_suffix(".yml"), "--run", tmp_path / "there", "--mode", "overlap", "--timing-only", 12]
+    assert call(simulate, *common, "--cluster", CLUSTERS / "thesis-2x2.yml") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [["node", "ranks"], ["0", "2"], ["1", "2"], ["all", "4"]]
+    assert call(simulate, *common, "--cluster", CLUSTERS / "thesis-2x2.yml", "--cluster.nodes", "3 x 1") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [["0", "1"], ["1", "1"], ["2", "1"], ["all", "3"]]
+    timing = json.loads((tmp_path / "there" / "timing.json").read_text(encoding="utf-8"))
+    assert f"{timing['words_per_second']:,.0f}" == lines[-1].split()[2]
+
+
+def prepare(demo: Path, folder: Path, changes: dict[str, Any]) -> list[str]:
+    values = small(demo, folder / "run")
+    for name, value in changes.items():
+        section, _, key = name.partition(".")
+        if key:
+            values.setdefault(section, {})[key] = value
+        else:
+            values[section] = value
+    path = folder / "config.yml"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    return ["--config", str(path)]
+
+
+def write(folder: Path, name: str, data: bytes) -> str:
+    (folder / name).write_bytes(data)
+    return str(folder / name)
+
+
+def text(demo: Path, name: str) -> bytes:
+    return (demo / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"corpus.train": ["absent.en", "absent.de"]}, "absent.en: No such file"),
+        ({"corpus.valid": ["absent.en", "absent.de"]}, "absent.en: No such file"),
+        ({"corpus.train": ["@longer", "{demo}/train.de"]}, "has 601 lines and .* has 600"),
+        ({"corpus.train": ["@latin1", "{demo}/train.de"]}, "latin1, line 600: not UTF-8"),
+        ({"corpus.train": ["@empty", "@empty"]}, "corpus.train: no pair has text"),
+        ({"corpus.valid": ["@empty", "@empty"]}, "corpus.valid: the files are empty"),
+        ({"corpus.train": ["@blank", "{demo}/train.de"]}, "corpus"),
+        ({"corpus.max_length": 1}, "no pair is left to train on .* 600 over-long"),
+        ({"corpus.max_length": 12, "corpus.max_skipped": 0.01}, "would be left out .* corpus.max_skipped"),
+        ({"corpus.vocabulary": {"size": 30_000}}, "30000 pieces are more than this corpus can fill; at most"),
+        ({"corpus.vocabulary": {"path": "@latin1"}}, "latin1: not a SentencePiece model"),
+        ({"devices": "cuda"}, "asks for a GPU, but this machine offers none"),
+        ({"devices": [0]}, "asks for a GPU, but this machine offers none"),
+        ({"devices": "gpu"}, "devices: 'gpu' is unknown"),
+        ({"mode": "hogwild"}, "mode: 'hogwild' is unknown; this version has single, vanilla, overlap, sparse, sparse-overlap"),
+        ({"mode": "single", "override.up": "top-k"}, "override.up: top-k needs a server to exchange with"),
+        ({"mode": "single", "override.schedule": "overlapped"}, "override.schedule: overlapped needs a server"),
+        ({"mode": "overlap", "batch.accumulate": 2}, "batch.accumulate: mode overlap adds up gradients by itself"),
+        ({"mode": "sparse", "exchange.local_gradient": "true", "exchange.per": "node"}, "local_gradient: is of one worker"),
+        ({"mode": "sparse", "exchange.local_gradient": "true", "optimizer.at": "worker"}, "at worker no gradient is ever lost"),
+        ({"mode": "vanilla", "override.exchange": "alone", "devices": "cpu x 2"}, "override.exchange: alone is for one rank"),
+        ({"mode": "sync", "override.up": "top-k"}, "override.up: top-k cannot be summed hop by hop"),
+        ({"mode": "sync", "override.schedule": "overlapped"}, "override.schedule: overlapped lets every worker exchange when"),
+        ({"mode": "sync", "exchange.bundle": 2}, "exchange.bundle: is of a server, but mode sync has exchange all-reduce"),
+        ({"mode": "sync", "optimizer.at": "worker"}, "optimizer.at: worker needs a server that adds up"),
+        ({"mode": "pipe", "exchange.algorithm": "mpi"}, "exchange.algorithm: mpi sums in full precision, not half"),
+        ({"mode": "local-sgd", "optimizer.at": "shard"}, "optimizer.at: shard needs gradients"),
+        ({"mode": "pipe", "batch.accumulate": 2}, "batch.accumulate: schedule pipelined of mode pipe uses every step"),
+        ({"mode": "pipe", "override.exchange": "server"}, "override.schedule: pipelined keeps all workers in step"),
+        ({"mode": "diloco", "override.exchange": "server"}, "local.outer: nesterov goes on from the mean of all workers' ways"),
+        ({"mode": "strom", "override.up": "half"}, "override.up: half cannot be added up exactly in any order"),
+        ({"mode": "strom", "override.schedule": "pipelined"}, "override.exchange: peers go their own ways"),
+        ({"mode": "simuparallel", "stop.after": "40u"}, "stop.after: counts updates, of which mode simuparallel makes one"),
+        ({"mode": "backup", "devices": "cpu x 2", "exchange.backup": 2}, "of 2 workers 2 would not be waited for"),
+        ({"mode": "backup", "override.up": "half"}, "exchange.backup: drops what comes late"),
+        ({"recovery.every": "2e"}, "copies are made every so many updates, or in time: write 100u, 30s or 2m"),
+        ({"recovery.copies": 2}, "recovery.copies: "),
+        ({"mode": "backup", "exchange.one_channel_per_node": "true"}, "one_channel_per_node: lets one rank of a node"),
+        ({"mode": "downpour", "exchange.per": "node"}, "exchange.per: node lets a node's devices exchange together"),
+        ({"threshold.tau": 0}, "threshold.tau: it should be greater than 0"),
+        ({"threshold.density": 0.9}, "threshold.density: it should be less than or equal to 0.5"),
+        ({"qsgd.levels": 0}, "qsgd.levels: it should be greater than or equal to 1"),
+        ({"devices": "cpu x 0"}, "devices: 'cpu x 0' is unknown"),
+        ({"dropping.up": 1}, "dropping.up: it should be less than 1"),
+        ({"batch.tokens": 50}, "batch.tokens: 50 cannot hold one sentence"),
+        ({"corpus.train": ["@blank", "@blank"]}, "corpus.train: no pair has text on both sides"),
+        ({"corpus.valid": ["/dev/zero", "/dev/zero"]}, "/dev/zero, line 1: longer than 10,000,000 bytes"),
+        ({"corpus.valid": ["@huge", "@huge"]}, "corpus.valid, line 1: longer than 4,000 pieces"),
+        ({"run": "@latin1"}, "latin1: .*choose a folder that can be written"),
+        ({"corpus.vocabulary": {"size": 120, "type": "bpe", "sampling": 0.1}}, "sampling needs type unigram"),
+    ],
+)  # fmt: skip
+def test_every_mistake_before_training_is_one_sentence_with_status_2(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], sentence: str
+) -> None:
+    made = {
+        "longer": text(demo, "train.en") + b"one more\n",
+        "latin1": text(demo, "train.en").rsplit(b"\n", 2)[0] + b"\nsch\xf6n\n",
+        "empty": b"",
+        "blank": b"\n" * 600,
+        "huge": b"six " * 5000 + b"\n",
+    }
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, list):
+            return [fill(item) for item in value]
+        if isinstance(value, dict):
+            return {key: fill(item) for key, item in value.items()}
+        if isinstance(value, str) and value.startswith("@"):
+            return write(tmp_path, value[1:], made[value[1:]])
+        return value.format(demo=demo) if isinstance(value, str) else value
+
+    arguments = prepare(demo, tmp_path, {key: fill(value) for key, value in changes.items()})
+    assert cli.run(train.command, arguments) == 2
+    output = capsys.readouterr().err
+    complaint = output.splitlines()[-1]
+    assert complaint.startswith("error: ")
+    assert re.search(sentence, complaint), complaint
+    assert "Traceback" not in output
+
+
+def test_overwriting_forgets_nothing_until_the_new_configuration_is_found_good(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy, symlinks=True)
+    before = {path.name for path in copy.rglob("*")} - {".lock"}
+    arguments = ["--config", str(run.with_suffix(".yml")), "--run", str(copy), "--overwrite"]
+    for mistake in (["--corpus.train", "[nope, nope]"], ["--mode", "abc"], ["--corpus.max_length", "1"]):
+        assert cli.run(train.command, [*arguments, *mistake]) == 2
+        assert {path.name for path in copy.rglob("*")} - {".lock"} == before
+    assert cli.run(train.command, [*arguments, "--stop.after", "1u"]) == 0
+    assert [path.name for path in (copy / "checkpoints").iterdir()] == ["1"]
+
+
+def test_a_job_that_slurm_has_queued_again_continues_what_it_was_told_to_overwrite(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy, symlinks=True)
+    arguments = ["--config", str(run.with_suffix(".yml")), "--run", str(copy), "--overwrite"]
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert cli.run(train.command, arguments) == 0
+    assert "at update 8" in capsys.readouterr().err
+
+
+def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    english, german = (text(demo, f"train.{language}").split(b"\n")[:200] for language in ("en", "de"))
+    english[:6] = [b"a\x00b", "x\u2028y\x85z".encode(), b"\xef\xbb\xbfone", b"two\r", b"", b"word " * 500]
+    files = [write(tmp_path, "t.en", b"\n".join(english)), write(tmp_path, "t.de", b"\r\n".join(german))]
+    arguments = prepare(demo, tmp_path, {"corpus.train": files, "stop": {"after": "1u"}})
+    assert cli.run(train.command, arguments) == 0
+    assert "left out: 1 with an empty side, 1 over-long, of 200 pairs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "sentence"),
+    [
+        (translate, ["--model", "absent"], "absent: does not exist, or is a link to what no longer does; give a run folder"),
+        (translate, ["--model", "{tmp}"], "holds no checkpoint"),
+        (translate, [], "command line: the following arguments are required: --model"),
+        (translate, ["--model", "{run}", "--beam", "0"], "argument --beam"),
+        (translate, ["--model", "{run}", "--n-best", "9"], "--n-best 9 needs a --beam of at least as many"),
+        (translate, ["--model", "{run}", "--devices", "cuda"], "offers none"),
+        (validate, ["{run}", "--test", "absent"], "absent: No such file"),
+        (validate, ["{run}", "--metrics", "ter"], "argument --metrics: invalid choice"),
+        (plot, ["convergence", "{tmp}"], "is this a run folder"),
+        (plot, ["convergence", "{run}", "--output", "{tmp}/x.doc"], "a picture ends in"),
+        (plot, ["timeline", "{run}", "--start", "1e9"], "choose a second inside it"),
+        (plot, ["timeline", "{run}", "--seconds", "nan"], "nan is not a finite number"),
+        (translate, ["--model", "{run}", "--average", "9"], "has 2 checkpoints, not the 9 that --average asks for"),
+        (translate, ["--model", "{run}", "--threads", "-1"], "-1 is not between 0 and 1024"),
+        (validate, ["{run}", "--normalisation", "-1"], "-1 is not between 0 and 10"),
+        (train, ["--model", "tiny"], "model is a section; give its keys, as in model.preset"),
+        (validate, ["{run}", "--test", "a", "b", "--test", "c", "d"], "command line: --test is given twice; give it once"),
+        (translate, ["--model", "{run}", "--beam=2", "--beam", "3"], "command line: --beam is given twice; give it once"),
+        (train, ["--config", "{run}.yml", "--mode", "sync", "--mode=pipe"], "command line: --mode is given twice"),
+        (simulate, ["--cluster.nodes", "2", "--cluster.nodes", "3"], "command line: --cluster.nodes is given twice"),
+        (plot, ["timeline", "{run}", "--start", "1", "--start", "2"], "command line: --start is given twice; give it once"),
+        (plot, ["draw"], "invalid choice: 'draw'"),
+        (train, ["stray"], "'stray' belongs to no option"),
+        (simulate, ["--config", "{run}.yml"], "give --cluster (one of configs/clusters, or your own) or --profile"),
+        (simulate, ["--config", "{run}.yml", "--cluster", "{tmp}/none.yml"], "none.yml: No such file"),
+        (simulate, ["--config", "{run}.yml", "--cluster.nodse", "2"], "unknown key cluster.nodse; did you mean cluster.nodes?"),
+        (simulate, ["--config", "{run}.yml", "--cluster", "{two}", "--mode", "single"], "single is for 1 machine, but"),
+        (simulate, ["--config", "{run}.yml", "--cluster", "{two}", "--timing-only", "0"], "argument --timing-only"),
+        (simulate, ["--config", "{run}.yml", "--profile", "{run}.yml"], "is the configuration, and would be overwritten"),
+        (simulate, ["--config", "{run}.yml", "--profile", "{tmp}/no/p.yml"], "no/p.yml: its folder does not exist; make it"),
+        (train, ["--config", "absent.yml"], "absent.yml: No such file"),
+        (train, ["--config"], "expected one argument"),
+        (train, [], "is missing"),
+    ],
+)  # fmt: skip
+def test_every_wrong_call_is_one_sentence_with_status_2(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: Any, arguments: list[str], sentence: str
+) -> None:
+    assert (
+        cli.run(
+            command.command, [argument.format(run=run, tmp=tmp_path, two=CLUSTERS / "thesis-2x1.yml") for argument in arguments]
+        )
+        == 2
+    )
+    errors = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(rf"error: .*{re.escape(sentence)}.*", errors[-1]), errors
+    assert len(errors) == 1
+
+
+def test_bad_text_on_standard_input_is_named_by_line(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call(translate, "--model", run, stdin=b"one\n\xff\n", monkeypatch=monkeypatch) == 2
+    assert "standard input, line 2: not UTF-8" in capsys.readouterr().err
+
+
+def test_a_vocabulary_of_another_model_is_refused(
+    run: Path, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy, symlinks=True)
+    other = tmp_path / "other"
+    values = small(demo, other) | {"stop": {"after": "1u"}}
+    values["corpus"]["vocabulary"] = {"size": 121}
+    config_file = tmp_path / "other.yml"
+    config_file.write_text(json.dumps(values), encoding="utf-8")
+    assert cli.run(train.command, ["--config", str(config_file)]) == 0
+    shutil.copy(other / "vocabulary.model", copy / "vocabulary.model")
+    same = config.load([str(run.with_suffix(".yml"))], {})
+    arguments = ["--config", str(run.with_suffix(".yml")), "--run", str(copy), "--stop.after", "9u"]
+    assert str(same.run) == str(run)
+    assert cli.run(train.command, arguments) == 2
+    assert "was trained with another vocabulary" in capsys.readouterr().err
+
+
+def test_our_own_mistakes_have_status_1_and_debug_shows_the_stack(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(arguments: Any) -> int:
+        raise ZeroDivisionError("oops")
+
+    assert cli.run(broken, []) == 1
+    assert capsys.readouterr().err == "internal error: ZeroDivisionError: oops; please report it, with what --debug shows\n"
+    assert cli.run(broken, ["--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def raising(error: Exception) -> Any:
+    def command(arguments: Any) -> int:
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you tried to allocate"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=str,
+)
+def test_too_little_memory_is_the_users_to_mend(capsys: pytest.CaptureFixture[str], error: Exception) -> None:
+    assert cli.run(raising(error), []) == 2
+    assert capsys.readouterr().err == "error: out of memory; make batch.tokens, model or beam smaller\n"
+
+
+def test_memory_that_torch_cannot_have_is_too_little_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    def greedy(arguments: Any) -> int:
+        return len(torch.empty(1 << 55, dtype=torch.uint8))
+
+    assert cli.run(greedy, []) == 2
+    assert "error: out of memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: uncorrectable ECC error encountered",
+        "CUDA error: unspecified launch failure",
+        "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+        "CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`",
+    ],
+)
+def test_a_fault_of_a_device_may_be_mended_by_a_new_start(capsys: pytest.CaptureFixture[str], message: str) -> None:
+    assert cli.run(raising(RuntimeError(f"{message}\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1")), []) == TRY_AGAIN
+    said = capsys.readouterr().err
+    assert re.fullmatch(rf"error: host \S+: the device failed: {re.escape(message)}; start the same command again: .*\n", said)
+
+
+@pytest.mark.parametrize("message", ["shared memory of another size", "pin_memory needs a tensor"])
+def test_an_error_that_only_speaks_of_memory_is_our_own_mistake(capsys: pytest.CaptureFixture[str], message: str) -> None:
+    assert cli.run(raising(RuntimeError(message)), []) == 1
+    assert f"internal error: RuntimeError: {message}" in capsys.readouterr().err
+
+
+def test_a_full_disk_anywhere_is_the_users_to_mend(capsys: pytest.CaptureFixture[str]) -> None:
+    def full(arguments: Any) -> int:
+        raise OSError(28, "No space left on device", "train.log")
+
+    assert cli.run(full, []) == 2
+    assert capsys.readouterr().err == "error: train.log: No space left on device; check free space and permissions\n"
+
+
+def test_a_reader_that_goes_away_is_no_error(run: Path) -> None:
+    code = "from nmt_train.cli.translate import main; main()"
+    command = f"yes twelve | head -5000 | {sys.executable} -c '{code}' --model {run} --beam 1 --window 5 | head -1"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert result.stderr == ""
+    assert len(result.stdout.splitlines()) == 1
+
+
+def test_a_built_wheel_in_a_clean_environment_trains_validates_translates_and_plots(demo: Path, tmp_path: Path) -> None:
+    """The wheel is installed alone: what it needs comes from this environment's packages, nmt_train itself does not."""
+    wheels, home = tmp_path / "wheels", tmp_path / "venv"
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    venv.create(home, with_pip=False)
+    (wheel,) = wheels.iterdir()
+    packages = next((home / "lib").glob("python*")) / "site-packages"
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        f"--python={home}/bin/python",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        str(wheel),
+    ]
+    subprocess.run(install, check=True, capture_output=True)
+    (packages / "needs.pth").write_text(str(Path(sacrebleu.__file__).parent.parent) + "\n")
+    arguments = prepare(demo, tmp_path, {"trace": True, "validation.every": "3u"})
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+
+    def console(name: str, *arguments: str, **options: Any) -> str:
+        done = subprocess.run(
+            [str(home / "bin" / name), *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            **options,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    where = [str(home / "bin" / "python"), "-c", "import nmt_train; print(nmt_train.__file__)"]
+    assert str(home) in subprocess.run(where, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
+    console("nmt-train", *arguments)
+    assert "cross-entropy" in console("nmt-validate", "run")
+    assert len(console("nmt-translate", "--model", "run", input="six\ntwo\n").split("\n")) == 3
+    assert "t.png" in console("nmt-plot", "timeline", "run", "--output", "t.png")
+    assert "usage: nmt-train" in console("nmt-train", "--help")

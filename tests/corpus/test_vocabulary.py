@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Make
+
+from nmt_train.common.errors import UserError
+from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary, train
+
+
+def test_text_survives_encoding_and_decoding(vocabulary: Vocabulary, demo: Path) -> None:
+    lines = (demo / "train.de").read_text(encoding="utf-8").split("\n")[:100]
+    ids = vocabulary.encode(lines)
+    assert vocabulary.decode(ids) == lines
+    assert not {PAD, UNKNOWN, BEGIN, END} & {i for line in ids for i in line}
+
+
+def test_padding_begin_and_end_leave_nothing_in_the_text(vocabulary: Vocabulary) -> None:
+    ids = vocabulary.encode(["zwei Kisten"])[0]
+    assert vocabulary.decode([[BEGIN, *ids, END, PAD, PAD]]) == ["zwei Kisten"]
+
+
+def test_training_is_repeatable(make: Make, vocabulary: Vocabulary) -> None:
+    assert train(make().corpus).digest == vocabulary.digest
+
+
+def test_another_segmentation_has_the_same_text_and_likely_ones_come_often(vocabulary: Vocabulary) -> None:
+    text = "einundzwanzig nach vier"
+    ids = np.array(vocabulary.encode([text])[0])
+    random = np.random.default_rng(1)
+    drawn = [tuple(vocabulary.resample(ids, 0.3, 8, random)) for _ in range(300)]
+    assert vocabulary.decode(drawn) == [text] * 300
+    assert 2 <= len(set(drawn)) <= 8
+    assert Counter(drawn).most_common(1)[0][0] == tuple(ids)
+    peaked = [tuple(vocabulary.resample(ids, 200.0, 8, random)) for _ in range(20)]
+    assert set(peaked) == {tuple(ids)}
+
+
+def test_text_with_unknown_characters_keeps_its_segmentation(vocabulary: Vocabulary) -> None:
+    ids = np.array(vocabulary.encode(["zwei 漢字"])[0])
+    assert UNKNOWN in ids
+    assert vocabulary.resample(ids, 0.1, 8, np.random.default_rng(1)) == list(ids)
+
+
+def test_more_pieces_than_the_corpus_can_fill_are_refused_with_the_most_possible(make: Make) -> None:
+    with pytest.raises(UserError, match=r"corpus.vocabulary.size: 50000 pieces are more .* at most \d+ are possible"):
+        train(make(corpus__vocabulary={"size": 50000}).corpus)
+
+
+def test_fewer_pieces_than_characters_are_refused(make: Make) -> None:
+    with pytest.raises(UserError, match="corpus.vocabulary.size: 16 pieces are fewer than the characters"):
+        train(make(corpus__vocabulary={"size": 16}).corpus)
+
+
+def test_bpe_is_trained_on_request(make: Make) -> None:
+    bpe = train(make(corpus__vocabulary={"size": 150, "type": "bpe"}).corpus)
+    assert len(bpe) == 150
+    assert bpe.decode(bpe.encode(["drei Kisten"])) == ["drei Kisten"]
+
+
+def test_files_that_are_no_vocabulary_of_ours_are_named(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    path = tmp_path / "v.model"
+    with pytest.raises(UserError, match=r"v\.model: No such file"):
+        Vocabulary.load(path)
+    for damaged in (b"no model", b"", vocabulary.model[:500]):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"v\.model"):
+            Vocabulary.load(path)

@@ -1,0 +1,279 @@
+"""What every codec must keep: nothing is lost under feedback, rates are kept, odd vectors do no harm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from codecs_to_test import CODECS, ROUNDED
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pulled import settings as settings_of
+
+from nmt_train.common.errors import NotFinite, UserError
+from nmt_train.distributed.codec import Codec, DroppingConfig, QsgdConfig, ThresholdConfig, kept
+from nmt_train.distributed.codec.dense import Dense
+from nmt_train.distributed.codec.error_feedback import Feedback
+from nmt_train.distributed.codec.int8 import Int8
+from nmt_train.distributed.codec.onebit import COLUMN, OneBit
+from nmt_train.distributed.codec.qsgd import Qsgd
+from nmt_train.distributed.codec.selection import Sample, reaching
+from nmt_train.distributed.codec.strom_threshold import GRAIN, Threshold
+from nmt_train.distributed.codec.topk import TopK, pack_gaps, unpack_gaps
+from nmt_train.distributed.exchange.parameter_server.shard import Shard
+from nmt_train.distributed.exchange.parameter_server.update_rules import Asynchronous
+from nmt_train.distributed.message import Message
+from nmt_train.modes import build as modes
+from nmt_train.optim.optimizer import Optimizer, OptimizerConfig
+
+SGD = OptimizerConfig(name="sgd", learning_rate=1.0, schedule="constant", warmup=0)
+
+NUMBERS = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, -0.0, 1e-30, 1e-42, 65504.0, 1e6])
+VECTORS = st.lists(NUMBERS, max_size=400) | st.builds(lambda x, n: [x] * n, NUMBERS, st.integers(0, 2000))
+
+
+def both(codec: Codec, vector: torch.Tensor, update: int) -> tuple[torch.Tensor, int]:
+    message = codec.encode(vector, update)
+    decoded = torch.full_like(vector, math.nan)
+    codec.decode(message, decoded)
+    return decoded, message.bytes
+
+
+@pytest.mark.parametrize("name", CODECS)
+@settings(max_examples=60, deadline=None)
+@given(rounds=st.lists(VECTORS, min_size=1, max_size=3), update=st.integers(0, 20))
+def test_decoded_plus_residual_is_the_input_and_what_was_owed(name: str, rounds: list[list[float]], update: int) -> None:
+    size = len(rounds[0])
+    feedback = Feedback(CODECS[name](), torch.zeros(size))
+    for values in rounds:
+        vector = torch.tensor((values * (size // max(1, len(values)) + 1))[:size] if values else [0.0] * size)
+        owed = feedback.residual + vector
+        decoded, _ = both(feedback, vector, update)
+        assert torch.equal(decoded + feedback.residual, owed)
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+@settings(max_examples=60, deadline=None)
+@given(rounds=st.lists(VECTORS, min_size=1, max_size=3))
+def test_decoded_plus_residual_is_so_to_rounding(name: str, rounds: list[list[float]]) -> None:
+    size = len(rounds[0])
+    feedback = Feedback(ROUNDED[name](), torch.zeros(size))
+    for values in rounds:
+        vector = torch.tensor((values * (size // max(1, len(values)) + 1))[:size] if values else [0.0] * size)
+        owed = feedback.residual + vector
+        decoded, _ = both(feedback, vector, 0)
+        largest = max(float(part.abs().max()) for part in (owed, decoded)) if size else 0.0
+        torch.testing.assert_close(decoded + feedback.residual, owed, rtol=0, atol=2**-22 * largest)
+
+
+@pytest.mark.parametrize("name", ["half", "bf16", "top-k", "int8", "onebit", "qsgd, plain", "threshold, by density"])
+def test_a_message_is_as_long_as_it_says_it_would_be(name: str) -> None:
+    torch.manual_seed(3)
+    vector = torch.randn(200_000) * torch.rand(200_000)
+    codec = (CODECS | ROUNDED)[name]()
+    expected = codec.sized(torch.empty(200_000, device="meta")).bytes
+    assert expected == pytest.approx(codec.encode(vector, 1000).bytes, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_what_is_not_finite_is_refused_by_all(name: str, bad: float) -> None:
+    vector = torch.randn(700)
+    vector[600] = bad
+    with pytest.raises(NotFinite):
+        ROUNDED[name]().encode(vector, 0)
+
+
+def test_int8_errs_by_half_a_level_of_the_largest() -> None:
+    vector = torch.randn(1000)
+    decoded, size = both(Int8(), vector, 0)
+    assert size == 1000 + 4
+    assert float((decoded - vector).abs().max()) <= 0.51 * float(vector.abs().max()) / 127
+
+
+def test_one_bit_keeps_the_means_of_both_signs_of_every_column() -> None:
+    vector = torch.randn(COLUMN + 40)
+    decoded, size = both(OneBit(), vector, 0)
+    assert size == (COLUMN + 40) // 8 + 4 * 4
+    for column in (slice(0, COLUMN), slice(COLUMN, None)):
+        for chosen in (vector[column] >= 0, vector[column] < 0):
+            expected = vector[column][chosen].mean().expand(int(chosen.sum()))
+            torch.testing.assert_close(decoded[column][chosen], expected, rtol=1e-5, atol=0)
+
+
+def test_random_rounding_is_right_on_average() -> None:
+    torch.manual_seed(5)
+    vector, codec = torch.randn(300), Qsgd(QsgdConfig(levels=3, bucket=100))
+    mean = sum((both(codec, vector, 0)[0] for _ in range(2000)), torch.zeros(300)) / 2000
+    level = float(vector.view(3, 100).norm(dim=1).max()) / 3
+    assert float((mean - vector).abs().max()) < 5 * 0.5 * level / math.sqrt(2000)  # five standard deviations
+
+
+def test_a_threshold_sends_signs_of_what_reaches_it_and_keeps_what_is_over() -> None:
+    feedback = Feedback(Threshold(ThresholdConfig(tau=1.0, coding="words")), torch.zeros(4))
+    decoded, size = both(feedback, torch.tensor([2.5, -1.0, 0.75, -0.25]), 0)
+    assert decoded.tolist() == [1.0, -1.0, 0.0, 0.0]
+    assert size == 4 + 2 * 4
+    assert feedback.residual.tolist() == [1.5, 0.0, 0.75, -0.25]
+
+
+def test_thresholds_are_whole_numbers_of_grains_so_that_sums_do_not_depend_on_their_order() -> None:
+    for tau in (1e-9, 1e-4, 0.3, 7.7, None):
+        message = Threshold(ThresholdConfig(tau=tau, density=0.2)).encode(torch.randn(50), 0)
+        grains = float(message.tensors[0].double()) / GRAIN
+        assert grains == round(grains) >= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(vector=VECTORS, dropped=st.floats(0.5, 0.999), sample=st.sampled_from([100, 10_000]))
+def test_never_much_more_than_the_target_is_sent(vector: list[float], dropped: float, sample: int) -> None:
+    config = DroppingConfig(warmup="none", sample=sample, excess=0.5)
+    codec = TopK(config, dropped)
+    target = codec.target(len(vector), 0)
+    decoded, _ = both(codec, torch.tensor(vector), 0)
+    if target <= len(vector) // 2:
+        assert int((decoded != 0).sum()) <= math.floor(target * 1.5)
+
+
+def test_exactly_the_largest_are_sent_where_the_vector_is_small() -> None:
+    vector = torch.randn(1000)
+    decoded, _ = both(TopK(DroppingConfig(warmup="none", values="fp32"), 0.99), vector, 0)
+    expected = torch.zeros(1000)
+    places = vector.abs().topk(10).indices
+    expected[places] = vector[places]
+    assert torch.equal(decoded, expected)
+
+
+def test_about_the_target_is_sent_where_the_threshold_is_estimated() -> None:
+    torch.manual_seed(0)
+    vector = torch.randn(300_000) * torch.rand(300_000)
+    decoded, size = both(TopK(DroppingConfig(warmup="none"), 0.99), vector, 0)
+    sent = int((decoded != 0).sum())
+    assert 0.7 * 3000 < sent < 1.5 * 3000
+    assert size < 3.2 * sent + 100, "two bytes for a value, hardly more than one for its position"
+    left = vector.abs()[decoded == 0].max()
+    assert left <= decoded[decoded != 0].abs().min() * 1.001, "whatever stays is smaller than whatever goes"
+
+
+def test_every_element_is_looked_at_in_time() -> None:
+    """A stride that never changes would be blind for what lies between (a bug of the first implementation)."""
+    vector = torch.zeros(100_003)
+    sample = Sample(1000)
+    seen = torch.zeros(100_003, dtype=torch.bool)
+    for _ in range(500):
+        sample.threshold(vector, 100)
+        seen[(torch.arange(1000) * 100_003 // 1000 + sample._shift) % 100_003] = True
+    assert seen.float().mean() > 0.95
+
+
+@pytest.mark.parametrize("vector", [torch.zeros(50_000), torch.cat([torch.zeros(49_990), torch.ones(10)])])
+def test_a_threshold_of_zero_sends_no_zeros(vector: torch.Tensor) -> None:
+    decoded, size = both(TopK(DroppingConfig(warmup="none"), 0.99), vector, 0)
+    assert torch.equal(decoded, vector)
+    assert size < 300
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("size", [20, 50_000])
+def test_what_is_not_finite_is_refused_and_the_residual_is_unharmed(bad: float, size: int) -> None:
+    for update in (0, 100):  # dense while warming up, then sparse
+        codec = Feedback(TopK(DroppingConfig(warmup="dense", warmup_updates=50), 0.9), torch.ones(size))
+        vector = torch.randn(size)
+        vector[size // 3] = bad
+        with pytest.raises(NotFinite):
+            codec.encode(vector, update)
+        assert torch.equal(codec.residual, torch.ones(size))
+
+
+def test_the_warm_up_begins_dense_and_ends_at_the_rate() -> None:
+    exponential = DroppingConfig(warmup="exponential", warmup_updates=100)
+    shares = [kept(exponential, 0.99, update) for update in range(120)]
+    assert shares[0] == 1
+    assert shares == sorted(shares, reverse=True)
+    assert shares[50] == pytest.approx(0.1)
+    assert shares[-1] == pytest.approx(0.01)
+    dense = DroppingConfig(warmup="dense", warmup_updates=3)
+    assert [kept(dense, 0.9, update) for update in range(5)] == pytest.approx([1, 1, 1, 0.1, 0.1])
+    assert kept(DroppingConfig(warmup="none"), 0.9, 0) == pytest.approx(0.1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sets(st.integers(0, 100_000), max_size=300))
+def test_gaps_tell_positions(places: set[int]) -> None:
+    positions = torch.tensor(sorted(places), dtype=torch.int64)
+    packed = pack_gaps(positions)
+    assert packed.dtype == torch.uint8
+    assert torch.equal(unpack_gaps(packed), positions)
+
+
+def test_selection_by_threshold_is_that_of_plain_comparison() -> None:
+    vector = torch.randn(2_500_000)
+    positions, values = reaching(vector, 2.0)
+    assert torch.equal(positions, (vector.abs() >= torch.tensor(2.0)).nonzero().flatten())
+    assert torch.equal(values, vector[positions])
+
+
+DEFAULTS = {  # of the configuration
+    "half": lambda: Dense(torch.float16),
+    "bf16": lambda: Dense(torch.bfloat16),
+    "int8": lambda: Int8(),
+    "onebit": lambda: OneBit(),
+    "qsgd": lambda: Qsgd(QsgdConfig()),
+    "threshold": lambda: Threshold(ThresholdConfig()),
+    "top-k": lambda: TopK(DroppingConfig(), DroppingConfig().up),
+}
+
+
+def draws(tails: str, count: int, elements: int) -> Iterator[torch.Tensor]:
+    generator = torch.Generator().manual_seed(11)
+    for _ in range(count):
+        normal = torch.randn(elements, generator=generator)
+        # Student's t with three degrees of freedom: of 1,000 elements some are twenty times as large as most.
+        chi = torch.randn(3, elements, generator=generator).square().mean(0).sqrt()
+        yield normal if tails == "gaussian" else normal / chi
+
+
+@pytest.mark.parametrize("tails", ["gaussian", "heavy"])
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_what_a_worker_owes_stays_bounded_at_the_default_settings(name: str, tails: str) -> None:
+    codec, elements = DEFAULTS[name](), 4000
+    owed = Feedback(codec, torch.zeros(elements)) if codec.biased else None
+    largest, sums, decoded_sums = [], torch.zeros(elements), torch.zeros(elements)
+    for round_, vector in enumerate(draws(tails, 1000, elements)):
+        decoded, _ = both(owed or codec, vector, round_)
+        sums, decoded_sums = sums + vector, decoded_sums + decoded
+        largest.append(float((sums - decoded_sums).norm() / vector.norm()))
+    if codec.biased:
+        assert max(largest[500:]) < 1.5 * max(largest[100:500])
+        assert max(largest) < 20
+    else:  # errors of one round are independent of those of the next: their sum grows like a random walk, not faster
+        assert max(largest) < 2 * math.sqrt(1000) * 0.5
+
+
+@pytest.mark.parametrize("tails", ["gaussian", "heavy"])
+@pytest.mark.parametrize("name", [name for name in DEFAULTS if DEFAULTS[name]().biased])
+def test_what_a_shard_owes_a_worker_stays_bounded_at_the_default_settings(name: str, tails: str) -> None:
+    elements, largest = 4000, []
+    made = Shard(Optimizer(SGD, torch.zeros(elements)), Dense(), DEFAULTS[name](), Asynchronous(1))
+    made.pull(0)
+    for vector in draws(tails, 1000, elements):
+        made.push(0, Message((), (vector,)))
+        made.answer(0)
+        largest.append(float((made.optimizer.parameters - made._held[0]).norm() / vector.norm()))
+    assert max(largest[500:]) < 1.5 * max(largest[100:500])
+    assert max(largest) < 20
+
+
+def test_codecs_that_are_right_on_the_mean_are_refused_for_deltas() -> None:
+    with pytest.raises(UserError, match=r"override.down: qsgd rounds at random.*; use dense"):
+        modes.row(settings_of("sparse", {"override.down": "qsgd"}))
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-8, 1.0, 1e5, 1e30])
+def test_half_precision_is_of_the_largest_element_not_of_one(size: float) -> None:
+    vector = size * torch.randn(5000, generator=torch.Generator().manual_seed(1))
+    decoded, bytes_ = both(Dense(torch.float16), vector, 0)
+    assert bytes_ == 2 * 5000
+    assert float(((decoded - vector).abs() / vector.abs()).max()) < 2**-10

@@ -1,0 +1,461 @@
+"""The parameter server, its shards, and the schedules on top of it, with several ranks in one process."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from memory import MemoryWire, together, wires
+from torch import Tensor, nn
+
+from nmt_train.common.errors import NotFinite
+from nmt_train.distributed.codec import DroppingConfig
+from nmt_train.distributed.codec.dense import Dense
+from nmt_train.distributed.codec.topk import TopK
+from nmt_train.distributed.exchange import ExchangeConfig
+from nmt_train.distributed.exchange.parameter_server.node_channel import OneChannel
+from nmt_train.distributed.exchange.parameter_server.per_node import PerNode
+from nmt_train.distributed.exchange.parameter_server.server import Server
+from nmt_train.distributed.exchange.parameter_server.update_rules import Asynchronous
+from nmt_train.distributed.exchange.single import Alone
+from nmt_train.distributed.schedule import OverlapConfig
+from nmt_train.distributed.schedule.every_step import EveryStep
+from nmt_train.distributed.schedule.overlap import Overlap
+from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.optim.flat_model import Flat
+from nmt_train.optim.optimizer import Optimizer, OptimizerConfig
+from nmt_train.trace import Trace
+
+ADAM = OptimizerConfig(name="adam", learning_rate=0.1, schedule="constant", warmup=0, clip_norm=0)
+SGD = OptimizerConfig(name="sgd", learning_rate=0.1, schedule="constant", warmup=0, clip_norm=0)
+DROPPING = DroppingConfig(warmup="none", values="fp32")
+START = torch.linspace(-1, 1, 101)
+
+
+def server(
+    wire: MemoryWire, optimizer: OptimizerConfig = ADAM, sparse: bool = False, at_worker: bool = False, **settings: Any
+) -> Server:
+    codec: Callable[[], Any] = (lambda: TopK(DROPPING, 0.9)) if sparse else Dense
+    made = Server(
+        wire, START.clone(), optimizer, ExchangeConfig(**settings), up=codec, down=codec if sparse else None, feedback=sparse,
+        rule=Asynchronous(settings.get("bundle", 1)), trace=Trace(False, wire), at_worker=at_worker,
+    )  # fmt: skip
+    return made
+
+
+def gradients(count: int, seed: int = 0) -> list[Tensor]:
+    torch.manual_seed(seed)
+    return [torch.randn(len(START)) for _ in range(count)]
+
+
+def sequential(given: Sequence[Tensor], optimizer: OptimizerConfig = ADAM) -> Tensor:
+    parameters = START.clone()
+    alone = Alone(Optimizer(optimizer, parameters), Trace(False, ThreadWire()))
+    for gradient in given:
+        alone.sync(gradient.clone(), parameters)
+    return parameters
+
+
+@pytest.mark.parametrize(("nodes", "sparse"), [((0,), False), ((0, 1), False), ((0, 0, 0, 1), False), ((0,), True)])
+def test_pushes_in_a_fixed_order_are_the_sequential_result(nodes: tuple[int, ...], sparse: bool) -> None:
+    """Bit for bit where all is sent, or nothing needs to be."""
+    servers = [server(wire, sparse=sparse) for wire in wires(nodes)]
+    copies = [START.clone() for _ in nodes]
+    given = gradients(7)
+    for turn, gradient in enumerate(given):
+        rank = turn % len(nodes)
+        servers[rank].sync(gradient.clone(), copies[rank])
+    last = (len(given) - 1) % len(nodes)
+    assert torch.equal(copies[last], sequential(given))
+    assert all(made.updates == 7 for made in servers)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_ranks_without_a_shard_take_part_and_know_how_many_updates_there_were(shards: int) -> None:
+    servers = [server(wire, shards=shards) for wire in wires([0, 0, 1, 1])]
+    copies = [START.clone() for _ in servers]
+    given = gradients(8)
+    for turn, gradient in enumerate(given):
+        servers[turn % 4].sync(gradient.clone(), copies[turn % 4])
+    assert torch.equal(copies[3], sequential(given))
+    assert servers[3].updates == 8
+    for made, copy in zip(servers, copies, strict=True):
+        made.refresh(copy)
+        assert torch.equal(copy, copies[3])
+        assert made.updates == 8
+    assert sum(made.optimizer.parameters.numel() > 0 for made in servers) == shards
+
+
+@pytest.mark.parametrize("bypass", [True, False])
+def test_a_bypassed_shard_gets_and_gives_the_same_as_one_over_the_wire(bypass: bool) -> None:
+    made, copy = server(wires([0])[0], bypass=bypass), START.clone()
+    given = gradients(4)
+    for gradient in given:
+        made.sync(gradient.clone(), copy)
+    assert torch.equal(copy, sequential(given))
+    assert bool(made._wire.sent) is not bypass
+
+
+def test_every_push_counts_whatever_the_order() -> None:
+    """Plain gradient descent only adds up, so that the order of asynchronous pushes must not matter."""
+    servers = [server(wire, SGD) for wire in wires([0, 0, 1])]
+    given = [gradients(20, seed) for seed in range(3)]
+    copies = [START.clone() for _ in given]
+
+    def worker(rank: int) -> None:
+        for gradient in given[rank]:
+            servers[rank].sync(gradient.clone(), copies[rank])
+
+    together(*(lambda rank=rank: worker(rank) for rank in range(3)))
+    for made, copy in zip(servers, copies, strict=True):
+        made.refresh(copy)
+        torch.testing.assert_close(copy, START - 0.1 * sum(map(sum, given)), atol=1e-4, rtol=0)
+        assert made.updates == 60
+        assert sum(made.staleness.values()) == 60
+
+
+def test_staleness_is_what_others_have_pushed_since_the_worker_last_heard() -> None:
+    left, right = (server(wire) for wire in wires([0, 1]))
+    a, b = START.clone(), START.clone()
+    left.sync(torch.ones(101), a)
+    left.sync(torch.ones(101), a)
+    right.sync(torch.ones(101), b)  # has seen neither
+    left.sync(torch.ones(101), a)
+    assert dict(left.staleness) == dict(right.staleness) == {0: 2, 2: 1, 1: 1}
+
+
+def test_an_overlapped_gradient_is_of_the_parameters_before_the_last_answer() -> None:
+    wire, copy = wires([0])[0], START.clone()
+    made = Server(wire, START.clone(), SGD, ExchangeConfig(), Dense, None, False, Asynchronous(1), Trace(False, wire), delay=1)
+    for _ in range(4):
+        made.sync(torch.ones(101), copy)
+    assert dict(made.staleness) == {0: 1, 1: 3}
+
+
+def test_sparse_workers_and_shards_agree_on_what_was_sent_and_owe_the_rest() -> None:
+    left, right = (server(wire, SGD, sparse=True, bypass=False) for wire in wires([0, 1]))
+    copy, other = START.clone(), START.clone()
+    left.refresh(copy)
+    right.refresh(other)
+    given = gradients(5)
+    for gradient in given:
+        left.sync(gradient.clone(), copy)
+    assert torch.equal(torch.cat([made._own._held[0] for made in (left, right)]), copy)
+    owed = left.carried()["residual"]
+    parameters = torch.cat([made.optimizer.parameters for made in (left, right)])
+    torch.testing.assert_close(parameters, START - 0.1 * (sum(given) - owed), atol=1e-6, rtol=0)
+    left.refresh(copy)
+    assert torch.equal(copy, parameters)
+
+
+def test_residuals_of_a_shard_that_is_now_bypassed_are_not_lost() -> None:
+    made, copy = server(wires([0])[0], SGD, sparse=True), START.clone()
+    made.carry({"residual": torch.ones(101)})
+    made.sync(torch.zeros(101), copy)
+    torch.testing.assert_close(copy, START - 0.1)
+    made.sync(torch.zeros(101), copy)
+    torch.testing.assert_close(copy, START - 0.1)
+
+
+MAKERS = {
+    "server": lambda wire: server(wire, SGD),
+    "alone": lambda wire: Alone(Optimizer(SGD, START.clone()), Trace(False, wire)),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_another_mode_owed_is_given_once_and_saved_until_then(name: str) -> None:
+    made, copy = MAKERS[name](wires([0])[0]), START.clone()
+    made.carry({"residual": torch.ones(101)})
+    assert torch.equal(made.carried()["residual"], torch.ones(101))
+    for _ in range(2):
+        gradient = torch.zeros(101)
+        made.prepare(gradient, copy)
+        made.sync(gradient, copy)
+        torch.testing.assert_close(made.optimizer.parameters, START - 0.1)
+    assert "residual" not in made.carried()
+
+
+def test_gradients_owed_when_workers_begin_to_optimise_are_in_their_first_update() -> None:
+    made, copy = server(wires([0])[0], SGD, at_worker=True), START.clone()
+    made.carry({"residual": torch.ones(101)})
+    assert torch.equal(made.carried()["residual"], torch.ones(101))
+    for _ in range(2):
+        update = torch.zeros(101)
+        made.prepare(update, copy)
+        made.sync(update, copy)
+        torch.testing.assert_close(copy, START - 0.1)
+    assert "residual" not in made.carried()
+
+
+def test_a_bundle_is_one_update_by_the_mean_and_a_rest_of_it_is_not_lost() -> None:
+    made, copy = server(wires([0])[0], bundle=2), START.clone()
+    one, two, three = gradients(3)
+    made.sync(one.clone(), copy)
+    assert torch.equal(copy, START)
+    made.sync(two.clone(), copy)
+    torch.testing.assert_close(copy, sequential([(one + two) / 2]))
+    made.sync(three.clone(), copy)
+    made.refresh(copy)
+    torch.testing.assert_close(copy, sequential([(one + two) / 2, three]))
+
+
+def test_with_the_optimiser_at_the_worker_one_worker_is_the_same_as_alone() -> None:
+
+    made, copy = server(wires([0])[0], ADAM, at_worker=True), START.clone()
+    given = gradients(5)
+    for gradient in given:
+        update = gradient.clone()
+        made.prepare(update, copy)
+        made.sync(update, copy)
+    torch.testing.assert_close(copy, sequential(given))
+
+
+def test_a_rate_that_decays_for_want_of_progress_does_so_at_the_worker_too() -> None:
+    made, copy = server(wires([0])[0], dataclasses.replace(SGD, stall_factor=0.5), at_worker=True), START.clone()
+    for _ in range(2):
+        update = torch.ones(101)
+        made.prepare(update, copy)
+        made.sync(update, copy)
+        made.optimizer.stalled()
+    torch.testing.assert_close(copy, START - 0.15)
+
+
+def test_a_local_gradient_moves_the_worker_but_not_the_shard() -> None:
+    made, copy = server(wires([0])[0], SGD, local_gradient=True), START.clone()
+    made.sync(torch.ones(101), copy)
+    torch.testing.assert_close(made.optimizer.parameters, START - 0.1)
+    torch.testing.assert_close(copy, START - 0.2)
+    made.sync(torch.ones(101), copy)
+    torch.testing.assert_close(copy, START - 0.3)
+
+
+def test_one_channel_lets_one_rank_of_a_node_exchange_at_a_time() -> None:
+    active, most = [0, 0], [0, 0]
+
+    class Watched(Server):
+        def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+            node = self._wire.nodes[self._wire.rank]
+            active[node] += 1
+            most[node] = max(most[node], active[node])
+            super().sync(gradient, parameters, weight)
+            active[node] -= 1
+
+    nodes = [0, 0, 0, 1]
+    made = [
+        OneChannel(
+            Watched(wire, START.clone(), SGD, ExchangeConfig(), Dense, None, False, Asynchronous(1), Trace(False, wire)), wire
+        )
+        for wire in wires(nodes)
+    ]
+    copies = [START.clone() for _ in nodes]
+    together(*(
+        lambda rank=rank: [made[rank].sync(torch.ones(101), copies[rank]) for _ in range(30)] for rank in range(4)
+    ))  # fmt: skip
+    assert most == [1, 1]
+    made[0].refresh(copies[0])
+    torch.testing.assert_close(copies[0], START - 0.1 * 120, atol=1e-4, rtol=0)
+
+
+def test_devices_of_a_node_join_first_and_all_get_the_answer() -> None:
+    nodes = [0, 0, 1]
+    all_wires = wires(nodes)
+    made = [PerNode(server(wire, SGD), wire, START) for wire in all_wires]
+    copies = [START.clone() for _ in nodes]
+    made[2].rest()
+    together(*(lambda rank=rank: made[rank].sync(torch.full((101,), rank + 1.0), copies[rank]) for rank in (0, 1)))
+    assert torch.equal(copies[0], copies[1])
+    torch.testing.assert_close(copies[0], START - 0.1 * 1.5)
+    assert made[0].updates == made[2].updates == 1
+    made[1].rest()
+    made[0].sync(torch.ones(101), copies[0])  # does not wait for a rank that rests
+    torch.testing.assert_close(copies[0], START - 0.1 * 2.5)
+
+
+class Line(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(START.clone())
+
+
+class Slow(Alone):
+    """An exchange that takes as long as `open` is not set."""
+
+    def __init__(self, wire: MemoryWire, parameters: Tensor) -> None:
+        super().__init__(Optimizer(SGD, parameters), Trace(False, ThreadWire()))
+        self.open, self.given = wire.event(), []
+
+    def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        self.open.wait()
+        self.given.append(gradient.clone())
+        super().sync(gradient, parameters, weight)
+        parameters.copy_(self.optimizer.parameters)
+
+
+def overlapped(local_update: str = "none", **settings: Any) -> tuple[Overlap, Slow, Flat]:
+    settings["local_update"] = local_update
+    wire, flat = wires([0])[0], Flat(Line())
+    slow = Slow(wire, flat.parameters.clone())
+    return Overlap(flat, slow, wire, Trace(False, wire), OverlapConfig(**settings), SGD, sums=True), slow, flat
+
+
+def steps(schedule: Overlap, flat: Flat, values: Sequence[float]) -> list[bool]:
+    done = []
+    for value in values:
+        flat.gradient += value * schedule.pile.add(1)
+        done.append(schedule.step())
+    return done
+
+
+def test_while_the_courier_is_away_gradients_add_up_and_are_given_away_as_one() -> None:
+    schedule, slow, flat = overlapped()
+    assert steps(schedule, flat, [1, 2, 3, 4]) == [True, False, False, False]
+    assert torch.equal(flat.parameters, START)
+    slow.open.set()
+    schedule._idle.wait()
+    assert steps(schedule, flat, [5]) == [True]
+    torch.testing.assert_close(flat.parameters, START - 0.1, msg="swapped in")
+    schedule.drain()
+    assert [float(gradient[0]) for gradient in slow.given] == [1, 14]
+    torch.testing.assert_close(flat.parameters, START - 1.5)
+    assert schedule.steps == {1: 1, 4: 1}
+
+
+def test_nothing_piles_up_beyond_the_bound() -> None:
+    schedule, slow, flat = overlapped(bound=2)
+    assert steps(schedule, flat, [1, 1]) == [True, False]
+    together(lambda: steps(schedule, flat, [1] * 7), slow.open.set)
+    schedule.drain()
+    assert max(schedule.steps) <= 2
+    assert sum(count * times for count, times in schedule.steps.items()) == 9
+
+
+def test_draining_gives_away_what_has_piled_up_and_takes_the_answer() -> None:
+    schedule, slow, flat = overlapped()
+    steps(schedule, flat, [1, 1, 1])
+    together(schedule.drain, slow.open.set)
+    torch.testing.assert_close(flat.parameters, START - 0.3)
+    assert not flat.gradient.any()
+
+
+def test_local_updates_by_the_sum_are_laid_over_what_is_swapped_in() -> None:
+    schedule, slow, flat = overlapped(local_update="sum")
+    slow.open.set()
+    steps(schedule, flat, [1])
+    torch.testing.assert_close(flat.parameters, START - 0.1)
+    schedule._idle.wait()
+    steps(schedule, flat, [1])
+    torch.testing.assert_close(flat.parameters, START - 0.2, msg="0.1 came back, 0.1 was applied here")
+    schedule.drain()
+    torch.testing.assert_close(flat.parameters, START - 0.2, msg="and counts once in the end")
+
+
+def test_a_local_optimiser_steps_by_each_new_gradient_in_between() -> None:
+    schedule, _, flat = overlapped(local_update="optimizer")
+    steps(schedule, flat, [1, 2, 3])
+    torch.testing.assert_close(flat.parameters, START - 0.1 * (2 + 3))
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_sum_that_is_not_finite_is_dropped_and_told(bad: float) -> None:
+    schedule, slow, flat = overlapped()
+    slow.open.set()
+    flat.gradient += bad * schedule.pile.add(1)
+    with pytest.raises(NotFinite):
+        schedule.step()
+    steps(schedule, flat, [1])
+    schedule.drain()
+    assert [float(gradient[0]) for gradient in slow.given] == [1]
+    torch.testing.assert_close(flat.parameters, START - 0.1)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_local_optimiser_drops_a_sum_that_is_not_finite_and_steps_on(bad: float) -> None:
+    schedule, slow, flat = overlapped(local_update="optimizer")
+    steps(schedule, flat, [1, 2])
+    flat.gradient += bad * schedule.pile.add(1)
+    with pytest.raises(NotFinite):
+        schedule.step()
+    torch.testing.assert_close(flat.parameters, START - 0.1 * 2)
+    steps(schedule, flat, [3])
+    torch.testing.assert_close(flat.parameters, START - 0.1 * (2 + 3))
+    together(schedule.drain, slow.open.set)
+    assert [float(gradient[0]) for gradient in slow.given] == [1, 3]
+
+
+def test_an_error_of_the_courier_is_raised_at_the_next_step() -> None:
+    schedule, slow, flat = overlapped()
+    slow.optimizer = None
+    slow.open.set()
+    with pytest.raises(AttributeError):
+        for _ in itertools.count():
+            steps(schedule, flat, [1])
+            schedule._wait()
+
+
+def test_a_courier_that_has_failed_is_noticed_although_nothing_bounds_its_absence() -> None:
+    schedule, slow, flat = overlapped()
+    steps(schedule, flat, [1])
+    slow.optimizer = None
+    slow.open.set()
+    with pytest.raises(AttributeError):
+        schedule._task.result()
+    with pytest.raises(AttributeError):
+        steps(schedule, flat, [1])
+
+
+def test_an_accumulation_that_is_drained_is_given_away_as_it_is() -> None:
+    flat, wire = Flat(Line()), ThreadWire()
+    schedule = EveryStep(flat, Alone(Optimizer(SGD, flat.parameters), Trace(False, wire)), 0.0, 4)
+    given = []
+    for value in (1.0, 3.0):
+        flat.gradient.add_(value, alpha=schedule.pile.add(1))
+        given.append(schedule.step())
+    schedule.drain()
+    assert given == [False, False]
+    torch.testing.assert_close(flat.parameters, START - 0.1 * 2)  # their mean
+    assert not flat.gradient.any()
+    schedule.drain()
+    assert schedule.exchange.updates == 1
+
+
+@pytest.mark.parametrize("overlapping", [False, True])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_one_worker_in_every_mode_is_as_good_as_alone(overlapping: bool, sparse: bool) -> None:
+    flat = Flat(Line())
+    wire = wires([0])[0]
+    made = server(wire, sparse=sparse)
+    overlap = Overlap(flat, made, wire, Trace(False, wire), OverlapConfig(), ADAM)
+    schedule = overlap if overlapping else EveryStep(flat, made, 0, 1)
+    given = gradients(6)
+    for gradient in given:
+        flat.gradient += gradient * schedule.pile.add(1)
+        schedule.step()
+        schedule.drain()
+    assert torch.equal(flat.parameters, sequential(given))
+
+
+def test_with_local_updates_one_overlapped_worker_is_alone_and_goes_on_from_a_checkpoint_as_if_uninterrupted() -> None:
+    """What was received lacks the newest gradient alone, and the local update adds just that."""
+    given = gradients(8)
+
+    def fresh() -> tuple[Overlap, Flat]:
+        flat, wire = Flat(Line()), wires([0])[0]
+        return Overlap(flat, server(wire), wire, Trace(False, wire), OverlapConfig(), ADAM), flat
+
+    schedule, flat = fresh()
+    for count, gradient in enumerate(given, 1):
+        flat.gradient += gradient * schedule.pile.add(1)
+        schedule.step()
+        schedule._idle.wait()
+        torch.testing.assert_close(flat.parameters, sequential(given[:count]))
+    schedule.drain()
+    carried = schedule.carried()
+    assert {"local.exp_avg", "local.exp_avg_sq", "local.step"} <= set(carried)
+    other, _ = fresh()
+    other.carry(carried)
+    assert all(torch.equal(vector, other.carried()[name]) for name, vector in carried.items())

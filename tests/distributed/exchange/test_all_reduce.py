@@ -1,0 +1,152 @@
+"""Sums over all ranks are right, the same everywhere, and no longer than need be; n workers train as one with all batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Make
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import run
+from virtual import engine, together
+
+from nmt_train.common.errors import UserError
+from nmt_train.corpus.data_shard import Deal
+from nmt_train.distributed.codec import Codec
+from nmt_train.distributed.codec.dense import Dense
+from nmt_train.distributed.codec.int8 import Int8
+from nmt_train.distributed.exchange.library_all_reduce import ByWire
+from nmt_train.distributed.exchange.replica_check import compare
+from nmt_train.distributed.exchange.ring import Ring
+from nmt_train.run import checkpoint
+from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.trace import Trace
+from nmt_train.training.start import start
+
+
+def library(vectors: torch.Tensor, nodes: list[int]) -> list[torch.Tensor]:
+    """The same by the wire's own means."""
+
+    def reduce(wire: VirtualWire) -> torch.Tensor:
+        own = vectors[wire.rank].clone()
+        wire.spend("forward", wire.rank)  # they come one after the other
+        ByWire(wire, "mpi", Trace(False, wire)).reduce(own, 1)
+        return own
+
+    return together(engine(nodes), *[reduce] * len(vectors))
+
+
+def test_the_wires_own_sum_is_the_same_and_takes_as_long_as_a_ring() -> None:
+    vectors = torch.randn(3, 30, generator=torch.Generator().manual_seed(1))
+    for found in library(vectors, [1, 2]):
+        torch.testing.assert_close(found, vectors.sum(0))
+
+    def seconds(wire: VirtualWire) -> tuple[float, float]:
+        times = []
+        for reducer in (ByWire(wire, "torch", Trace(False, wire)), Ring(wire, Dense(), Trace(False, wire))):
+            start = wire.now()
+            reducer.reduce(torch.ones(40), 1)
+            times.append(wire.now() - start)
+        return times[0], times[1]
+
+    room = engine([1, 1, 1, 1])
+    room.network.scale = 1000.0
+    for own, ring in together(room, *[seconds] * 4):
+        assert own == pytest.approx(ring, rel=1e-6)
+
+
+CODECS: dict[str, tuple[Codec, float]] = {  # with the largest error of one hop, as a share of the largest element
+    "dense": (Dense(), 2**-22),
+    "half": (Dense(torch.float16), 2**-10),
+    "bf16": (Dense(torch.bfloat16), 2**-7),
+    "int8": (Int8(), 2**-6),
+}
+
+
+def summed(vectors: torch.Tensor, codec: Codec, nodes: list[int], seed: int | None = None) -> list[torch.Tensor]:
+    """What every rank has after the sum of the rows of `vectors`, one row a rank."""
+
+    def reduce(wire: VirtualWire) -> torch.Tensor:
+        own = vectors[wire.rank].clone()
+        Ring(wire, codec, Trace(False, wire)).reduce(own, 1)
+        return own
+
+    return together(engine(nodes, seed), *[reduce] * len(vectors))
+
+
+@settings(deadline=None, max_examples=60)
+@given(nodes=st.lists(st.integers(1, 3), min_size=1, max_size=3), elements=st.integers(0, 40), seed=st.integers(0, 99))
+@pytest.mark.parametrize("name", CODECS)
+def test_every_rank_has_the_same_bits_and_they_are_the_sum(name: str, nodes: list[int], elements: int, seed: int) -> None:
+    codec, error = CODECS[name]
+    vectors = torch.randn(sum(nodes), elements, generator=torch.Generator().manual_seed(seed))
+    found = summed(vectors, codec, nodes, seed)
+    assert all(torch.equal(found[0], other) for other in found)
+    exact = vectors.double().sum(0)
+    largest = float(vectors.abs().sum(0).max()) if elements else 0.0
+    assert torch.allclose(found[0].double(), exact, rtol=0, atol=sum(nodes) * error * largest)
+
+
+def test_each_rank_sends_twice_all_blocks_but_one(make: Make) -> None:
+    def reduce(wire: VirtualWire) -> int:
+        Ring(wire, Dense(), Trace(False, wire)).reduce(torch.ones(40), 1)
+        return sum(size for _, size in wire.sent.values())
+
+    assert together(engine([1, 1, 1, 1]), *[reduce] * 4) == [2 * 3 * 10 * 4] * 4
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_what_is_not_finite_on_one_rank_is_so_on_all(name: str) -> None:
+    vectors = torch.ones(3, 6)
+    vectors[1, 4] = torch.inf
+    for found in summed(vectors, CODECS[name][0], [1, 1, 1]):
+        assert not torch.isfinite(found[4])
+
+
+def test_replicas_that_differ_are_named() -> None:
+    def look(wire: VirtualWire) -> None:
+        vector = torch.zeros(5)
+        vector[3] = float(wire.rank == 2)
+        compare(wire, vector)
+
+    with pytest.raises(UserError, match=r"rank 2 \(host node2\) and rank 1 \(host node1\) have different parameters"):
+        together(engine([1, 1, 1, 1]), *[look] * 4)
+
+
+def test_an_even_deal_gives_everybody_as_many_batches() -> None:
+    shares = [[batch for _, batch in Deal(rank, 3, even=True).pick(0, iter("abcdefg"))] for rank in range(3)]
+    assert shares == [["a", "d", "g"], ["b", "e", None], ["c", "f", None]]
+    assert [list(Deal(rank, 3, even=True).pick(0, iter("abc"))) for rank in range(3)] == [[(0, "a")], [(1, "b")], [(2, "c")]]
+
+
+def train(make: Make, folder: Path, nodes: list[int], **changes: Any) -> dict[str, torch.Tensor]:
+    return checkpoint.load(run(make, folder, nodes, **changes) / "last").tensors("parameters")
+
+
+def test_n_workers_are_one_worker_with_all_their_batches(make: Make, tmp_path: Path) -> None:
+    """One rank that adds up two batches before each update takes the same ones as two ranks with one each."""
+    same = {"model__dropout": 0.0, "stop__after": "8u", "batch__tokens": 300, "optimizer__name": "sgd", "seed": 3}
+    two = train(make, tmp_path / "two", [1, 1], mode="sync", **same)
+    one = train(make, tmp_path / "one", [1], mode="single", batch__accumulate=2, **same)
+    for name, tensor in one.items():
+        assert torch.allclose(tensor, two[name], rtol=0, atol=1e-5), name
+
+
+def test_a_sum_that_is_not_finite_ends_training_with_a_sentence(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="gradient norm is"):
+        run(
+            make, tmp_path / "stops", [1, 1], mode="sync", optimizer__learning_rate=1e30, optimizer__warmup=0, stop__after="60u"
+        )
+
+
+def test_workers_in_step_stop_at_an_epoch_with_every_batch_used(make: Make, tmp_path: Path) -> None:
+    config = dataclasses.replace(make(mode="sync", stop__after="2e", batch__tokens=300), run=str(tmp_path / "alone"))
+    assert start(config, False, False) == 0
+    alone = (tmp_path / "alone" / "last").resolve()
+    simulated = (run(make, tmp_path / "three", [2, 1], mode="sync", stop__after="2e", batch__tokens=300) / "last").resolve()
+    one, three = (checkpoint.load(path).facts["progress"] for path in (alone, simulated))
+    assert (one["tokens"], one["epochs"]) == (three["tokens"], three["epochs"])

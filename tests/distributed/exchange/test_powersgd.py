@@ -1,0 +1,91 @@
+"""Sums as products of thin matrices: the same everywhere, short, and what they miss comes later."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from virtual import engine, together
+
+from nmt_train.distributed.codec.dense import Dense
+from nmt_train.distributed.exchange import RESIDUAL
+from nmt_train.distributed.exchange.powersgd import LowRank
+from nmt_train.distributed.exchange.ring import Ring
+from nmt_train.distributed.transport import Tag
+from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.trace import Trace
+
+LAYOUT = [("weight", (12, 9)), ("bias", (7,)), ("other", (4, 3, 5)), ("small", (2, 2))]
+ELEMENTS = 12 * 9 + 7 + 60 + 4
+
+
+def summed(vectors: Tensor, rank: int) -> list[tuple[list[Tensor], Tensor, int]]:
+    """Of every rank, for `vectors` (steps, ranks, elements): the means, what is left to be sent, bytes sent."""
+
+    def reduce(wire: VirtualWire) -> tuple[list[Tensor], Tensor, int]:
+        trace = Trace(False, wire)
+        made = LowRank(Ring(wire, Dense(), trace), LAYOUT, rank, torch.zeros(ELEMENTS), trace)
+        found = []
+        for step in vectors:
+            own = step[wire.rank].clone()
+            made.reduce(own, 1)
+            found.append(own)
+        return found, made.carried()[RESIDUAL].clone(), wire.sent[Tag.RING][1]
+
+    ranks = vectors.shape[1]
+    return together(engine([1] * ranks), *[reduce] * ranks)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_all_have_the_same_and_nothing_is_lost(rank: int) -> None:
+    torch.manual_seed(1)
+    vectors = torch.randn(5, 3, ELEMENTS)
+    found = summed(vectors, rank)
+    for sums, _, _ in found:
+        assert all(torch.equal(one, other) for one, other in zip(sums, found[0][0], strict=True))
+    owed = sum((left for _, left, _ in found), torch.zeros(ELEMENTS))
+    torch.testing.assert_close(3 * sum(found[0][0]) + owed, vectors.sum((0, 1)), rtol=0, atol=1e-4)
+
+
+def test_what_is_no_matrix_is_averaged_as_it_is() -> None:
+    torch.manual_seed(2)
+    vectors = torch.randn(1, 2, ELEMENTS)
+    sums, owed, _ = summed(vectors, 1)[0]
+    for place in (slice(108, 115), slice(175, 179)):
+        torch.testing.assert_close(sums[0][place], vectors[0].mean(0)[place])
+        assert not owed[place].any()
+
+
+def test_the_factors_are_those_of_the_power_method() -> None:
+    torch.manual_seed(3)
+    vectors = torch.randn(1, 2, ELEMENTS)
+    found = summed(vectors, 1)[0][0][0][:108].view(12, 9)
+    q = torch.randn(9 + 15, generator=torch.Generator().manual_seed(20_190_531))[:9]
+    matrix = vectors[0].mean(0)[:108].view(12, 9)
+    p = matrix @ q
+    p = p / p.norm()
+    torch.testing.assert_close(found, torch.outer(p, matrix.T @ p), rtol=0, atol=1e-4)
+
+
+def test_a_matrix_of_low_rank_is_found_exactly() -> None:
+    torch.manual_seed(4)
+    step = torch.zeros(2, ELEMENTS)
+    left, right = torch.randn(12, 2), torch.randn(2, 9)
+    for its in step:
+        its[:108] = (left @ torch.randn(2, 2) @ right).flatten()
+    sums = summed(torch.stack([step]), 2)[0][0]
+    torch.testing.assert_close(sums[0], step.mean(0), rtol=0, atol=1e-3)
+
+
+def test_a_ranks_share_of_the_factors_is_what_is_sent() -> None:
+    sent = summed(torch.randn(1, 2, ELEMENTS), 1)[0][2]
+    assert sent == 4 * ((12 + 4 + 7 + 4) // 2 * 2 + 1 + (9 + 15))  # 27 is odd: one block is an element longer
+
+
+def test_what_is_not_finite_is_so_everywhere_and_forgotten() -> None:
+    vectors = torch.ones(2, 2, ELEMENTS)
+    vectors[0, 1, 5] = torch.inf
+    for sums, owed, _ in summed(vectors, 1):
+        assert not torch.isfinite(sums[0]).all()
+        assert torch.isfinite(sums[1]).all()
+        assert torch.isfinite(owed).all()

@@ -1,0 +1,123 @@
+"""Workers without a server: what each changes reaches all others once, and all end with the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Make
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import run, words
+from virtual import engine, together
+
+from nmt_train.common.errors import UserError
+from nmt_train.distributed.codec import ThresholdConfig
+from nmt_train.distributed.codec.strom_threshold import GRAIN, Threshold
+from nmt_train.distributed.exchange import UNSENT
+from nmt_train.distributed.exchange.strom import Peers
+from nmt_train.optim.optimizer import Optimizer, OptimizerConfig
+from nmt_train.simulation.cluster import Cost, DeviceConfig
+from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.trace import Trace
+from nmt_train.training.recovery import Inventory
+
+ELEMENTS, STEPS = 31, 5
+START = torch.linspace(-1, 1, ELEMENTS)
+
+
+def updates(rank: int, seed: int) -> torch.Tensor:
+    return 0.2 * torch.randn(STEPS, ELEMENTS, generator=torch.Generator().manual_seed(1000 * rank + seed))
+
+
+def changed(nodes: list[int], seed: int, config: ThresholdConfig) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Of every rank, after all gave their updates away at their own pace: its parameters, and what it did not send."""
+
+    def work(wire: VirtualWire) -> tuple[torch.Tensor, torch.Tensor]:
+        made = Peers(wire, START.clone(), OptimizerConfig(), Threshold(config), Trace(False, wire), prepares=False)
+        own = START.clone()
+        made.refresh(own)
+        for number, update in enumerate(updates(wire.rank, seed)):
+            wire.spend("forward", 100 * (number + 1) * (wire.rank + 1))
+            made.sync(update.clone(), own)
+        made.refresh(own)
+        return own, made.carried()[UNSENT]
+
+    costs = DeviceConfig(forward=Cost(0.01, 1e-4), backward=Cost(0.0, 0.0), update=Cost(0.0, 0.0))
+    return together(engine(nodes, seed, device=costs), *[work] * sum(nodes))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    nodes=st.lists(st.integers(1, 3), min_size=1, max_size=3), seed=st.integers(0, 10**6),
+    tau=st.sampled_from([None, 0.01, 0.3]), coding=st.sampled_from(["words", "golomb-rice"]),
+)  # fmt: skip
+def test_all_have_the_same_bits_once_all_has_arrived(nodes: list[int], seed: int, tau: float | None, coding: Any) -> None:
+    found = changed(nodes, seed, ThresholdConfig(tau=tau, density=0.2, coding=coding))
+    assert all(torch.equal(own, found[0][0]) for own, _ in found)
+    given_away = sum((updates(rank, seed).sum(0) for rank in range(len(found))), torch.zeros(ELEMENTS))
+    unsent = sum((owed for _, owed in found), torch.zeros(ELEMENTS))
+    torch.testing.assert_close(found[0][0], START + given_away - unsent, rtol=0, atol=1e-5)
+
+
+def test_nobody_waits_for_anybody() -> None:
+    def work(wire: VirtualWire) -> float:
+        made = Peers(wire, START.clone(), OptimizerConfig(), Threshold(ThresholdConfig()), Trace(False, wire), prepares=False)
+        own = START.clone()
+        made.refresh(own)
+        start = wire.now()
+        for update in updates(wire.rank, 1):
+            wire.spend("forward", 1 if wire.rank else 100)
+            made.sync(update, own)
+        return wire.now() - start
+
+    costs = DeviceConfig(forward=Cost(0.0, 1.0), backward=Cost(0.0, 0.0), update=Cost(0.0, 0.0))
+    assert together(engine([1, 1], device=costs), work, work) == [100.0 * STEPS, 1.0 * STEPS]
+
+
+def test_replicas_that_have_come_apart_are_found_at_the_next_checkpoint() -> None:
+    def work(wire: VirtualWire) -> None:
+        made = Peers(wire, START.clone(), OptimizerConfig(), Threshold(ThresholdConfig()), Trace(False, wire), prepares=False)
+        own = START.clone()
+        made.refresh(own)
+        if wire.rank == 1:
+            made._exact[7] += 2**-10
+        made.refresh(own)
+
+    with pytest.raises(UserError, match="have different parameters"):
+        together(engine([1, 1, 1]), *[work] * 3)
+
+
+def test_after_equally_many_changes_that_are_not_the_same_all_take_one_replica() -> None:
+    """Who ended may have told some of the others what it has not told the rest, who have changed more themselves."""
+
+    def work(wire: VirtualWire) -> dict[str, Any]:
+        made = Peers(wire, START.clone(), OptimizerConfig(), Threshold(ThresholdConfig()), Trace(False, wire), prepares=False)
+        made.refresh(START.clone())
+        made._exact[wire.rank] += GRAIN
+        made.optimizer.updates += 1
+        return {"pieces": [piece.facts() for piece in made.pieces(wire.rank)]}
+
+    said = together(engine([1, 1, 1]), *[work] * 3)
+    moves = Inventory(said).plan([slice(0, ELEMENTS)] * 3)
+    assert len(moves) == 3
+    assert len({move.source.rank for move in moves}) == 1
+
+
+def test_every_batch_is_done_once(make: Make, tmp_path: Path) -> None:
+    reference = run(make, tmp_path / "reference", [1], stop__after="2e")
+    folder = run(make, tmp_path / "run", [2, 1], shuffle_seed=1, mode="strom", stop__after="2e")
+    assert words(folder) == words(reference)
+
+
+def test_the_running_mean_counts_the_updates_of_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: dict[int, int] = {}
+
+    def smooth(its: Optimizer, times: int = 1) -> None:
+        counted[id(its)] = counted.get(id(its), 0) + times
+
+    monkeypatch.setattr(Optimizer, "smooth", smooth)
+    changed([2, 1], 3, ThresholdConfig(density=0.2))
+    assert set(counted.values()) == {3 * STEPS}

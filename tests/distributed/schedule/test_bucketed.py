@@ -1,0 +1,160 @@
+"""Gradients in buckets: the same sums, while the backward pass is still on its way."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from conftest import Make
+from pulled import settings
+from simulated import run
+from torch import Tensor, nn
+from virtual import engine, together
+
+from nmt_train.distributed.exchange import RESIDUAL
+from nmt_train.distributed.exchange.all_reduce import AllReduce
+from nmt_train.distributed.exchange.ring import Joined, Reducer
+from nmt_train.distributed.schedule.bucketed import Bucketed
+from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.modes import build as modes
+from nmt_train.optim.flat_model import Flat
+from nmt_train.optim.optimizer import Optimizer, OptimizerConfig
+from nmt_train.run import checkpoint
+from nmt_train.run.log import validations
+from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.trace import Trace
+
+PATIENCE = 30.0  # seconds that a thread is waited for, which otherwise would be so for ever
+
+
+class Recorder(Reducer):
+    """Says which parts of a vector it was given, and when the first has come."""
+
+    def __init__(self, whole: Tensor) -> None:
+        self._whole, self.parts, self.begun = whole, list[tuple[int, int]](), threading.Event()
+
+    def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Joined:
+        start = (vector.data_ptr() - self._whole.data_ptr()) // vector.element_size()
+        self.parts.append((start, start + vector.numel()))
+        self.begun.set()
+        return Joined(1.0, weight)
+
+
+class Layers(nn.Module):
+    """Two layers; `between` is called when the backward pass has been through the second, but not through the first."""
+
+    def __init__(self, between: Any) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second, self._between = nn.Linear(4, 6), nn.Linear(6, 2), between
+
+    def loss(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        if hidden.requires_grad:
+            hidden.register_hook(self._between)
+        return self.second(hidden).square().mean()
+
+
+def made(model: nn.Module, accumulate: int, buckets: int) -> tuple[Bucketed, Flat, Recorder]:
+    wire, flat = ThreadWire(), Flat(model)
+    recorder, trace = Recorder(flat.gradient), Trace(False, wire)
+    optimizer = Optimizer(OptimizerConfig(name="sgd", learning_rate=0.5, schedule="constant", warmup=0), flat.parameters)
+    exchange = AllReduce(wire, optimizer, recorder, 0.0, trace)
+    return Bucketed(flat, exchange, wire, trace, accumulate, buckets), flat, recorder
+
+
+def test_the_last_layers_bucket_is_summed_before_the_first_layer_is_computed() -> None:
+    seen = []
+    model = Layers(lambda _: seen.append(recorder.begun.wait(PATIENCE)))
+    schedule, flat, recorder = made(model, 1, 4)  # 44 elements, the second layer's are the last 14
+    schedule.backward(model.loss(torch.ones(5, 4)), 5, Trace(False, ThreadWire()))
+    assert seen == [True]
+    assert schedule.step()
+    assert recorder.parts == [(33, 44), (22, 33), (11, 22), (0, 11)]
+    assert not flat.gradient.any()
+
+
+def test_of_accumulated_steps_only_the_last_gives_anything_away() -> None:
+    model = Layers(lambda _: None)
+    schedule, flat, recorder = made(model, 3, 2)
+    trace, before = Trace(False, ThreadWire()), flat.parameters.clone()
+    batches = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(2))
+    for batch, last in zip(batches, (False, False, True), strict=True):
+        assert not recorder.parts
+        schedule.backward(model.loss(batch), 5, trace)
+        assert schedule.step() == last
+    assert recorder.parts == [(22, 44), (0, 22)]
+    plain = Layers(lambda _: None)
+    torch.stack([plain.loss(batch) for batch in batches]).mean().backward()
+    mean = torch.cat([parameter.grad.flatten() for parameter in plain.parameters() if parameter.grad is not None])
+    torch.testing.assert_close(flat.parameters, before - 0.5 * mean)
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 7, 1000])
+def test_what_was_owed_is_paid_in_full_and_once(buckets: int) -> None:
+    model, owed = Layers(lambda _: None), torch.arange(44.0)
+    schedule, flat, _ = made(model, 3, buckets)
+    before = flat.parameters.clone()
+    schedule.carry({RESIDUAL: owed})
+    for _ in range(2):
+        for _ in range(3):
+            schedule.backward(0 * model.loss(torch.ones(5, 4)), 5, Trace(False, ThreadWire()))
+            schedule.step()
+    torch.testing.assert_close(flat.parameters, before - 0.5 * owed)
+
+
+def test_a_drained_worker_has_given_away_what_had_piled_up() -> None:
+    model = Layers(lambda _: None)
+    schedule, _, recorder = made(model, 3, 2)
+    schedule.backward(model.loss(torch.ones(5, 4)), 5, Trace(False, ThreadWire()))
+    assert not schedule.step()
+    assert schedule.between
+    schedule.drain()
+    assert recorder.parts == [(22, 44), (0, 22)]
+    assert not schedule.between
+    assert schedule.exchange.updates == 1
+
+
+@pytest.mark.parametrize(("buckets", "accumulate"), [(2, 1), (5, 1), (64, 1), (5, 2)])
+def test_two_workers_train_the_same_with_any_number_of_buckets(
+    make: Make, tmp_path: Any, buckets: int, accumulate: int
+) -> None:
+    """To the bit, but where gradients pile up: their parts are divided before, instead of their sum."""
+    found = []
+    for number in (1, buckets):
+        folder = run(make, tmp_path / str(number), [1, 1], mode="sync", stop__after="5u", exchange__buckets=number,
+                     optimizer__name="sgd", batch__accumulate=accumulate)  # fmt: skip
+        found.append(checkpoint.load(folder / "last").tensors("parameters"))
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, rtol=0, atol=0 if accumulate == 1 else 1e-5)
+
+
+def test_on_a_simulated_clock_a_bucket_sets_out_when_its_share_of_the_backward_pass_is_over() -> None:
+    """Four buckets of 1,000 elements between two workers: a hop is 2,000 bytes, 2.25 s; a bucket takes two."""
+
+    def work(wire: VirtualWire, buckets: int) -> float:
+        config = settings("sync", {"exchange.buckets": buckets})
+        model = nn.Module()
+        model.values = nn.Parameter(torch.ones(4000))
+        flat, trace = Flat(model), Trace(False, wire)
+        schedule = modes.build(modes.check(config, wire.nodes), config, flat, wire, trace)
+        start = wire.now()
+        schedule.backward(model.values.sum(), 1, trace)
+        schedule.step()
+        return wire.now() - start
+
+    whole, parts = (together(engine([1, 1]), *[lambda wire, n=n: work(wire, n)] * 2)[0] for n in (1, 4))
+    update = 0.5
+    assert whole == pytest.approx(2 + 2 * 8.25 + update)
+    assert parts == pytest.approx(2 / 4 + 4 * 2 * 2.25 + update)  # the network is slower: it begins after a quarter
+
+
+def test_buckets_shorten_the_step_of_a_simulated_run(make: Make, tmp_path: Any) -> None:
+    times = {}
+    for buckets in (1, 8):
+        folder = run(make, tmp_path / str(buckets), [1, 1], mode="sync", stop__after="6u", validation__every="6u",
+                     exchange__buckets=buckets)  # fmt: skip
+        times[buckets] = validations(folder)[-1]["seconds"]
+    assert times[8] < times[1]

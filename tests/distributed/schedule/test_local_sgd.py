@@ -1,0 +1,115 @@
+"""Workers that go their own ways for some steps, and what becomes of these ways."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Make
+from pulled import RATE, START, Vector, settings, target, trained
+from simulated import events, run
+from virtual import engine, everybody_is_here, together
+
+from nmt_train.common.errors import UserError
+from nmt_train.modes import build as modes
+from nmt_train.optim.flat_model import Flat
+from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.trace import Trace
+
+
+def alone(start: torch.Tensor, rank: int, steps: int) -> torch.Tensor:
+    """Where plain descent takes a worker by itself."""
+    for _ in range(steps):
+        start = start - RATE * (start - target(rank))
+    return start
+
+
+def mean_way(start: torch.Tensor, ranks: int, steps: int) -> torch.Tensor:
+    return sum((alone(start, rank, steps) - start for rank in range(ranks)), torch.zeros(5)) / ranks
+
+
+def test_averaging_after_every_plain_step_is_sync() -> None:
+    local = trained("local-sgd", [1, 2], 7, {"local.every": 1})
+    for one, other in zip(local[0], trained("sync", [1, 2], 7)[0], strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+def test_after_every_few_steps_all_go_on_from_the_mean() -> None:
+    found = trained("local-sgd", [1, 1, 1], 7, {"local.every": 3})
+    expected = START
+    for step in (3, 6):
+        expected = expected + mean_way(expected, 3, 3)
+        for its in found:
+            torch.testing.assert_close(its[step], expected, rtol=0, atol=1e-5)
+    assert not torch.equal(found[0][5], found[1][5])
+    torch.testing.assert_close(found[2][-1], expected + mean_way(expected, 3, 1), rtol=0, atol=1e-5)  # drained
+
+
+@pytest.mark.parametrize("changes", [{"exchange.rule": "rounds"}, {"exchange.per": "node"}])
+def test_a_worker_that_is_drained_is_not_waited_for(changes: dict[str, str]) -> None:
+    """One worker has just exchanged when all are drained, the others have made another step."""
+    chosen, room = settings("local-sgd", {"override.exchange": "server", "local.every": 3, **changes}), engine([2, 1])
+
+    def work(wire: VirtualWire) -> torch.Tensor:
+        flat = Flat(Vector())
+        schedule = modes.build(modes.check(chosen, wire.nodes), chosen, flat, wire, Trace(False, wire))
+        schedule.refresh()
+        for _ in range(3 + (wire.rank > 0)):
+            flat.gradient.add_(flat.parameters - target(wire.rank), alpha=schedule.pile.add(1))
+            schedule.step()
+        schedule.drain()
+        everybody_is_here(wire)
+        schedule.refresh()
+        return flat.parameters
+
+    found = together(room, *[work] * 3)
+    assert all(torch.equal(its, found[0]) for its in found)
+
+
+def test_simuparallel_averages_once_at_the_end() -> None:
+    found = trained("simuparallel", [1, 1], 9, {"stop.after": "1e"})
+    for rank, its in enumerate(found):
+        torch.testing.assert_close(its[8], alone(START, rank, 8), rtol=0, atol=1e-5)
+    torch.testing.assert_close(found[0][-1], START + mean_way(START, 2, 9), rtol=0, atol=1e-5)
+    assert torch.equal(found[0][-1], found[1][-1])
+
+
+@pytest.mark.parametrize("stop", ["1e", "20t"])
+def test_more_local_steps_than_the_run_has_are_refused(make: Make, tmp_path: Path, stop: str) -> None:
+    changes = {"mode": "local-sgd", "local__every": 1000, "stop__after": stop}
+    with pytest.raises(
+        UserError, match=r"local.every: 1000 steps are more than each of 2 workers makes .* about \d+\); give fewer"
+    ):
+        run(make, tmp_path, [1, 1], **changes)
+    assert run(make, tmp_path / "once", [1, 1], **changes | {"local__every": 0})
+
+
+def test_diloco_takes_the_mean_way_as_the_gradient_of_nesterovs_momentum() -> None:
+    options = {"local.every": 4, "local.outer_rate": 0.5, "local.outer_momentum": 0.8, "override.up": "dense"}
+    found = trained("diloco", [1, 1], 12, options)
+    parameter = torch.nn.Parameter(START.clone())
+    outer = torch.optim.SGD([parameter], lr=0.5, momentum=0.8, nesterov=True)
+    for step in (4, 8, 12):
+        parameter.grad = -mean_way(parameter.detach().clone(), 2, 4)
+        outer.step()
+        torch.testing.assert_close(found[0][step], parameter.detach(), rtol=0, atol=1e-5)
+        assert torch.equal(found[0][step], found[1][step])
+
+
+def test_a_run_that_averages_once_ends_validated_with_what_all_have_in_common(make: Make, tmp_path: Path) -> None:
+    folder = run(
+        make, tmp_path / "run", [1, 1], mode="simuparallel", local__every=None, stop__after="3e", validation__every="1e"
+    )
+    validations = events(folder, "validation")
+    assert [event["update"] for event in validations] == [1]
+    assert json.loads((folder / "last" / "checkpoint.json").read_text())["progress"]["epochs"] == 3
+
+
+@pytest.mark.parametrize("chain", [("sparse", "local-sgd", "diloco", "single"), ("single", "diloco", "sync", "sparse", "pipe")])
+def test_a_run_goes_on_in_any_other_mode(make: Make, tmp_path: Path, chain: tuple[str, ...]) -> None:
+    for number, mode in enumerate(chain, 1):
+        nodes = [1] if mode == "single" else [1, 1]
+        folder = run(make, tmp_path / "run", nodes, mode=mode, stop__after=f"{number}e", dropping__up=0.9)
+    assert json.loads((folder / "last" / "checkpoint.json").read_text())["progress"]["epochs"] == len(chain)

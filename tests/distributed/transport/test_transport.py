@@ -1,0 +1,103 @@
+"""What wires promise: contents and order of messages, ends of waits, one clock."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memory import MemoryWire, together, wires
+
+from nmt_train.distributed.message import DTYPES, Message, from_json, to_json
+from nmt_train.distributed.transport import Aborted, Lost, Tag
+from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.distributed.transport.mpi.framing import SLOTS, contents, pack, unpack
+from nmt_train.distributed.transport.mpi.progress_thread import Slots
+from nmt_train.distributed.transport.mpi.rendezvous import answer_pings, measure_offset
+
+TENSORS = st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 20)), max_size=4)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    tag=st.sampled_from(Tag),
+    numbers=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4),
+    tensors=TENSORS,
+    slot=st.booleans(),
+)
+def test_a_frame_holds_the_whole_message(
+    tag: Tag, numbers: list[int], tensors: list[tuple[torch.dtype, int]], slot: bool
+) -> None:
+    message = Message(tuple(numbers), tuple(torch.arange(size).to(dtype) for dtype, size in tensors))
+    found, at, read = unpack(pack(tag, 17 * slot, message), "rank 1", 1 << 20, frozenset(Tag))
+    assert (found, at, read.numbers) == (tag, 17 * slot, message.numbers)
+    assert [(tensor.dtype, tensor.shape) for tensor in read.tensors] == [(t.dtype, t.shape) for t in message.tensors]
+    if slot:  # long contents come by themselves
+        for part, original in zip(contents(read), contents(message), strict=True):
+            part[:] = original
+    assert all(torch.equal(left, right) for left, right in zip(read.tensors, message.tensors, strict=True))
+
+
+def test_a_message_knows_its_size() -> None:
+    assert Message((1, 2), (torch.zeros(3), torch.zeros(5, dtype=torch.uint8))).bytes == 12 + 5
+    assert to_json(from_json({"a": [1, "ü"]})) == {"a": [1, "ü"]}
+
+
+def test_messages_of_a_sender_and_tag_keep_their_order_and_others_do_not_get_in_between() -> None:
+    left, right, third = wires([0, 0, 1])
+    for number in range(3):
+        left.send(1, Tag.PUSH, Message((number,)))
+        third.send(1, Tag.PUSH, Message((10 + number,)))
+        left.send(1, Tag.ANSWER, Message((20 + number,), (torch.zeros(2),)))
+    assert [right.receive(2, Tag.PUSH).result()[1].numbers[0] for _ in range(3)] == [10, 11, 12]
+    assert [right.receive(None, Tag.PUSH).result() for _ in range(3)] == [(0, Message((number,))) for number in range(3)]
+    assert [right.receive(0, Tag.ANSWER).result()[1].numbers[0] for _ in range(3)] == [20, 21, 22]
+    assert right.received[Tag.PUSH] == [6, 0]
+    assert left.sent[Tag.ANSWER] == [3, 24]
+
+
+def test_whoever_waits_is_woken_when_the_wire_closes_or_a_task_fails() -> None:
+    wire = ThreadWire()
+    waiting = wire.receive(None, Tag.PUSH)
+    task = wire.spawn("server", lambda: wire.receive(None, Tag.ANSWER).result())
+    wire.close()
+    for wait in (waiting.result, task.result, wire.event().wait):
+        with pytest.raises(Aborted):
+            wait()
+    broken = ThreadWire()
+    failing = broken.spawn("server", lambda: 1 // 0)
+    for wait in (failing.result, broken.receive(None, Tag.PUSH).result, broken.event().wait):
+        with pytest.raises(ZeroDivisionError):
+            wait()
+
+
+def test_clocks_of_two_hosts_are_aligned_by_the_quickest_round_trip() -> None:
+    class Late(MemoryWire):
+        def now(self) -> float:
+            return super().now() - 1000.0
+
+    made: list[MemoryWire] = []
+    made += [MemoryWire(0, [0, 1], made), Late(1, [0, 1], made)]
+    _, offset = together(lambda: answer_pings(made[0], 1), lambda: measure_offset(made[1]))
+    assert offset == pytest.approx(1000.0, abs=0.05)
+
+
+def test_a_slow_message_keeps_its_slot_however_many_others_pass_it() -> None:
+    slots = Slots()
+    slow = slots.take(1)
+    seen = set()
+    for _ in range(2 * SLOTS):
+        slot = slots.take(1)
+        seen.add(slot)
+        slots.free(1, slot)
+    assert slow not in seen
+    assert seen <= set(range(1, SLOTS + 1))
+    assert slots.take(2) == slow, "another peer's slots are its own"
+
+
+def test_a_peer_that_takes_nothing_in_is_named() -> None:
+    slots = Slots()
+    for _ in range(SLOTS):
+        slots.take(3)
+    with pytest.raises(Lost, match=r"rank 3 takes nothing in: .*; look at what it does"):
+        slots.take(3)

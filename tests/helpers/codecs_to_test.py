@@ -1,0 +1,31 @@
+"""Codecs by name, with settings that show what they do on small vectors."""
+
+from __future__ import annotations
+
+import torch
+
+from nmt_train.distributed.codec import DroppingConfig, QsgdConfig, ThresholdConfig
+from nmt_train.distributed.codec.dense import Dense
+from nmt_train.distributed.codec.int8 import Int8
+from nmt_train.distributed.codec.onebit import OneBit
+from nmt_train.distributed.codec.qsgd import Qsgd
+from nmt_train.distributed.codec.strom_threshold import Threshold
+from nmt_train.distributed.codec.topk import TopK
+
+CODECS = {
+    "dense": lambda: Dense(),
+    "half": lambda: Dense(torch.float16),
+    "top-k": lambda: TopK(DroppingConfig(warmup="none", values="fp32", indices="int32"), 0.9),
+    "top-k, sampled": lambda: TopK(DroppingConfig(warmup="none", sample=100), 0.99),
+    "top-k, warming up": lambda: TopK(DroppingConfig(warmup="exponential", warmup_updates=10), 0.99),
+}
+ROUNDED = {  # their parts of a vector may be larger than its elements, and what is left is rounded as the largest
+    "bf16": lambda: Dense(torch.bfloat16),
+    "int8": lambda: Int8(),
+    "onebit": lambda: OneBit(),
+    "qsgd, elias": lambda: Qsgd(QsgdConfig(bucket=64)),
+    "qsgd, plain": lambda: Qsgd(QsgdConfig(levels=1, bucket=1000, coding="plain")),
+    "threshold, words": lambda: Threshold(ThresholdConfig(tau=0.5, coding="words")),
+    "threshold, golomb-rice": lambda: Threshold(ThresholdConfig(tau=1e-4)),
+    "threshold, by density": lambda: Threshold(ThresholdConfig(density=0.1)),
+}

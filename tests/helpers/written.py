@@ -1,0 +1,22 @@
+"""Configurations as files, and the checkpoints of the runs that they describe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nmt_train import config as configuration
+from nmt_train.config import Config
+from nmt_train.run import checkpoint
+from nmt_train.run.folder import Run
+
+
+def written(config: Config, name: str = "config.yml") -> str:
+    path = Path(config.run).parent / name
+    path.write_text(configuration.to_yaml(config), encoding="utf-8")
+    return str(path)
+
+
+def last(config: Config) -> checkpoint.Checkpoint:
+    path = Run(Path(config.run)).last()
+    assert path is not None
+    return checkpoint.load(path)

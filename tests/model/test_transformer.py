@@ -1,0 +1,206 @@
+"""The transformer against small references: attention written out, masks, dropout, step-wise decoding."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from nmt_train import device
+from nmt_train.common.errors import UserError
+from nmt_train.corpus.batches import Batch, assemble
+from nmt_train.model import PRESETS, ModelConfig
+from nmt_train.model.attention import Attention, attend
+from nmt_train.model.dropout import drop_words, dropout
+from nmt_train.model.transformer import Transformer
+
+VOCABULARY = 30
+
+
+def tiny(**changes: object) -> ModelConfig:
+    sizes = {"encoder_layers": 2, "decoder_layers": 2, "dim": 16, "ffn_dim": 24, "heads": 4, "dropout": 0.0}
+    return ModelConfig(**{**sizes, **changes})  # type: ignore[arg-type]
+
+
+def model(**changes: object) -> Transformer:
+    torch.manual_seed(1)
+    return Transformer(tiny(**changes), VOCABULARY)
+
+
+def sentences(*lengths: int, seed: int = 0) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    return [random.integers(4, VOCABULARY, size=length) for length in lengths]
+
+
+def by_hand(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Attention element by element, in Python's own arithmetic."""
+    result = torch.zeros_like(query)
+    batch, heads, length, dim = query.shape
+    for b in range(batch):
+        for h in range(heads):
+            for i in range(length):
+                weights = []
+                for j in range(key.shape[2]):
+                    score = sum(float(query[b, h, i, d]) * float(key[b, h, j, d]) for d in range(dim)) / math.sqrt(dim)
+                    weights.append(math.exp(score + float(mask[b, 0, i, j])))
+                for j, weight in enumerate(weights):
+                    result[b, h, i] += weight / sum(weights) * value[b, h, j]
+    return result
+
+
+def test_attention_is_what_the_paper_writes() -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 2, length, 4) for length in (3, 5, 5))
+    mask = torch.zeros(2, 1, 3, 5)
+    mask[1, :, :, 3:] = -math.inf
+    torch.testing.assert_close(attend(query, key, value, mask, 0.0), by_hand(query, key, value, mask))
+
+
+def test_self_attention_splits_its_fused_projection_into_queries_keys_and_values() -> None:
+    torch.manual_seed(0)
+    attention, x = Attention(8, 2, 0.0, cross=False), torch.randn(2, 3, 8)
+    weight, bias = attention.query_key_value.weight, attention.query_key_value.bias
+    query, key, value = (
+        (x @ weight[8 * part : 8 * part + 8].T + bias[8 * part : 8 * part + 8]).view(2, 3, 2, 4).transpose(1, 2)
+        for part in range(3)
+    )
+    expected = attention.output(by_hand(query, key, value, torch.zeros(2, 1, 3, 3)).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attention(x, None, None), expected)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_padding_changes_nothing(norm: str) -> None:
+    network = model(norm=norm).eval()
+    source, target = sentences(3, 7), sentences(6, 2, seed=1)
+    together = network.cross_entropy(assemble(source, target))
+    apart = sum(network.cross_entropy(assemble([s], [t])) for s, t in zip(source, target, strict=True))
+    torch.testing.assert_close(together, apart)
+
+
+def test_a_position_sees_itself_and_those_before_but_none_after() -> None:
+    network = model().eval()
+    source = torch.randint(4, VOCABULARY, (1, 5))
+    memory, target = network.encode(source, None), torch.randint(4, VOCABULARY, (1, 6))
+    changed = target.clone()
+    changed[0, 3] = 4 + (changed[0, 3] - 3) % (VOCABULARY - 4)
+    before, after = network.decode(target, memory, None), network.decode(changed, memory, None)
+    torch.testing.assert_close(before[:, :3], after[:, :3])
+    assert not torch.allclose(before[:, 3:], after[:, 3:])
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("tied", ["all", "target-output", "none"])
+def test_decoding_step_by_step_gives_the_same_logits_as_all_at_once(norm: str, tied: str) -> None:
+    network = model(norm=norm, tied=tied).eval()
+    batch = assemble(sentences(4, 6), sentences(5, 5, seed=2))
+    hidden = network.decode(batch.target_in, network.encode(batch.source, batch.source_mask), batch.source_mask)
+    expected = hidden @ network.output_matrix.T
+    state = network.start(batch.source, batch.source_mask)
+    words = batch.target_in
+    for position in range(words.shape[1]):
+        logits = network.step(words[:, position : position + 1].expand(-1, 3).contiguous(), state)
+        for beam in range(3):
+            torch.testing.assert_close(logits[:, beam], expected[:, position], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("tied", "matrices"), [("all", 1), ("target-output", 2), ("none", 3)])
+def test_tied_embeddings_are_one_matrix(tied: str, matrices: int) -> None:
+    network = model(tied=tied)
+    assert sum(parameter.shape == (VOCABULARY, 16) for parameter in network.parameters()) == matrices
+
+
+def parameters(config: ModelConfig, vocabulary: int) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in Transformer(config, vocabulary).parameters())
+
+
+def test_presets_have_the_sizes_of_the_paper() -> None:
+    assert {name: (sizes["dim"], sizes["ffn_dim"], sizes["heads"]) for name, sizes in PRESETS.items()} == {
+        "tiny": (128, 256, 4), "small": (256, 1024, 4), "base": (512, 2048, 8), "big": (1024, 4096, 16),
+    }  # fmt: skip
+    # Vaswani et al. 2017, table 3: 65 and 213 million with 37,000 shared pieces.
+    assert round(parameters(ModelConfig(preset="base"), 37_000) / 1e6) in range(62, 66)
+    assert round(parameters(ModelConfig(preset="big"), 37_000) / 1e6) in range(210, 216)
+
+
+def test_dropout_keeps_the_expectation_the_rate_and_the_gradient_of_what_is_kept() -> None:
+    torch.manual_seed(0)
+    x = torch.ones(2000, 100, requires_grad=True)
+    y = dropout(x, 0.3, training=True)
+    dropped = float((y == 0).float().mean())
+    assert abs(dropped - 77 / 256) < 0.005
+    torch.testing.assert_close(y.detach()[y > 0], torch.full((int((y > 0).sum()),), 256 / (256 - 77)))
+    assert abs(float(y.mean()) - 1) < 0.01
+    y.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, y.detach())
+    columns = (y == 0).float().mean(0)
+    assert float(columns.max() - columns.min()) < 0.1, "every column alike: all bits of the random words are used"
+    assert torch.equal(dropout(x, 0.3, training=False), x)
+
+
+@pytest.mark.parametrize("probability", [0.001, 0.5, 0.997, 0.999])
+def test_dropout_keeps_the_expectation_at_any_probability(probability: float) -> None:
+    torch.manual_seed(0)
+    y = dropout(torch.ones(1 << 20), probability, training=True)
+    assert abs(float(y.mean()) - 1) < 0.1
+
+
+def test_dropped_words_are_dropped_whole() -> None:
+    torch.manual_seed(0)
+    kept = drop_words(torch.ones(500, 4), 0.2, training=True).sum(1)
+    assert set(kept.tolist()) == {0.0, 4.0}
+    assert 0.1 < float((kept == 0).float().mean()) < 0.3
+
+
+def test_training_overfits_a_batch_to_near_zero_loss() -> None:
+    network = model(label_smoothing=0.0)
+    batch = assemble(sentences(4, 6, 5, 7), sentences(5, 5, 4, 6, seed=2))
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = network.loss(batch)
+        loss.backward()
+        optimizer.step()
+    assert float(loss) < 0.01
+
+
+def test_bfloat16_loss_and_gradient_are_near_those_of_fp32() -> None:
+    batch: Batch = assemble(sentences(8, 9, 10), sentences(9, 8, 9, seed=2))
+    gradients, losses = [], []
+    for precision in (torch.float32, torch.bfloat16):
+        network = model()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == torch.bfloat16):
+            loss = network.loss(batch)
+        loss.backward()
+        losses.append(float(loss))
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in network.parameters()]))  # type: ignore[union-attr]
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+    assert float(torch.cosine_similarity(gradients[0], gradients[1], dim=0)) > 0.999
+
+
+def test_a_compiled_version_has_the_same_loss_gradients_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch traces it; what it then makes of that takes minutes, and is measured by scripts/check_gpu."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(device.shutil, "which", lambda name: name)
+    plain, traced = model(), model()
+    traced.train_by(device.compiled(traced.states, torch.device("cpu")))
+    for lengths in ([5, 3, 7], [4, 4], [6, 2, 2, 3]):
+        batch = assemble(sentences(*lengths), sentences(*lengths, seed=1))
+        losses = [its.loss(batch) for its in (plain, traced)]
+        torch.testing.assert_close(losses[1], losses[0])
+        for loss in losses:
+            loss.backward()
+    assert [name for name, _ in traced.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    for ours, theirs in zip(traced.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device.shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match=r"compile: torch needs a compiler for it, and host \S+ has none"):
+        device.compiled(torch.relu, torch.device("cpu"))

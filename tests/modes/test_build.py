@@ -1,0 +1,85 @@
+"""The table of modes: what a row becomes on a number of ranks, and what follows from the number of workers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from conftest import Make
+from torch import nn
+
+from nmt_train.common.errors import UserError
+from nmt_train.distributed.codec import DroppingConfig, dropped_down
+from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.modes import build as modes
+from nmt_train.optim.flat_model import Flat
+from nmt_train.optim.optimizer import OptimizerConfig, among
+from nmt_train.trace import Trace
+
+
+@pytest.mark.parametrize(
+    ("mode", "nodes", "per", "workers", "optimizer", "exchange"),
+    [
+        ("single", (0,), "device", 1, "shard", "alone"),
+        ("single", (0, 0), "device", 2, "shard", "server"),
+        ("vanilla", (0, 0, 1), "device", 3, "shard", "server"),
+        ("overlap", (0, 0, 1), "node", 2, "shard", "server"),
+        ("sparse", (0,), "device", 1, "shard", "server"),
+        ("sparse", (0, 0, 1), "device", 3, "worker", "server"),
+        ("sparse-overlap", (0, 0), "node", 1, "worker", "server"),
+    ],
+)
+def test_a_row_on_ranks(
+    make: Make, mode: str, nodes: tuple[int, ...], per: str, workers: int, optimizer: str, exchange: str
+) -> None:
+    found = modes.check(make(mode=mode, exchange__per=per), nodes)
+    assert (found.workers, found.optimizer, found.exchange) == (workers, optimizer, exchange)
+
+
+def test_what_is_asked_for_replaces_what_the_row_has(make: Make) -> None:
+    assert modes.check(make(mode="sparse", optimizer__at="shard"), (0, 1)).optimizer == "shard"
+    assert modes.check(make(mode="sparse", exchange__local_gradient=True), (0, 1)).optimizer == "shard"
+    assert modes.check(make(mode="vanilla", override__up="half"), (0, 1)).up == "half"
+
+
+def test_what_a_row_for_one_machine_becomes_on_its_devices_is_refused_as_in_any_mode(make: Make) -> None:
+    changes = {"exchange__rule": "rounds", "exchange__one_channel_per_node": True}
+    for mode, nodes in (("vanilla", (0, 1)), ("single", (0, 0))):
+        with pytest.raises(UserError, match=r"exchange.one_channel_per_node: .* but a round waits for all; remove it"):
+            modes.check(make(mode=mode, **changes), nodes)
+
+
+@pytest.mark.parametrize("changes", [{"mode": "vanilla"}, {"mode": "pipe"}, {"mode": "powersgd"}, {"mode": "local-sgd"}])
+def test_buckets_where_parts_cannot_travel_apart_are_refused(make: Make, changes: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"exchange.buckets: parts of a gradient travel apart with .*; remove it"):
+        modes.row(make(exchange__buckets=4, **changes))
+    assert modes.settled(modes.row(make(**changes)), make(**changes)).exchange.buckets == 1
+    assert modes.settled(modes.row(make(mode="sync")), make(mode="sync")).exchange.buckets == 8
+
+
+def test_deltas_let_through_what_is_news_to_a_worker() -> None:
+    found = [dropped_down(DroppingConfig(up=0.99), pushes) for pushes in (0, 1, 2, 7, 100, 500)]
+    assert found == pytest.approx([0.99, 0.99, 0.98, 0.93, 0.0, 0.0])
+    assert dropped_down(DroppingConfig(up=0.99, down=0.5), 7) == 0.5
+
+
+def test_momentum_gives_way_to_that_of_asynchrony() -> None:
+    config = OptimizerConfig(beta1=0.9)
+    assert among(1, config).beta1 == 0.9
+    assert [among(workers, config).beta1 for workers in (2, 4, 8, 100)] == pytest.approx([0.4, 0.15, 0.025, 0.0])
+    given = OptimizerConfig(beta1=0.9, async_beta1=0.7)
+    assert [among(workers, given).beta1 for workers in (1, 2)] == [0.9, 0.7]
+
+
+def test_many_workers_warm_up_for_longer() -> None:
+    config = OptimizerConfig(warmup=400)
+    assert [among(workers, config).warmup for workers in (1, 2, 8)] == [400, 635, 1600]
+    given = OptimizerConfig(warmup=400, async_warmup=500)
+    assert [among(workers, given).warmup for workers in (1, 2)] == [400, 500]
+
+
+def test_workers_whose_pushes_are_bundled_count_as_one(make: Make) -> None:
+    config = make(mode="vanilla", exchange__bundle=2, optimizer__warmup=100, optimizer__beta1=0.9)
+    flat, wire = Flat(nn.Linear(2, 1)), ThreadWire()
+    built = modes.build(dataclasses.replace(modes.row(config), workers=3), config, flat, wire, Trace(False, wire))
+    assert (built.exchange.optimizer.config.beta1, built.exchange.optimizer.config.warmup) == (0.9, 100)

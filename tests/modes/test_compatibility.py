@@ -1,0 +1,99 @@
+"""Every product of schedule, exchange and codec either trains or is refused with a sentence."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, get_args
+
+import pytest
+import torch
+from conftest import ROOT
+from pulled import START, Vector, settings, target
+from torch import Tensor
+from virtual import engine, everybody_is_here, together
+
+from nmt_train.common.errors import UserError
+from nmt_train.modes import build as modes
+from nmt_train.modes.table import CodecName
+from nmt_train.optim.flat_model import Flat
+from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.trace import Trace
+
+NODES, STEPS = [2, 1], 24
+OPTIONS: dict[str, Any] = {
+    "local.every": 3, "downpour.push": 2, "downpour.fetch": 3, "threshold.density": 0.4, "dropping.up": 0.6,
+    "qsgd.levels": 127, "stop.after": "9e",
+}  # fmt: skip
+PRODUCTS = [*itertools.product(modes.SCHEDULES, modes.EXCHANGES, get_args(CodecName))]
+
+
+def trained(schedule: str, exchange: str, codec: str, mode: str = "vanilla") -> list[Tensor]:
+    """Of every rank the parameters that all have in common in the end; all are pulled to the same place."""
+    down = codec if exchange == "server" and codec != "qsgd" else "dense"
+    chosen = settings(mode, OPTIONS | {
+        "override.schedule": schedule, "override.exchange": exchange, "override.up": codec, "override.down": down,
+    })  # fmt: skip
+    room = engine([1] if exchange == "alone" else NODES)
+
+    def work(wire: VirtualWire) -> Tensor:
+        torch.manual_seed(wire.rank)
+        flat = Flat(Vector())
+        mode = modes.check(chosen, wire.nodes)
+        made = modes.build(mode, chosen, flat, wire, Trace(False, wire))
+        made.refresh()
+        for _ in range(STEPS):
+            wire.spend("forward", 1)
+            flat.gradient.add_((flat.parameters - target(1)) / wire.size, alpha=made.pile.add(1))
+            made.step()
+        made.drain()
+        everybody_is_here(wire)
+        made.refresh()
+        return flat.parameters
+
+    return together(room, *[work] * len(room.wires))
+
+
+@pytest.mark.parametrize(("schedule", "exchange", "codec"), PRODUCTS)
+def test_a_product_trains_or_is_refused(schedule: str, exchange: str, codec: str) -> None:
+    try:
+        found = trained(schedule, exchange, codec)
+    except UserError as error:
+        assert str(error).startswith(("override.", "mode:")), error
+        assert ";" in str(error), "it says what to do"
+        return
+    assert all(torch.equal(one, other) for one, other in zip(found, trained(schedule, exchange, codec), strict=True))
+    assert all(torch.equal(its, found[0]) for its in found)
+    assert float((found[0] - target(1)).norm()) < 0.75 * float((START - target(1)).norm())
+
+
+@pytest.mark.parametrize("mode", [mode for mode in modes.MODES if modes.MODES[mode].optimizer == "worker"])
+@pytest.mark.parametrize("schedule", ["every-step", "pipelined"])
+def test_gradients_are_not_taken_for_updates_where_the_modes_own_schedule_makes_those(mode: str, schedule: str) -> None:
+    try:
+        found = trained(schedule, "all-reduce", "dense", mode)
+    except UserError as error:
+        assert "; " in str(error)
+        return
+    assert float((found[0] - target(1)).norm()) < 0.75 * float((START - target(1)).norm())
+
+
+def test_what_runs_and_what_does_not_is_known() -> None:
+    """So that a rule that refuses too much, or too little, is seen."""
+    counts: dict[str, int] = {}
+    for schedule, exchange, codec in PRODUCTS:
+        chosen = {"override.schedule": schedule, "override.exchange": exchange, "override.up": codec}
+        try:
+            modes.row(settings("vanilla", OPTIONS | chosen))
+        except UserError:
+            continue
+        counts[f"{schedule} x {exchange}"] = counts.get(f"{schedule} x {exchange}", 0) + 1
+    assert counts == {
+        "every-step x alone": 1, "every-step x server": 8, "every-step x all-reduce": 5, "every-step x peers": 1,
+        "overlapped x server": 8, "overlapped x peers": 1, "pipelined x all-reduce": 5, "local-steps x server": 8,
+        "local-steps x all-reduce": 5, "local-steps x peers": 1, "downpour x server": 8, "downpour x peers": 1,
+    }  # fmt: skip
+
+
+def test_every_mode_is_described() -> None:
+    text = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    assert [mode for mode in modes.MODES if f"| `{mode}` |" not in text] == []

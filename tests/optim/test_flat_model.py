@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from nmt_train.common.errors import UserError
+from nmt_train.optim.flat_model import Flat, cut
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def test_the_vectors_are_the_models_own_parameters_and_gradients() -> None:
+    model = network()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    flat = Flat(model)
+    assert flat.parameters.numel() == 3 * 4 + 4 + 4 * 2 + 2
+    for parameter, value in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter, value)
+    model(torch.ones(5, 3)).sum().backward()
+    assert torch.equal(flat.gradient, torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))  # type: ignore[union-attr]
+    first = flat.gradient.clone()
+    model(torch.ones(5, 3)).sum().backward()
+    torch.testing.assert_close(flat.gradient, 2 * first)
+    flat.parameters.fill_(1.0)
+    assert all(bool((parameter == 1).all()) for parameter in model.parameters())
+
+
+def test_borrowed_values_are_given_back_bit_for_bit_even_after_an_error() -> None:
+    model = network()
+    flat = Flat(model)
+    own = flat.parameters.clone()
+    with pytest.raises(RuntimeError), flat.using(torch.zeros_like(own)):
+        assert not any(bool(parameter.any()) for parameter in model.parameters())
+        raise RuntimeError
+    assert torch.equal(flat.parameters, own)
+
+
+def test_named_tensors_load_back_and_those_of_another_model_are_refused() -> None:
+    flat = Flat(network())
+    saved = {name: tensor.clone() for name, tensor in flat.named(flat.parameters).items()}
+    target = torch.zeros_like(flat.parameters)
+    flat.load(saved, target, "here")
+    assert torch.equal(target, flat.parameters)
+    with pytest.raises(UserError, match="here: parameter 0.weight has another shape"):
+        flat.load({**saved, "0.weight": torch.zeros(1, 3)}, target, "here")
+    with pytest.raises(UserError, match="here: parameter 7.bias is in only one of"):
+        flat.load({**saved, "7.bias": torch.zeros(1)}, target, "here")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10_000), st.lists(st.integers(1, 5), min_size=1, max_size=6), st.data())
+def test_a_limited_number_of_ranks_holds_shards_one_of_each_node_first(
+    elements: int, devices: list[int], data: st.DataObject
+) -> None:
+    nodes = [node for node, count in enumerate(devices) for _ in range(count)]
+    most = data.draw(st.integers(1, len(nodes) + 1))
+    shards = cut(elements, nodes, most)
+    if elements >= 36:  # enough for every one of at most 6 x 5
+        holders = [nodes[rank] for rank, shard in enumerate(shards) if shard.start < shard.stop]
+        assert len(holders) == min(most, len(nodes))
+        assert len(set(holders)) == min(most, len(devices))
+        assert shards[0].stop > shards[0].start == 0
+    assert sorted((s.start, s.stop) for s in shards if s.start < s.stop) == sorted(
+        (s.start, s.stop)
+        for s in cut(elements, [nodes[r] for r, s in enumerate(shards) if s.start < s.stop])
+        if s.start < s.stop
+    )
+    assert sum(shard.stop - shard.start for shard in shards) == elements
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10_000), st.lists(st.integers(1, 5), min_size=1, max_size=6))
+def test_shards_tile_the_parameters_and_nodes_carry_the_same(elements: int, devices: list[int]) -> None:
+    nodes = [node for node, count in enumerate(devices) for _ in range(count)]
+    shards = cut(elements, nodes)
+    ordered = sorted(shards, key=lambda shard: (shard.start, shard.stop))
+    assert ordered[0].start == 0
+    assert ordered[-1].stop == elements
+    assert all(left.stop == right.start for left, right in pairwise(ordered))
+    sizes = [sum(s.stop - s.start for s, its in zip(shards, nodes, strict=True) if its == node) for node in range(len(devices))]
+    assert max(sizes) - min(sizes) <= 1
+    for node in range(len(devices)):
+        within = [s.stop - s.start for s, its in zip(shards, nodes, strict=True) if its == node]
+        assert max(within) - min(within) <= 1
+
+
+def test_ranks_of_a_node_need_not_be_neighbours() -> None:
+    assert cut(8, (0, 1, 0, 1)) == [slice(0, 2), slice(4, 6), slice(2, 4), slice(6, 8)]

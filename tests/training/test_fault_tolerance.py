@@ -1,0 +1,244 @@
+"""Ranks that end while training goes on: what is then still true, whenever it happens.
+
+Batches have numbers, and parameters count which batch's gradient was applied to which part of them (ledger.py), so that nothing
+can be lost or doubled unseen. scripts/soak tries thousands of seeds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import ledger
+import pytest
+import torch
+from conftest import Make
+from simulated import MODES, events
+
+from nmt_train.config import Config
+from nmt_train.distributed.exchange import RESIDUAL
+from nmt_train.distributed.schedule.overlap import Overlap
+from nmt_train.distributed.transport import Lost
+from nmt_train.run import checkpoint
+from nmt_train.run.folder import Run
+from nmt_train.simulation.cluster import Cost, Cut, Kill, Straggler
+from nmt_train.training import recovery as recover
+from nmt_train.training.data_balance import Dealing
+from nmt_train.training.worker import Worker
+
+_GIVEN = os.environ.get("NMT_TRAIN_SEEDS", "")  # first:end
+SEEDS = range(*map(int, (_GIVEN or "0:60").split(":")))  # of each mode
+FEWER = SEEDS if _GIVEN else SEEDS[:6]
+CUTS = SEEDS[::10]
+EXACT = ("vanilla", "overlap", "downpour", "sync", "pipe")  # what is applied is counted exactly
+OTHERS = tuple(mode for mode in MODES if mode not in (*EXACT, "single"))
+EPOCHS = 3
+
+
+def trial(make: Make, mode: str, seed: int) -> tuple[ledger.Outcome, list[dict[str, Any]]]:
+    """A run on two to four machines of one or two ranks, of which any but one may end at any time; and what it said of that."""
+    draw = random.Random(f"{mode} {seed}")
+    nodes = [draw.choice([1, 1, 2]) for _ in range(draw.randint(2, 4))]
+    doomed = draw.sample(range(sum(nodes)), draw.randint(1, sum(nodes) - 1))
+    first = draw.uniform(0.02, 1.2)
+    together = draw.random() < 0.5  # within an epoch, or during a recovery
+    times = [first + draw.uniform(0, 0.3) if together else draw.uniform(0.02, 2.0) for _ in doomed]
+    kills = [Kill(rank, f"{at:.4f}s") for rank, at in zip(doomed, times, strict=True)]
+    options = {"recovery__every": draw.choice(["1u", "5u", "0.3s"]), "log__every": "10u", "local__every": 3}
+    if mode == "simuparallel":
+        del options["local__every"]
+    if draw.random() < 0.3:
+        options |= {"checkpoint__every": "20u"}
+    config = ledger.plain(make(mode=mode, stop__after=f"{EPOCHS}e", **options))
+    outcome = ledger.train(config, nodes, overwrite=True, kills=kills, **troubles(draw, nodes))
+    recoveries = events(outcome.folder, "recovery")
+    if config.recovery.every.unit == "u":
+        bound = config.recovery.every.amount + 3 * sum(nodes)  # since the last copy, and what was under way
+        assert all(event["lost_updates"] <= bound for event in recoveries)
+        if mode == "vanilla":  # with a batch to an update
+            assert outcome.trained.total() <= EPOCHS * ledger.BATCHES + len(recoveries) * bound
+    return outcome, recoveries
+
+
+def troubles(draw: random.Random, nodes: list[int]) -> dict[str, Any]:
+    """What else goes wrong on the way, and is no reason to end: messages lost, links cut for a while, slow devices."""
+    found: dict[str, Any] = {"seed": draw.randrange(1000)}
+    if draw.random() < 0.5:
+        found |= {"loss": 0.1, "resend": "50ms", "jitter": 0.3}
+    if draw.random() < 0.3:
+        found["stragglers"] = [Straggler(draw.randrange(sum(nodes)), draw.uniform(2, 5))]
+    if draw.random() < 0.5:
+        cuts = [(draw.randrange(len(nodes)), draw.uniform(0.02, 1.5)) for _ in range(2)]
+        found["cuts"] = [Cut(node, at, at + draw.uniform(0.05, 0.5)) for node, at in dict(cuts).items()]
+    return found
+
+
+def covered(outcome: ledger.Outcome, recoveries: list[dict[str, Any]]) -> torch.Tensor:
+    """How often each batch was trained in all epochs together; in every one at least once, and once more for each failure.
+
+    Where a pipeline has just been drained, its end is seen a round later.
+    """
+    every = [outcome.trained[epoch, batch] for epoch in range(EPOCHS) for batch in range(ledger.BATCHES)]
+    assert min(every) >= 1
+    assert max(every) <= 1 + len(recoveries)
+    late = [outcome.trained[EPOCHS, batch] for batch in range(ledger.BATCHES)]
+    if len(recoveries) == 1:
+        assert sum(every) + sum(late) >= EPOCHS * ledger.BATCHES + recoveries[0]["batches_again"]
+    return torch.tensor(every + late).view(EPOCHS + 1, -1).sum(0)
+
+
+def check(make: Make, mode: str, seed: int) -> None:
+    outcome, recoveries = trial(make, mode, seed)
+    trained, applied = covered(outcome, recoveries), outcome.applied
+    assert torch.allclose(applied, applied.round(), atol=1e-3)  # means are taken of sums
+    assert (applied <= trained + 1e-3).all()
+    lost = sum(event["lost_updates"] for event in recoveries)
+    assert (EPOCHS - applied).clamp(min=0).sum(1).max() <= lost + 1e-2
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("mode", EXACT)
+def test_nothing_is_lost_beyond_what_is_said_and_nothing_applied_that_was_not_trained(make: Make, mode: str, seed: int) -> None:
+    check(make, mode, seed)
+
+
+@pytest.mark.parametrize(("mode", "seed"), [("overlap", 187), ("overlap", 10)])
+def test_seeds_that_once_failed(make: Make, mode: str, seed: int) -> None:
+    """All that had begun ended at once; a recovery that lost an update was cut short by the next, which said nothing of it."""
+    check(make, mode, seed)
+
+
+@pytest.mark.parametrize("seed", CUTS)
+@pytest.mark.parametrize("mode", EXACT)
+def test_after_a_cut_that_lasts_the_job_ends_by_name_and_goes_on_from_its_checkpoint(make: Make, mode: str, seed: int) -> None:
+    draw = random.Random(f"cut {mode} {seed}")
+    nodes = [draw.choice([1, 1, 2]) for _ in range(draw.randint(2, 4))]
+    config = ledger.plain(make(mode=mode, stop__after=f"{EPOCHS}e", checkpoint__every="7u", log__every="10u", wire__deadline=2))
+    trained: Counter[tuple[int, int]] = Counter()
+    node, at = draw.randrange(len(nodes)), draw.uniform(0.1, 1.2)
+    with pytest.raises(Lost, match=r"host node\d\) has been silent for 2 s \(wire.deadline\)"):
+        ledger.train(config, nodes, trained, **troubles(draw, nodes) | {"cuts": [Cut(node, at, at + 60)]})
+    nodes = nodes[: draw.randint(1, len(nodes))]  # those that answer then
+    outcome = ledger.train(config, nodes, trained)
+    assert torch.equal(outcome.applied, torch.full_like(outcome.applied, EPOCHS))
+    every = [trained[epoch, batch] for epoch in range(EPOCHS) for batch in range(ledger.BATCHES)]
+    assert 1 <= min(every) <= max(every) <= 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_checkpoint_holds_every_push_in_all_shards_or_in_none(make: Make, seed: int) -> None:
+    """Also where workers give gradients away without waiting for an answer, and shards take long to apply them."""
+    slow = dataclasses.replace(ledger.DEVICE, update=Cost("60ms", "0s"))
+    draw = random.Random(f"checkpoint {seed}")
+    nodes = [draw.choice([1, 1, 2]) for _ in range(draw.randint(2, 3))]
+    options = {"downpour__push": 2, "downpour__fetch": 3, "log__every": "10u", "checkpoint__every": "4u"}
+    half = ledger.plain(make(mode="downpour", stop__after="9u", **options))
+    outcome = ledger.train(half, nodes, overwrite=True, device=slow)
+    for path in Run(outcome.folder).checkpoints():
+        applied = checkpoint.load(path).tensors("parameters")["counts"]
+        assert torch.equal(applied, applied[:1].expand_as(applied)), "each batch is in all parts of the parameters or in none"
+    whole = ledger.plain(make(mode="downpour", stop__after="2e", **options))
+    resumed = ledger.train(whole, nodes, outcome.trained, device=slow)
+    assert torch.equal(resumed.applied, torch.full_like(resumed.applied, 2))
+    assert set(resumed.trained.values()) == {1}
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "overlap", "downpour"])
+def test_what_a_slow_worker_has_left_is_trained_by_the_others(make: Make, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    def seconds() -> float:
+        outcome = ledger.train(config, [1, 1, 1, 1], overwrite=True, stragglers=[Straggler(3, 20)])
+        assert torch.equal(outcome.applied, torch.full_like(outcome.applied, 8))
+        assert set(outcome.trained.values()) == {1}
+        return float(events(outcome.folder, "train")[-1]["seconds"])
+
+    config = ledger.plain(make(mode=mode, stop__after="8e", log__every="5u"))
+    shared = seconds()
+    monkeypatch.setattr(Dealing, "apart", lambda its: False)
+    assert shared < 0.65 * seconds()
+
+
+def forgets_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Worker, "settled", property(lambda worker: worker.position))
+
+
+def takes_the_oldest(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recover, "_worth", lambda receiver: lambda source: (-source.updates,))
+
+
+def misplaces_a_part(patch: pytest.MonkeyPatch) -> None:
+    part = recover._part
+    patch.setattr(recover, "_part", lambda piece, move: part(piece, move).roll(1))
+
+
+def pays_twice(patch: pytest.MonkeyPatch) -> None:
+    rescued = Overlap.rescued
+    patch.setattr(Overlap, "rescued", lambda its: {**rescued(its), RESIDUAL: its._given.clone()})
+
+
+@pytest.mark.parametrize(
+    ("mutant", "mode"),
+    [
+        (forgets_what_is_under_way, "overlap"),
+        (takes_the_oldest, "vanilla"),
+        (misplaces_a_part, "vanilla"),
+        (pays_twice, "overlap"),
+    ],
+)
+def test_the_seeds_find_what_is_wrong(
+    make: Make, monkeypatch: pytest.MonkeyPatch, mutant: Callable[[pytest.MonkeyPatch], None], mode: str
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError):
+        for seed in range(60):
+            check(make, mode, seed)
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "sparse-overlap", "sync"])
+def test_who_goes_on_keeps_nothing_of_what_was_before(make: Make, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    workers: list[tuple[int, weakref.ref[Worker]]] = []  # by the seats of their ranks
+    begun = Worker.begun
+
+    def counted(worker: Worker, leader: Any) -> None:
+        begun(worker, leader)
+        seat = worker.wire.seat  # type: ignore[attr-defined]
+        workers.append((seat, weakref.ref(worker)))
+        assert sum(its == seat and there() is not None for its, there in workers) == 1
+
+    monkeypatch.setattr(Worker, "begun", counted)
+    config = ledger.plain(make(mode=mode, stop__after="3e"))
+    ledger.train(config, [1, 1, 1, 1], kills=[Kill(1, "0.3s"), Kill(3, "0.7s")])
+    assert len(workers) == 4 + 3 + 2
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "sparse-overlap", "strom", "local-sgd", "easgd"])
+def test_model_and_vectors_of_before_are_gone_when_the_next_worker_is_made(
+    make: Make, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """A device that is full with one worker has no room for two."""
+    before: dict[int, list[weakref.ref[Any]]] = defaultdict(list)  # by the seats of their ranks
+    made = Worker.__init__
+
+    def counted(worker: Worker, config: Config, wire: Any, model: Any, batches: Any) -> None:
+        assert not any(there() is not None for there in before[wire.seat])
+        made(worker, config, wire, model, batches)
+        before[wire.seat] += map(weakref.ref, (model, worker.flat.gradient, worker.schedule))
+
+    monkeypatch.setattr(Worker, "__init__", counted)
+    config = ledger.plain(make(mode=mode, stop__after="3e"))
+    ledger.train(config, [1, 1, 1, 1], kills=[Kill(1, "0.3s"), Kill(3, "0.7s")])
+    assert sum(map(len, before.values())) == 3 * (4 + 3 + 2)
+
+
+@pytest.mark.parametrize("seed", FEWER)
+@pytest.mark.parametrize("mode", OTHERS)
+def test_every_batch_is_trained_whoever_ends_in_every_mode(make: Make, mode: str, seed: int) -> None:
+    outcome, recoveries = trial(make, mode, seed)
+    covered(outcome, recoveries)
+    assert torch.isfinite(outcome.applied).all()
+    if mode in ("local-sgd", "simuparallel"):  # the mean of what workers did: of at most eight
+        assert (outcome.applied >= EPOCHS / 8 - 1e-4).all()

@@ -1,0 +1,98 @@
+"""What a run of several ranks goes on from: validations that were put off, workers that join, other modes and layouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Make
+from simulated import FAST, LINK, events, parameters, run, words
+
+from nmt_train.run import checkpoint
+from nmt_train.simulation.cluster import Kill
+from nmt_train.training.background_validation import Validating
+from nmt_train.training.worker import Worker
+
+
+@pytest.mark.parametrize("mode", ["sync", "vanilla", "sparse-overlap", "easgd"])
+def test_a_validation_that_was_put_off_is_made_when_the_run_continues(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Validating, "go_on", lambda its, wait=False: False)
+        folder = run(make, tmp_path / "run", [1, 1], mode=mode, stop__after="6u", validation__every="6u")
+    assert checkpoint.load(folder / "last").facts["validation_pending"]
+    run(make, tmp_path / "run", [1, 1], mode=mode, stop__after="2e", validation__every="1000u")
+    assert len(events(folder, "validation")) == 2  # that one, and the last
+    assert not checkpoint.load(folder / "last").facts["validation_pending"]
+    assert words(folder) == words(run(make, tmp_path / "whole", [1, 1], mode=mode, stop__after="2e"))
+
+
+@pytest.mark.parametrize("at", ["0.5s", "0.9s", "1.3s"])
+@pytest.mark.parametrize("mode", ["vanilla", "sync"])
+def test_ranks_that_end_while_a_validation_is_under_way_do_not_stop_the_others(
+    make: Make, tmp_path: Path, mode: str, at: str
+) -> None:
+    folder = run(make, tmp_path / "run", [1, 1, 1], mode=mode, stop__after="4e", validation__every="1u",
+                 places={**LINK, "kills": [Kill(2, at)]})  # fmt: skip
+    assert checkpoint.load(folder / "last").facts["progress"]["epochs"] == 4
+
+
+def test_workers_that_join_begin_with_the_parameters_of_then(make: Make, tmp_path: Path) -> None:
+    waves = {1: "0u", 2: "8u", 3: "20u"}
+    folder = run(make, tmp_path / "run", [1, 1, 1], mode="vanilla", exchange__join=waves, stop__after="40u", log__every="1u")
+    staleness = [int(age) for event in events(folder, "ranks") for rank in event["ranks"] for age in rank["staleness"]]
+    assert max(staleness) < 8
+
+
+RESUMED: dict[str, tuple[dict[str, Any], list[int], dict[str, Any], list[int]]] = {
+    "in a sparse mode": ({"mode": "vanilla"}, [1, 1], {"mode": "sparse"}, [1, 1]),
+    "with an elastic force": ({"mode": "vanilla"}, [1, 1], {"mode": "easgd"}, [1, 1]),
+    "on other nodes": (
+        {"mode": "sparse", "exchange__per": "node"},
+        [2, 2],
+        {"mode": "sparse", "exchange__per": "node"},
+        [1] * 4,
+    ),
+    "on fewer ranks": ({"mode": "sparse-overlap"}, [1, 1, 1], {"mode": "sparse-overlap"}, [1, 1]),
+    "with more ranks": ({"mode": "sparse"}, [1, 1], {"mode": "sparse"}, [2, 2]),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_no_worker_of_a_resumed_run_is_far_from_its_checkpoint(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    before, nodes, after, others = RESUMED[name]
+    folder = run(make, tmp_path / "run", nodes, stop__after="30u", dropping__up=0.5, **before)
+    begun, far = Worker.begun, list[float]()
+
+    def measured(worker: Worker, leader: Any) -> None:
+        saved = checkpoint.load(last).tensors("parameters")
+        flat = torch.cat([saved[name].flatten() for name, _ in worker.flat.layout])
+        exchange = worker.schedule.exchange
+        received = [getattr(its, "_received", None) for its in (exchange, getattr(exchange, "_exchange", None))]
+        known = [worker.flat.parameters, *(vector for vector in received if vector is not None)]
+        far.append(max(float((vector - flat).norm()) for vector in known))
+        begun(worker, leader)
+
+    last = (folder / "last").resolve()
+    monkeypatch.setattr(Worker, "begun", measured)
+    initial = run(make, tmp_path / "initial", [1], stop__after="1u")
+    saved, first = (checkpoint.load(path / "last").tensors("parameters") for path in (folder, initial))
+    start = float(sum((saved[name] - first[name]).square().sum() for name in saved) ** 0.5)
+    far.clear()
+    run(make, tmp_path / "run", others, stop__after="34u", dropping__up=0.5, **after)
+    assert len(far) == sum(others)
+    assert max(far) < 0.3 * start
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "backup"])
+def test_nodes_whose_devices_exchange_together_continue_as_if_uninterrupted(make: Make, tmp_path: Path, mode: str) -> None:
+    common = {"mode": mode, "exchange__per": "node", "checkpoint__every": "6u", "places": FAST}
+    whole = run(make, tmp_path / "whole", [2, 2], stop__after="16u", **common)
+    run(make, tmp_path / "parts", [2, 2], stop__after="6u", **common)
+    parts = run(make, tmp_path / "parts", [2, 2], stop__after="16u", **common)
+    assert parameters(parts) == parameters(whole)
