@@ -1,105 +1,88 @@
-"""What makes a simulated cluster go: the clock, the tasks of all ranks, and what carries their messages."""
+"""A simulated cluster at work: its ranks on one clock, and what carries their messages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import simpy
 import torch
-from greenlet import GreenletExit, getcurrent
+from greenlet import GreenletExit
 from torch import Tensor
 
 from nmt_train.common.errors import UserError
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import NAMES, Aborted, Ended, Lost, Tag, describe
-from nmt_train.simulation.fluid import SECOND, Shares
-from nmt_train.simulation.kernel import Receipt, Task, current
+from nmt_train.simulation import faults
+from nmt_train.simulation.fluid import Shares
+from nmt_train.simulation.kernel import Future, Kernel, current
+from nmt_train.simulation.network import Network
 from nmt_train.simulation.virtual_transport import VirtualWire
-
-if TYPE_CHECKING:
-    from nmt_train.simulation.network import Network
 
 
 class Engine:
-    """The clock, the tasks of all ranks, and what carries their messages."""
+    """The ranks of a cluster, and what moves between them."""
 
-    def __init__(self, network: Network, random: bool = True, start: float = 0.0) -> None:
-        """random: keep torch's generator apart for every rank; start: seconds on the clock, for what goes on."""
-        self.env, self.hub, self.network = simpy.Environment(round(start * SECOND)), getcurrent(), network
-        self.shares = Shares(self.env)
-        self.tasks: dict[Task, None] = {}
+    def __init__(self, network: Network, deadline: float, random: bool = True, start: float = 0.0) -> None:
+        """deadline: seconds after which silent ranks are given up; random: keep a state of torch's random generator for each
+        rank; start: seconds on the clock at the beginning.
+        """
+        self.network, self.kernel = network, Kernel(self._enter, start)
+        self.shares = Shares(self.kernel.env)
         self._random: dict[int, Any] | None = {} if random else None
         self._entered = 0  # the seat of the rank whose task runs
         self._dead: set[int] = set()  # seats of ranks that have ended
-        self._coming: dict[int, simpy.Event] = {}  # seats of ranks that wait for the others that are left
+        self._coming: dict[int, simpy.Event] = {}  # seats of ranks that wait for the other survivors
         self.wires: list[VirtualWire] = []
         self._connect(range(len(network.nodes)))
-        network.watch(self)
+        faults.schedule(self, deadline)
 
     def _connect(self, seats: Sequence[int]) -> None:
+        places, survives = [self.network.nodes[seat] for seat in seats], bool(self.network.cluster.kills)
         wires: list[VirtualWire] = []
-        wires.extend(VirtualWire(self, rank, seats, wires) for rank in range(len(seats)))
+        wires.extend(VirtualWire(self, rank, seats, places, wires, survives) for rank in range(len(seats)))
         self.wires = wires
 
     def run(self, mains: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run one function as each rank, until all are done; what those return that did not end before, or the first error
-        that is nobody else's.
+        """Run one function as each rank until all have returned: their results, without those of ranks that ended before; or
+        the first error that is not another one's consequence.
 
-        UserError if ranks wait for what will never come, with what each task waits for.
+        UserError if all ranks wait for something that cannot happen, with what each task waits for.
         """
-        tasks = [self.spawn(wire, "MainThread", main) for wire, main in zip(self.wires, mains, strict=True)]
+        tasks = [self.kernel.spawn(wire, "MainThread", main) for wire, main in zip(self.wires, mains, strict=True)]
         try:
-            under_way = list(tasks)
-            while under_way:
-                if under_way[-1].receipt.done():
-                    under_way.pop()
-                elif self.env.peek() == float("inf"):
-                    raise self._stuck()
-                else:
-                    self.env.step()
-            while self.env.peek() == self.env.now:
-                self.env.step()  # tasks that end with their ranks
+            if not self.kernel.run(tasks):
+                raise self._stuck()
         finally:
-            for task in [task for task in self.tasks if not task.dead]:
-                task.throw(GreenletExit)
+            self.kernel.end_tasks()
         for wire in self.wires:
             if wire.failure is not None and not isinstance(wire.failure, Aborted) and wire.seat not in self._dead:
                 raise wire.failure
-        return [task.receipt.result() for task in tasks if task.wire.seat not in self._dead]
+        return [task.future.result() for task in tasks if task.owner.seat not in self._dead]  # type: ignore[attr-defined]
 
     def _stuck(self) -> UserError:
-        tasks = [task for task in self.tasks if task.waits_for]
-        waits = [f"{describe(task.wire, task.wire.rank)}, {task.name}: {task.waits_for}" for task in tasks]
-        return UserError(f"simulation: at {self.env.now / SECOND:.3f} s everybody waits for ever: {'; '.join(waits)}")
+        waits = [
+            f"{describe(task.owner, task.owner.rank)}, {task.name}: {task.waits_for}"  # type: ignore[arg-type, attr-defined]
+            for task in self.kernel.tasks
+            if task.waits_for
+        ]
+        return UserError(f"simulation: at {self.kernel.now():.3f} s everybody waits for ever: {'; '.join(waits)}")
 
-    def spawn(self, wire: VirtualWire, name: str, function: Callable[[], Any]) -> Task:
-        task = Task(self, wire, name, function)
-        self.tasks[task] = None
-        return task
-
-    def soon(self, callback: Callable[[simpy.Event], None]) -> None:
-        self.env.timeout(0).callbacks.append(callback)
-
-    def after(self, seconds: float, callback: Callable[[simpy.Event], None]) -> None:
-        self.env.timeout(round(seconds * SECOND)).callbacks.append(callback)
-
-    def at(self, seconds: float, callback: Callable[[simpy.Event], None]) -> None:
-        """On the clock; what would have been before its start has been."""
-        wait = round(seconds * SECOND) - int(self.env.now)
-        if wait >= 0:
-            self.env.timeout(wait).callbacks.append(callback)
-
-    def enter(self, wire: VirtualWire) -> None:
-        """A task of this rank goes on: torch's random numbers are its rank's."""
+    def _enter(self, wire: VirtualWire) -> None:
+        """A task of this rank continues: torch's random numbers are its rank's."""
         if self._random is not None and wire.seat != self._entered:
             self._random[self._entered] = torch.get_rng_state()
             if wire.seat in self._random:
                 torch.set_rng_state(self._random[wire.seat])
         self._entered = wire.seat
 
-    def carry(self, wire: VirtualWire, to: int, tag: Tag, message: Message, done: Receipt) -> None:
+    def compute(self, rank: VirtualWire, name: str, work: float, parts: int) -> None:
+        seconds = self.network.seconds(rank.seat, name, work, parts)
+        if seconds:
+            current().wait(self.shares.use(seconds, self.network.devices[rank.seat]), f"its device, for {name}")
+
+    def carry(self, wire: VirtualWire, to: int, tag: Tag, message: Message, done: Future) -> None:
         """Move a message at the speed of what it passes, all of which is shared, and deliver it in its turn.
 
         From one rank to another there is one connection: what it carries goes one after the other.
@@ -123,9 +106,9 @@ class Engine:
             left(event)
 
         def left(event: simpy.Event) -> None:
-            done.set()
+            done.set_result()
             self._tell(wire, tag, False, start[0])
-            self.after(route.latency + self.network.delay(wire.seat, receiver.seat), arrived)
+            self.kernel.after(route.latency + self.network.delay(wire.seat, receiver.seat), arrived)
 
         def arrived(event: simpy.Event) -> None:
             self._tell(receiver, tag, True, start[0])
@@ -136,9 +119,9 @@ class Engine:
             if len(line) == 1:
                 leave()
         else:
-            self.soon(left)
+            self.kernel.soon(left)
 
-    def add_up(self, wire: VirtualWire, vector: Tensor, done: Receipt) -> None:
+    def add_up(self, wire: VirtualWire, vector: Tensor, done: Future) -> None:
         """Once all ranks have given a vector, replace each by the sum."""
         wire.addends.append((vector, done))
         if not all(peer.addends for peer in wire.peers):
@@ -153,32 +136,30 @@ class Engine:
         for peer, (_, summed) in zip(wire.peers, now, strict=True):
             route = self.network.route(peer.seat, wire.peers[(peer.rank + 1) % ranks].seat)
             late = 2 * (ranks - 1) * route.latency
-            passed = self.network.transfer(self.shares, size, route) if route.capacities else self.env.timeout(0)
+            passed = self.network.transfer(self.shares, size, route) if route.capacities else self.kernel.env.timeout(0)
             passed.callbacks.append(partial(self._summed, late, summed))
 
-    def _summed(self, late: float, done: Receipt, event: simpy.Event) -> None:
-        self.after(late, lambda event: done.set())
+    def _summed(self, late: float, done: Future, event: simpy.Event) -> None:
+        self.kernel.after(late, lambda event: done.set_result())
 
     def _tell(self, wire: VirtualWire, tag: Tag, arrives: bool, start: float) -> None:
         if (name := NAMES.get((tag, arrives))) and wire.observe is not None:
             wire.observe(name, "network in" if arrives else "network out", start, wire.now())
 
-    def stop(self, wires: Sequence[VirtualWire], error: BaseException) -> None:
-        """End every wait of these ranks but the present task's own, and all that they would begin."""
-        for wire in wires:
+    def stop(self, ranks: Collection[VirtualWire], error: BaseException) -> None:
+        """End every wait of these ranks except the calling task's, and all that they would begin."""
+        for wire in ranks:
             wire.failure = wire.failure or error
-        for task in list(self.tasks):
-            if task.wire in wires and task is not getcurrent():
-                task.stop(task.wire.failure or error)
+        self.kernel.stop(ranks, error)
 
-    def kill(self, seats: Sequence[int], event: simpy.Event) -> None:
+    def kill(self, seats: Sequence[int]) -> None:
         """Processes end: their tasks with them, and nothing more comes from them."""
         self._dead.update(seats)
         for wire in self.wires:
             if wire.seat in seats:
                 wire.failure = Lost(f"{describe(wire, wire.rank)} has ended")
-        for task in list(self.tasks):
-            if task.wire.seat in self._dead:
+        for task in list(self.kernel.tasks):
+            if task.owner.seat in self._dead:  # type: ignore[attr-defined]
                 task.stop(GreenletExit())
         for seat in seats:
             self._coming.pop(seat, None)
@@ -187,7 +168,7 @@ class Engine:
     def has_ended(self, wire: VirtualWire) -> bool:
         return wire.seat in self._dead
 
-    def notice(self, event: simpy.Event) -> None:
+    def notice(self) -> None:
         """The others see that processes have ended; what they wait for ends as well."""
         left = [wire for wire in self.wires if wire.seat not in self._dead and wire.failure is None]
         if any(wire.seat in self._dead for wire in self.wires):
@@ -197,12 +178,12 @@ class Engine:
         """The rank's new end, when all that are left have come."""
         if not isinstance(wire.failure, Ended):
             raise wire.failure or Lost("no rank has ended")
-        task, came = current(), simpy.Event(self.env)
+        task, came = current(), simpy.Event(self.kernel.env)
         self._coming[wire.seat] = came
         self.regroup_if_complete()
         task.hold(came, "the ranks that are left")
-        task.wire = next(its for its in self.wires if its.seat == wire.seat)
-        return task.wire
+        task.owner = following = next(its for its in self.wires if its.seat == wire.seat)
+        return following
 
     def regroup_if_complete(self) -> None:
         """Connect those anew that are left, if all of them wait for it."""
@@ -216,7 +197,7 @@ class Engine:
             for came in coming.values():
                 came.succeed()
 
-    def give_up(self, node: int, deadline: float, event: simpy.Event) -> None:
+    def give_up(self, node: int, deadline: float) -> None:
         """The others have waited long enough for a machine."""
         ranks = [wire.rank for wire in self.wires if self.network.nodes[wire.seat] == node]
         if not ranks:

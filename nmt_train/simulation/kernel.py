@@ -1,70 +1,143 @@
-"""Tasks of a simulated cluster as greenlets, and what they wait for: futures, events and locks on the virtual clock."""
+"""The virtual clock, and tasks on it: greenlets that wait for futures, events and locks.
+
+Blocking code runs as it is: where one task waits, another one runs. Computation takes no virtual time by itself.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
 
 import simpy
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from nmt_train.distributed.transport import Aborted, Ended
+from nmt_train.simulation.fluid import SECOND
 
-if TYPE_CHECKING:
-    from nmt_train.simulation.engine import Engine
-    from nmt_train.simulation.virtual_transport import VirtualWire
+Callback = Callable[[simpy.Event], None]
+
+
+class Owner(Protocol):
+    """The rank that a task belongs to."""
+
+    failure: BaseException | None
+
+    def check(self) -> None:
+        """Raise what went wrong on this rank, if anything did."""
+
+    def fail(self, error: BaseException) -> None:
+        """A task of this rank has raised an error."""
+
+
+class Kernel:
+    """The clock and the tasks of all ranks."""
+
+    def __init__(self, on_enter: Callable[[Any], None], start: float = 0.0) -> None:
+        """on_enter: called with a task's owner whenever the task continues; start: seconds on the clock at the beginning."""
+        self.env, self.hub = simpy.Environment(round(start * SECOND)), getcurrent()
+        self.on_enter = on_enter
+        self.tasks: dict[Task, None] = {}
+
+    def now(self) -> float:
+        """Seconds."""
+        return self.env.now / SECOND
+
+    def spawn(self, owner: Owner, name: str, function: Callable[[], Any]) -> Task:
+        """Begin a task at this instant."""
+        task = Task(self, owner, name, function)
+        self.tasks[task] = None
+        return task
+
+    def soon(self, callback: Callback) -> None:
+        """Call it at this instant, after what is already due."""
+        self.env.timeout(0).callbacks.append(callback)
+
+    def after(self, seconds: float, callback: Callback) -> None:
+        self.env.timeout(round(seconds * SECOND)).callbacks.append(callback)
+
+    def at(self, seconds: float, callback: Callback) -> None:
+        """Call it at this time of the clock, unless that is in the past."""
+        wait = round(seconds * SECOND) - int(self.env.now)
+        if wait >= 0:
+            self.env.timeout(wait).callbacks.append(callback)
+
+    def run(self, tasks: Collection[Task]) -> bool:
+        """Advance the clock until these tasks have ended; False if nothing can happen any more before that."""
+        running = list(tasks)
+        while running:
+            if running[-1].future.done():
+                running.pop()
+            elif self.env.peek() == float("inf"):
+                return False
+            else:
+                self.env.step()
+        while self.env.peek() == self.env.now:
+            self.env.step()  # tasks that end with their ranks
+        return True
+
+    def end_tasks(self) -> None:
+        """End all tasks that have not ended."""
+        for task in [task for task in self.tasks if not task.dead]:
+            task.throw(GreenletExit)
+
+    def stop(self, owners: Collection[Owner], error: BaseException) -> None:
+        """End every wait of these ranks' tasks, except for the calling task."""
+        for task in list(self.tasks):
+            if task.owner in owners and task is not getcurrent():
+                task.stop(task.owner.failure or error)
 
 
 class Task(greenlet):
-    """A greenlet with a name, on one rank; `waits_for` says what, while it waits."""
+    """A greenlet with a name, which belongs to a rank; `waits_for` says what it waits for."""
 
-    def __init__(self, engine: Engine, wire: VirtualWire, name: str, function: Callable[[], Any]) -> None:
-        super().__init__(self._run, engine.hub)
-        self._engine, self.wire, self.name, self._function = engine, wire, name, function
+    def __init__(self, kernel: Kernel, owner: Owner, name: str, function: Callable[[], Any]) -> None:
+        super().__init__(self._run, kernel.hub)
+        self._kernel, self.owner, self.name, self._function = kernel, owner, name, function
         self.waits_for: str | None = None
         self._awaited: simpy.Event | None = None
-        self.receipt = Receipt(engine, f"the end of {name}")
-        engine.soon(self._enter)
+        self.future = Future(kernel, f"the end of {name}")
+        kernel.soon(self._enter)
 
     def _run(self) -> None:
         try:
-            self.receipt.set(self._function())
+            self.future.set_result(self._function())
         except (GreenletExit, Aborted, Ended) as error:
-            self.receipt.set_exception(error.with_traceback(None))
+            self.future.set_exception(error.with_traceback(None))
         except BaseException as error:
-            self.wire.fail(error)
-            self.receipt.set_exception(error)
+            self.owner.fail(error)
+            self.future.set_exception(error)
         finally:
-            self._engine.tasks.pop(self, None)
-            del self._function  # an event that never comes may keep this task, which is to keep nothing that it worked on
+            self._kernel.tasks.pop(self, None)
+            # An event that never comes may keep this task alive, which must not keep the model that it worked on.
+            del self._function
 
     def wait(self, event: simpy.Event, what: str) -> None:
-        """Let other tasks go on until `event` has happened; the wire's error if it fails before."""
-        self.wire.check()
+        """Let other tasks run until `event` has happened; raises the owner's error if it fails first."""
+        self.owner.check()
         self.hold(event, what)
 
     def hold(self, event: simpy.Event, what: str) -> None:
-        """`wait`, also when the wire has failed; what torch keeps per thread is this task's again afterwards."""
+        """`wait` even if the owner has failed. Restores what torch keeps per thread."""
         gradients = torch.is_grad_enabled()
         self._awaited, self.waits_for = event, what
         event.callbacks.append(self._resume)
         try:
-            self._engine.hub.switch()
+            self._kernel.hub.switch()
         finally:
             self._awaited = self.waits_for = None
             torch.set_grad_enabled(gradients)
 
     def _enter(self, event: simpy.Event) -> None:
-        self._engine.enter(self.wire)
+        self._kernel.on_enter(self.owner)
         if not self.dead:
             torch.set_grad_enabled(True)
             self.switch()
 
     def _resume(self, event: simpy.Event) -> None:
         if self._awaited is event:
-            self._engine.enter(self.wire)
+            self._kernel.on_enter(self.owner)
             self.switch()
 
     def stop(self, error: BaseException) -> None:
@@ -73,18 +146,19 @@ class Task(greenlet):
 
         def throw(event: simpy.Event) -> None:
             if self._awaited is awaited and awaited is not None:
-                self._engine.enter(self.wire)
-                self.throw(Ended(*error.args) if isinstance(error, Ended) else error)  # another for each task
+                self._kernel.on_enter(self.owner)
+                # Each task gets its own exception: a shared one would keep the frames of all.
+                self.throw(Ended(*error.args) if isinstance(error, Ended) else error)
 
         if awaited is not None:
-            self._engine.soon(throw)
+            self._kernel.soon(throw)
 
 
-class Receipt:
-    """A future on the virtual clock."""
+class Future:
+    """A result on the virtual clock."""
 
-    def __init__(self, engine: Engine, what: str) -> None:
-        self._engine, self._what = engine, what
+    def __init__(self, kernel: Kernel, what: str) -> None:
+        self._kernel, self._what = kernel, what
         self._done, self._value = False, None
         self._error: BaseException | None = None
         self._event: simpy.Event | None = None
@@ -94,27 +168,27 @@ class Receipt:
 
     def result(self) -> Any:
         if not self._done:
-            self._event = self._event or simpy.Event(self._engine.env)
+            self._event = self._event or simpy.Event(self._kernel.env)
             current().wait(self._event, self._what)
         if self._error is not None:
             raise self._error
         return self._value
 
-    def set(self, value: Any = None) -> None:
+    def set_result(self, value: Any = None) -> None:
         self._done, self._value = True, value
         if self._event is not None:
             self._event.succeed()
 
     def set_exception(self, error: BaseException) -> None:
         self._error = error
-        self.set()
+        self.set_result()
 
 
-class Signal:
-    """An event that can be set and cleared as often as one likes."""
+class Event:
+    """Can be set and cleared any number of times."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self._set = engine, False
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel, self._set = kernel, False
         self._event: simpy.Event | None = None
 
     def set(self) -> None:
@@ -131,26 +205,26 @@ class Signal:
 
     def wait(self) -> None:
         while not self._set:
-            self._event = self._event or simpy.Event(self._engine.env)
+            self._event = self._event or simpy.Event(self._kernel.env)
             current().wait(self._event, f"work for {current().name}")
 
 
 class Lock:
-    """Mutual exclusion of the tasks of a rank, first come, first served; also when their wire has failed."""
+    """Mutual exclusion of a rank's tasks, first come, first served; works even if the rank has failed."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self._held = engine, False
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel, self._held = kernel, False
         self._queue: deque[simpy.Event] = deque()
 
     def __enter__(self) -> None:
         if not self._held:
             self._held = True
             return
-        turn = simpy.Event(self._engine.env)
+        turn = simpy.Event(self._kernel.env)
         self._queue.append(turn)
         try:
             current().hold(turn, "a lock of its own rank")
-        except BaseException:  # it will not come, and nobody should wait for it to go
+        except BaseException:  # this task will not take its turn: nobody may wait for it
             if turn in self._queue:
                 self._queue.remove(turn)
             else:
@@ -165,6 +239,7 @@ class Lock:
 
 
 def current() -> Task:
+    """The running task."""
     task = getcurrent()
     assert isinstance(task, Task), "only tasks of a rank can wait"
     return task

@@ -1,12 +1,10 @@
-"""What a simulated cluster is to its ranks: how long work and messages take, what they share, and what goes wrong when."""
+"""How long work and messages take on a simulated cluster, and what they share."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import simpy
@@ -16,10 +14,6 @@ from nmt_train.distributed.transport import WHOLE, Tag, of_model
 from nmt_train.simulation.cluster import ClusterConfig, Cost, DeviceConfig
 from nmt_train.simulation.fluid import Capacity, Shares
 
-if TYPE_CHECKING:
-    from nmt_train.simulation.engine import Engine
-
-_NOTICED = 0.05  # seconds until MPI tells the others that a process has ended
 _BY_TOKENS = ("forward", "backward")
 
 
@@ -38,13 +32,12 @@ class Network:
     """
 
     def __init__(
-        self, cluster: ClusterConfig, elements: int, deadline: float, shuffle_seed: int | None = None,
-        only_training: bool = False,
-    ) -> None:  # fmt: skip
+        self, cluster: ClusterConfig, elements: int, shuffle_seed: int | None = None, only_training: bool = False
+    ) -> None:
         self.cluster, self.nodes = cluster, cluster.ranks()
         self.scale = cluster.scale.parameters / elements if cluster.scale else 1.0
         self._only_training = only_training
-        self._costs, self._deadline = cluster.device or DeviceConfig(), deadline
+        self._costs = cluster.device or DeviceConfig()
         self.devices = [Capacity(1.0) for _ in self.nodes]
         self._out, self._in = ([Capacity(cluster.inside.bandwidth) for _ in self.nodes] for _ in range(2))
         self._buses = [Capacity(cluster.bus) for _ in cluster.nodes] if cluster.bus else None
@@ -98,23 +91,8 @@ class Network:
             late += self._shuffle.random() * (self._costs.forward.of(1000) + self._costs.backward.of(1000))
         return late
 
-    def watch(self, engine: Engine) -> None:
-        """Let happen what the cluster file says goes wrong."""
-        for cut in self.cluster.cuts:
-            engine.at(cut.at, partial(self._cards, engine, cut.node, 0.0))
-            engine.at(cut.until, partial(self._cards, engine, cut.node, self.cluster.network.bandwidth))
-            if cut.until - cut.at > self._deadline:
-                engine.at(cut.at + self._deadline, partial(engine.give_up, cut.node, self._deadline))
-        for crash in self.cluster.crashes:
-            seats = [seat for seat, node in enumerate(self.nodes) if node == crash.node]
-            engine.at(crash.at, partial(self._cards, engine, crash.node, 0.0))
-            engine.at(crash.at, partial(engine.kill, seats))
-            engine.at(crash.at + self._deadline, partial(engine.give_up, crash.node, self._deadline))
-        for kill in self.cluster.kills:
-            engine.at(kill.at, partial(engine.kill, [kill.rank]))
-            engine.at(kill.at + _NOTICED, engine.notice)
-
-    def _cards(self, engine: Engine, node: int, rate: float, event: simpy.Event) -> None:
+    def set_rate(self, shares: Shares, node: int, rate: float) -> None:
+        """Change what a machine's network card carries, in each direction [bytes per second]."""
         for card in (self._cards_out[node], self._cards_in[node]):
             card.rate = rate
-            engine.shares.change(card)
+            shares.change(card)

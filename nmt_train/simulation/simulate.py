@@ -38,8 +38,8 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
     own = device.prepare(config.devices, config.threads)
     start = time.perf_counter()
     with opened(config, force, overwrite, described(cluster)) as ready:
-        network = Network(cluster, count(_shapes(config, ready)), config.wire.deadline, shuffle_seed)
-        engine = Engine(network, start=ready.saved.facts["progress"]["seconds"] if ready.saved else 0.0)
+        network = Network(cluster, count(_shapes(config, ready)), shuffle_seed)
+        engine = Engine(network, config.wire.deadline, start=ready.saved.facts["progress"]["seconds"] if ready.saved else 0.0)
 
         def main(wire: VirtualWire) -> int:
             make = maker(config, own, ready.vocabulary, ready.store)

@@ -158,7 +158,7 @@ def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
     """
     config = dataclasses.replace(config, precision="fp32")
     elements = count(shapes)
-    engine = Engine(Network(cluster, elements, config.wire.deadline, only_training=True), random=False)
+    engine = Engine(Network(cluster, elements, only_training=True), config.wire.deadline, random=False)
     duties: list[_Steps] = []
 
     def run(wire: VirtualWire) -> None:

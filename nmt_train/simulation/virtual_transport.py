@@ -1,157 +1,155 @@
-"""The wire of a simulated cluster: all ranks in one process, on a clock that only what they do moves.
-
-Tasks are greenlets: the blocking code of worker, schedule, exchange and server runs as it is, and where it waits, another task
-goes on. Computation takes no virtual time by itself; `spend` says how long it would have taken.
-"""
+"""A simulated rank's transport: messages travel, and work takes its time, on the virtual clock."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Aborted, Ended, Tag, describe, numbered
-from nmt_train.simulation.fluid import SECOND
-from nmt_train.simulation.kernel import Lock, Receipt, Signal, current
-
-if TYPE_CHECKING:
-    from nmt_train.simulation.engine import Engine
-
-Mail = tuple[int, Message]
+from nmt_train.distributed.transport.mailbox import Mailbox, count
+from nmt_train.simulation.kernel import Event, Future, Kernel, Lock, current
 
 
 @dataclass
 class _Lane:
-    """What one rank has sent to another under one tag and has not arrived in turn."""
+    """The messages of one rank to another under one tag that have not been delivered yet, in the order of sending."""
 
     waiting: deque[list[Any]] = field(default_factory=deque)  # [arrived?, message]
 
 
-class VirtualWire:
-    """One rank's end. Everything that it does happens on the engine's clock.
+class Carrier(Protocol):
+    """What a simulated rank needs of the cluster around it."""
 
-    seat: the rank's place in the cluster file, whatever it is numbered now; peers: the ends of all ranks. lines: of each peer
-    what waits to leave for it; addends: what this rank has given to be summed.
+    kernel: Kernel
+
+    def carry(self, sender: VirtualWire, to: int, tag: Tag, message: Message, done: Future) -> None:
+        """Move a message; `done` when it has left."""
+
+    def add_up(self, rank: VirtualWire, vector: Tensor, done: Future) -> None:
+        """Replace the vectors of all ranks by their sum, once all have given theirs."""
+
+    def compute(self, rank: VirtualWire, name: str, work: float, parts: int) -> None:
+        """Let the time pass that this work takes."""
+
+    def stop(self, ranks: Collection[VirtualWire], error: BaseException) -> None:
+        """End every wait of these ranks."""
+
+    def has_ended(self, rank: VirtualWire) -> bool: ...
+
+    def regroup(self, rank: VirtualWire) -> VirtualWire: ...
+
+    def regroup_if_complete(self) -> None: ...
+
+
+class VirtualWire:
+    """One rank's end.
+
+    seat: the rank's place in the cluster file, whatever its number is now; peers: the ends of all ranks; lines: by receiver,
+    what waits to leave for it; addends: vectors that this rank has given to be summed.
     """
 
     parallel = False
 
-    def __init__(self, engine: Engine, rank: int, seats: Sequence[int], peers: list[VirtualWire]) -> None:
-        """seats: of all ranks."""
-        places = [engine.network.nodes[seat] for seat in seats]
-        self._engine, self.rank, self.size, self.peers = engine, rank, len(seats), peers
+    def __init__(
+        self, carrier: Carrier, rank: int, seats: Sequence[int], places: Sequence[int], peers: list[VirtualWire], survives: bool
+    ) -> None:
+        """seats, places: of all ranks, the places in the cluster file and the machines."""
+        self._carrier, self._kernel = carrier, carrier.kernel
+        self.rank, self.size, self.peers = rank, len(seats), peers
         self.seat: int = seats[rank]
         self.nodes = numbered(places)
         self.hosts = tuple(f"node{place}" for place in places)
         self.lines: dict[int, deque[Callable[[], None]]] = defaultdict(deque)
-        self.addends: deque[tuple[Tensor, Receipt]] = deque()
+        self.addends: deque[tuple[Tensor, Future]] = deque()
         self.sent: dict[Tag, list[int]] = defaultdict(lambda: [0, 0])
-        self.received: dict[Tag, list[int]] = defaultdict(lambda: [0, 0])
+        self._mailbox = Mailbox[Future]()
+        self.received = self._mailbox.received
         self.cpu = 0.0
-        self.survives, self.ended = bool(engine.network.cluster.kills), ""
+        self.survives, self.ended = survives, ""
         self.observe: Callable[[str, str, float, float], None] | None = None
         self.failure: BaseException | None = None
-        self._mail: dict[Tag, deque[Mail]] = defaultdict(deque)
-        self._wanted: dict[Tag, list[tuple[int | None, Receipt]]] = defaultdict(list)
         self._lanes: dict[tuple[int, Tag], _Lane] = defaultdict(_Lane)
 
-    def send(self, to: int, tag: Tag, message: Message) -> Receipt:
+    def send(self, to: int, tag: Tag, message: Message) -> Future:
         self.check()
-        _count(self.sent[tag], message)
-        done = Receipt(self._engine, f"the sending of {tag.name} to {describe(self, to)}")
+        count(self.sent, tag, message)
+        done = Future(self._kernel, f"the sending of {tag.name} to {describe(self, to)}")
         copied = Message(message.numbers, tuple(tensor.clone() for tensor in message.tensors))
-        self._engine.carry(self, to, tag, copied, done)
+        self._carrier.carry(self, to, tag, copied, done)
         return done
 
-    def receive(self, source: int | None, tag: Tag) -> Receipt:
+    def receive(self, source: int | None, tag: Tag) -> Future:
         sender = "anybody" if source is None else describe(self, source)
-        receipt = Receipt(self._engine, f"{tag.name} from {sender}")
-        waiting = self._mail[tag]
-        for place, mail in enumerate(waiting):
-            if source is None or mail[0] == source:
-                del waiting[place]
-                receipt.set(mail)
-                return receipt
-        self._wanted[tag].append((source, receipt))
-        return receipt
+        future = Future(self._kernel, f"{tag.name} from {sender}")
+        if (mail := self._mailbox.take(source, tag, future)) is not None:
+            future.set_result(mail)
+        return future
 
-    def add_up(self, vector: Tensor, by: str = "mpi") -> Receipt:
+    def add_up(self, vector: Tensor, by: str = "mpi") -> Future:
         """As long as a ring takes for it, and in the order of the ranks."""
         self.check()
-        done = Receipt(self._engine, "the sum of all ranks' vectors")
-        self._engine.add_up(self, vector, done)
+        done = Future(self._kernel, "the sum of all ranks' vectors")
+        self._carrier.add_up(self, vector, done)
         return done
 
     def departs(self, to: int, tag: Tag, message: Message) -> list[Any]:
-        """The place that a message for this rank takes in the order of its kind."""
+        """The message's place in the order of delivery."""
         entry = [False, message]
         self._lanes[to, tag].waiting.append(entry)
         return entry
 
     def arrived(self, source: int, tag: Tag, entry: list[Any]) -> None:
+        """A message from `source` is here; it is delivered once all that were sent before it are."""
         entry[0], lane = True, self.peers[source]._lanes[self.rank, tag]
         while lane.waiting and lane.waiting[0][0]:
-            self._deliver(source, tag, lane.waiting.popleft()[1])
+            message = lane.waiting.popleft()[1]
+            if (receiver := self._mailbox.put(source, tag, message)) is not None:
+                receiver.set_result((source, message))
 
-    def _deliver(self, source: int, tag: Tag, message: Message) -> None:
-        _count(self.received[tag], message)
-        for wanted in self._wanted[tag]:
-            if wanted[0] is None or wanted[0] == source:
-                self._wanted[tag].remove(wanted)
-                wanted[1].set((source, message))
-                return
-        self._mail[tag].append((source, message))
+    def spawn(self, name: str, function: Callable[[], Any]) -> Future:
+        return self._kernel.spawn(self, name, function).future
 
-    def spawn(self, name: str, function: Callable[[], Any]) -> Receipt:
-        return self._engine.spawn(self, name, function).receipt
-
-    def event(self) -> Signal:
-        return Signal(self._engine)
+    def event(self) -> Event:
+        return Event(self._kernel)
 
     def lock(self) -> Lock:
-        return Lock(self._engine)
+        return Lock(self._kernel)
 
     def now(self) -> float:
-        return self._engine.env.now / SECOND
+        return self._kernel.now()
 
     def task(self) -> str:
         return current().name
 
     def spend(self, name: str, work: float, seconds: float = 0.0, parts: int = 1) -> None:
-        seconds = self._engine.network.seconds(self.seat, name, work, parts)
-        if seconds:
-            current().wait(self._engine.shares.use(seconds, self._engine.network.devices[self.seat]), f"its device, for {name}")
+        self._carrier.compute(self, name, work, parts)
 
     def watched(self, deadline: float) -> AbstractContextManager[None]:
-        return nullcontext()  # the engine sees when nobody moves
+        return nullcontext()  # the engine notices when nothing moves
 
     def close(self) -> None:
-        self._engine.stop([self], Aborted("the wire is closed"))
-        self._engine.regroup_if_complete()
+        self._carrier.stop([self], Aborted("the wire is closed"))
+        self._carrier.regroup_if_complete()
 
     def fail(self, error: BaseException) -> None:
-        if self._engine.has_ended(self):
+        if self._carrier.has_ended(self):
             return  # nobody hears it
         self.failure = self.failure or error
-        self._engine.stop([self], error)
-        self._engine.stop(self.peers, Aborted(f"{describe(self, self.rank)} failed"))
+        self._carrier.stop([self], error)
+        self._carrier.stop(self.peers, Aborted(f"{describe(self, self.rank)} failed"))
 
     def regroup(self) -> VirtualWire:
-        return self._engine.regroup(self)
+        return self._carrier.regroup(self)
 
     def check(self) -> None:
-        """Raise what went wrong on this wire, or Aborted when it is closed."""
+        """Raise what went wrong on this transport, or Aborted when it is closed."""
         if isinstance(self.failure, Ended):
-            raise Ended(*self.failure.args)  # another each time: the wire's own would keep all frames that it has passed
+            raise Ended(*self.failure.args)  # a new one each time: a shared one would keep all frames that it has passed
         if self.failure is not None:
             raise self.failure
-
-
-def _count(count: list[int], message: Message) -> None:
-    count[0] += 1
-    count[1] += message.bytes

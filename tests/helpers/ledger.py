@@ -112,7 +112,7 @@ def train(
 
     with opened(config, False, overwrite) as ready:
         described = cluster(nodes, device, network=LINK, inside=LINK, **faults)
-        engine = Engine(Network(described, PARTS * BATCHES, config.wire.deadline))
+        engine = Engine(Network(described, PARTS * BATCHES), config.wire.deadline)
 
         def main(wire: VirtualWire) -> int:
             rank = Rank(config, make, lambda ask: nullcontext(), lambda: nullcontext(ready))

@@ -22,7 +22,7 @@ def cluster(nodes: Sequence[int], device: DeviceConfig = DEVICE, **changes: Any)
 
 
 def engine(nodes: Sequence[int], shuffle_seed: int | None = None, **changes: Any) -> Engine:
-    return Engine(Network(cluster(nodes, **changes), 1, 60.0, shuffle_seed))
+    return Engine(Network(cluster(nodes, **changes), 1, shuffle_seed), 60.0)
 
 
 def together(room: Engine, *functions: Callable[[VirtualWire], Any]) -> list[Any]:

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,14 +18,14 @@ from nmt_train import device
 from nmt_train.common.errors import TRY_AGAIN
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Aborted, Ended, Tag, describe
+from nmt_train.distributed.transport.mailbox import Mailbox, count
 from nmt_train.distributed.transport.watchdog import Watch
 
 _EPOCH = time.time() - time.perf_counter()
 _LOOK = 0.5  # seconds between two looks at whether the other side of a wait still lives
-Mail = tuple[int, Message]
 
 
-class Receipt(concurrent.futures.Future[Any]):
+class LocalFuture(concurrent.futures.Future[Any]):
     """A future whose wait looks up now and then, so that it ends when `alive` raises."""
 
     def __init__(self, alive: Callable[[], None]) -> None:
@@ -41,7 +41,7 @@ class Receipt(concurrent.futures.Future[Any]):
                     self._alive()
 
 
-class Signal:
+class LocalEvent:
     """An event whose wait ends when `alive` raises."""
 
     def __init__(self, alive: Callable[[], None]) -> None:
@@ -66,13 +66,12 @@ class ThreadWire:
         self.nodes: tuple[int, ...] = (0,)
         self.hosts: tuple[str, ...] = (socket.gethostname(),)
         self.sent: dict[Tag, list[int]] = defaultdict(lambda: [0, 0])
-        self.received: dict[Tag, list[int]] = defaultdict(lambda: [0, 0])
+        self._mailbox = Mailbox[LocalFuture]()
+        self.received = self._mailbox.received
         self.offset = 0.0  # seconds to add to this host's clock to get rank 0's
         self.survives, self.ended = False, ""
         self.cpu = 0.0  # seconds of a core that carrying messages has taken
         self.observe: Callable[[str, str, float, float], None] | None = None  # of transfers: name, thread, start, end
-        self._mail: dict[Tag, deque[Mail]] = defaultdict(deque)
-        self._waiting: dict[Tag, list[tuple[int | None, Receipt]]] = defaultdict(list)
         self._mutex, self._watch = threading.Lock(), Watch()
         self._threads: list[threading.Thread] = []
         self._failure: BaseException | None = None
@@ -80,9 +79,7 @@ class ThreadWire:
 
     def send(self, to: int, tag: Tag, message: Message) -> concurrent.futures.Future[None]:
         self._check()
-        count = self.sent[tag]
-        count[0] += 1
-        count[1] += message.bytes
+        count(self.sent, tag, message)
         return self._carry(to, tag, message)
 
     def _carry(self, to: int, tag: Tag, message: Message) -> concurrent.futures.Future[None]:
@@ -91,41 +88,28 @@ class ThreadWire:
         done.set_result(None)
         return done
 
-    def add_up(self, vector: Tensor, by: str = "mpi") -> Receipt:
+    def add_up(self, vector: Tensor, by: str = "mpi") -> LocalFuture:
         """Of one rank the sum is its own vector."""
-        done = Receipt(self._check)
+        done = LocalFuture(self._check)
         done.set_result(None)
         return done
 
-    def receive(self, source: int | None, tag: Tag) -> Receipt:
-        receipt = Receipt(lambda: self._check(source))
+    def receive(self, source: int | None, tag: Tag) -> LocalFuture:
+        future = LocalFuture(lambda: self._check(source))
         with self._mutex:
-            waiting = self._mail[tag]
-            for place, mail in enumerate(waiting):
-                if source is None or mail[0] == source:
-                    del waiting[place]
-                    receipt.set_result(mail)
-                    return receipt
-            self._waiting[tag].append((source, receipt))
-        return receipt
+            mail = self._mailbox.take(source, tag, future)
+        if mail is not None:
+            future.set_result(mail)
+        return future
 
     def deliver(self, source: int, tag: Tag, message: Message) -> None:
-        count = self.received[tag]
-        count[0] += 1
-        count[1] += message.bytes
         with self._mutex:
-            for wanted in self._waiting[tag]:
-                if wanted[0] is None or wanted[0] == source:
-                    self._waiting[tag].remove(wanted)
-                    receipt = wanted[1]
-                    break
-            else:
-                self._mail[tag].append((source, message))
-                return
-        receipt.set_result((source, message))
+            receiver = self._mailbox.put(source, tag, message)
+        if receiver is not None:
+            receiver.set_result((source, message))
 
-    def spawn(self, name: str, function: Callable[[], Any]) -> Receipt:
-        task, enter = Receipt(self._watch.sign), device.inherit()
+    def spawn(self, name: str, function: Callable[[], Any]) -> LocalFuture:
+        task, enter = LocalFuture(self._watch.sign), device.inherit()
 
         def run() -> None:
             enter()
@@ -153,8 +137,8 @@ class ThreadWire:
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
 
-    def event(self) -> Signal:
-        return Signal(self._check)
+    def event(self) -> LocalEvent:
+        return LocalEvent(self._check)
 
     def lock(self) -> threading.Lock:
         return threading.Lock()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport.local import Receipt
+from nmt_train.distributed.transport.local import LocalFuture
 
 
 @dataclass
@@ -39,4 +39,4 @@ class Addend:
     """A vector that is to be replaced by the sum of all ranks' vectors."""
 
     vector: np.ndarray
-    done: Receipt
+    done: LocalFuture

@@ -13,7 +13,7 @@ from torch import Tensor
 from nmt_train.common.errors import UserError
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Aborted, Ended, Lost, Tag, WireConfig, describe, numbered
-from nmt_train.distributed.transport.local import Receipt, ThreadWire
+from nmt_train.distributed.transport.local import LocalFuture, ThreadWire
 from nmt_train.distributed.transport.mpi.framing import on_host
 from nmt_train.distributed.transport.mpi.library import has_ended, survives
 from nmt_train.distributed.transport.mpi.progress_thread import ABORT, Postman
@@ -57,18 +57,18 @@ class Mpi(ThreadWire):
 
     def _carry(self, to: int, tag: Tag, message: Message) -> concurrent.futures.Future[None]:
         on_its_way = Message(message.numbers, tuple(on_host(tensor) for tensor in message.tensors))
-        letter = Letter(to, int(tag), on_its_way, Receipt(partial(self._check, to)))
+        letter = Letter(to, int(tag), on_its_way, LocalFuture(partial(self._check, to)))
         self._postman.post(letter)
         return letter.done
 
-    def add_up(self, vector: Tensor, by: str = "mpi") -> Receipt:
+    def add_up(self, vector: Tensor, by: str = "mpi") -> LocalFuture:
         if by == "torch":
-            done = Receipt(self._check)
+            done = LocalFuture(self._check)
             self._group = self._group or Group(self, vector.device.type, self._config.deadline)
             self._group.add_up(vector, self._check)
             done.set_result(None)
             return done
-        addend = Addend(vector.numpy(), Receipt(self._check))
+        addend = Addend(vector.numpy(), LocalFuture(self._check))
         self._postman.post(addend)
         return addend.done
 
