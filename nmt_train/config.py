@@ -20,15 +20,21 @@ from nmt_train.common.errors import UserError
 from nmt_train.common.section import STRICT
 from nmt_train.common.yaml_file import merge, override, read
 from nmt_train.corpus import BatchConfig, CorpusConfig
-from nmt_train.distributed.codec import DroppingConfig, LowRankConfig, QsgdConfig, ThresholdConfig
-from nmt_train.distributed.exchange import ExchangeConfig
+from nmt_train.distributed.codec.qsgd import QsgdConfig
+from nmt_train.distributed.codec.strom_threshold import ThresholdConfig
+from nmt_train.distributed.codec.topk import DroppingConfig
+from nmt_train.distributed.exchange.config import ExchangeConfig
 from nmt_train.distributed.exchange.parameter_server.replication import RecoveryConfig
-from nmt_train.distributed.schedule import DownpourConfig, LocalConfig, OverlapConfig, PipelineConfig
+from nmt_train.distributed.exchange.powersgd import LowRankConfig
+from nmt_train.distributed.override import OverrideConfig
+from nmt_train.distributed.schedule.downpour import DownpourConfig
+from nmt_train.distributed.schedule.local_sgd import LocalConfig
+from nmt_train.distributed.schedule.overlap import OverlapConfig
+from nmt_train.distributed.schedule.pipe_sgd import PipelineConfig
 from nmt_train.distributed.transport import WireConfig
 from nmt_train.model import ModelConfig
 from nmt_train.model.metrics import ValidationConfig
-from nmt_train.modes.table import OverrideConfig
-from nmt_train.optim.optimizer import OptimizerConfig
+from nmt_train.optim.config import OptimizerConfig
 from nmt_train.run.checkpoint import CheckpointConfig
 from nmt_train.run.log import LogConfig
 from nmt_train.run.stopping import StopConfig

@@ -25,7 +25,7 @@ from nmt_train import device as devices
 from nmt_train.corpus.batches import assemble
 from nmt_train.distributed.transport.local import ThreadWire
 from nmt_train.model.transformer import Transformer
-from nmt_train.modes.build import MODES
+from nmt_train.modes.table import MODES
 from nmt_train.run.log import read_metrics
 from nmt_train.training.worker import Worker
 

@@ -20,7 +20,7 @@ from nmt_train.corpus.data_shard import Deal, Position
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Aborted, Tag
 from nmt_train.distributed.transport.local import ThreadWire
-from nmt_train.modes.build import MODES
+from nmt_train.modes.table import MODES
 from nmt_train.training import start
 from nmt_train.training.launch.restarts import Host
 from nmt_train.training.recovery import Remains, recover

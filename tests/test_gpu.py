@@ -11,27 +11,29 @@ from torch import Tensor
 
 from nmt_train import device
 from nmt_train.corpus.batches import assemble
-from nmt_train.distributed.codec import Codec, DroppingConfig, QsgdConfig, ThresholdConfig
-from nmt_train.distributed.codec.dense import Dense
+from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.dense import BFloat16, Dense
 from nmt_train.distributed.codec.error_feedback import Feedback
+from nmt_train.distributed.codec.half import Half
 from nmt_train.distributed.codec.int8 import Int8
 from nmt_train.distributed.codec.onebit import OneBit
-from nmt_train.distributed.codec.qsgd import Qsgd
-from nmt_train.distributed.codec.strom_threshold import Threshold
-from nmt_train.distributed.codec.topk import TopK
+from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
+from nmt_train.distributed.codec.strom_threshold import Threshold, ThresholdConfig
+from nmt_train.distributed.codec.topk import DroppingConfig, TopK
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport.local import ThreadWire
 from nmt_train.distributed.transport.mpi.framing import contents, on_host
 from nmt_train.model import ModelConfig
 from nmt_train.model.beam_search import SearchConfig, search
 from nmt_train.model.transformer import Transformer
+from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import Flat
-from nmt_train.optim.optimizer import _BY_NAME, Optimizer, OptimizerConfig
+from nmt_train.optim.optimizer import _BY_NAME, Optimizer
 
 pytestmark = pytest.mark.gpu
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 CODECS: dict[str, Callable[[], Codec]] = {
-    "dense": Dense, "half": lambda: Dense(torch.float16), "bf16": lambda: Dense(torch.bfloat16), "int8": Int8,
+    "dense": Dense, "half": lambda: Half(), "bf16": lambda: BFloat16(), "int8": Int8,
     "onebit": OneBit, "qsgd": lambda: Qsgd(QsgdConfig()), "threshold": lambda: Threshold(ThresholdConfig()),
     "words": lambda: Threshold(ThresholdConfig(coding="words")), "top-k": lambda: TopK(DroppingConfig(), 0.99),
     "int32": lambda: TopK(DroppingConfig(indices="int32", values="fp32"), 0.99),

@@ -1,7 +1,31 @@
-"""What every section of the configuration shares: how strictly pydantic reads it."""
+"""What every section of the configuration shares: how strictly pydantic reads it, and names that a registry knows."""
 
-from pydantic import ConfigDict
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import AfterValidator, ConfigDict
 
 # Frozen sections are declared beside the code that they configure:
 #   @dataclass(frozen=True, config=STRICT) class XConfig: key: type = Field(default, description="... [unit]")
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True, arbitrary_types_allowed=True)
+_NOTHING: Mapping[str, str] = {}
+
+
+def one_of(registry: Mapping[str, Any], former: Mapping[str, str] = _NOTHING) -> AfterValidator:
+    """For a key whose values are the names in a registry, also those that are registered later.
+
+    former: names of earlier versions, and what to do instead.
+    """
+
+    def check(name: str) -> str:
+        if name not in registry:
+            raise ValueError(f"it should be {listed(registry)}, not {name!r}" + f"; {former[name]}" * (name in former))
+        return name
+
+    return AfterValidator(check)
+
+
+def listed(registry: Mapping[str, Any]) -> str:
+    """`a, b or c`."""
+    *names, last = registry
+    return f"{', '.join(names)} or {last}" if names else last

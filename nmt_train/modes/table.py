@@ -1,55 +1,34 @@
-"""A row of the table of modes, and the configuration's section that replaces single choices of it."""
+"""The table of modes. A new mode is a new row.
 
-from __future__ import annotations
+Sparse modes have the optimizer at the worker: Adam's averages starve on a shard that receives a hundredth of a gradient at a
+time, so that these modes drop updates which workers have made of their dense gradients (docs/experiments.md).
+"""
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any, Literal
+from nmt_train.distributed.context import Mode
 
-from pydantic import Field
-from pydantic.dataclasses import dataclass
-
-from nmt_train.common.section import STRICT
-
-CodecName = Literal["dense", "half", "bf16", "int8", "onebit", "qsgd", "threshold", "top-k", "low-rank"]
-
-
-@dataclass(frozen=True, config=STRICT)
-class OverrideConfig:
-    """Choices that replace those of the mode's row; null: as the mode has it."""
-
-    schedule: Literal["every-step", "overlapped", "pipelined", "local-steps", "downpour"] | None = Field(
-        default=None, description="when: every-step, overlapped, pipelined, local-steps or downpour"
-    )
-    exchange: Literal["alone", "server", "all-reduce", "peers"] | None = Field(
-        default=None, description="with whom: alone, server, all-reduce or peers"
-    )
-    up: CodecName | None = Field(
-        default=None, description="what workers send: dense, half, bf16, int8, onebit, qsgd, threshold, top-k or low-rank"
-    )
-    down: CodecName | None = Field(default=None, description="what shards send: the same")
-
-
-@dataclasses.dataclass(frozen=True)
-class Mode:
-    """One row. nodes: most machines (0: any); workers: how many exchange without waiting for one another, as `check` finds;
-    settings: what keys that the config leaves to the mode are (null there).
-
-    optimizer: where gradients become updates. Adam's averages starve on a shard that gets a hundredth of a gradient at a time,
-    so that sparse modes drop updates that workers have made of their dense gradients (docs/experiments.md).
-    """
-
-    schedule: str
-    exchange: str
-    up: str
-    down: str
-    source: str
-    optimizer: str = "shard"
-    nodes: int = 0
-    workers: int = 1
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    @property
-    def in_buckets(self) -> bool:
-        """Whether parts of a gradient may travel apart; low rank needs whole matrices."""
-        return self.schedule == "every-step" and self.exchange == "all-reduce" and self.up != "low-rank"
+MODES = {
+    "single": Mode("every-step", "alone", "dense", "dense", "thesis 3.1, 3.5", nodes=1),
+    "vanilla": Mode("every-step", "server", "dense", "dense", "thesis 3.3, 3.6"),
+    "overlap": Mode("overlapped", "server", "dense", "dense", "thesis 3.4, 3.7"),
+    "sparse": Mode("every-step", "server", "top-k", "top-k", "thesis 3.8", optimizer="worker"),
+    "sparse-overlap": Mode("overlapped", "server", "top-k", "top-k", "thesis 4.2.5", optimizer="worker"),
+    "staleness-aware": Mode("every-step", "server", "dense", "dense", "Zhang 2016",
+                            settings={"exchange.rule": "staleness-aware"}),
+    "softsync": Mode("every-step", "server", "dense", "dense", "Zhang 2016",
+                     settings={"exchange.rule": "softsync", "exchange.bundle": 2}),
+    "backup": Mode("every-step", "server", "dense", "dense", "Chen 2016",
+                   settings={"exchange.rule": "rounds", "exchange.backup": 1}),
+    "downpour": Mode("downpour", "server", "dense", "dense", "Dean 2012, Farrell & Yang 2016",
+                     settings={"exchange.shards": 1, "optimizer.name": "adagrad"}),
+    "easgd": Mode("local-steps", "server", "dense", "dense", "Zhang 2015", optimizer="worker",
+                  settings={"local.outer": "elastic", "local.every": 10}),
+    "strom": Mode("every-step", "peers", "threshold", "threshold", "Strom 2015, 2.6", optimizer="worker"),
+    "sync": Mode("every-step", "all-reduce", "dense", "dense", "Arnold 2016, Algorithm 1"),
+    "powersgd": Mode("every-step", "powersgd", "dense", "dense", "Vogels 2019"),
+    "pipe": Mode("pipelined", "all-reduce", "half", "half", "Pipe-SGD, Algorithm 1"),
+    "local-sgd": Mode("local-steps", "all-reduce", "dense", "dense", "Stich 2019", optimizer="worker"),
+    "simuparallel": Mode("local-steps", "all-reduce", "dense", "dense", "thesis 2.3.1", optimizer="worker",
+                         settings={"local.every": 0}),
+    "diloco": Mode("local-steps", "all-reduce", "half", "half", "DiLoCo", optimizer="worker",
+                   settings={"local.outer": "nesterov"}),
+}  # fmt: skip

@@ -1,97 +1,18 @@
-"""Optimisers, learning-rate schedules and exponential smoothing over a flat vector of parameters."""
+"""An optimizer over a flat vector of parameters, with exponential smoothing."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from nmt_train.common.errors import NotFinite, UserError
-from nmt_train.common.section import STRICT
-
-Name = Literal["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adadelta", "adam", "adamw"]
-
-
-@dataclass(frozen=True, config=STRICT)
-class OptimizerConfig:
-    """How gradients become updates. Where a key does not apply to the named optimiser, it has no effect."""
-
-    name: Name | None = Field(
-        default=None,
-        description="sgd, momentum, nesterov, adagrad, rmsprop, adadelta, adam or adamw; null: as the mode has it (adam, but"
-        " adagrad in downpour)",
-    )
-    learning_rate: float = Field(default=3e-4, gt=0, description="the schedule's peak")
-    schedule: Literal["constant", "inverse-sqrt", "step", "cosine"] = Field(
-        default="inverse-sqrt", description="after warm-up: constant, inverse-sqrt, step or cosine"
-    )
-    warmup: int = Field(default=4000, ge=0, le=10**9, description="linear rise from zero to learning_rate [updates]")
-    async_warmup: int | None = Field(
-        default=None,
-        ge=0,
-        le=10**9,
-        description="warmup where n workers update without waiting for one another; null: warmup times n^(2/3) [updates]",
-    )
-    step_every: int = Field(default=10_000, ge=1, le=10**9, description="step: updates between two decays [updates]")
-    step_factor: float = Field(default=0.5, gt=0, le=1, description="step: what each decay multiplies the rate with")
-    cosine_updates: int = Field(default=100_000, ge=1, le=10**9, description="cosine: when the rate reaches minimum [updates]")
-    minimum: float = Field(default=0.0, ge=0, description="cosine: the rate at its end")
-    stall_factor: float = Field(
-        default=1.0, gt=0, le=1, description="what every validation without a new best multiplies the rate with; 1: nothing"
-    )
-    at: Literal["shard", "worker"] | None = Field(
-        default=None,
-        description="several ranks: who turns gradients into updates: the shards, or every worker, whose updates shards add up;"
-        " null: as the mode has it (worker where gradients are dropped, else shard)",
-    )
-    clip_norm: float = Field(default=1.0, ge=0, description="longest gradient, by Euclidean norm; 0: any")
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum, nesterov: share of the last step kept")
-    beta1: float = Field(default=0.9, ge=0, lt=1, description="adam, adamw: decay of the mean of gradients")
-    async_beta1: float | None = Field(
-        default=None,
-        ge=0,
-        lt=1,
-        description="adam, adamw: beta1 where n workers update without waiting for one another; null: beta1 less the momentum"
-        " that their delays make, 1 - 1/n, but not below 0 (Mitliagkas et al. 2016)",
-    )
-    beta2: float = Field(default=0.98, ge=0, lt=1, description="adam, adamw: decay of the mean of squared gradients")
-    decay: float = Field(default=0.9, ge=0, lt=1, description="rmsprop, adadelta: decay of the mean of squared gradients")
-    epsilon: float | None = Field(
-        default=None, gt=0, description="added to denominators; null: torch's default for the optimiser"
-    )
-    weight_decay: float = Field(default=0.01, ge=0, description="adamw: share of parameters x rate subtracted per update")
-    smoothing: float = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="weight of the newest parameters, at each update of the global ones, in their running mean, which"
-        " validation uses; 0: off",
-    )
-    not_finite: Literal["stop", "skip"] = Field(
-        default="stop", description="when a loss or gradient is infinite or not a number: stop, or skip the batch"
-    )
-
-
-def learning_rate(config: OptimizerConfig, update: int) -> float:
-    """The rate of `update` (counted from 1), before any decay on stall."""
-    if update < config.warmup:
-        return config.learning_rate * update / config.warmup
-    past = update - config.warmup
-    if config.schedule == "inverse-sqrt":
-        return config.learning_rate * math.sqrt(max(config.warmup, 1) / max(update, 1))
-    if config.schedule == "step":
-        return config.learning_rate * config.step_factor ** (past // config.step_every)
-    if config.schedule == "cosine":
-        share = min(1.0, past / max(1, config.cosine_updates - config.warmup))
-        low = min(config.minimum, config.learning_rate)
-        return low + (config.learning_rate - low) * (1 + math.cos(math.pi * share)) / 2
-    return config.learning_rate
+from nmt_train.optim.config import OptimizerConfig
+from nmt_train.optim.learning_rate import learning_rate
+from nmt_train.optim.torch_optimizers import OPTIMIZERS
 
 
 class Optimizer:
@@ -106,7 +27,7 @@ class Optimizer:
     def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
         self.config, self.updates = config, 0
         self._parameter = torch.nn.Parameter(parameters)
-        self._torch: Any = _Still() if parameters.is_meta else _BY_NAME[config.name or "adam"](config, self._parameter)
+        self._torch: Any = _Still() if parameters.is_meta else OPTIMIZERS[config.name or "adam"](config, self._parameter)
         self._factor = 1.0
         self.smoothed = parameters.clone() if config.smoothing else None
 
@@ -233,15 +154,6 @@ class _Still:
         pass
 
 
-def among(workers: int, config: OptimizerConfig) -> OptimizerConfig:
-    """The settings where so many workers update without waiting for one another."""
-    if workers == 1:
-        return config
-    beta1 = max(0.0, config.beta1 - (1 - 1 / workers)) if config.async_beta1 is None else config.async_beta1
-    warmup = round(workers ** (2 / 3) * config.warmup) if config.async_warmup is None else config.async_warmup
-    return dataclasses.replace(config, beta1=beta1, warmup=warmup)
-
-
 def clip(gradient: Tensor, limit: float, divisor: float) -> float:
     """Divide a gradient, then shorten it to norm `limit` (0: any), both in place; returns the norm between the two.
 
@@ -256,22 +168,3 @@ def clip(gradient: Tensor, limit: float, divisor: float) -> float:
     if scale != 1.0:
         gradient.mul_(scale)
     return norm
-
-
-def _epsilon(config: OptimizerConfig) -> dict[str, Any]:
-    return {} if config.epsilon is None else {"eps": config.epsilon}
-
-
-_Builder = Callable[[OptimizerConfig, torch.nn.Parameter], torch.optim.Optimizer]
-_BY_NAME: dict[str, _Builder] = {
-    "sgd": lambda c, p: torch.optim.SGD([p], lr=c.learning_rate, fused=True),
-    "momentum": lambda c, p: torch.optim.SGD([p], lr=c.learning_rate, momentum=c.momentum, fused=True),
-    "nesterov": lambda c, p: torch.optim.SGD([p], lr=c.learning_rate, momentum=c.momentum, nesterov=True, fused=True),
-    "adagrad": lambda c, p: torch.optim.Adagrad([p], lr=c.learning_rate, fused=p.device.type == "cpu", **_epsilon(c)),
-    "rmsprop": lambda c, p: torch.optim.RMSprop([p], lr=c.learning_rate, alpha=c.decay, **_epsilon(c)),
-    "adadelta": lambda c, p: torch.optim.Adadelta([p], lr=c.learning_rate, rho=c.decay, **_epsilon(c)),
-    "adam": lambda c, p: torch.optim.Adam([p], lr=c.learning_rate, betas=(c.beta1, c.beta2), fused=True, **_epsilon(c)),
-    "adamw": lambda c, p: torch.optim.AdamW(
-        [p], lr=c.learning_rate, betas=(c.beta1, c.beta2), weight_decay=c.weight_decay, fused=True, **_epsilon(c)
-    ),
-}

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmt_train.optim.optimizer import Optimizer, OptimizerConfig
+from nmt_train.optim.config import OptimizerConfig
+from nmt_train.optim.optimizer import Optimizer
 
 OUTER = "outer."  # begins the names of vectors of an outer optimiser
 
@@ -53,3 +54,10 @@ class Outer(Optimizer):
         """What another mode had begins without momentum."""
         none = {OUTER + "momentum_buffer": torch.zeros_like(self.parameters)} if numbers["updates"] else {}
         super().load(vectors or none, numbers, where)
+
+
+def update_optimizer(local: Any, config: OptimizerConfig, parameters: Tensor) -> Optimizer:
+    """The optimizer of finished updates; local: the section `local` of the configuration."""
+    if local.outer == "nesterov":
+        return Outer(config, parameters, local.outer_rate, local.outer_momentum)
+    return Adder(config, parameters)

@@ -6,8 +6,9 @@ import dataclasses
 
 from torch import Tensor
 
+from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import subtract
-from nmt_train.optim.optimizer import Optimizer, OptimizerConfig
+from nmt_train.optim.optimizer import Optimizer
 
 
 class OwnOptimizer:

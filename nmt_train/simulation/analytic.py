@@ -10,7 +10,8 @@ import torch
 
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
-from nmt_train.distributed.codec import Codec
+from nmt_train.distributed.codec import CODECS
+from nmt_train.distributed.codec.codec import Codec
 from nmt_train.modes import build as modes
 from nmt_train.simulation import equations
 from nmt_train.simulation.cluster import ClusterConfig, DeviceConfig
@@ -59,11 +60,11 @@ def predict(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
     if len(cluster.ranks()) < 2:
         raise UserError("--model: is of several ranks that exchange, but the cluster has one; give another cluster file")
     mean, elements = sum(tokens) / len(tokens), count(shapes)
-    codec = modes.CODECS[modes.row(dataclasses.replace(config, mode="pipe")).up](config, 0.0)
+    codec = CODECS[modes.row(dataclasses.replace(config, mode="pipe")).up].build(config, 0.0)
     s = symbols(cluster, elements, codec, mean)
     whole = dataclasses.replace(config, exchange=dataclasses.replace(config.exchange, buckets=1))
     found = {mode: _seconds(dataclasses.replace(whole, mode=mode), cluster, shapes, tokens, steps) for mode in ("sync", "pipe")}
-    dense = symbols(cluster, elements, modes.CODECS["dense"](config, 0.0), mean)
+    dense = symbols(cluster, elements, CODECS["dense"].build(config, 0.0), mean)
     segments = equations.segmented_ring(s.p, s.n, SEGMENTS, s.alpha, s.beta, s.gamma)
     first = s.l_back / SEGMENTS
     rows = [

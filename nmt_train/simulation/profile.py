@@ -13,9 +13,9 @@ import torch
 from nmt_train import device
 from nmt_train.config import Config
 from nmt_train.distributed.message import Message
+from nmt_train.distributed.override import OverrideConfig
 from nmt_train.distributed.transport import Tag, Wire
 from nmt_train.distributed.transport.local import ThreadWire
-from nmt_train.modes.table import OverrideConfig
 from nmt_train.simulation.cluster import Cost, DeviceConfig
 from nmt_train.training.setup import Ready, maker, opened
 

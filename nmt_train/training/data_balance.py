@@ -21,7 +21,7 @@ class Dealing:
         self._worker, self._progress, self._config = worker, progress, worker.config
         self.positions = [Position() for _ in range(worker.wire.size)]
         self._settled: dict[int, Position] = {}  # of the others, less what may still be under way
-        self._apart_matters = worker.wire.size > 1 and not worker.schedule.exchange.together
+        self._apart_matters = worker.wire.size > 1 and not worker.schedule.exchange.synchronous
         self._limit = last_epoch(self._config.stop)
         self._evened_at_end = 0
 

@@ -27,7 +27,7 @@ class Follower:
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._wire = worker, worker.wire
-        self._together = worker.schedule.exchange.together
+        self._together = worker.schedule.exchange.synchronous
         self._limit = last_epoch(worker.config.stop)
         self._epochs = worker.position.epochs  # completed by all workers
         self._orders = self._wire.receive(0, Tag.CONTROL)

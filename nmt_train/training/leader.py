@@ -39,7 +39,7 @@ class Leader:
         self._followers = range(1, self._wire.size)
         self._dealing = Dealing(worker, self._progress)
         self._updates = 0  # the most that any other has known of
-        self._together = worker.schedule.exchange.together
+        self._together = worker.schedule.exchange.synchronous
         self._drained = self._stepped = 0
         self._meter = Meter(worker)
         self._reports = self._wire.receive(None, Tag.REPORT) if self._followers else None
@@ -60,7 +60,7 @@ class Leader:
         facts = {"stages": plain(stages), "workers": workers, "epochs": self._progress.epochs}
         for rank in self._followers:
             self._wire.send(rank, Tag.STATE, Message((), (*from_json(facts).tensors, *parts[rank].pack().tensors)))
-        self.go_on_from(parts[0], Deal(0, workers, stages, exchange.together), snapshot.stages, str(self._run.folder))
+        self.go_on_from(parts[0], Deal(0, workers, stages, exchange.synchronous), snapshot.stages, str(self._run.folder))
         if snapshot.stages:
             self._saving.known(snapshot.numbers["updates"], snapshot.stages[-1])
 

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from nmt_train.corpus.data_shard import Deal, Position, from_plain, resume
-from nmt_train.distributed.exchange import Exchange, Piece, Vectors
+from nmt_train.distributed.exchange.exchange import Exchange, Vectors
+from nmt_train.distributed.exchange.recovery_piece import Piece
 from nmt_train.distributed.message import Message, from_json, to_facts
-from nmt_train.distributed.schedule import Schedule
+from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.distributed.transport import Lost, Tag, Wire
 from nmt_train.optim.flat_model import kept
 from nmt_train.run.progress import Progress
@@ -259,7 +260,7 @@ def recover(worker: Worker, remains: Remains) -> Again | None:
     waves = worker.config.exchange.join
     training = wire.size if waves is None else waves.workers(progress)
     deal, position = resume(wire.rank, stages, training)
-    deal = Deal(deal.rank, training, deal.stages, exchange.together)
+    deal = Deal(deal.rank, training, deal.stages, exchange.synchronous)
     part = Part(shard, remains.rescued(inventory.newest), remains.random, numbers, position)
     if wire.size == 1:  # what is left alone optimises by itself
         snapshot = Snapshot(shard, numbers, [part.carried], [part.random], stages)

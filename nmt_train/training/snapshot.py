@@ -16,7 +16,7 @@ from nmt_train.common.errors import UserError
 from nmt_train.config import Config
 from nmt_train.corpus.data_shard import Position, from_plain, plain, resume
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.distributed.exchange import OPTIMIZER, RESIDUAL, UNSENT
+from nmt_train.distributed.exchange.exchange import OPTIMIZER, RESIDUAL, UNSENT
 from nmt_train.distributed.message import Message, from_json, to_json
 from nmt_train.distributed.transport import Future
 from nmt_train.optim.flat_model import Flat

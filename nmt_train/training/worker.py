@@ -14,7 +14,7 @@ from nmt_train.common.errors import NotFinite
 from nmt_train.config import Config
 from nmt_train.corpus.batches import Batch
 from nmt_train.corpus.data_shard import Deal, Position
-from nmt_train.distributed.schedule import RECEIVED
+from nmt_train.distributed.schedule.schedule import RECEIVED
 from nmt_train.distributed.transport import Tag, Wire
 from nmt_train.modes import build as modes
 from nmt_train.optim.flat_model import Flat, kept
@@ -79,7 +79,7 @@ class Worker:
                 with trace.span("forward", batch.target_tokens), device.autocast(self.device, self.config.precision):
                     loss = self.model.loss(batch.to(self.device))
                 schedule.backward(loss, batch.target_tokens, trace)
-            if batch is not None or schedule.exchange.together:  # of those that exchange together none may be missing
+            if batch is not None or schedule.exchange.synchronous:  # of those that exchange together none may be missing
                 try:
                     updated = schedule.skip() if batch is None else schedule.step()
                     if batch is not None and loss is not None:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import torch
-
-from nmt_train.distributed.codec import DroppingConfig, QsgdConfig, ThresholdConfig
-from nmt_train.distributed.codec.dense import Dense
+from nmt_train.distributed.codec.dense import BFloat16, Dense
+from nmt_train.distributed.codec.half import Half
 from nmt_train.distributed.codec.int8 import Int8
 from nmt_train.distributed.codec.onebit import OneBit
-from nmt_train.distributed.codec.qsgd import Qsgd
-from nmt_train.distributed.codec.strom_threshold import Threshold
-from nmt_train.distributed.codec.topk import TopK
+from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
+from nmt_train.distributed.codec.strom_threshold import Threshold, ThresholdConfig
+from nmt_train.distributed.codec.topk import DroppingConfig, TopK
 
 CODECS = {
     "dense": lambda: Dense(),
-    "half": lambda: Dense(torch.float16),
+    "half": lambda: Half(),
     "top-k": lambda: TopK(DroppingConfig(warmup="none", values="fp32", indices="int32"), 0.9),
     "top-k, sampled": lambda: TopK(DroppingConfig(warmup="none", sample=100), 0.99),
     "top-k, warming up": lambda: TopK(DroppingConfig(warmup="exponential", warmup_updates=10), 0.99),
 }
 ROUNDED = {  # their parts of a vector may be larger than its elements, and what is left is rounded as the largest
-    "bf16": lambda: Dense(torch.bfloat16),
+    "bf16": lambda: BFloat16(),
     "int8": lambda: Int8(),
     "onebit": lambda: OneBit(),
     "qsgd, elias": lambda: Qsgd(QsgdConfig(bucket=64)),

@@ -88,12 +88,13 @@ class Dealt:
 @dataclass
 class Outcome:
     """trained: how often workers have computed which batch of which epoch; applied (parts, batches): how often its gradient has
-    been applied to which part of the parameters, in all epochs together.
+    been applied to which part of the parameters, in all epochs together. together: the most batches of one update.
     """
 
     folder: Path
     trained: Counter[tuple[int, int]]
     applied: Tensor
+    together: int
 
 
 def train(
@@ -106,9 +107,12 @@ def train(
 ) -> Outcome:
     """A run on a simulated cluster where all goes wrong that `faults`, its keys, say; trained: what others did before."""
     trained = Counter() if trained is None else trained
+    steps: list[Counter[int]] = []
 
     def make(settled: Config, wire: Wire) -> Worker:
-        return Worker(settled, wire, Ledger(trained), Dealt())  # type: ignore[arg-type]
+        worker = Worker(settled, wire, Ledger(trained), Dealt())  # type: ignore[arg-type]
+        steps.append(worker.schedule.steps)
+        return worker
 
     with opened(config, False, overwrite) as ready:
         described = cluster(nodes, device, network=LINK, inside=LINK, **faults)
@@ -120,7 +124,8 @@ def train(
 
         engine.run([partial(main, wire) for wire in engine.wires])
     _forget_imports()
-    return Outcome(Path(config.run), trained, checkpoint.load(Path(config.run) / "last").tensors("parameters")["counts"])
+    applied = checkpoint.load(Path(config.run) / "last").tensors("parameters")["counts"]
+    return Outcome(Path(config.run), trained, applied, max([1, *(number for counts in steps for number in counts)]))
 
 
 def plain(config: Config) -> Config:

@@ -9,11 +9,12 @@ from conftest import Make
 from torch import nn
 
 from nmt_train.common.errors import UserError
-from nmt_train.distributed.codec import DroppingConfig, dropped_down
+from nmt_train.distributed.codec.topk import DroppingConfig, dropped_down
 from nmt_train.distributed.transport.local import ThreadWire
 from nmt_train.modes import build as modes
+from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import Flat
-from nmt_train.optim.optimizer import OptimizerConfig, among
+from nmt_train.optim.learning_rate import among
 from nmt_train.trace import Trace
 
 

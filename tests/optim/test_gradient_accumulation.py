@@ -44,7 +44,7 @@ def trained(mode: str, nodes: list[int], shares: list[Share], options: dict[str,
             if batch is not None:
                 schedule.backward(model.loss(batch), len(batch), trace)
                 schedule.step()
-            elif schedule.exchange.together:
+            elif schedule.exchange.synchronous:
                 schedule.skip()
         schedule.drain()
         everybody_is_here(wire)
@@ -146,7 +146,8 @@ def test_a_bundle_of_stale_pushes_counts_each_by_its_own_share() -> None:
     from nmt_train.distributed.exchange.parameter_server.shard import Shard
     from nmt_train.distributed.exchange.parameter_server.update_rules import StalenessAware
     from nmt_train.distributed.message import Message
-    from nmt_train.optim.optimizer import Optimizer, OptimizerConfig
+    from nmt_train.optim.config import OptimizerConfig
+    from nmt_train.optim.optimizer import Optimizer
 
     plain = OptimizerConfig(name="sgd", learning_rate=1.0, schedule="constant", warmup=0)
     made = Shard(Optimizer(plain, torch.zeros(1)), Dense(), None, StalenessAware(2))

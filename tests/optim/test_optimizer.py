@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from nmt_train.common.errors import NotFinite, UserError
-from nmt_train.optim.optimizer import Optimizer, OptimizerConfig, clip, learning_rate
+from nmt_train.optim.config import OptimizerConfig
+from nmt_train.optim.learning_rate import learning_rate
+from nmt_train.optim.optimizer import Optimizer, clip
 
 NAMES = ["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adadelta", "adam", "adamw"]
 RATE, MOMENTUM, DECAY, EPSILON = 0.05, 0.9, 0.9, 1e-12

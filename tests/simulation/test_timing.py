@@ -10,8 +10,7 @@ import pytest
 from conftest import ROOT, Make
 from virtual import cluster
 
-from nmt_train.distributed.codec import DroppingConfig
-from nmt_train.distributed.codec.topk import TopK
+from nmt_train.distributed.codec.topk import DroppingConfig, TopK
 from nmt_train.simulation.cluster import Cost, DeviceConfig, LinkConfig, Straggler
 from nmt_train.simulation.timing import Timing, measure
 

@@ -21,7 +21,7 @@ from conftest import Make
 from simulated import MODES, events
 
 from nmt_train.config import Config
-from nmt_train.distributed.exchange import RESIDUAL
+from nmt_train.distributed.exchange.exchange import RESIDUAL
 from nmt_train.distributed.schedule.overlap import Overlap
 from nmt_train.distributed.transport import Lost
 from nmt_train.run import checkpoint
@@ -97,7 +97,7 @@ def check(make: Make, mode: str, seed: int) -> None:
     trained, applied = covered(outcome, recoveries), outcome.applied
     assert torch.allclose(applied, applied.round(), atol=1e-3)  # means are taken of sums
     assert (applied <= trained + 1e-3).all()
-    lost = sum(event["lost_updates"] for event in recoveries)
+    lost = outcome.together * sum(event["lost_updates"] for event in recoveries)
     assert (EPOCHS - applied).clamp(min=0).sum(1).max() <= lost + 1e-2
 
 

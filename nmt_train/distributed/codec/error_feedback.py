@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nmt_train.distributed.codec import Codec
+from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.message import Message
 from nmt_train.optim.flat_model import add
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.codec.chunks import blocks
+from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.message import Message
 
 _TOP = 14  # the largest element becomes one below 2^14, so that its rounding cannot overflow
@@ -38,3 +39,25 @@ def from_half(message: Message, place: int, rounded: Tensor, like: Tensor) -> Te
     if not _LOWEST <= exponent <= _HIGHEST:
         raise message.malformed(f"an exponent of {exponent}")
     return rounded.to(like).mul_(2.0**exponent)
+
+
+class Half(Codec):
+    """A message holds the exponent and the rounded elements."""
+
+    summable = True
+
+    def encode(self, vector: Tensor, update: int) -> Message:
+        exponent, rounded = to_half(vector)
+        return Message((exponent,), (rounded,))
+
+    def sized(self, vector: Tensor) -> Message:
+        return Message((0,), (vector.to(torch.float16),))
+
+    def decode(self, message: Message, into: Tensor) -> None:
+        into.copy_(self._vector(message, into))
+
+    def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
+        into.add_(self._vector(message, into), alpha=scale)
+
+    def _vector(self, message: Message, into: Tensor) -> Tensor:
+        return from_half(message, 0, message.vector(into.numel(), torch.float16), into)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
-from nmt_train.distributed.codec import Codec
 from nmt_train.distributed.codec.chunks import blocks
+from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.message import Message
 
 _LEVELS = 127
@@ -15,6 +15,8 @@ _LEVELS = 127
 
 class Int8(Codec):
     """A message holds the size of a level, and of each element the nearest level."""
+
+    summable = True
 
     def encode(self, vector: Tensor, update: int) -> Message:
         low, high = vector.aminmax() if vector.numel() else (vector.new_zeros(()),) * 2

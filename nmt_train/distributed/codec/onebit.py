@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
-from nmt_train.distributed.codec import Codec
+from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.message import Message
 
 COLUMN = 512  # elements that share their two means

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import numpy as np
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
-from nmt_train.distributed.codec import Codec, QsgdConfig
+from nmt_train.common.section import STRICT
 from nmt_train.distributed.codec import integer_coding as bits
+from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.message import Message
+
+
+@dataclass(frozen=True, config=STRICT)
+class QsgdConfig:
+    """Random rounding to a few levels, right on average (Alistarh et al. 2017)."""
+
+    levels: int = Field(default=15, ge=1, le=127, description="levels above zero, up to the norm of a stretch")
+    bucket: int = Field(default=128, ge=1, le=10**9, description="elements that share a norm")
+    coding: Literal["plain", "elias"] = Field(
+        default="elias", description="of levels: all in as many bits as the highest, or in Elias's gamma code"
+    )
 
 
 class Qsgd(Codec):
@@ -24,6 +40,10 @@ class Qsgd(Codec):
 
     def __init__(self, config: QsgdConfig) -> None:
         self._config, self._width = config, config.levels.bit_length()
+
+    @classmethod
+    def build(cls, settings: Any, dropped: float) -> Qsgd:
+        return cls(settings.qsgd)
 
     def encode(self, vector: Tensor, update: int) -> Message:
         bucket, levels = self._config.bucket, self._config.levels

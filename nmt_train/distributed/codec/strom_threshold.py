@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import numpy as np
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
-from nmt_train.distributed.codec import Codec, ThresholdConfig
+from nmt_train.common.section import STRICT
 from nmt_train.distributed.codec import integer_coding as bits
+from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.selection import Sample, reaching
 from nmt_train.distributed.message import Message
 
@@ -16,13 +21,33 @@ GRAIN = 2.0**-30  # thresholds are multiples of it, so that sums of many do not 
 _LOW = 0x7FFF_FFFF  # bits of a position in a word
 
 
+@dataclass(frozen=True, config=STRICT)
+class ThresholdConfig:
+    """Sending only what has grown to a threshold, as plus or minus the threshold (Strom 2015)."""
+
+    tau: float | None = Field(
+        default=None, gt=0, le=100, description="the threshold; null: what about a share of `density` reaches"
+    )
+    density: float = Field(default=0.01, gt=0, le=0.5, description="share of a vector that is sent, where tau is null")
+    sample: int = Field(default=10_000, ge=100, le=10**9, description="elements from which tau is estimated, where it is null")
+    coding: Literal["words", "golomb-rice"] = Field(
+        default="golomb-rice", description="of positions and signs: words of 4 bytes, or gaps in Golomb's and Rice's code"
+    )
+
+
 class Threshold(Codec):
     """A message holds the threshold, and of each element that reached it place and sign: in a word of 32 bits (31 for the
     place), or as gap in Golomb's and Rice's code and a bit. Its number says how many.
     """
 
+    exact_sums = True
+
     def __init__(self, config: ThresholdConfig) -> None:
         self._config, self._sample = config, Sample(config.sample)
+
+    @classmethod
+    def build(cls, settings: Any, dropped: float) -> Threshold:
+        return cls(settings.threshold)
 
     def encode(self, vector: Tensor, update: int) -> Message:
         tau = self._tau(vector)

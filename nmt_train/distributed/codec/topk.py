@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
-from nmt_train.distributed.codec import Codec, DroppingConfig, kept
+from nmt_train.common.section import STRICT
+from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.dense import Dense
 from nmt_train.distributed.codec.half import from_half, to_half
 from nmt_train.distributed.codec.selection import Sample, exactly, reaching
@@ -18,16 +22,66 @@ from nmt_train.distributed.message import Message
 _SPARSE, _DENSE = 1, 0
 
 
+@dataclass(frozen=True, config=STRICT)
+class DroppingConfig:
+    """Gradient dropping (Aji & Heafield 2017; thesis 3.8): only the largest elements travel, the rest waits for its turn."""
+
+    up: float = Field(default=0.99, ge=0, lt=1, description="share of a worker's gradient that is not sent")
+    down: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="share of a shard's delta that is not sent; null: so much that what all other workers send gets through",
+    )
+    sample: int = Field(
+        default=10_000, ge=100, le=10**9, description="elements from which the threshold is estimated; it is exact for fewer"
+    )
+    excess: float = Field(
+        default=0.5, ge=0, le=100, description="most that may be sent beyond the target, as a share of it, when the sample errs"
+    )
+    values: Literal["fp32", "fp16"] = Field(default="fp16", description="precision of what is sent; the rounding waits too")
+    indices: Literal["int32", "gaps"] = Field(
+        default="gaps", description="positions of what is sent: 4 bytes each, or distances of 1 byte and more"
+    )
+    warmup: Literal["none", "dense", "exponential"] = Field(
+        default="none",
+        description="begin by sending all: dense: for warmup_updates; exponential: the share falls to its target over them",
+    )
+    warmup_updates: int = Field(default=200, ge=0, le=10**9, description="length of the warm-up [updates]")
+
+
+def dropped_down(config: DroppingConfig, pushes: int) -> float:
+    """The share of a delta that is left out where, by each, so many workers' pushes are news to the one that gets it."""
+    if config.down is not None:
+        return config.down
+    return max(0.0, 1 - max(1, pushes) * (1 - config.up))
+
+
+def kept(config: DroppingConfig, dropped: float, update: int) -> float:
+    """The share of a vector that is sent at `update` when `dropped` is the share left out after the warm-up."""
+    if config.warmup == "none" or update >= config.warmup_updates:
+        return 1 - dropped
+    if config.warmup == "dense":
+        return 1.0
+    return float((1 - dropped) ** (update / config.warmup_updates))
+
+
 class TopK(Codec):
     """Sends about a share of the elements, changing over the warm-up; all of them where positions would cost more than they
     save. A message's number says which.
     """
+
+    drops = True
 
     def __init__(self, config: DroppingConfig, dropped: float) -> None:
         self._config, self._dropped, self._dense = config, dropped, Dense()
         self._pack, self._unpack = _POSITIONS[config.indices]
         self._half = config.values == "fp16"
         self._sample = Sample(config.sample)
+
+    @classmethod
+    def build(cls, settings: Any, dropped: float) -> TopK:
+        return cls(settings.dropping, dropped)
 
     def encode(self, vector: Tensor, update: int) -> Message:
         target = self.target(vector.numel(), update)

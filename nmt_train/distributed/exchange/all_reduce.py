@@ -7,11 +7,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from nmt_train.distributed.exchange import UNSENT, Exchange, Vectors
+from nmt_train.distributed.context import BuildContext
+from nmt_train.distributed.exchange.exchange import UNSENT, Exchange, Vectors
+from nmt_train.distributed.exchange.library_all_reduce import ByWire
 from nmt_train.distributed.exchange.replica_check import compare
-from nmt_train.distributed.exchange.ring import Joined, Reducer
+from nmt_train.distributed.exchange.ring import Joined, Reducer, Ring
 from nmt_train.distributed.transport import Wire
 from nmt_train.optim.optimizer import Optimizer, clip
+from nmt_train.optim.update_optimizers import update_optimizer
 from nmt_train.trace import Trace
 
 
@@ -22,7 +25,29 @@ class AllReduce(Exchange):
     finished updates. sums: gradients are joined by their sum (see joining.py).
     """
 
-    together = True
+    codec_needs = "summable"
+    synchronous = in_parts = True
+
+    @classmethod
+    def build(cls, context: BuildContext) -> AllReduce:
+        return cls._around(context, cls._reducer_of(context))
+
+    @staticmethod
+    def _reducer_of(context: BuildContext) -> Reducer:
+        """The configured algorithm."""
+        algorithm = context.settings.exchange.algorithm
+        if algorithm != "ring":
+            return ByWire(context.wire, algorithm, context.trace)
+        return Ring(context.wire, context.codec(context.mode.up, context.settings.dropping.up), context.trace)
+
+    @classmethod
+    def _around(cls, context: BuildContext, reducer: Reducer) -> AllReduce:
+        config, parameters = context.settings, context.flat.parameters
+        if context.mode.optimizer == "shard":
+            optimizer, longest = Optimizer(config.optimizer, parameters), config.optimizer.clip_norm
+        else:
+            optimizer, longest = update_optimizer(config.local, config.optimizer, parameters.clone()), 0.0
+        return cls(context.wire, optimizer, reducer, longest, context.trace, context.sums)
 
     def __init__(
         self, wire: Wire, optimizer: Optimizer, reducer: Reducer, clip_norm: float, trace: Trace, sums: bool = False

@@ -5,14 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from nmt_train.distributed.exchange import RESIDUAL, Vectors
+from nmt_train.common.section import STRICT
+from nmt_train.distributed.context import BuildContext
+from nmt_train.distributed.exchange.all_reduce import AllReduce
+from nmt_train.distributed.exchange.exchange import RESIDUAL, Vectors
 from nmt_train.distributed.exchange.ring import Joined, Reducer
 from nmt_train.trace import Trace
 
 _Q = "low-rank.q"  # among the vectors that a worker carries
 _SEED = 20_190_531  # of the first right factors, the same on all ranks
+
+
+@dataclass(frozen=True, config=STRICT)
+class LowRankConfig:
+    """Sending matrices as products of two thin ones (PowerSGD, Vogels et al. 2019)."""
+
+    rank: int = Field(default=1, ge=1, le=1024, description="columns of each factor")
+
+
+class PowerSGD(AllReduce):
+    """All-reduce of products of thin matrices; the codec encodes the factors."""
+
+    in_parts = False  # whole matrices are needed
+
+    @classmethod
+    def build(cls, context: BuildContext) -> PowerSGD:
+        flat, rank = context.flat, context.settings.low_rank.rank
+        reducer = LowRank(cls._reducer_of(context), flat.layout, rank, flat.gradient, context.trace)
+        made = cls._around(context, reducer)
+        assert isinstance(made, cls)
+        return made
 
 
 class LowRank(Reducer):

@@ -6,16 +6,16 @@ what its last rank has sent is what everybody takes over, that rank too: so what
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
-from nmt_train.distributed.codec import Codec
-from nmt_train.distributed.exchange import Vectors
+from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.exchange.exchange import Vectors
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Tag, Wire
 from nmt_train.trace import Trace
@@ -30,7 +30,7 @@ class Joined(NamedTuple):
     weight: int
 
 
-class Reducer(Protocol):
+class Reducer(ABC):
     """Joins vectors of all ranks, which all call it at the same point of their work."""
 
     @abstractmethod

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nmt_train.distributed.exchange import Exchange
+from nmt_train.distributed.context import BuildContext
+from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.optim.optimizer import Optimizer
 from nmt_train.trace import Trace
 
 
 class Alone(Exchange):
+    codec_needs = "lossless"
+    solitary = True
+
+    @classmethod
+    def build(cls, context: BuildContext) -> Alone:
+        return cls(Optimizer(context.settings.optimizer, context.flat.parameters), context.trace)
+
     def __init__(self, optimizer: Optimizer, trace: Trace) -> None:
         super().__init__(optimizer)
         self._trace = trace

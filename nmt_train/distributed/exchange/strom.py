@@ -12,14 +12,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nmt_train.distributed.codec import Codec
+from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.error_feedback import Feedback
 from nmt_train.distributed.codec.strom_threshold import GRAIN
-from nmt_train.distributed.exchange import OPTIMIZER, UNSENT, Exchange, Piece, Vectors
+from nmt_train.distributed.context import BuildContext
+from nmt_train.distributed.exchange.exchange import OPTIMIZER, UNSENT, Exchange, Vectors
+from nmt_train.distributed.exchange.recovery_piece import Piece
 from nmt_train.distributed.exchange.replica_check import compare
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Future, Tag, Wire
-from nmt_train.optim.optimizer import OptimizerConfig
+from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.update_optimizers import Adder
 from nmt_train.optim.worker_optimizer import OwnOptimizer
 from nmt_train.trace import Trace
@@ -33,7 +35,14 @@ class Peers(Exchange):
     prepares: gradients become updates here, by the worker's own optimiser, and not in the schedule.
     """
 
+    codec_needs = "exact_sums"
     at_worker = True
+
+    @classmethod
+    def build(cls, context: BuildContext) -> Peers:
+        settings, prepares = context.settings, not context.schedule_updates
+        codec = context.codec(context.mode.up, settings.dropping.up)
+        return cls(context.wire, context.flat.parameters, settings.optimizer, codec, context.trace, prepares)
 
     def __init__(
         self, wire: Wire, parameters: Tensor, optimizer: OptimizerConfig, codec: Codec, trace: Trace, prepares: bool = True

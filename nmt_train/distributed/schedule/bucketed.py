@@ -10,7 +10,9 @@ from collections import deque
 
 from torch import Tensor
 
+from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
+from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.schedule.background import Courier
 from nmt_train.distributed.schedule.every_step import EveryStep
 from nmt_train.distributed.transport import Wire
@@ -24,6 +26,18 @@ class Bucketed(EveryStep):
     Where tasks do not go on while another computes, as on a simulated clock, buckets set out after the backward pass, each when
     its share of the pass's time is over.
     """
+
+    works_with = AllReduce
+    alone = False
+
+    @classmethod
+    def build(cls, context: BuildContext, exchange: Exchange) -> Bucketed:
+        assert isinstance(exchange, AllReduce), "others are refused"
+        settings = context.settings
+        return cls(
+            context.flat, exchange, context.wire, context.trace, settings.batch.accumulate, settings.exchange.buckets,
+            context.sums,
+        )  # fmt: skip
 
     def __init__(
         self, flat: Flat, exchange: AllReduce, wire: Wire, trace: Trace, accumulate: int, buckets: int, sums: bool = False

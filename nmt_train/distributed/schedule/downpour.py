@@ -5,17 +5,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from nmt_train.distributed.exchange import Exchange, Vectors
-from nmt_train.distributed.schedule import DownpourConfig, Schedule
+from nmt_train.common.section import STRICT
+from nmt_train.distributed.context import BuildContext
+from nmt_train.distributed.exchange.exchange import Exchange, Vectors
+from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.optim.flat_model import Flat
 
 _SINCE = "downpour.since"  # steps since the last fetch, among what a worker carries
 
 
+@dataclass(frozen=True, config=STRICT)
+class DownpourConfig:
+    """Pushing gradients and fetching parameters independently (Dean et al. 2012)."""
+
+    push: int = Field(
+        default=1, ge=1, le=10**9, description="a worker pushes so many gradients as one (batch.reduction) [steps]"
+    )
+    fetch: int = Field(default=1, ge=1, le=10**9, description="a worker fetches parameters so often [steps]")
+
+
 class Downpour(Schedule):
     """The gradients of `push` steps are given away as one; every `fetch` steps a worker takes the shards' parameters over."""
+
+    one_call = False
+
+    @classmethod
+    def build(cls, context: BuildContext, exchange: Exchange) -> Downpour:
+        settings = context.settings
+        return cls(context.flat, exchange, settings.downpour, settings.optimizer.clip_norm, context.sums)
 
     def __init__(self, flat: Flat, exchange: Exchange, config: DownpourConfig, clip_norm: float, sums: bool = False) -> None:
         super().__init__(exchange, flat.parameters, sums)

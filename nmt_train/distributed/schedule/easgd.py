@@ -7,11 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from nmt_train.distributed.exchange import Exchange, Vectors
-from nmt_train.distributed.schedule import LocalConfig
-from nmt_train.distributed.schedule.local_sgd import LocalSteps
+from nmt_train.distributed.exchange.exchange import Exchange, Vectors
+from nmt_train.distributed.schedule.local_sgd import LocalConfig, LocalSteps
+from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import Flat, subtract
-from nmt_train.optim.optimizer import OptimizerConfig
 from nmt_train.trace import Trace
 
 _OWN = "elastic.parameters"  # among the vectors that a worker carries
@@ -23,6 +22,8 @@ class Elastic(LocalSteps):
     The global parameters are the centre's. With a server each worker does so at its own pace; with all-reduce all at the same
     step, and the centre moves by the mean of their ways.
     """
+
+    one_call = False
 
     def __init__(self, flat: Flat, exchange: Exchange, trace: Trace, config: LocalConfig, optimizer: OptimizerConfig) -> None:
         super().__init__(flat, exchange, trace, config, optimizer)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from nmt_train.distributed.exchange import Exchange
-from nmt_train.distributed.schedule import Schedule
+from nmt_train.distributed.context import BuildContext
+from nmt_train.distributed.exchange.exchange import Exchange
+from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.optim.flat_model import Flat
 
 
 class EveryStep(Schedule):
     """Gradients pile up in the flat gradient over `accumulate` steps and are then exchanged as one."""
+
+    alone = in_lockstep = accumulates = in_parts = True
+
+    @classmethod
+    def build(cls, context: BuildContext, exchange: Exchange) -> EveryStep:
+        settings = context.settings
+        return cls(context.flat, exchange, settings.optimizer.clip_norm, settings.batch.accumulate, context.sums)
 
     def __init__(self, flat: Flat, exchange: Exchange, clip_norm: float, accumulate: int, sums: bool = False) -> None:
         super().__init__(exchange, flat.parameters, sums)

@@ -8,20 +8,54 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from nmt_train.distributed.exchange import OPTIMIZER, UNSENT, Exchange, Vectors
-from nmt_train.distributed.schedule import LocalConfig, Schedule
+from nmt_train.common.section import STRICT
+from nmt_train.distributed.context import BuildContext
+from nmt_train.distributed.exchange.exchange import OPTIMIZER, UNSENT, Exchange, Vectors
+from nmt_train.distributed.schedule.schedule import Schedule
+from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import Flat, subtract
-from nmt_train.optim.optimizer import Optimizer, OptimizerConfig
+from nmt_train.optim.optimizer import Optimizer
 from nmt_train.trace import Trace
 
 _STEPS = "local.steps"  # how many a worker has made, among what it carries
 
 
+@dataclass(frozen=True, config=STRICT)
+class LocalConfig:
+    """Steps that every worker makes by its own optimiser before all exchange how far they have gone."""
+
+    every: int | None = Field(
+        default=None,
+        ge=0,
+        le=10**9,
+        description="steps of each worker from one exchange to the next; 0: once, at the end; null: as the mode has it [steps]",
+    )
+    outer: Literal["none", "nesterov", "elastic"] | None = Field(
+        default=None,
+        description="the ways that workers went are, on the mean, none: gone by all; nesterov: the gradient of an outer"
+        " optimiser; elastic: gone by a common centre in part; null: as the mode has it",
+    )
+    elastic_share: float = Field(
+        default=0.1, gt=0, le=1, description="elastic: how much of the distance worker and centre each go towards the other"
+    )
+    outer_rate: float = Field(default=0.7, gt=0, description="nesterov: the outer learning rate")
+    outer_momentum: float = Field(default=0.9, ge=0, lt=1, description="nesterov: the outer momentum")
+
+
 class LocalSteps(Schedule):
+    in_lockstep = updates = True
+
+    @classmethod
+    def build(cls, context: BuildContext, exchange: Exchange) -> LocalSteps:
+        return cls(context.flat, exchange, context.trace, context.settings.local, context.settings.optimizer)
+
     def __init__(self, flat: Flat, exchange: Exchange, trace: Trace, config: LocalConfig, optimizer: OptimizerConfig) -> None:
         super().__init__(exchange, flat.parameters, sums=False)
         self._flat, self._trace, self._clip_norm = flat, trace, optimizer.clip_norm
@@ -107,7 +141,7 @@ class LocalSteps(Schedule):
     @torch.no_grad()
     def in_doubt(self) -> Vectors:
         """The way that an exchange had begun with: where the others have it, their sum has been an update."""
-        under_way = self.exchange.together and self._on_its_way and not self._begun
+        under_way = self.exchange.synchronous and self._on_its_way and not self._begun
         return {UNSENT: self._way()} if under_way else {}
 
     def _way(self) -> Tensor:

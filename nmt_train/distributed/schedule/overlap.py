@@ -7,23 +7,54 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
-from nmt_train.distributed.exchange import Exchange, Vectors
-from nmt_train.distributed.schedule import OverlapConfig, Schedule
+from nmt_train.common.section import STRICT
+from nmt_train.distributed.context import BuildContext
+from nmt_train.distributed.exchange.exchange import Exchange, Vectors
+from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.distributed.transport import Wire
+from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import Flat
-from nmt_train.optim.optimizer import Optimizer, OptimizerConfig, clip
+from nmt_train.optim.optimizer import Optimizer, clip
 from nmt_train.trace import Trace
 
 _PREFIX = "local."  # of the vectors of the optimiser that updates a worker's own copy
 
 
+@dataclass(frozen=True, config=STRICT)
+class OverlapConfig:
+    """Exchanging while the next batches are computed (thesis 3.4, 3.7)."""
+
+    bound: int = Field(
+        default=128,
+        ge=0,
+        le=10**6,
+        description="most steps from one exchange to the next: then the worker waits, as for a machine that is paused; 0: any"
+        " [steps]",
+    )
+    local_update: Literal["none", "sum", "optimizer"] = Field(
+        default="sum",
+        description="sum: what was received is updated with the gradients just given away, which it lacks; optimizer: a"
+        " worker updates its own parameters at every step in between; none: neither",
+    )
+
+
 class Overlap(Schedule):
     """Gradients pile up in the flat gradient; whenever the courier is idle, parameters are swapped in and the pile out."""
+
+    in_flight = 1
+
+    @classmethod
+    def build(cls, context: BuildContext, exchange: Exchange) -> Overlap:
+        settings = context.settings
+        return cls(context.flat, exchange, context.wire, context.trace, settings.overlap, settings.optimizer, context.sums)
 
     def __init__(
         self, flat: Flat, exchange: Exchange, wire: Wire, trace: Trace, config: OverlapConfig, optimizer: OptimizerConfig,

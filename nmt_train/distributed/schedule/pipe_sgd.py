@@ -7,16 +7,40 @@ applied when does not depend on how fast anything is, so that replicas stay equa
 
 from __future__ import annotations
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from nmt_train.common.section import STRICT
+from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
-from nmt_train.distributed.schedule import PipelineConfig, Schedule
+from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.schedule.background import Courier
+from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.distributed.transport import Wire
 from nmt_train.optim.flat_model import Flat
 from nmt_train.trace import Trace
 
 
+@dataclass(frozen=True, config=STRICT)
+class PipelineConfig:
+    """Exchanging while the next batches are computed, all workers in step (Pipe-SGD)."""
+
+    width: int = Field(
+        default=2, ge=1, le=1000, description="steps from a gradient to its update, and 1: at 2 one sum is under way [steps]"
+    )
+    warmup: int = Field(default=0, ge=0, le=10**9, description="at first, updates without a pipeline [updates]")
+
+
 class Pipelined(Schedule):
     """While a batch is computed, the sums of the `width` - 1 batches before it are under way."""
+
+    works_with = AllReduce
+    in_lockstep = True
+
+    @classmethod
+    def build(cls, context: BuildContext, exchange: Exchange) -> Pipelined:
+        assert isinstance(exchange, AllReduce), "others are refused"
+        return cls(context.flat, exchange, context.wire, context.trace, context.settings.pipeline, context.sums)
 
     def __init__(
         self, flat: Flat, exchange: AllReduce, wire: Wire, trace: Trace, config: PipelineConfig, sums: bool = False

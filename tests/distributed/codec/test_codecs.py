@@ -13,20 +13,22 @@ from hypothesis import strategies as st
 from pulled import settings as settings_of
 
 from nmt_train.common.errors import NotFinite, UserError
-from nmt_train.distributed.codec import Codec, DroppingConfig, QsgdConfig, ThresholdConfig, kept
-from nmt_train.distributed.codec.dense import Dense
+from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.dense import BFloat16, Dense
 from nmt_train.distributed.codec.error_feedback import Feedback
+from nmt_train.distributed.codec.half import Half
 from nmt_train.distributed.codec.int8 import Int8
 from nmt_train.distributed.codec.onebit import COLUMN, OneBit
-from nmt_train.distributed.codec.qsgd import Qsgd
+from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
 from nmt_train.distributed.codec.selection import Sample, reaching
-from nmt_train.distributed.codec.strom_threshold import GRAIN, Threshold
-from nmt_train.distributed.codec.topk import TopK, pack_gaps, unpack_gaps
+from nmt_train.distributed.codec.strom_threshold import GRAIN, Threshold, ThresholdConfig
+from nmt_train.distributed.codec.topk import DroppingConfig, TopK, kept, pack_gaps, unpack_gaps
 from nmt_train.distributed.exchange.parameter_server.shard import Shard
 from nmt_train.distributed.exchange.parameter_server.update_rules import Asynchronous
 from nmt_train.distributed.message import Message
 from nmt_train.modes import build as modes
-from nmt_train.optim.optimizer import Optimizer, OptimizerConfig
+from nmt_train.optim.config import OptimizerConfig
+from nmt_train.optim.optimizer import Optimizer
 
 SGD = OptimizerConfig(name="sgd", learning_rate=1.0, schedule="constant", warmup=0)
 
@@ -216,8 +218,8 @@ def test_selection_by_threshold_is_that_of_plain_comparison() -> None:
 
 
 DEFAULTS = {  # of the configuration
-    "half": lambda: Dense(torch.float16),
-    "bf16": lambda: Dense(torch.bfloat16),
+    "half": lambda: Half(),
+    "bf16": lambda: BFloat16(),
     "int8": lambda: Int8(),
     "onebit": lambda: OneBit(),
     "qsgd": lambda: Qsgd(QsgdConfig()),
@@ -274,6 +276,6 @@ def test_codecs_that_are_right_on_the_mean_are_refused_for_deltas() -> None:
 @pytest.mark.parametrize("size", [1e-12, 1e-8, 1.0, 1e5, 1e30])
 def test_half_precision_is_of_the_largest_element_not_of_one(size: float) -> None:
     vector = size * torch.randn(5000, generator=torch.Generator().manual_seed(1))
-    decoded, bytes_ = both(Dense(torch.float16), vector, 0)
+    decoded, bytes_ = both(Half(), vector, 0)
     assert bytes_ == 2 * 5000
     assert float(((decoded - vector).abs() / vector.abs()).max()) < 2**-10

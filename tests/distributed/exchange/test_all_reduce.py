@@ -16,8 +16,9 @@ from virtual import engine, together
 
 from nmt_train.common.errors import UserError
 from nmt_train.corpus.data_shard import Deal
-from nmt_train.distributed.codec import Codec
-from nmt_train.distributed.codec.dense import Dense
+from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.dense import BFloat16, Dense
+from nmt_train.distributed.codec.half import Half
 from nmt_train.distributed.codec.int8 import Int8
 from nmt_train.distributed.exchange.library_all_reduce import ByWire
 from nmt_train.distributed.exchange.replica_check import compare
@@ -61,8 +62,8 @@ def test_the_wires_own_sum_is_the_same_and_takes_as_long_as_a_ring() -> None:
 
 CODECS: dict[str, tuple[Codec, float]] = {  # with the largest error of one hop, as a share of the largest element
     "dense": (Dense(), 2**-22),
-    "half": (Dense(torch.float16), 2**-10),
-    "bf16": (Dense(torch.bfloat16), 2**-7),
+    "half": (Half(), 2**-10),
+    "bf16": (BFloat16(), 2**-7),
     "int8": (Int8(), 2**-6),
 }
 

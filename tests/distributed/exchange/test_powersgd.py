@@ -8,7 +8,7 @@ from torch import Tensor
 from virtual import engine, together
 
 from nmt_train.distributed.codec.dense import Dense
-from nmt_train.distributed.exchange import RESIDUAL
+from nmt_train.distributed.exchange.exchange import RESIDUAL
 from nmt_train.distributed.exchange.powersgd import LowRank
 from nmt_train.distributed.exchange.ring import Ring
 from nmt_train.distributed.transport import Tag

@@ -14,11 +14,11 @@ from simulated import run, words
 from virtual import engine, together
 
 from nmt_train.common.errors import UserError
-from nmt_train.distributed.codec import ThresholdConfig
-from nmt_train.distributed.codec.strom_threshold import GRAIN, Threshold
-from nmt_train.distributed.exchange import UNSENT
+from nmt_train.distributed.codec.strom_threshold import GRAIN, Threshold, ThresholdConfig
+from nmt_train.distributed.exchange.exchange import UNSENT
 from nmt_train.distributed.exchange.strom import Peers
-from nmt_train.optim.optimizer import Optimizer, OptimizerConfig
+from nmt_train.optim.config import OptimizerConfig
+from nmt_train.optim.optimizer import Optimizer
 from nmt_train.simulation.cluster import Cost, DeviceConfig
 from nmt_train.simulation.virtual_transport import VirtualWire
 from nmt_train.trace import Trace

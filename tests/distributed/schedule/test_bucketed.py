@@ -13,14 +13,15 @@ from simulated import run
 from torch import Tensor, nn
 from virtual import engine, together
 
-from nmt_train.distributed.exchange import RESIDUAL
 from nmt_train.distributed.exchange.all_reduce import AllReduce
+from nmt_train.distributed.exchange.exchange import RESIDUAL
 from nmt_train.distributed.exchange.ring import Joined, Reducer
 from nmt_train.distributed.schedule.bucketed import Bucketed
 from nmt_train.distributed.transport.local import ThreadWire
 from nmt_train.modes import build as modes
+from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import Flat
-from nmt_train.optim.optimizer import Optimizer, OptimizerConfig
+from nmt_train.optim.optimizer import Optimizer
 from nmt_train.run import checkpoint
 from nmt_train.run.log import validations
 from nmt_train.simulation.virtual_transport import VirtualWire

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from nmt_train.distributed.exchange import Around, Exchange
+from nmt_train.distributed.exchange.exchange import Around, Exchange
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Tag, Wire
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from nmt_train.distributed.exchange import Around, Exchange, Vectors
+from nmt_train.distributed.exchange.exchange import Around, Exchange, Vectors
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Tag, Wire
 

@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from nmt_train.common.duration import Mark, Span
 from nmt_train.common.section import STRICT
-from nmt_train.distributed.exchange import Piece
+from nmt_train.distributed.exchange.recovery_piece import Piece
 from nmt_train.distributed.transport import Future, Tag, Wire
 from nmt_train.optim.optimizer import Optimizer
 

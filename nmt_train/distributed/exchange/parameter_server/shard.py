@@ -7,7 +7,7 @@ from collections import Counter, defaultdict, deque
 import torch
 from torch import Tensor
 
-from nmt_train.distributed.codec import Codec
+from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.exchange.parameter_server.update_rules import Rule
 from nmt_train.distributed.message import Message
 from nmt_train.optim.flat_model import subtract
@@ -122,22 +122,9 @@ class Shard:
         return message.and_numbers(updates)
 
     @property
-    def tells_all(self) -> bool:
-        """Whether workers are sent the parameters themselves."""
-        return self._down is None
-
-    @property
     def effort(self) -> int:
         """How many elements making an answer goes through (see `Codec.effort`)."""
         return 0 if self._down is None else self._down.effort(self._parameters.numel())
-
-    def bring(self, message: Message, parameters: Tensor) -> int:
-        """On the worker's side: `answer`'s message into its slice of the parameters; how many updates these have had."""
-        if self._down is None:
-            parameters.copy_(message.vector(parameters.numel()))
-        else:
-            self._down.add(message.without_numbers(1), parameters)
-        return message.number()
 
     def copy_to(self, worker: int, parameters: Tensor) -> None:
         """The answer for a worker of the same rank."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 
-class Rule(Protocol):
+class Rule(ABC):
     """holds: answers wait for the update. mean: an update is by the mean of what was given for it, not by the sum."""
 
     holds: bool = False
     mean: bool = False
+
+    @classmethod
+    def build(cls, config: Any) -> Rule:
+        """A rule as configured; config: the section `exchange`."""
+        return cls()
 
     def share(self, staleness: int) -> float:
         """How much of a step a push is worth whose parameters were so many updates old."""
@@ -19,9 +25,9 @@ class Rule(Protocol):
         """Whether such a push comes too late to count."""
         return False
 
+    @abstractmethod
     def due(self, pushes: int, expected: int) -> bool:
         """Whether it is time to update, with so many pushes of `expected` workers, those that rest left out."""
-        return True
 
 
 class Asynchronous(Rule):
@@ -29,6 +35,10 @@ class Asynchronous(Rule):
 
     def __init__(self, bundle: int) -> None:
         self._bundle = bundle
+
+    @classmethod
+    def build(cls, config: Any) -> Rule:
+        return cls(config.bundle or 1)
 
     def due(self, pushes: int, expected: int) -> bool:
         return pushes >= self._bundle
@@ -55,8 +65,20 @@ class Rounds(Rule):
     def __init__(self, backup: int) -> None:
         self._backup = backup
 
+    @classmethod
+    def build(cls, config: Any) -> Rule:
+        return cls(config.backup or 0)
+
     def late(self, staleness: int) -> bool:
         return staleness > 0 and self._backup > 0
 
     def due(self, pushes: int, expected: int) -> bool:
         return pushes >= max(1, expected - self._backup)
+
+
+RULES: dict[str, type[Rule]] = {
+    "async": Asynchronous,
+    "staleness-aware": StalenessAware,
+    "softsync": SoftSync,
+    "rounds": Rounds,
+}

@@ -13,21 +13,21 @@ from memory import MemoryWire, together, wires
 from torch import Tensor, nn
 
 from nmt_train.common.errors import NotFinite
-from nmt_train.distributed.codec import DroppingConfig
 from nmt_train.distributed.codec.dense import Dense
-from nmt_train.distributed.codec.topk import TopK
-from nmt_train.distributed.exchange import ExchangeConfig
+from nmt_train.distributed.codec.topk import DroppingConfig, TopK
+from nmt_train.distributed.exchange.config import ExchangeConfig
+from nmt_train.distributed.exchange.parameter_server.client import ParameterServer
 from nmt_train.distributed.exchange.parameter_server.node_channel import OneChannel
 from nmt_train.distributed.exchange.parameter_server.per_node import PerNode
-from nmt_train.distributed.exchange.parameter_server.server import Server
+from nmt_train.distributed.exchange.parameter_server.traffic import Traffic
 from nmt_train.distributed.exchange.parameter_server.update_rules import Asynchronous
 from nmt_train.distributed.exchange.single import Alone
-from nmt_train.distributed.schedule import OverlapConfig
 from nmt_train.distributed.schedule.every_step import EveryStep
-from nmt_train.distributed.schedule.overlap import Overlap
+from nmt_train.distributed.schedule.overlap import Overlap, OverlapConfig
 from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import Flat
-from nmt_train.optim.optimizer import Optimizer, OptimizerConfig
+from nmt_train.optim.optimizer import Optimizer
 from nmt_train.trace import Trace
 
 ADAM = OptimizerConfig(name="adam", learning_rate=0.1, schedule="constant", warmup=0, clip_norm=0)
@@ -38,13 +38,11 @@ START = torch.linspace(-1, 1, 101)
 
 def server(
     wire: MemoryWire, optimizer: OptimizerConfig = ADAM, sparse: bool = False, at_worker: bool = False, **settings: Any
-) -> Server:
+) -> ParameterServer:
     codec: Callable[[], Any] = (lambda: TopK(DROPPING, 0.9)) if sparse else Dense
-    made = Server(
-        wire, START.clone(), optimizer, ExchangeConfig(**settings), up=codec, down=codec if sparse else None, feedback=sparse,
-        rule=Asynchronous(settings.get("bundle", 1)), trace=Trace(False, wire), at_worker=at_worker,
-    )  # fmt: skip
-    return made
+    rule = Asynchronous(settings.get("bundle", 1))
+    traffic = Traffic(codec, codec if sparse else None, feedback=sparse, rule=rule, at_worker=at_worker)
+    return ParameterServer(wire, START.clone(), optimizer, ExchangeConfig(**settings), traffic, Trace(False, wire))
 
 
 def gradients(count: int, seed: int = 0) -> list[Tensor]:
@@ -130,7 +128,8 @@ def test_staleness_is_what_others_have_pushed_since_the_worker_last_heard() -> N
 
 def test_an_overlapped_gradient_is_of_the_parameters_before_the_last_answer() -> None:
     wire, copy = wires([0])[0], START.clone()
-    made = Server(wire, START.clone(), SGD, ExchangeConfig(), Dense, None, False, Asynchronous(1), Trace(False, wire), delay=1)
+    traffic = Traffic(Dense, None, False, Asynchronous(1), delay=1)
+    made = ParameterServer(wire, START.clone(), SGD, ExchangeConfig(), traffic, Trace(False, wire))
     for _ in range(4):
         made.sync(torch.ones(101), copy)
     assert dict(made.staleness) == {0: 1, 1: 3}
@@ -144,7 +143,7 @@ def test_sparse_workers_and_shards_agree_on_what_was_sent_and_owe_the_rest() -> 
     given = gradients(5)
     for gradient in given:
         left.sync(gradient.clone(), copy)
-    assert torch.equal(torch.cat([made._own._held[0] for made in (left, right)]), copy)
+    assert torch.equal(torch.cat([made.service._shard._held[0] for made in (left, right)]), copy)
     owed = left.carried()["residual"]
     parameters = torch.cat([made.optimizer.parameters for made in (left, right)])
     torch.testing.assert_close(parameters, START - 0.1 * (sum(given) - owed), atol=1e-6, rtol=0)
@@ -237,7 +236,7 @@ def test_a_local_gradient_moves_the_worker_but_not_the_shard() -> None:
 def test_one_channel_lets_one_rank_of_a_node_exchange_at_a_time() -> None:
     active, most = [0, 0], [0, 0]
 
-    class Watched(Server):
+    class Watched(ParameterServer):
         def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
             node = self._wire.nodes[self._wire.rank]
             active[node] += 1
@@ -246,10 +245,9 @@ def test_one_channel_lets_one_rank_of_a_node_exchange_at_a_time() -> None:
             active[node] -= 1
 
     nodes = [0, 0, 0, 1]
+    traffic = Traffic(Dense, None, False, Asynchronous(1))
     made = [
-        OneChannel(
-            Watched(wire, START.clone(), SGD, ExchangeConfig(), Dense, None, False, Asynchronous(1), Trace(False, wire)), wire
-        )
+        OneChannel(Watched(wire, START.clone(), SGD, ExchangeConfig(), traffic, Trace(False, wire)), wire)
         for wire in wires(nodes)
     ]
     copies = [START.clone() for _ in nodes]

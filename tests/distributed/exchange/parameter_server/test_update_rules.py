@@ -21,8 +21,9 @@ from nmt_train.distributed.exchange.parameter_server.update_rules import Asynchr
 from nmt_train.distributed.exchange.single import Alone
 from nmt_train.distributed.message import Message
 from nmt_train.modes import build as modes
+from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import Flat
-from nmt_train.optim.optimizer import Optimizer, OptimizerConfig
+from nmt_train.optim.optimizer import Optimizer
 from nmt_train.simulation.cluster import Straggler
 from nmt_train.simulation.virtual_transport import VirtualWire
 from nmt_train.trace import Trace

@@ -1,0 +1,30 @@
+"""Messages without values, for simulations of timing alone."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.message import Message
+
+
+class SizeOnly(Codec):
+    """Any codec for vectors that have a size but no values: messages have their lengths, and there is nothing to decode."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec, self.biased = codec, codec.biased
+
+    def encode(self, vector: Tensor, update: int) -> Message:
+        return self._codec.sized(vector)
+
+    def sized(self, vector: Tensor) -> Message:
+        return self._codec.sized(vector)
+
+    def effort(self, elements: int) -> int:
+        return self._codec.effort(elements)
+
+    def decode(self, message: Message, into: Tensor) -> None:
+        return None
+
+    def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
+        return None

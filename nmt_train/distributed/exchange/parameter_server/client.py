@@ -1,0 +1,332 @@
+"""A worker's end of an asynchronous parameter server in shards (thesis 3.3, 3.5, 3.6; sparse: 3.8, Algorithms 8, 9).
+
+A worker pushes a slice of its gradient to every shard at once; each shard updates when a push arrives, and answers with its
+parameters, or with what changed since the worker's last answer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.error_feedback import Feedback
+from nmt_train.distributed.context import BuildContext
+from nmt_train.distributed.exchange.config import ExchangeConfig
+from nmt_train.distributed.exchange.exchange import OPTIMIZER, RESIDUAL, UNSENT, Exchange, Vectors
+from nmt_train.distributed.exchange.parameter_server.node_channel import OneChannel
+from nmt_train.distributed.exchange.parameter_server.per_node import PerNode, first_ranks
+from nmt_train.distributed.exchange.parameter_server.replication import Copies
+from nmt_train.distributed.exchange.parameter_server.requests import Pull, Push
+from nmt_train.distributed.exchange.parameter_server.service import ShardService
+from nmt_train.distributed.exchange.parameter_server.shard import Shard
+from nmt_train.distributed.exchange.parameter_server.traffic import Traffic
+from nmt_train.distributed.exchange.recovery_piece import Piece
+from nmt_train.distributed.message import Message
+from nmt_train.distributed.transport import Future, Tag, Wire
+from nmt_train.optim.config import OptimizerConfig
+from nmt_train.optim.flat_model import cut, kept
+from nmt_train.optim.optimizer import Optimizer
+from nmt_train.optim.update_optimizers import Adder
+from nmt_train.optim.worker_optimizer import OwnOptimizer
+from nmt_train.trace import Trace
+
+_AHEAD = 2  # pushes to a shard that it may not have applied yet, where the worker does not wait for answers
+_RECEIVED, _SEEN = "server.received", "server.seen"  # among the vectors of a worker's state
+
+
+class ParameterServer(Exchange):
+    """The client; `service` is this rank's shard. pushes: whether `sync` will be called on this rank."""
+
+    sharded = True
+
+    @classmethod
+    def build(cls, context: BuildContext) -> Exchange:
+        settings, wire, parameters = context.settings, context.wire, context.flat.parameters
+        recovers = wire.survives and wire.size > 1 and settings.recovery.copies
+        pushes = settings.exchange.per == "device" or wire.rank in first_ranks(wire.nodes)
+        server = cls(
+            wire, parameters, settings.optimizer, settings.exchange, Traffic.build(context), context.trace, pushes,
+            (lambda shards: Copies(wire, shards, settings.recovery)) if recovers else None,
+        )  # fmt: skip
+        if settings.exchange.per == "node":
+            return PerNode(server, wire, parameters, context.sums)
+        return OneChannel(server, wire) if settings.exchange.one_channel_per_node else server
+
+    def __init__(
+        self,
+        wire: Wire,
+        parameters: Tensor,
+        optimizer: OptimizerConfig,
+        config: ExchangeConfig,
+        traffic: Traffic,
+        trace: Trace,
+        pushes: bool = True,
+        copies: Callable[[list[slice]], Copies] | None = None,
+    ) -> None:
+        self._elements = parameters.numel()
+        self.shards = self.given = self.kept = cut(self._elements, wire.nodes, config.shards)
+        self._shard = self.shards[wire.rank]
+        super().__init__((Adder if traffic.at_worker else Optimizer)(optimizer, parameters[self._shard].clone()))
+        self._wire, self._trace, self._pushes, self._traffic = wire, trace, pushes, traffic
+        self.at_worker, self.in_rounds = traffic.at_worker, traffic.rule.holds
+        self._told = 0  # updates of the shard that answered last
+        self._heard: dict[int, int] = {}  # updates of each rank's shard at its last answer
+        self._latest: Tensor | None = None  # the parameters as these answers gave them
+        # Whether a worker continues from what it received plus all of its own updates, which deltas then leave out.
+        self._whole = config.knows_own(traffic.at_worker, traffic.feedback)
+        self._owes = UNSENT if traffic.at_worker else RESIDUAL
+        self._newest: Tensor | None = None  # with local_gradient: the update by the last gradient
+        replication = copies(self.shards) if copies else None
+        # Finished updates are each applied in full, unless the rule takes their mean.
+        shard = Shard(
+            self.optimizer, traffic.up(), traffic.down() if traffic.down else None, traffic.rule, traffic.delay, self._whole,
+            traffic.sums or traffic.at_worker,
+        )  # fmt: skip
+        self.service = ShardService(shard, wire, trace, replication)
+        self.staleness = self.service.staleness
+        self._make_worker(parameters, optimizer, config)
+
+    def _make_worker(self, parameters: Tensor, optimizer: OptimizerConfig, config: ExchangeConfig) -> None:
+        """The worker's own optimizer, vectors and codecs."""
+        traffic, rank = self._traffic, self._wire.rank
+        self._down = traffic.down() if traffic.down else None
+        own = self._pushes and ((traffic.at_worker and traffic.prepares) or config.local_gradient)
+        self._local = OwnOptimizer(optimizer, parameters) if own else None
+        self._received = parameters.clone() if self._pushes and (config.local_gradient or self._whole) else None
+        self._bypass = config.bypass and self.service.serves and not traffic.rule.holds
+        self._holders = [rank for rank, shard in enumerate(self.shards) if shard.start < shard.stop]
+        others = [other for other in self._holders if other != rank or not self._bypass]
+        # Every worker begins with another shard: otherwise all would queue at the first.
+        self._others = [other for other in others if other > rank] + [other for other in others if other <= rank]
+        self._up: dict[int, Codec] = {}
+        for other in self._others if self._pushes else []:
+            codec = traffic.up()
+            residual = torch.zeros_like(parameters[self.shards[other]])
+            self._up[other] = Feedback(codec, residual) if traffic.feedback else codec
+        self.keeps = bool(self._others)
+        self._applied: dict[int, deque[Future[Any]]] = defaultdict(deque)  # by rank, acknowledgements that will come
+
+    @property
+    def updates(self) -> int:
+        return self.optimizer.updates if self.service.serves else self._told
+
+    @torch.no_grad()
+    def prepare(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        if self.at_worker:
+            super().prepare(gradient, parameters, weight)
+            self._step(gradient, parameters)
+
+    @torch.no_grad()
+    def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        weight = self._counted(weight)
+        with self._trace.span("sync"):
+            received = parameters if self._received is None else self._received
+            if self._local is not None and not self.at_worker:
+                self._newest = gradient.clone()
+                self._step(self._newest, received)
+            self._pay(self._owes, gradient)
+            for rank in self._others:
+                self._push(rank, gradient, received, Push.EXCHANGE, weight)
+            if self._bypass:
+                self.service.push_directly(gradient[self._shard], weight, received[self._shard])
+            self._take_answers(received)
+            self._go_on_from(received, parameters)
+
+    def _counted(self, weight: int) -> int:
+        """How much a push counts in a mean: finished updates count workers."""
+        return min(weight, 1) if self.at_worker else weight
+
+    def _step(self, gradient: Tensor, start: Tensor) -> None:
+        """Turn a gradient into the update that the worker's own optimizer makes of it."""
+        if self._local is not None:
+            with self._trace.span("update", gradient.numel()):
+                self._local.optimizer.follow(self.optimizer, self.updates)
+                self._local.step(gradient, start)
+
+    def _go_on_from(self, received: Tensor, parameters: Tensor) -> None:
+        """`parameters`: what was received, plus all of the worker's own updates, or plus the update by its last gradient."""
+        if self._received is None:
+            return
+        parameters.copy_(received)
+        if self._whole:
+            for rank, codec in self._up.items():
+                if isinstance(codec, Feedback):
+                    parameters[self.shards[rank]].add_(codec.residual)
+        elif self._newest is not None:
+            parameters.add_(self._newest)
+
+    @torch.no_grad()
+    def give(self, gradient: Tensor, weight: int = 1) -> None:
+        """`sync` without answers. Returns when the gradient has left, and no shard has more than a few still to apply."""
+        weight = self._counted(weight)
+        with self._trace.span("sync"):
+            self._pay(self._owes, gradient)
+            self._wait_for_applied(_AHEAD - 1)
+            received = gradient if self._received is None else self._received
+            sent = []
+            for rank in self._others:
+                sent.append(self._push(rank, gradient, received, Push.GIVE, weight))
+                self._applied[rank].append(self._wire.receive(rank, Tag.ANSWER))
+            if self._bypass:
+                self.service.push_directly(gradient[self._shard], weight)
+            for done in sent:
+                done.result()
+
+    def _wait_for_applied(self, most: int) -> None:
+        """Until every shard has acknowledged all but `most` of the pushes that get no answer."""
+        for waiting in self._applied.values():
+            while len(waiting) > most:
+                with self._trace.span("waiting"):
+                    waiting.popleft().result()
+
+    @torch.no_grad()
+    def fetch(self, parameters: Tensor) -> None:
+        with self._trace.span("sync"):
+            received = parameters if self._received is None else self._received
+            for rank in self._others:
+                self._wire.send(rank, Tag.PUSH, Message((Push.FETCH,)))
+            if self._bypass:
+                self.service.copy_to(received[self._shard])
+            self._take_answers(received)
+            self._go_on_from(received, parameters)
+
+    def _take_answers(self, received: Tensor) -> None:
+        self._latest = received
+        answers = [(rank, self._wire.receive(rank, Tag.ANSWER)) for rank in self._others]
+        for rank, answer in answers:
+            with self._trace.span("waiting"):
+                message = answer.result()[1]
+            with self._trace.span("decode", received[self.shards[rank]].numel()):
+                self._decode(message.on(received.device), received[self.shards[rank]])
+            self._told = self._heard[rank] = message.number()
+
+    def _decode(self, message: Message, parameters: Tensor) -> None:
+        """Bring the parameters of a shard up to date with its answer."""
+        if self._down is None:
+            parameters.copy_(message.vector(parameters.numel()))
+        else:
+            self._down.add(message.without_numbers(1), parameters)
+
+    def _push(self, rank: int, gradient: Tensor, received: Tensor, kind: Push, weight: int) -> Any:
+        part = gradient[self.shards[rank]]
+        with self._trace.span("encode", self._up[rank].effort(part.numel())):
+            message = self._up[rank].encode(part, self.updates)
+            if self._whole and self._down is not None:
+                self._up[rank].add(message, received[self.shards[rank]])
+        return self._wire.send(rank, Tag.PUSH, message.and_numbers(kind, weight))
+
+    def rest(self) -> None:
+        if self.in_rounds:
+            for rank in self._holders:
+                self._wire.send(rank, Tag.PUSH, Message((Push.REST, 0)))
+                self._applied[rank].append(self._wire.receive(rank, Tag.ANSWER))
+        self._wait_for_applied(0)
+
+    @torch.no_grad()
+    def refresh(self, parameters: Tensor) -> None:
+        for rank, answer in self._ask(Pull.ALL):
+            message = answer.result()[1]
+            place = parameters[self.shards[rank]]
+            self._told = self._heard[rank] = message.number()
+            place.copy_(message.vector(place.numel()))
+        self._latest = parameters
+        if self._received is not None:
+            self._received.copy_(parameters)
+
+    @torch.no_grad()
+    def settle(self, parameters: Tensor) -> None:
+        """The worker keeps what it has received, and the shards what they know of that."""
+        self.service.flush()
+        for _, answer in self._ask(Pull.EXPECT):
+            self._told = answer.result()[1].number()
+
+    def knows(self, vectors: Mapping[str, Tensor]) -> bool:
+        return self._received is None or _RECEIVED in vectors
+
+    @torch.no_grad()
+    def restore(self, parameters: Tensor) -> None:
+        received = parameters if self._received is None else self._received
+        for _, answer in self._ask(Pull.HAS, received):
+            self._told = answer.result()[1].number()
+
+    def copy(self) -> Future[Tensor]:
+        wants_mean = self.optimizer.smoothed is not None
+        return _Copy(self._elements, [(self.shards[rank], answer) for rank, answer in self._ask(Pull.COPY, None, wants_mean)])
+
+    def _ask(self, kind: Pull, has: Tensor | None = None, wants_mean: bool = False) -> list[tuple[int, Future[Any]]]:
+        """Ask all shards, beside the pushes; their answers, by rank."""
+        asked = []
+        for rank in self._holders:
+            vectors = () if has is None else (has[self.shards[rank]].clone(),)
+            self._wire.send(rank, Tag.PULL, Message((kind, int(self._pushes), int(wants_mean)), vectors))
+            asked.append((rank, self._wire.receive(rank, Tag.PULLED)))
+        return asked
+
+    def snapshot(self) -> tuple[Vectors, dict[str, Any]]:
+        return self.service.snapshot()
+
+    def pieces(self, rank: int) -> list[Piece]:
+        found = self.service.pieces(self._shard)
+        if self._latest is not None:
+            exact = self._down is None and self._traffic.prepares
+            for its, updates in self._heard.items():
+                told = {"parameters": kept(self._latest[self.shards[its]])}
+                found.append(Piece(self.shards[its], updates, told, exact=exact))
+        return found
+
+    def carried(self) -> Vectors:
+        kept = [(self.shards[rank], codec.residual) for rank, codec in self._up.items() if isinstance(codec, Feedback)]
+        vectors = {name: owed.clone() for name, owed in self._owed.items()}
+        if kept and self._owes not in vectors:
+            vectors[self._owes] = torch.zeros(self._elements, device=self.optimizer.parameters.device)
+        for place, residual in kept:
+            vectors[self._owes][place] += residual
+        if self._local is not None:
+            vectors |= self._local.optimizer.packed(OPTIMIZER)
+        if self._received is not None:
+            vectors[_RECEIVED] = self._received
+        seen = self.service.seen(self._wire.size)
+        return vectors | {_SEEN: torch.tensor([self._wire.size, *seen.flatten().tolist()])}
+
+    def rescued(self) -> Vectors:
+        """All survivors continue from the same parameters."""
+        return {name: vector for name, vector in self.carried().items() if name not in (_RECEIVED, _SEEN)}
+
+    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+        super().carry(vectors)
+        if self._owes in self._owed:
+            owed = self._owed[self._owes] = self._owed[self._owes].clone()
+            for rank, codec in self._up.items():
+                place = self.shards[rank]
+                if isinstance(codec, Feedback):
+                    codec.residual.copy_(owed[place])
+                    owed[place] = 0
+            if not owed.any():
+                del self._owed[self._owes]
+        if self._local is not None:
+            self._local.optimizer.unpack(OPTIMIZER, vectors, "the worker's optimizer")
+        if self._received is not None and _RECEIVED in vectors:
+            self._received.copy_(vectors[_RECEIVED])
+        if _SEEN in vectors and vectors[_SEEN][0] == self._wire.size:  # with other ranks the numbers would be others'
+            self.service.load_seen(vectors[_SEEN][1:].view(self._wire.size, -1))
+
+
+class _Copy:
+    """A vector (elements,) whose slices are on their way; a future."""
+
+    def __init__(self, elements: int, parts: list[tuple[slice, Future[Any]]]) -> None:
+        self._elements, self._parts = elements, parts
+
+    def done(self) -> bool:
+        return all(part.done() for _, part in self._parts)
+
+    def result(self) -> Tensor:
+        vector = torch.empty(self._elements)
+        for place, part in self._parts:
+            vector[place] = part.result()[1].vector(place.stop - place.start)
+        return vector

@@ -1,0 +1,127 @@
+"""A rank's shard at the service of all workers: two tasks that answer their requests (thesis 3.3, 3.6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmt_train.distributed.exchange.exchange import Vectors
+from nmt_train.distributed.exchange.parameter_server.replication import Copies
+from nmt_train.distributed.exchange.parameter_server.requests import Pull, Push
+from nmt_train.distributed.exchange.parameter_server.shard import Shard
+from nmt_train.distributed.exchange.recovery_piece import Piece
+from nmt_train.distributed.message import Message
+from nmt_train.distributed.transport import Tag, Wire
+from nmt_train.trace import Trace
+
+
+class ShardService:
+    """Every use of the shard holds the lock. replication: copies it to another machine, if it must outlive its rank."""
+
+    def __init__(self, shard: Shard, wire: Wire, trace: Trace, replication: Copies | None = None) -> None:
+        self._shard, self._wire, self._trace, self._replication = shard, wire, trace, replication
+        self.optimizer, self.staleness = shard.optimizer, shard.staleness
+        self._lock = wire.lock()
+        self.serves = self.optimizer.parameters.numel() > 0
+        if self.serves:
+            wire.spawn("server", self._serve_pushes)
+            wire.spawn("pulls", self._serve_pulls)
+
+    def push_directly(self, gradient: Tensor, weight: int, parameters: Tensor | None = None) -> None:
+        """Update with the gradient of this rank's own worker, which may be overwritten, and bring its parameters up to date."""
+        with self._lock, self._trace.span("update", self.optimizer.effort):
+            self._shard.push_directly(self._wire.rank, gradient, weight)
+            if parameters is not None:
+                self._shard.copy_to(self._wire.rank, parameters)
+            self._updated()
+
+    def copy_to(self, parameters: Tensor) -> None:
+        """The parameters for this rank's own worker."""
+        with self._lock:
+            self._shard.copy_to(self._wire.rank, parameters)
+
+    def flush(self) -> None:
+        """Update with pushes that wait for more."""
+        with self._lock:
+            if self._shard.flush():
+                self._updated()
+
+    def snapshot(self) -> tuple[Vectors, dict[str, Any]]:
+        """Copies of all vectors of the optimizer, and its numbers."""
+        with self._lock:
+            vectors, numbers = self.optimizer.everything()
+            return {name: vector.clone() for name, vector in vectors.items()}, numbers
+
+    def pieces(self, place: slice) -> list[Piece]:
+        """This shard, which is at `place` of the parameters, and the copies of others' shards."""
+        with self._lock:
+            found = [Piece.of(place, self.optimizer)]
+        return found + (list(self._replication.kept.values()) if self._replication is not None else [])
+
+    def seen(self, workers: int) -> Tensor:
+        """See `Shard.seen`."""
+        return self._shard.seen(workers)
+
+    def load_seen(self, table: Tensor) -> None:
+        """See `Shard.load_seen`."""
+        self._shard.load_seen(table)
+
+    def _updated(self) -> None:
+        if self._replication is not None:
+            self._replication.updated(self.optimizer)
+
+    @torch.no_grad()
+    def _serve_pushes(self) -> None:
+        """Answer pushes until the transport is closed."""
+        while True:
+            source, message = self._wire.receive(None, Tag.PUSH).result()
+            with self._lock:
+                waiting = self._push(source, message)
+                answers = [(rank, self._answer(rank)) for rank in waiting]
+            if message.number() in (Push.GIVE, Push.REST):
+                answers.append((source, Message((self.optimizer.updates,))))
+            for rank, answer in answers:
+                self._wire.send(rank, Tag.ANSWER, answer)
+
+    def _push(self, source: int, message: Message) -> list[int]:
+        """The workers to be answered now that this message has come."""
+        kind = message.number()
+        if kind == Push.FETCH:
+            return [source]
+        if kind == Push.REST:
+            return self._shard.rest(source)
+        gradient = message.without_numbers(2).on(self.optimizer.parameters.device)
+        with self._trace.span("update", self.optimizer.effort):
+            waiting = self._shard.push(source, gradient, answer=kind == Push.EXCHANGE, weight=message.number(1))
+            self._updated()
+        return waiting
+
+    def _answer(self, rank: int) -> Message:
+        with self._trace.span("encode", self._shard.effort):
+            return self._shard.answer(rank)
+
+    @torch.no_grad()
+    def _serve_pulls(self) -> None:
+        """Answer pulls until the transport is closed."""
+        while True:
+            source, message = self._wire.receive(None, Tag.PULL).result()
+            with self._lock:
+                answer = self._pull(source, message)
+            self._wire.send(source, Tag.PULLED, answer)
+
+    def _pull(self, source: int, message: Message) -> Message:
+        """The answer: the number of updates, and parameters if they are asked for."""
+        kind, pushes, wants_mean = message.number(), bool(message.number(1)), bool(message.number(2))
+        optimizer = self.optimizer
+        if kind == Pull.COPY:
+            asked = optimizer.smoothed if wants_mean and optimizer.smoothed is not None else optimizer.parameters
+            return Message((optimizer.updates,), (asked.clone(),))
+        if kind == Pull.ALL:
+            return self._shard.pull(source, pushes)
+        if pushes:
+            self._shard.expect(source)
+        if kind == Pull.HAS:
+            self._shard.has(source, message.vector(optimizer.parameters.numel()))
+        return Message((optimizer.updates,))

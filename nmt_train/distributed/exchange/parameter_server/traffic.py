@@ -1,0 +1,49 @@
+"""What travels between workers and shards, as the mode and the configuration say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nmt_train.distributed.codec import CODECS
+from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.topk import dropped_down
+from nmt_train.distributed.context import BuildContext
+from nmt_train.distributed.exchange.parameter_server.update_rules import RULES, Rule
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What workers push and shards answer, on all ranks alike.
+
+    up makes the codec of pushes; down that of deltas (None: shards send parameters); feedback: pushes have error feedback.
+    at_worker: workers push finished updates, and shards add them up; prepares: `prepare` makes them from gradients, not the
+    schedule. delay: answers that a worker receives between the parameters that a gradient is computed on and its push: 1 where
+    exchanges overlap with computation. sums: gradients are joined by their sum, not by their mean.
+    """
+
+    up: Callable[[], Codec]
+    down: Callable[[], Codec] | None
+    feedback: bool
+    rule: Rule
+    at_worker: bool = False
+    prepares: bool = True
+    delay: int = 0
+    sums: bool = False
+
+    @classmethod
+    def build(cls, context: BuildContext) -> Traffic:
+        settings, mode = context.settings, context.mode
+        dropping, at_worker = settings.dropping, mode.optimizer == "worker"
+        feedback = context.codec(mode.up, dropping.up).biased
+        dropped = dropped_down(dropping, mode.workers - settings.exchange.knows_own(at_worker, feedback))
+        return cls(
+            up=lambda: context.codec(mode.up, dropping.up),
+            down=None if CODECS[mode.down].lossless else lambda: context.codec(mode.down, dropped),
+            feedback=feedback,
+            rule=RULES[settings.exchange.rule or "async"].build(settings.exchange),
+            at_worker=at_worker,
+            prepares=not context.schedule_updates,
+            delay=context.in_flight,
+            sums=context.sums,
+        )

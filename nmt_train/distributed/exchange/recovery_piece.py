@@ -1,0 +1,53 @@
+"""A part of the global parameters, as one rank knows it: what recovery puts together after ranks have ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from nmt_train.distributed.message import Message, from_json, to_json
+from nmt_train.optim.flat_model import kept
+from nmt_train.optim.optimizer import Optimizer
+
+
+@dataclass
+class Piece:
+    """A part of the global parameters as somebody has it, after so many updates.
+
+    vectors: on the CPU, by name, each as long as the place: the parameters, and, where they are known, their running mean and
+    the optimiser's, whose `numbers` then are as in `Optimizer.state`. exact: the parameters are what they were after these
+    updates; else some of what changed has not been told, or others have been.
+    """
+
+    place: slice
+    updates: int
+    vectors: dict[str, Tensor]
+    numbers: dict[str, Any] | None = None
+    exact: bool = True
+
+    @classmethod
+    def of(cls, place: slice, optimizer: Optimizer) -> Piece:
+        """A copy of all that an optimiser has."""
+        vectors, numbers = optimizer.everything()
+        return cls(place, optimizer.updates, {name: kept(vector) for name, vector in vectors.items()}, numbers)
+
+    def facts(self) -> dict[str, Any]:
+        """All but the vectors' values."""
+        place = [self.place.start, self.place.stop]
+        return {"place": place, "updates": self.updates, "names": list(self.vectors), "numbers": self.numbers,
+                "exact": self.exact}  # fmt: skip
+
+    def pack(self) -> Message:
+        return Message((), (*from_json(self.facts()).tensors, *self.vectors.values()))
+
+    @classmethod
+    def unpack(cls, message: Message) -> Piece:
+        with message.understood():
+            facts = to_json(message)
+            vectors = dict(zip(facts["names"], message.tensors[1:], strict=True))
+            start, stop = facts["place"]
+            if {vector.numel() for vector in vectors.values()} - {stop - start}:
+                raise ValueError(f"vectors that are not as long as from {start} to {stop}")
+            return cls(slice(start, stop), int(facts["updates"]), vectors, facts["numbers"], bool(facts["exact"]))

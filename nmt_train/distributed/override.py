@@ -1,0 +1,25 @@
+"""The configuration's section that replaces single choices of a mode."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from nmt_train.common.section import STRICT, listed, one_of
+from nmt_train.distributed.codec import CODECS
+from nmt_train.distributed.exchange import EXCHANGES
+from nmt_train.distributed.schedule import SCHEDULES
+
+_CodecName = Annotated[str, one_of(CODECS, {"low-rank": "give override.exchange: powersgd instead"})]
+
+
+@dataclass(frozen=True, config=STRICT)
+class OverrideConfig:
+    """Choices that replace those of the mode's row; null: as the mode has it."""
+
+    schedule: Annotated[str, one_of(SCHEDULES)] | None = Field(default=None, description=f"when: {listed(SCHEDULES)}")
+    exchange: Annotated[str, one_of(EXCHANGES)] | None = Field(default=None, description=f"with whom: {listed(EXCHANGES)}")
+    up: _CodecName | None = Field(default=None, description=f"what workers send: {listed(CODECS)}")
+    down: _CodecName | None = Field(default=None, description="what shards send: the same")

@@ -1,0 +1,33 @@
+"""The learning-rate schedule, and how it is adapted to asynchronous workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from nmt_train.optim.config import OptimizerConfig
+
+
+def learning_rate(config: OptimizerConfig, update: int) -> float:
+    """The rate of `update` (counted from 1), before any decay on stall."""
+    if update < config.warmup:
+        return config.learning_rate * update / config.warmup
+    past = update - config.warmup
+    if config.schedule == "inverse-sqrt":
+        return config.learning_rate * math.sqrt(max(config.warmup, 1) / max(update, 1))
+    if config.schedule == "step":
+        return config.learning_rate * config.step_factor ** (past // config.step_every)
+    if config.schedule == "cosine":
+        share = min(1.0, past / max(1, config.cosine_updates - config.warmup))
+        low = min(config.minimum, config.learning_rate)
+        return low + (config.learning_rate - low) * (1 + math.cos(math.pi * share)) / 2
+    return config.learning_rate
+
+
+def among(workers: int, config: OptimizerConfig) -> OptimizerConfig:
+    """The settings where so many workers update without waiting for one another."""
+    if workers == 1:
+        return config
+    beta1 = max(0.0, config.beta1 - (1 - 1 / workers)) if config.async_beta1 is None else config.async_beta1
+    warmup = round(workers ** (2 / 3) * config.warmup) if config.async_warmup is None else config.async_warmup
+    return dataclasses.replace(config, beta1=beta1, warmup=warmup)

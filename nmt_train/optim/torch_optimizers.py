@@ -1,0 +1,28 @@
+"""torch's optimizers by their names in the configuration. A new one is a row of `OPTIMIZERS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def _epsilon(config: Any) -> dict[str, Any]:
+    return {} if config.epsilon is None else {"eps": config.epsilon}
+
+
+# config: the section `optimizer`
+_Builder = Callable[[Any, torch.nn.Parameter], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, _Builder] = {
+    "sgd": lambda c, p: torch.optim.SGD([p], lr=c.learning_rate, fused=True),
+    "momentum": lambda c, p: torch.optim.SGD([p], lr=c.learning_rate, momentum=c.momentum, fused=True),
+    "nesterov": lambda c, p: torch.optim.SGD([p], lr=c.learning_rate, momentum=c.momentum, nesterov=True, fused=True),
+    "adagrad": lambda c, p: torch.optim.Adagrad([p], lr=c.learning_rate, fused=p.device.type == "cpu", **_epsilon(c)),
+    "rmsprop": lambda c, p: torch.optim.RMSprop([p], lr=c.learning_rate, alpha=c.decay, **_epsilon(c)),
+    "adadelta": lambda c, p: torch.optim.Adadelta([p], lr=c.learning_rate, rho=c.decay, **_epsilon(c)),
+    "adam": lambda c, p: torch.optim.Adam([p], lr=c.learning_rate, betas=(c.beta1, c.beta2), fused=True, **_epsilon(c)),
+    "adamw": lambda c, p: torch.optim.AdamW(
+        [p], lr=c.learning_rate, betas=(c.beta1, c.beta2), weight_decay=c.weight_decay, fused=True, **_epsilon(c)
+    ),
+}
