@@ -19,7 +19,8 @@ def one_of(registry: Mapping[str, Any], former: Mapping[str, str] = _NOTHING) ->
 
     def check(name: str) -> str:
         if name not in registry:
-            raise ValueError(f"it should be {listed(registry)}, not {name!r}" + f"; {former[name]}" * (name in former))
+            instead = f"; {former[name]}" if name in former else ""
+            raise ValueError(f"it should be {listed(registry)}, not {name!r}{instead}")
         return name
 
     return AfterValidator(check)
