@@ -31,7 +31,7 @@ from nmt_train.distributed.schedule.downpour import DownpourConfig
 from nmt_train.distributed.schedule.local_sgd import LocalConfig
 from nmt_train.distributed.schedule.overlap import OverlapConfig
 from nmt_train.distributed.schedule.pipe_sgd import PipelineConfig
-from nmt_train.distributed.transport import WireConfig
+from nmt_train.distributed.transport import TransportConfig
 from nmt_train.model import ModelConfig
 from nmt_train.model.metrics import ValidationConfig
 from nmt_train.optim.config import OptimizerConfig
@@ -85,7 +85,7 @@ class Config:
     threshold: ThresholdConfig = Field(default_factory=ThresholdConfig)
     qsgd: QsgdConfig = Field(default_factory=QsgdConfig)
     low_rank: LowRankConfig = Field(default_factory=LowRankConfig)
-    wire: WireConfig = Field(default_factory=WireConfig)
+    transport: TransportConfig = Field(default_factory=TransportConfig)
     recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
     stop: StopConfig
     validation: ValidationConfig = Field(default_factory=ValidationConfig)
@@ -103,7 +103,8 @@ class Config:
 HARMLESS = (
     "run", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
     "corpus.max_skipped", "corpus.max_ratio", "mode", "optimizer.at", "optimizer.async_beta1", "optimizer.async_warmup",
-    "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "low_rank", "wire",
+    "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "low_rank",
+    "transport",
 )  # fmt: skip
 # These were decided when a run began: other values would have no effect, or be wrong for its parameters.
 FIXED = (
@@ -174,8 +175,14 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
         raise UserError(f"{place}: {name}: {message}{given}; see nmt-train --help") from None
 
 
+_FORMER = {"wire": "transport"}  # sections of earlier versions, and what they are called now
+
+
 def unknown(name: str, options: Iterable[str] = ()) -> str:
     """The sentence for a key that does not exist; `options` do besides the keys."""
+    section, dot, key = name.partition(".")
+    if section in _FORMER:
+        return f"{name} is now called {_FORMER[section]}{dot}{key}"
     known = dict.fromkeys([*leaves(), *options])
     sections = {key.rsplit(".", 1)[0] for key in leaves() if "." in key}
     if name in sections:

@@ -12,7 +12,7 @@ from nmt_train import config as configuration
 from nmt_train.common.errors import UserError
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.model.transformer import Transformer
-from nmt_train.optim.flat_model import Flat
+from nmt_train.optim.flat_model import FlatModel
 from nmt_train.run.manifest import whole
 
 
@@ -38,6 +38,6 @@ def load_model(paths: list[Path], device: torch.device) -> tuple[Transformer, Vo
         raise UserError(f"{first.path}: its vocabulary.model is another model's; use another checkpoint of the run")
     settings = configuration.validate(first.facts["config"], {})
     model = Transformer(settings.model, len(vocabulary))
-    flat = Flat(model)
+    flat = FlatModel(model)
     flat.load(mean, flat.parameters, str(first.path))
     return model.to(device).eval(), vocabulary, first.facts

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from nmt_train import config
 from nmt_train import device as devices
 from nmt_train.corpus.batches import assemble
-from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.model.transformer import Transformer
 from nmt_train.modes.table import MODES
 from nmt_train.run.log import read_metrics
@@ -148,7 +148,7 @@ class Random:
     def __init__(self, tokens: int, vocabulary: int) -> None:
         self._tokens, self._vocabulary = tokens, vocabulary
 
-    def stream(self, deal: Any, position: Any) -> Any:
+    def stream(self, data_shard: Any, position: Any) -> Any:
         random = np.random.default_rng(1)
         while True:
             length = int(random.integers(10, 60))
@@ -198,10 +198,10 @@ def speed(preset: str, compiled: bool) -> Callable[[str, Path], str]:
         model = Transformer(settings.model, vocabulary).to(own)
         if compiled:
             model.train_by(devices.compiled(model.states, own))
-        worker = Worker(settings, ThreadWire(), model, Random(tokens, vocabulary))
-        duties = Steps(worker, steps, steps)  # compiled, the first take minutes
-        worker.run(duties)  # type: ignore[arg-type]
-        (start, before), (end, after) = duties.start, duties.now()
+        worker = Worker(settings, LocalTransport(), model, Random(tokens, vocabulary))
+        coordinator = Steps(worker, steps, steps)  # compiled, the first take minutes
+        worker.run(coordinator)  # type: ignore[arg-type]
+        (start, before), (end, after) = coordinator.start, coordinator.now()
         words, parameters = (after - before) / (end - start), worker.flat.parameters.numel()
         memory = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if own.type == "cuda" else ""
         found = f"{words:,.0f} words/s, MFU {6 * parameters * words / rate:.0%} of {rate / 1e12:.3g} TFLOP/s{memory}"

@@ -36,8 +36,8 @@ class Job:
             "config": CONFIG, "run": self.folder, "mode": self._mode, "corpus.vocabulary.path": self._vocabulary,
             "batch.tokens": 1024, "optimizer.warmup": 100, "optimizer.smoothing": 0, "validation.metrics": "[cross-entropy]",
             "validation.every": "60Kt", "checkpoint.every": "20u", "stop.after": "120Kt", "stop.patience": 0,
-            "log.every": "5u", "recovery.every": "20u", "wire.deadline": 10, "threads": 1, "hosts": HOSTS_FILE, "restarts": 5,
-        } | self._options  # fmt: skip
+            "log.every": "5u", "recovery.every": "20u", "transport.deadline": 10, "threads": 1, "hosts": HOSTS_FILE,
+            "restarts": 5, } | self._options  # fmt: skip
         arguments = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
         command = [str(LAB), "run", "--", "nmt-train", *arguments, *more]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, errors="replace")

@@ -11,19 +11,19 @@ import pretend
 import pytest
 import torch
 from conftest import Make
-from memory import MemoryWire, together, wires
+from memory import MemoryTransport, together, transports
 
 from nmt_train import device
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
-from nmt_train.corpus.data_shard import Deal, Position
+from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Aborted, Tag
-from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.modes.table import MODES
 from nmt_train.training import start
 from nmt_train.training.launch.restarts import Host
-from nmt_train.training.recovery import Remains, recover
+from nmt_train.training.recovery import SurvivorState, recover
 from nmt_train.training.snapshot import Snapshot
 from nmt_train.training.worker import Worker
 
@@ -44,7 +44,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def refused(config: Config, nodes: list[int], identities: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
     """What rank 0 says of ranks that compute on these GPUs; nothing if they may train."""
     monkeypatch.setattr(device, "identity", lambda own: own)
-    made = wires(nodes)
+    made = transports(nodes)
     steps = [lambda w=w, its=its: start._compare_devices(config, w, its) for w, its in zip(made, identities, strict=True)]
     try:
         together(*steps)
@@ -116,7 +116,7 @@ def test_tasks_of_a_rank_begin_on_its_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "set_device", lambda own: entered.append((threading.current_thread().name, own)))
-    ThreadWire().spawn("server", lambda: None).result()
+    LocalTransport().spawn("server", lambda: None).result()
     assert entered == [("server", 3)]
 
 
@@ -131,10 +131,13 @@ def test_spans_wait_for_the_gpu_of_their_rank(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_tasks_have_ended_before_a_rank_goes_on_after_a_failure() -> None:
-    wire = ThreadWire()
-    tasks = [wire.spawn("courier", wire.event().wait), wire.spawn("server", lambda: wire.receive(None, Tag.PUSH).result())]
-    wire.fail(Aborted("another rank failed"))
-    wire.until_tasks_end(60.0)
+    transport = LocalTransport()
+    tasks = [
+        transport.spawn("background task", transport.event().wait),
+        transport.spawn("server", lambda: transport.receive(None, Tag.PUSH).result()),
+    ]
+    transport.fail(Aborted("another rank failed"))
+    transport.until_tasks_end(60.0)
     assert all(task.done() for task in tasks)
 
 
@@ -147,21 +150,21 @@ class Model(torch.nn.Module):
 
 
 class Nothing:
-    def stream(self, deal: Deal, position: Position) -> Iterator[Any]:
+    def stream(self, data_shard: DataShard, position: Position) -> Iterator[Any]:
         return iter(())
 
 
-def over_the_network(wire: MemoryWire, to: int, tag: Tag, message: Message) -> Any:
+def over_the_network(transport: MemoryTransport, to: int, tag: Tag, message: Message) -> Any:
     """What is sent arrives on the CPU."""
-    return carry(wire, to, tag, Message(message.numbers, tuple(tensor.cpu() for tensor in message.tensors)))
+    return carry(transport, to, tag, Message(message.numbers, tuple(tensor.cpu() for tensor in message.tensors)))
 
 
-carry = MemoryWire._carry
+carry = MemoryTransport._carry
 
 
 @pytest.fixture(params=["pretended", pytest.param("real", marks=pytest.mark.gpu)])
 def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
-    monkeypatch.setattr(MemoryWire, "_carry", over_the_network)
+    monkeypatch.setattr(MemoryTransport, "_carry", over_the_network)
     if request.param == "real":
         yield GPU
         return
@@ -201,9 +204,9 @@ def settings(make: Make, mode: str) -> Config:
 
 
 def workers(config: Config, own: torch.device, size: int) -> list[Worker]:
-    made = wires(range(size)) if size > 1 else [ThreadWire()]
-    found = [Worker(config, wire, Model(own), Nothing()) for wire in made]  # type: ignore[arg-type]
-    together(*(on_it(lambda w=w: train(w, w.wire.rank), own) for w in found))
+    made = transports(range(size)) if size > 1 else [LocalTransport()]
+    found = [Worker(config, transport, Model(own), Nothing()) for transport in made]  # type: ignore[arg-type]
+    together(*(on_it(lambda w=w: train(w, w.transport.rank), own) for w in found))
     together(*(on_it(w.schedule.refresh, own) for w in found))
     return found
 
@@ -213,16 +216,16 @@ def test_what_ranks_on_gpus_save_is_on_the_cpu_and_they_go_on_from_it(make: Make
     config = settings(make, mode)
     trained = workers(config, own, 1 if mode == "single" else 2)
     exchange, parts = trained[0].schedule.exchange, [worker.part() for worker in trained]
-    assert all(on_the_cpu(part.shard, part.carried, part.random) for part in parts)
-    whole = Snapshot.join(parts, exchange.kept, trained[0].flat.parameters.numel(), [])
-    cut = whole.settled(exchange.optimizer.adds).split(exchange.given)
+    assert all(on_the_cpu(part.shard, part.worker_state, part.random) for part in parts)
+    whole = Snapshot.join(parts, exchange.snapshot_slices, trained[0].flat.parameters.numel(), [])
+    cut = whole.with_optimizer_at(exchange.optimizer.adds_updates).split(exchange.initial_slices)
     before = [worker.flat.parameters.cpu().clone() for worker in trained]
     for worker, part in zip(trained, cut, strict=True):
-        worker.place(part, Deal(worker.wire.rank, worker.wire.size), "here")
+        worker.place(part, DataShard(worker.transport.rank, worker.transport.size), "here")
     together(*(on_it(worker.schedule.refresh, own) for worker in trained))
     for worker, parameters in zip(trained, before, strict=True):
         assert torch.equal(worker.flat.parameters.cpu(), parameters)
-        worker.wire.close()
+        worker.transport.close()
 
 
 @pytest.mark.parametrize("mode", sorted(set(MODES) - {"single"}))
@@ -231,17 +234,17 @@ def test_the_last_rank_on_a_gpu_goes_on_alone_from_what_it_had_and_what_others_s
 ) -> None:
     config = settings(make, mode)
     trained = workers(config, own, 2)
-    remains = Remains.of(trained[0], [0, 0])
+    remains = SurvivorState.of(trained[0], [0, 0])
     progress = {"tokens": 0, "updates": 0}
     remains.leader = {"era": 0, "progress": progress, "positions": [[0, 0]] * 2, "stages": [], "deals": 1, "updates": 0}
     for worker in trained:
-        worker.wire.close()
+        worker.transport.close()
     remains.let_go()
-    assert on_the_cpu(remains.carried, remains.random, *(piece.vectors for piece in remains.pieces))
-    alone = Worker(config, ThreadWire(), Model(own), Nothing())  # type: ignore[arg-type]
+    assert on_the_cpu(remains.worker_state, remains.random, *(piece.vectors for piece in remains.recovery_pieces))
+    alone = Worker(config, LocalTransport(), Model(own), Nothing())  # type: ignore[arg-type]
     again = recover(alone, remains)
     assert again is not None
-    assert on_the_cpu(again.part.shard, again.part.carried)
-    alone.place(again.part, again.deal, "here")
+    assert on_the_cpu(again.part.shard, again.part.worker_state)
+    alone.place(again.part, again.data_shard, "here")
     train(alone, 5)
     assert torch.isfinite(alone.flat.parameters).all()

@@ -13,29 +13,29 @@ from nmt_train import device
 from nmt_train.corpus.batches import assemble
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.dense import BFloat16, Dense
-from nmt_train.distributed.codec.error_feedback import Feedback
+from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.codec.half import Half
 from nmt_train.distributed.codec.int8 import Int8
 from nmt_train.distributed.codec.onebit import OneBit
 from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
-from nmt_train.distributed.codec.strom_threshold import Threshold, ThresholdConfig
+from nmt_train.distributed.codec.strom_threshold import StromThreshold, ThresholdConfig
 from nmt_train.distributed.codec.topk import DroppingConfig, TopK
 from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.distributed.transport.mpi.framing import contents, on_host
 from nmt_train.model import ModelConfig
 from nmt_train.model.beam_search import SearchConfig, search
 from nmt_train.model.transformer import Transformer
 from nmt_train.optim.config import OptimizerConfig
-from nmt_train.optim.flat_model import Flat
+from nmt_train.optim.flat_model import FlatModel
 from nmt_train.optim.optimizer import _BY_NAME, Optimizer
 
 pytestmark = pytest.mark.gpu
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 CODECS: dict[str, Callable[[], Codec]] = {
     "dense": Dense, "half": lambda: Half(), "bf16": lambda: BFloat16(), "int8": Int8,
-    "onebit": OneBit, "qsgd": lambda: Qsgd(QsgdConfig()), "threshold": lambda: Threshold(ThresholdConfig()),
-    "words": lambda: Threshold(ThresholdConfig(coding="words")), "top-k": lambda: TopK(DroppingConfig(), 0.99),
+    "onebit": OneBit, "qsgd": lambda: Qsgd(QsgdConfig()), "threshold": lambda: StromThreshold(ThresholdConfig()),
+    "words": lambda: StromThreshold(ThresholdConfig(coding="words")), "top-k": lambda: TopK(DroppingConfig(), 0.99),
     "int32": lambda: TopK(DroppingConfig(indices="int32", values="fp32"), 0.99),
 }  # fmt: skip
 
@@ -57,7 +57,7 @@ def sentences(seed: int, *lengths: int) -> list[np.ndarray]:
 
 def loss_and_gradient(own: torch.device, precision: str) -> tuple[float, Tensor]:
     trained = model(own)
-    flat, batch = Flat(trained), assemble(sentences(1, 9, 4, 12), sentences(2, 7, 11, 3))
+    flat, batch = FlatModel(trained), assemble(sentences(1, 9, 4, 12), sentences(2, 7, 11, 3))
     with device.autocast(own, precision):
         loss = trained.loss(batch.to(own))
     loss.backward()
@@ -84,7 +84,7 @@ def _on_the_cpu(message: Message) -> Message:
 
 @pytest.mark.parametrize("name", CODECS)
 def test_what_a_message_leaves_out_on_a_gpu_is_owed(name: str) -> None:
-    codec = Feedback(CODECS[name](), torch.zeros(30_000, device=GPU))
+    codec = ErrorFeedback(CODECS[name](), torch.zeros(30_000, device=GPU))
     into = torch.empty(30_000, device=GPU)
     codec.decode(codec.encode(vector().to(GPU), 0), into)
     torch.testing.assert_close((into + codec.residual).cpu(), vector(), rtol=1e-5, atol=1e-5)
@@ -144,7 +144,7 @@ def test_tasks_of_a_rank_are_on_its_gpu() -> None:
     torch.cuda.set_device(last)
     try:
         found: list[int] = []
-        ThreadWire().spawn("task", lambda: found.append(torch.cuda.current_device())).result()
+        LocalTransport().spawn("task", lambda: found.append(torch.cuda.current_device())).result()
         assert found == [last]
     finally:
         torch.cuda.set_device(0)

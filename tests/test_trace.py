@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.trace import Trace, write_spans
 
 
-class Ticks(ThreadWire):
+class Ticks(LocalTransport):
     """A clock that shows the given times, and where work takes no time."""
 
     def __init__(self, *ticks: float) -> None:

@@ -27,17 +27,17 @@ from nmt_train.common.errors import UserError
 from nmt_train.corpus.data_shard import Position
 from nmt_train.corpus.text import read_pairs
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.distributed.exchange.recovery_piece import Piece
+from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.message import DTYPES, Malformed, Message, from_bytes, from_json, to_facts, to_json
 from nmt_train.distributed.transport import Tag
 from nmt_train.distributed.transport.mpi.framing import pack, unpack
 from nmt_train.model.transformer import Transformer
-from nmt_train.optim.flat_model import Flat
+from nmt_train.optim.flat_model import FlatModel
 from nmt_train.run import checkpoint, manifest
 from nmt_train.run.progress import Progress
 from nmt_train.run.stopping import Patience
 from nmt_train.simulation import cluster
-from nmt_train.training.snapshot import Part, Snapshot, State
+from nmt_train.training.snapshot import RankState, Snapshot, State
 
 fuzzed = settings(max_examples=int(os.environ.get("NMT_TRAIN_EXAMPLES", "150")), deadline=None, derandomize=True)
 TAGS, LONGEST = frozenset(Tag), 1 << 20
@@ -55,7 +55,7 @@ def sentence(action: Callable[[], Any]) -> None:
         assert str(error)
 
 
-# The wire
+# The transport
 
 
 @fuzzed
@@ -81,7 +81,7 @@ def test_a_frame_that_says_that_more_follows_than_is_allowed_is_refused_before_m
     with pytest.raises(Malformed, match="a message from rank 3 is not as it should be"):
         unpack(header, "rank 3", LONGEST, TAGS)
     header.view(np.int64)[-1] = 1 << 16
-    with pytest.raises(Malformed, match="1,048,576 bytes, more than wire.longest"):
+    with pytest.raises(Malformed, match="1,048,576 bytes, more than transport.longest"):
         unpack(header, "rank 3", LONGEST - 1, TAGS)
     unpack(header, "rank 3", LONGEST, TAGS)
 
@@ -144,7 +144,7 @@ def test_a_message_for_a_longer_or_shorter_vector_is_malformed(name: str, elemen
 @given(value=JSON, tensors=st.lists(VECTORS, max_size=3))
 def test_any_message_is_facts_a_part_and_a_piece_or_malformed(value: Any, tensors: list[torch.Tensor]) -> None:
     message = Message((), (*from_json(value).tensors, *tensors))
-    for action in (to_json, lambda its: to_facts(its, "do"), Part.unpack, Piece.unpack):
+    for action in (to_json, lambda its: to_facts(its, "do"), RankState.unpack, RecoveryPiece.unpack):
         sentence(lambda action=action: action(message))  # type: ignore[misc]
 
 
@@ -272,7 +272,7 @@ def saved(vocabulary: Vocabulary, folder: Path) -> tuple[Path, Transformer, Voca
     written.write_text(yaml.safe_dump(CONFIG | {"model": {"preset": "tiny"}}), encoding="utf-8")
     settled = config.load([str(written)], {})
     model = Transformer(settled.model, len(vocabulary))
-    flat = Flat(model)
+    flat = FlatModel(model)
     state = State(Progress(updates=5), Patience(settled.stop), vocabulary)
     numbers = {"updates": 5, "factor": 1.0, "torch": {"step": 5.0}}
     random = [{"cpu": torch.get_rng_state()}]
@@ -283,7 +283,7 @@ def saved(vocabulary: Vocabulary, folder: Path) -> tuple[Path, Transformer, Voca
 
 def go_on(path: Path, model: Transformer, vocabulary: Vocabulary) -> None:
     state = State(Progress(), Patience(config.validate(CONFIG, {}).stop), vocabulary)
-    state.load(manifest.whole(path), Flat(model), False)
+    state.load(manifest.whole(path), FlatModel(model), False)
 
 
 def test_a_manifest_of_which_anything_was_changed_is_found_by_its_checksum(saved: tuple[Path, Transformer, Vocabulary]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nmt_train.common.errors import UserError
 from nmt_train.corpus import BatchConfig, CorpusConfig
-from nmt_train.corpus.data_shard import Deal, Position
+from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.corpus.store import Store
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, Vocabulary
 
@@ -99,14 +99,14 @@ class Batches:
         """Pairs in an epoch."""
         return len(self._kept)
 
-    def stream(self, deal: Deal, position: Position) -> Iterator[tuple[Batch | None, bool]]:
+    def stream(self, data_shard: DataShard, position: Position) -> Iterator[tuple[Batch | None, bool]]:
         """One worker's batches without end, from `position` (as it is now) on; True with its last of an epoch.
 
         None stands for an epoch in which the worker has no batch at all, or none left, or one fewer than the others.
         """
         epoch, first = position.epochs, position.batches
         while True:
-            mine = itertools.islice(deal.pick(epoch, self.groups(epoch)), first, None)
+            mine = itertools.islice(data_shard.pick(epoch, self.groups(epoch)), first, None)
             waiting = next(mine, None)
             if waiting is None:
                 yield None, True

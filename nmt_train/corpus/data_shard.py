@@ -22,7 +22,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Deal:
+class DataShard:
     """The share of worker `rank` of `size`; a worker from `size` on has none.
 
     stages: positions of the workers of earlier starts with other numbers of workers, oldest first; what they had done of an
@@ -35,7 +35,7 @@ class Deal:
     even: bool = False
 
     @property
-    def rests(self) -> bool:
+    def idle(self) -> bool:
         """Whether the worker has not joined yet."""
         return self.rank >= self.size
 
@@ -56,20 +56,20 @@ class Deal:
             yield -1, None
 
 
-def resume(rank: int, stages: Sequence[Sequence[Position]], size: int, anew: bool = False) -> tuple[Deal, Position]:
+def resume(rank: int, stages: Sequence[Sequence[Position]], size: int, anew: bool = False) -> tuple[DataShard, Position]:
     """The deal and place from which worker `rank` of `size` goes on; the last of `stages` is where the workers stopped.
 
     anew: what is left is dealt out again even if there are as many workers as before.
     """
     if not stages or rank >= size:
-        return Deal(rank, size), Position()
+        return DataShard(rank, size), Position()
     *earlier, last = stages
     if len(last) == size and not anew:
-        return Deal(rank, size, earlier), Position(last[rank].epochs, last[rank].batches)
+        return DataShard(rank, size, earlier), Position(last[rank].epochs, last[rank].batches)
     first = min(position.epochs for position in last)
     # Stages whose every worker is past a finished epoch have nothing more to leave out.
     open_ones = [stage for stage in stages if max(position.epochs for position in stage) >= first]
-    return Deal(rank, size, open_ones), Position(first, 0)
+    return DataShard(rank, size, open_ones), Position(first, 0)
 
 
 def plain(stages: Sequence[Sequence[Position]]) -> list[list[list[int]]]:

@@ -1,4 +1,4 @@
-"""The corpus as piece ids in memory-mapped files, tokenised once, so that memory does not grow with the corpus.
+"""The corpus as piece ids in memory-mapped files, tokenized once, so that memory does not grow with the corpus.
 
 A store is a folder made beside the data under a name that holds a digest of the files (path, size, time of change) and of
 the vocabulary; any difference gives another name. It is written elsewhere and renamed, so two runs may build it at once.
@@ -28,7 +28,7 @@ from nmt_train.corpus.vocabulary import Vocabulary
 
 _FORMAT = 1
 _CHECKED = 20_000_000  # tokens
-_CHUNK = 20_000  # pairs tokenised at a time
+_CHUNK = 20_000  # pairs tokenized at a time
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def open_store(files: Files, key: str, vocabulary: Vocabulary, fallback: Path, r
         finally:
             shutil.rmtree(building, ignore_errors=True)
         return _map(path)
-    raise UserError(f"{fallback}: {reason.strerror}; the tokenised corpus can be written neither there nor beside {first}")
+    raise UserError(f"{fallback}: {reason.strerror}; the tokenized corpus can be written neither there nor beside {first}")
 
 
 def _digest(files: Files, key: str, vocabulary: Vocabulary) -> str:

@@ -24,7 +24,7 @@ class Vocabulary:
     """Text to piece ids and back. Ids 0 to 3 are padding, unknown, begin and end of sentence."""
 
     def __init__(self, model: bytes, where: str) -> None:
-        """`model`: a serialised SentencePiece model; `where` names it in errors."""
+        """`model`: a serialized SentencePiece model; `where` names it in errors."""
         self.model = model
         self._processor = sentencepiece.SentencePieceProcessor()
         try:

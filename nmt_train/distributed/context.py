@@ -9,8 +9,8 @@ from typing import Any
 from nmt_train.distributed.codec import CODECS
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.size_only import SizeOnly
-from nmt_train.distributed.transport import Wire
-from nmt_train.optim.flat_model import Flat
+from nmt_train.distributed.transport import Transport
+from nmt_train.optim.flat_model import FlatModel
 from nmt_train.trace import Trace
 
 
@@ -43,10 +43,10 @@ class BuildContext:
 
     settings: Any
     mode: Mode
-    flat: Flat
-    wire: Wire
+    flat: FlatModel
+    transport: Transport
     trace: Trace
-    in_flight: int
+    max_in_flight: int
     schedule_updates: bool
 
     @property

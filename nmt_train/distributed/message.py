@@ -31,7 +31,7 @@ class Message:
 
     @property
     def bytes(self) -> int:
-        """Size of the tensors. The numbers travel in a wire's own few bytes of framing, which are left out."""
+        """Size of the tensors. The numbers travel in a transport's own few bytes of framing, which are left out."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def and_numbers(self, *numbers: int) -> Message:

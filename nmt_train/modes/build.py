@@ -13,11 +13,11 @@ from nmt_train.distributed.exchange import EXCHANGES
 from nmt_train.distributed.exchange.parameter_server.update_rules import RULES
 from nmt_train.distributed.schedule import SCHEDULES, chosen
 from nmt_train.distributed.schedule.schedule import Schedule
-from nmt_train.distributed.transport import Wire
+from nmt_train.distributed.transport import Transport
 from nmt_train.modes.compatibility import refuse
 from nmt_train.modes.table import MODES
-from nmt_train.optim.flat_model import Flat
-from nmt_train.optim.learning_rate import among
+from nmt_train.optim.flat_model import FlatModel
+from nmt_train.optim.learning_rate import for_async_workers
 from nmt_train.trace import Trace
 
 _BUCKETS = 8  # the more, the sooner the first leaves; with 8, as fast as DDP (docs/benchmarks.md)
@@ -34,9 +34,9 @@ def row(config: Config) -> Mode:
         raise UserError(f"mode: {config.mode!r} is unknown; this version has {', '.join(MODES)}")
     given = {name: value for name, value in vars(config.override).items() if value is not None}
     mode = dataclasses.replace(MODES[config.mode], **given)
-    refuse(mode, settled(mode, config))
+    refuse(mode, with_mode_defaults(mode, config))
     schedule, exchange = SCHEDULES[mode.schedule], EXCHANGES[mode.exchange]
-    updates = schedule.updates or exchange.at_worker
+    updates = schedule.updates or exchange.exchanges_updates
     gradients = exchange.synchronous or config.exchange.local_gradient
     at = config.optimizer.at or ("worker" if updates else "shard" if gradients else mode.optimizer)
     return dataclasses.replace(mode, optimizer=at)
@@ -57,14 +57,14 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
         if config.override.exchange is not None:
             raise UserError(f"override.exchange: {mode.exchange} is for one rank, but there are {len(nodes)}; remove it")
         mode = dataclasses.replace(mode, exchange=_OF_SEVERAL)
-        refuse(mode, settled(mode, config))
+        refuse(mode, with_mode_defaults(mode, config))
     workers = _workers(config, nodes)
     if config.exchange.join is not None and config.exchange.join.most > len(nodes):
         raise UserError(
             f"exchange.join: {config.exchange.join.most} workers are to join, but there are {len(nodes)} ranks; give fewer, or"
             " start more ranks"
         )
-    backup = settled(mode, config).exchange.backup or 0
+    backup = with_mode_defaults(mode, config).exchange.backup or 0
     if EXCHANGES[mode.exchange].sharded and len(nodes) > 1 and backup >= workers:
         raise UserError(
             f"exchange.backup: of {workers} workers {backup} would not be waited for; give fewer, or start more ranks"
@@ -82,24 +82,24 @@ def fit(config: Config, nodes: tuple[int, ...]) -> Config:
     exchange, workers = config.exchange, _workers(config, nodes)
     if exchange.join is not None and exchange.join.most > len(nodes):
         exchange = dataclasses.replace(exchange, join=None)
-    backup = settled(row(config), config).exchange.backup or 0
+    backup = with_mode_defaults(row(config), config).exchange.backup or 0
     if backup >= workers:
         exchange = dataclasses.replace(exchange, backup=workers - 1)
     return config if exchange is config.exchange else dataclasses.replace(config, exchange=exchange)
 
 
-def build(mode: Mode, config: Config, flat: Flat, wire: Wire, trace: Trace) -> Schedule:
+def build(mode: Mode, config: Config, flat: FlatModel, transport: Transport, trace: Trace) -> Schedule:
     """The objects of a row, ready for the loop."""
     config = effective(mode, config)
     schedule = chosen(mode.schedule, config)
-    context = BuildContext(config, mode, flat, wire, trace, schedule.in_flight, schedule.updates)
+    context = BuildContext(config, mode, flat, transport, trace, schedule.max_in_flight, schedule.updates)
     return schedule.build(context, EXCHANGES[mode.exchange].build(context))
 
 
 def effective(mode: Mode, config: Config) -> Config:
     """The config in force: with the mode's own choices, and the optimizer adapted to asynchronous workers."""
-    config = settled(mode, config)
-    return dataclasses.replace(config, optimizer=among(_asynchronous(mode, config), config.optimizer))
+    config = with_mode_defaults(mode, config)
+    return dataclasses.replace(config, optimizer=for_async_workers(_asynchronous(mode, config), config.optimizer))
 
 
 def _asynchronous(mode: Mode, config: Config) -> int:
@@ -129,7 +129,7 @@ def in_force(config: Config, nodes: tuple[int, ...]) -> dict[str, str]:
     return found
 
 
-def settled(mode: Mode, config: Config) -> Config:
+def with_mode_defaults(mode: Mode, config: Config) -> Config:
     """The config with the mode's own choices for keys that are left to it."""
     in_parts = SCHEDULES[mode.schedule].in_parts and EXCHANGES[mode.exchange].in_parts
     for name, value in {**_LEFT_TO_THE_MODE, "exchange.buckets": _BUCKETS if in_parts else 1, **mode.settings}.items():

@@ -110,7 +110,7 @@ def _per_node(mode: Mode, config: Config) -> str | None:
 
 
 def _own_updates(mode: Mode, config: Config) -> str | None:
-    if config.optimizer.at == "shard" and (SCHEDULES[mode.schedule].updates or EXCHANGES[mode.exchange].at_worker):
+    if config.optimizer.at == "shard" and (SCHEDULES[mode.schedule].updates or EXCHANGES[mode.exchange].exchanges_updates):
         return (
             f"optimizer.at: shard needs gradients, but in mode {config.mode} workers make updates themselves; remove it, or"
             " choose another mode"

@@ -13,7 +13,7 @@ from nmt_train.optim.torch_optimizers import OPTIMIZERS
 
 @dataclass(frozen=True, config=STRICT)
 class OptimizerConfig:
-    """How gradients become updates. Where a key does not apply to the named optimiser, it has no effect."""
+    """How gradients become updates. Where a key does not apply to the named optimizer, it has no effect."""
 
     name: Annotated[str, one_of(OPTIMIZERS)] | None = Field(
         default=None, description=f"{listed(OPTIMIZERS)}; null: as the mode has it (adam, but adagrad in downpour)"
@@ -54,7 +54,7 @@ class OptimizerConfig:
     beta2: float = Field(default=0.98, ge=0, lt=1, description="adam, adamw: decay of the mean of squared gradients")
     decay: float = Field(default=0.9, ge=0, lt=1, description="rmsprop, adadelta: decay of the mean of squared gradients")
     epsilon: float | None = Field(
-        default=None, gt=0, description="added to denominators; null: torch's default for the optimiser"
+        default=None, gt=0, description="added to denominators; null: torch's default for the optimizer"
     )
     weight_decay: float = Field(default=0.01, ge=0, description="adamw: share of parameters x rate subtracted per update")
     smoothing: float = Field(

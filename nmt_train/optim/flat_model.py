@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nmt_train.common.errors import UserError
 
 
-class Flat:
+class FlatModel:
     """`parameters` and `gradient`, both (elements,) fp32 on the model's device; the model reads and writes them in place.
 
     `layout` lists (name, shape) in the order of the vector.

@@ -12,7 +12,7 @@ from torch import Tensor
 from nmt_train.optim.optimizer import clip
 
 
-class Pile:
+class GradientAccumulator:
     """Gradients of a worker's steps, which pile up in its flat gradient until they are given away.
 
     weight: of what has piled up: target tokens, or, where sums are wanted, batches.

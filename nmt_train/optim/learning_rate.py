@@ -24,7 +24,7 @@ def learning_rate(config: OptimizerConfig, update: int) -> float:
     return config.learning_rate
 
 
-def among(workers: int, config: OptimizerConfig) -> OptimizerConfig:
+def for_async_workers(workers: int, config: OptimizerConfig) -> OptimizerConfig:
     """The settings where so many workers update without waiting for one another."""
     if workers == 1:
         return config

@@ -16,13 +16,13 @@ from nmt_train.optim.torch_optimizers import OPTIMIZERS
 
 
 class Optimizer:
-    """Applies gradients to a flat vector (or a shard of one) in place, by one of torch's optimisers.
+    """Applies gradients to a flat vector (or a shard of one) in place, by one of torch's optimizers.
 
     `updates` counts applications; `smoothed` is the running mean of the parameters, or None. adds: what is applied are finished
     updates.
     """
 
-    adds = False
+    adds_updates = False
 
     def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
         self.config, self.updates = config, 0
@@ -42,7 +42,7 @@ class Optimizer:
         return self._parameter.data
 
     @property
-    def effort(self) -> int:
+    def cost_elements(self) -> int:
         """How many elements, as Adam takes its time for them, an update goes through."""
         return self._parameter.numel()
 
@@ -93,12 +93,12 @@ class Optimizer:
         return {"parameters": self.parameters, **vectors, **mean}, numbers
 
     def load(self, vectors: Mapping[str, Tensor], numbers: Mapping[str, Any], where: str) -> None:
-        """Continue from what `state` gave; UserError if it belongs to another optimiser or size."""
+        """Continue from what `state` gave; UserError if it belongs to another optimizer or size."""
         if numbers["updates"]:
             self._materialise()
         elif not vectors:
             self._factor = float(numbers["factor"])
-            return  # some of torch's optimisers have vectors from the start on
+            return  # some of torch's optimizers have vectors from the start on
         expected = self.state()[0]
         if expected.keys() != vectors.keys():
             names = ", ".join(sorted(vectors)) or "nothing"
@@ -144,7 +144,7 @@ class Optimizer:
 
 
 class _Still:
-    """In the place of torch's optimiser for parameters that have a size but no values (torch's `meta` device)."""
+    """In the place of torch's optimizer for parameters that have a size but no values (torch's `meta` device)."""
 
     def __init__(self) -> None:
         self.param_groups: list[dict[str, Any]] = [{}]

@@ -1,4 +1,4 @@
-"""Optimisers of finished updates, which workers have made of their gradients: what shards and replicas then do with them."""
+"""Optimizers of finished updates, which workers have made of their gradients: what shards and replicas then do with them."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from torch import Tensor
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.optimizer import Optimizer
 
-OUTER = "outer."  # begins the names of vectors of an outer optimiser
+OUTER = "outer."  # begins the names of vectors of an outer optimizer
 
 
-class Adder(Optimizer):
-    """Adds up finished updates, where the workers optimise; `learning_rate` is what the workers' own would be."""
+class UpdateAdder(Optimizer):
+    """Adds up finished updates, where the workers optimize; `learning_rate` is what the workers' own would be."""
 
-    adds = True
+    adds_updates = True
 
     def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
         super().__init__(dataclasses.replace(config, name="sgd"), parameters)
 
     @property
-    def effort(self) -> int:
+    def cost_elements(self) -> int:
         return self._parameter.numel() * 3 // 7  # vectors that are read or written, Adam's being seven
 
     def _step_size(self) -> float:
         return -1.0  # plain gradient descent subtracts
 
 
-class Outer(Optimizer):
+class OuterOptimizer(Optimizer):
     """Takes finished updates as gradients of its own steps by Nesterov's momentum (DiLoCo, Douillard et al. 2023)."""
 
-    adds = True
+    adds_updates = True
 
     def __init__(self, config: OptimizerConfig, parameters: Tensor, rate: float, momentum: float) -> None:
         super().__init__(dataclasses.replace(config, name="nesterov", momentum=momentum), parameters)
@@ -59,5 +59,5 @@ class Outer(Optimizer):
 def update_optimizer(local: Any, config: OptimizerConfig, parameters: Tensor) -> Optimizer:
     """The optimizer of finished updates; local: the section `local` of the configuration."""
     if local.outer == "nesterov":
-        return Outer(config, parameters, local.outer_rate, local.outer_momentum)
-    return Adder(config, parameters)
+        return OuterOptimizer(config, parameters, local.outer_rate, local.outer_momentum)
+    return UpdateAdder(config, parameters)

@@ -1,4 +1,4 @@
-"""A worker's own optimiser, where finished updates are exchanged instead of gradients."""
+"""A worker's own optimizer, where finished updates are exchanged instead of gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nmt_train.optim.flat_model import subtract
 from nmt_train.optim.optimizer import Optimizer
 
 
-class OwnOptimizer:
+class WorkerOptimizer:
     """Steps from given parameters."""
 
     def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:

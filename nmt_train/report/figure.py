@@ -8,8 +8,8 @@ from typing import Any
 
 from nmt_train.common.errors import UserError
 
-# A colour per task, the same in every timeline; blue and orange stay apart for the colour-blind.
-TASK_COLOURS = {
+# A color per task, the same in every timeline; blue and orange stay apart for the color-blind.
+TASK_COLORS = {
     "forward": "#4e79a7", "backward": "#f28e2b", "update": "#59a14f", "sync": "#e15759",
     "receive gradients": "#76b7b2", "send parameters": "#b07aa1", "send gradients": "#b6dbd8", "receive parameters": "#dcc2d4",
     "waiting": "#d4d4d4", "encode": "#edc948", "decode": "#9c755f", "swap": "#bab0ac", "validate": "#86bcb6",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt_train.common.errors import UserError
-from nmt_train.report.figure import TASK_COLOURS, new_figure, save_figure
+from nmt_train.report.figure import TASK_COLORS, new_figure, save_figure
 
 Span = dict[str, Any]
 
@@ -43,9 +43,9 @@ def plot(run: Path, start: float | None, seconds: float | None, output: Path) ->
         left, right = span["start"] - origin - first, span["end"] - origin - first
         if right < 0 or left > length:
             continue
-        colour = TASK_COLOURS.get(span["name"], "#9c9c9c")
+        color = TASK_COLORS.get(span["name"], "#9c9c9c")
         seen[span["name"]] = axes.barh(
-            rows.index((span["rank"], span["thread"])), right - left, left=left, height=0.62, color=colour,
+            rows.index((span["rank"], span["thread"])), right - left, left=left, height=0.62, color=color,
             linewidth=0,
         )  # fmt: skip
     nodes = {span["rank"]: span.get("node", 0) for span in spans}
@@ -56,7 +56,7 @@ def plot(run: Path, start: float | None, seconds: float | None, output: Path) ->
     axes.set_xlim(0, length)
     axes.set_xlabel(f"wall-clock time (seconds, from second {first:.1f} of the trace)")
     axes.grid(axis="y", visible=False)
-    names = sorted(seen, key=lambda name: ([*TASK_COLOURS, name].index(name), name))
+    names = sorted(seen, key=lambda name: ([*TASK_COLORS, name].index(name), name))
     columns = min(len(names), 6)
     figure.legend([seen[name] for name in names], names, loc="outside upper center", ncols=columns, frameon=False)
     save_figure(figure, output)
@@ -84,7 +84,7 @@ def _window(spans: list[Span], start: float | None, seconds: float | None) -> tu
     return start, seconds
 
 
-_ORDER = ("MainThread", "courier", "node", "server", "network in", "network out")
+_ORDER = ("MainThread", "background task", "node", "server", "network in", "network out")
 
 
 def _rows(spans: list[Span]) -> list[tuple[int, str]]:

@@ -46,9 +46,9 @@ def symbols(cluster: ClusterConfig, elements: int, codec: Codec, tokens: float) 
     """For batches of so many target tokens and a model of so many elements, before the cluster file's scale."""
     costs, ranks = cluster.device or DeviceConfig(), len(cluster.ranks())
     charged = cluster.scale.parameters if cluster.scale else float(elements)
-    size = codec.sized(torch.empty(elements, device="meta")).bytes / elements * charged
+    size = codec.encode_shape(torch.empty(elements, device="meta")).bytes / elements * charged
     link = cluster.network if len(cluster.nodes) > 1 else cluster.inside
-    adding = costs.decode.per_unit + costs.encode.per_unit * codec.effort(1)  # of an element
+    adding = costs.decode.per_unit + costs.encode.per_unit * codec.cost_elements(1)  # of an element
     return Symbols(
         p=ranks, n=size, alpha=link.latency, beta=1 / link.bandwidth, gamma=adding * charged / size,
         l_up=costs.update.of(charged), l_for=costs.forward.of(tokens), l_back=costs.backward.of(tokens),

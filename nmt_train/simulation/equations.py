@@ -25,7 +25,7 @@ def total_pipe(T: float, l_up: float, l_comp: float, l_comm: float) -> float:  #
 def ring(p: int, n: float, alpha: float, beta: float, gamma: float, S: float = 0.0) -> float:  # noqa: N803
     """The exchange in Eq. 5: p workers sum n bytes around a ring.
 
-    alpha: latency; beta: seconds to send a byte; gamma: to add it; S: to synchronise.
+    alpha: latency; beta: seconds to send a byte; gamma: to add it; S: to synchronize.
     """
     share = (p - 1) / p
     return 2 * (p - 1) * alpha + 2 * share * n * beta + share * n * gamma + S

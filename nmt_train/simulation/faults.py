@@ -22,7 +22,7 @@ class Victim(Protocol):
     shares: Shares
     network: Network
 
-    def kill(self, seats: Sequence[int]) -> None:
+    def kill(self, original_ranks: Sequence[int]) -> None:
         """Processes end."""
 
     def notice(self) -> None:
@@ -40,8 +40,8 @@ def schedule(victim: Victim, deadline: float) -> None:
     def set_rate(node: int, rate: float, event: simpy.Event) -> None:
         network.set_rate(victim.shares, node, rate)
 
-    def kill(seats: Sequence[int], event: simpy.Event) -> None:
-        victim.kill(seats)
+    def kill(original_ranks: Sequence[int], event: simpy.Event) -> None:
+        victim.kill(original_ranks)
 
     def give_up(node: int, event: simpy.Event) -> None:
         victim.give_up(node, deadline)
@@ -52,9 +52,9 @@ def schedule(victim: Victim, deadline: float) -> None:
         if cut.until - cut.at > deadline:
             kernel.at(cut.at + deadline, partial(give_up, cut.node))
     for crash in cluster.crashes:
-        seats = [seat for seat, node in enumerate(network.nodes) if node == crash.node]
+        original_ranks = [original_rank for original_rank, node in enumerate(network.nodes) if node == crash.node]
         kernel.at(crash.at, partial(set_rate, crash.node, 0.0))
-        kernel.at(crash.at, partial(kill, seats))
+        kernel.at(crash.at, partial(kill, original_ranks))
         kernel.at(crash.at + deadline, partial(give_up, crash.node))
     for ended in cluster.kills:
         kernel.at(ended.at, partial(kill, [ended.rank]))

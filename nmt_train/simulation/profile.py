@@ -14,10 +14,10 @@ from nmt_train import device
 from nmt_train.config import Config
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.override import OverrideConfig
-from nmt_train.distributed.transport import Tag, Wire
-from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.distributed.transport import Tag, Transport
+from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.simulation.cluster import Cost, DeviceConfig
-from nmt_train.training.setup import Ready, maker, opened
+from nmt_train.training.setup import PreparedRun, maker, opened
 
 _SETTLING = 3  # steps that are not counted
 # Where each kind of work is done by itself: nothing else has the device meanwhile.
@@ -29,10 +29,10 @@ _BLOCK, _WINDOW = 1 << 20, 4  # bytes of a message that is sent for nothing, and
 Done = dict[str, list[tuple[float, float]]]  # by kind of work: how much, and seconds
 
 
-def measure(config: Config, steps: int, wire: Wire) -> DeviceConfig:
+def measure(config: Config, steps: int, transport: Transport) -> DeviceConfig:
     """Train for some steps in several modes; UserError for what is wrong with the configuration.
 
-    Of several ranks on `wire` all measure at the same time, and at last while they send each other what the network takes.
+    Of several ranks on `transport` all measure at the same time, and at last while they send each other what the network takes.
     """
     own = device.prepare(config.devices, config.threads)
     costs: dict[str, Cost] = {}
@@ -45,12 +45,12 @@ def measure(config: Config, steps: int, wire: Wire) -> DeviceConfig:
                 beside = (seconds - sum(took for times in done.values() for _, took in times)) / steps
                 forward = costs["forward"]
                 costs["forward"] = dataclasses.replace(forward, seconds=forward.seconds + max(0.0, beside))
-        if wire.size > 1:
-            costs["carry"] = _carrying(dataclasses.replace(config, mode="single"), own, ready, steps, wire)
+        if transport.size > 1:
+            costs["carry"] = _carrying(dataclasses.replace(config, mode="single"), own, ready, steps, transport)
     return DeviceConfig(**costs)
 
 
-class _Watched(ThreadWire):
+class _Watched(LocalTransport):
     """A rank alone, whose work is written down."""
 
     def __init__(self) -> None:
@@ -64,15 +64,15 @@ class _Watched(ThreadWire):
 class _Steps:
     """Duties of a worker that takes so many steps, the first of which are not counted."""
 
-    def __init__(self, wire: _Watched, steps: int) -> None:
-        self._wire, self._steps, self._taken = wire, steps, -_SETTLING
+    def __init__(self, transport: _Watched, steps: int) -> None:
+        self._transport, self._steps, self._taken = transport, steps, -_SETTLING
         self.start = self.end = 0.0
 
-    def go_on(self) -> bool:
+    def should_continue(self) -> bool:
         if self._taken == 0:
-            self.start = self._wire.now()
-            self._wire.done.clear()
-        self.end = self._wire.now()
+            self.start = self._transport.now()
+            self._transport.done.clear()
+        self.end = self._transport.now()
         return self._taken < self._steps
 
     def step_done(self, updated: bool) -> None:
@@ -82,7 +82,7 @@ class _Steps:
         """It took its time all the same."""
 
 
-def _train(config: Config, own: torch.device, ready: Ready, steps: int) -> tuple[Done, float]:
+def _train(config: Config, own: torch.device, ready: PreparedRun, steps: int) -> tuple[Done, float]:
     config = dataclasses.replace(
         config,
         trace=True,  # so that a GPU's work is waited for
@@ -90,17 +90,17 @@ def _train(config: Config, own: torch.device, ready: Ready, steps: int) -> tuple
         override=OverrideConfig(exchange=None if config.mode == "single" else "server"),
         exchange=dataclasses.replace(config.exchange, bypass=False),
     )
-    wire = _Watched()
-    worker = maker(config, own, ready.vocabulary, ready.store)(config, wire)
+    transport = _Watched()
+    worker = maker(config, own, ready.vocabulary, ready.store)(config, transport)
     worker.schedule.refresh()
-    duties = _Steps(wire, steps)
-    worker.run(duties)
+    coordinator = _Steps(transport, steps)
+    worker.run(coordinator)
     worker.schedule.drain()
-    wire.close()
-    return wire.done, duties.end - duties.start
+    transport.close()
+    return transport.done, coordinator.end - coordinator.start
 
 
-def _carrying(config: Config, own: torch.device, ready: Ready, steps: int, wire: Wire) -> Cost:
+def _carrying(config: Config, own: torch.device, ready: PreparedRun, steps: int, transport: Transport) -> Cost:
     """By how much longer training takes while messages flow, for each of their bytes."""
 
     def pace() -> float:
@@ -111,19 +111,19 @@ def _carrying(config: Config, own: torch.device, ready: Ready, steps: int, wire:
     shares = []  # of a device that a byte per second takes
     for _ in range(_ROUNDS):
         alone = pace()
-        start, traffic = wire.now(), _Traffic(wire)
+        start, traffic = transport.now(), _Traffic(transport)
         beside = pace()
-        shares.append((1 - alone / beside) * (wire.now() - start) / traffic.stop())
+        shares.append((1 - alone / beside) * (transport.now() - start) / traffic.stop())
     return Cost(0.0, max(0.0, statistics.median(shares)))
 
 
 class _Traffic:
     """From the present rank to the next and from the one before, as much as the network takes, until all ranks stop it."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire, self._on, self._bytes = wire, True, 0
+    def __init__(self, transport: Transport) -> None:
+        self._transport, self._on, self._bytes = transport, True, 0
         self._block = Message((1,), (torch.zeros(_BLOCK, dtype=torch.uint8),))
-        self._tasks = [wire.spawn("sender", self._send), wire.spawn("receiver", self._receive)]
+        self._tasks = [transport.spawn("sender", self._send), transport.spawn("receiver", self._receive)]
 
     def stop(self) -> int:
         """How many bytes there were, in both directions."""
@@ -133,17 +133,17 @@ class _Traffic:
         return self._bytes
 
     def _send(self) -> None:
-        to, under_way = (self._wire.rank + 1) % self._wire.size, deque[Any]()
+        to, under_way = (self._transport.rank + 1) % self._transport.size, deque[Any]()
         while self._on:
-            under_way.append(self._wire.send(to, Tag.PUSH, self._block))
+            under_way.append(self._transport.send(to, Tag.PUSH, self._block))
             if len(under_way) == _WINDOW:
                 under_way.popleft().result()
                 self._bytes += _BLOCK
-        self._wire.send(to, Tag.PUSH, Message((0,)))
+        self._transport.send(to, Tag.PUSH, Message((0,)))
 
     def _receive(self) -> None:
-        source = (self._wire.rank - 1) % self._wire.size
-        while self._wire.receive(source, Tag.PUSH).result()[1].tensors:
+        source = (self._transport.rank - 1) % self._transport.size
+        while self._transport.receive(source, Tag.PUSH).result()[1].tensors:
             self._bytes += _BLOCK
 
 

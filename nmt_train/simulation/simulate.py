@@ -23,9 +23,9 @@ from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.network import Network
 from nmt_train.simulation.profile import measure as measure_device
 from nmt_train.simulation.timing import Shapes, Timing, count, measure
-from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.training.fault_tolerance import Rank
-from nmt_train.training.setup import Ready, maker, opened
+from nmt_train.training.setup import PreparedRun, maker, opened
 from nmt_train.training.start import connect
 
 
@@ -39,15 +39,17 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
     start = time.perf_counter()
     with opened(config, force, overwrite, described(cluster)) as ready:
         network = Network(cluster, count(_shapes(config, ready)), shuffle_seed)
-        engine = Engine(network, config.wire.deadline, start=ready.saved.facts["progress"]["seconds"] if ready.saved else 0.0)
+        engine = Engine(
+            network, config.transport.deadline, start=ready.saved.facts["progress"]["seconds"] if ready.saved else 0.0
+        )
 
-        def main(wire: VirtualWire) -> int:
+        def main(transport: VirtualTransport) -> int:
             make = maker(config, own, ready.vocabulary, ready.store)
             rank = Rank(config, make, lambda ask: nullcontext(), lambda: nullcontext(ready))
-            return rank.train(wire, ready if wire.rank == 0 else None)
+            return rank.train(transport, ready if transport.rank == 0 else None)
 
-        statuses = engine.run([partial(main, wire) for wire in engine.wires])
-    _sum_up(engine.wires[0].now(), len(statuses), start)
+        statuses = engine.run([partial(main, transport) for transport in engine.transports])
+    _sum_up(engine.transports[0].now(), len(statuses), start)
     return int(max(statuses))
 
 
@@ -79,13 +81,13 @@ def profile(config: Config, steps: int, output: Path) -> None:
     """
     if not output.parent.is_dir():
         raise UserError(f"{output}: its folder does not exist; make it, or name another")
-    wire = connect(config.wire)
+    transport = connect(config.transport)
     try:
-        found = measure_device(config, steps, wire)
+        found = measure_device(config, steps, transport)
     except BaseException as error:
-        wire.fail(error)
+        transport.fail(error)
         raise
-    wire.close()
+    transport.close()
     sizes = f"batches of {config.batch.tokens if config.batch.sentences is None else config.batch.sentences} "
     sizes += "tokens" if config.batch.sentences is None else "sentences"
     title = f"Measured on {platform.node()} with {sizes}, {config.precision}, preset {config.model.preset}"
@@ -96,7 +98,7 @@ def profile(config: Config, steps: int, output: Path) -> None:
     print(output)
 
 
-def _tokens(config: Config, ready: Ready) -> list[int]:
+def _tokens(config: Config, ready: PreparedRun) -> list[int]:
     """Target tokens of each batch of an epoch."""
     return Batches(ready.store, config.corpus, config.batch, ready.vocabulary, config.seed).target_tokens()
 
@@ -105,6 +107,6 @@ def _sum_up(seconds: float, ranks: int, start: float) -> None:
     print(f"simulated {seconds:.1f} s of {ranks} ranks in {time.perf_counter() - start:.1f} s", file=sys.stderr)
 
 
-def _shapes(config: Config, ready: Ready) -> Shapes:
+def _shapes(config: Config, ready: PreparedRun) -> Shapes:
     with torch.device("meta"):
         return [tuple(part.shape) for part in Transformer(config.model, len(ready.vocabulary)).parameters()]

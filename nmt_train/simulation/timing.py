@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from nmt_train.config import Config
-from nmt_train.corpus.data_shard import Deal, Position
+from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.distributed.transport import OF_MODEL
 from nmt_train.simulation.cluster import ClusterConfig
 from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.network import Network
-from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Span, write_spans
 from nmt_train.training.worker import Worker
 
@@ -119,11 +119,11 @@ class _Lengths:
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
 
-    def stream(self, deal: Deal, position: Position) -> Iterator[tuple[_Length, bool]]:
-        place = deal.rank
+    def stream(self, data_shard: DataShard, position: Position) -> Iterator[tuple[_Length, bool]]:
+        place = data_shard.rank
         while True:
             yield _Length(self._tokens[place % len(self._tokens)]), False
-            place += deal.size
+            place += data_shard.size
 
 
 class _Steps:
@@ -131,15 +131,15 @@ class _Steps:
 
     def __init__(self, worker: Worker, steps: int) -> None:
         self.worker, self._steps, self._done = worker, steps, 0
-        self.start = self.end = worker.wire.now()
+        self.start = self.end = worker.transport.now()
         self._before: list[int] = [0]
 
-    def go_on(self) -> bool:
+    def should_continue(self) -> bool:
         return self._done < self._steps
 
     def step_done(self, updated: bool) -> None:
         self._done += 1
-        progress, self.end = self.worker.progress, self.worker.wire.now()
+        progress, self.end = self.worker.progress, self.worker.transport.now()
         if self._done == min(_SETTLING, self._steps - 1):
             self.start, self._before = self.end, [progress.tokens]
 
@@ -158,28 +158,28 @@ def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
     """
     config = dataclasses.replace(config, precision="fp32")
     elements = count(shapes)
-    engine = Engine(Network(cluster, elements, only_training=True), config.wire.deadline, random=False)
-    duties: list[_Steps] = []
+    engine = Engine(Network(cluster, elements, only_training=True), config.transport.deadline, random=False)
+    coordinator: list[_Steps] = []
 
-    def run(wire: VirtualWire) -> None:
-        worker = Worker(config, wire, _Silent(shapes), _Lengths(tokens))  # type: ignore[arg-type]
+    def run(transport: VirtualTransport) -> None:
+        worker = Worker(config, transport, _Silent(shapes), _Lengths(tokens))  # type: ignore[arg-type]
         mine = _Steps(worker, steps)
-        duties.append(mine)
+        coordinator.append(mine)
         worker.schedule.refresh()
         worker.run(mine)
         worker.schedule.drain()  # nobody should wait for it
 
-    engine.run([partial(run, wire) for wire in engine.wires])
-    now = engine.wires[0].now()
+    engine.run([partial(run, transport) for transport in engine.transports])
+    now = engine.transports[0].now()
     ranks = [
         RankTiming(
-            node=its.worker.wire.nodes[its.worker.wire.rank],
+            node=its.worker.transport.nodes[its.worker.transport.rank],
             words_per_second=its.words_per_second,
             spent={thread: dict(spans) for thread, spans in its.worker.trace.spent.items()},
-            sent=sum(its.worker.wire.sent[tag][1] for tag in OF_MODEL) * engine.network.scale,
+            sent=sum(its.worker.transport.sent[tag][1] for tag in OF_MODEL) * engine.network.scale,
             spans=its.worker.trace.take(),
             seconds=its.end,
         )
-        for its in sorted(duties, key=lambda its: its.worker.wire.rank)
+        for its in sorted(coordinator, key=lambda its: its.worker.transport.rank)
     ]
     return Timing(ranks, now, elements)

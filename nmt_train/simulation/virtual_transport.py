@@ -28,26 +28,26 @@ class Carrier(Protocol):
 
     kernel: Kernel
 
-    def carry(self, sender: VirtualWire, to: int, tag: Tag, message: Message, done: Future) -> None:
+    def carry(self, sender: VirtualTransport, to: int, tag: Tag, message: Message, done: Future) -> None:
         """Move a message; `done` when it has left."""
 
-    def add_up(self, rank: VirtualWire, vector: Tensor, done: Future) -> None:
+    def add_up(self, rank: VirtualTransport, vector: Tensor, done: Future) -> None:
         """Replace the vectors of all ranks by their sum, once all have given theirs."""
 
-    def compute(self, rank: VirtualWire, name: str, work: float, parts: int) -> None:
+    def compute(self, rank: VirtualTransport, name: str, work: float, parts: int) -> None:
         """Let the time pass that this work takes."""
 
-    def stop(self, ranks: Collection[VirtualWire], error: BaseException) -> None:
+    def stop(self, ranks: Collection[VirtualTransport], error: BaseException) -> None:
         """End every wait of these ranks."""
 
-    def has_ended(self, rank: VirtualWire) -> bool: ...
+    def has_ended(self, rank: VirtualTransport) -> bool: ...
 
-    def regroup(self, rank: VirtualWire) -> VirtualWire: ...
+    def regroup(self, rank: VirtualTransport) -> VirtualTransport: ...
 
     def regroup_if_complete(self) -> None: ...
 
 
-class VirtualWire:
+class VirtualTransport:
     """One rank's end.
 
     seat: the rank's place in the cluster file, whatever its number is now; peers: the ends of all ranks; lines: by receiver,
@@ -57,12 +57,18 @@ class VirtualWire:
     parallel = False
 
     def __init__(
-        self, carrier: Carrier, rank: int, seats: Sequence[int], places: Sequence[int], peers: list[VirtualWire], survives: bool
+        self,
+        carrier: Carrier,
+        rank: int,
+        original_ranks: Sequence[int],
+        places: Sequence[int],
+        peers: list[VirtualTransport],
+        fault_tolerant: bool,
     ) -> None:
         """seats, places: of all ranks, the places in the cluster file and the machines."""
         self._carrier, self._kernel = carrier, carrier.kernel
-        self.rank, self.size, self.peers = rank, len(seats), peers
-        self.seat: int = seats[rank]
+        self.rank, self.size, self.peers = rank, len(original_ranks), peers
+        self.original_rank: int = original_ranks[rank]
         self.nodes = numbered(places)
         self.hosts = tuple(f"node{place}" for place in places)
         self.lines: dict[int, deque[Callable[[], None]]] = defaultdict(deque)
@@ -71,7 +77,7 @@ class VirtualWire:
         self._mailbox = Mailbox[Future]()
         self.received = self._mailbox.received
         self.cpu = 0.0
-        self.survives, self.ended = survives, ""
+        self.fault_tolerant, self.ended = fault_tolerant, ""
         self.observe: Callable[[str, str, float, float], None] | None = None
         self.failure: BaseException | None = None
         self._lanes: dict[tuple[int, Tag], _Lane] = defaultdict(_Lane)
@@ -134,7 +140,7 @@ class VirtualWire:
         return nullcontext()  # the engine notices when nothing moves
 
     def close(self) -> None:
-        self._carrier.stop([self], Aborted("the wire is closed"))
+        self._carrier.stop([self], Aborted("the transport is closed"))
         self._carrier.regroup_if_complete()
 
     def fail(self, error: BaseException) -> None:
@@ -144,7 +150,7 @@ class VirtualWire:
         self._carrier.stop([self], error)
         self._carrier.stop(self.peers, Aborted(f"{describe(self, self.rank)} failed"))
 
-    def regroup(self) -> VirtualWire:
+    def regroup(self) -> VirtualTransport:
         return self._carrier.regroup(self)
 
     def check(self) -> None:

@@ -17,7 +17,7 @@ from nmt_train.training.snapshot import State
 from nmt_train.training.worker import Worker
 
 
-class Validating:
+class BackgroundValidation:
     """Only rank 0 receives a copy, and only its device is busy with it; what workers have stays as it is.
 
     stalled: is called when a validation was no new best; asked_to_stop: whether a signal asks for an end.
@@ -37,7 +37,7 @@ class Validating:
         self._coming.append((self._worker.schedule.exchange.copy(), copy.copy(self._state.progress)))
         self._state.validation_pending = True
 
-    def go_on(self, wait: bool = False) -> bool:
+    def advance(self, wait: bool = False) -> bool:
         """Validate what has come; `wait` for what has not. Whether anything was."""
         any_was = False
         while self._coming and (wait or self._coming[0][0].done()):

@@ -8,39 +8,39 @@ from typing import Any
 from nmt_train.common.errors import NotFinite
 from nmt_train.corpus.data_shard import Position
 from nmt_train.run.folder import Run
-from nmt_train.training.snapshot import Gathering, State
+from nmt_train.training.snapshot import PendingSnapshot, State
 from nmt_train.training.worker import Worker
 
 
-class Saving:
+class CheckpointWriter:
     def __init__(self, worker: Worker, run: Run, state: State) -> None:
         self._worker, self._run, self._state = worker, run, state
         self._saved: tuple[int, Sequence[Position]] | None = None  # updates and positions of the newest
-        self._coming: tuple[Gathering, dict[str, Any]] | None = None  # what is to be written, with facts
+        self._coming: tuple[PendingSnapshot, dict[str, Any]] | None = None  # what is to be written, with facts
 
     def known(self, updates: int, positions: Sequence[Position]) -> None:
         """The checkpoint that training goes on from."""
         self._saved = (updates, positions)
 
-    def has(self, gathering: Gathering) -> bool:
+    def has(self, pending: PendingSnapshot) -> bool:
         """Whether just this is, or will be, a checkpoint."""
-        return self._saved == (gathering.own.numbers["updates"], gathering.positions)
+        return self._saved == (pending.own.numbers["updates"], pending.positions)
 
-    def begin(self, gathering: Gathering) -> None:
+    def begin(self, pending: PendingSnapshot) -> None:
         """Write a checkpoint, now or as soon as all of it is there."""
-        self._coming = (gathering, self._state.facts(gathering.own.numbers, self._worker.config))
-        self._saved = (gathering.own.numbers["updates"], gathering.positions)
-        self.go_on()
+        self._coming = (pending, self._state.facts(pending.own.numbers, self._worker.config))
+        self._saved = (pending.own.numbers["updates"], pending.positions)
+        self.advance()
 
-    def go_on(self, wait: bool = False) -> None:
+    def advance(self, wait: bool = False) -> None:
         """Write what is now whole; `wait` until it is."""
         if self._coming is None or not (wait or self._coming[0].whole()):
             return
-        (gathering, facts), self._coming = self._coming, None
-        update = gathering.own.numbers["updates"]
+        (pending, facts), self._coming = self._coming, None
+        update = pending.own.numbers["updates"]
         progress = self._state.progress
         progress.tick(training=True)
-        snapshot = gathering.snapshot()
+        snapshot = pending.snapshot()
         if not bool(snapshot.vectors["parameters"].isfinite().all()):
             raise NotFinite(
                 f"update {update}: parameters are not finite; earlier checkpoints are intact: lower optimizer.learning_rate or"

@@ -7,11 +7,11 @@ import signal
 from dataclasses import astuple
 from typing import Any
 
-from nmt_train.corpus.data_shard import Deal, from_plain, resume
+from nmt_train.corpus.data_shard import DataShard, from_plain, resume
 from nmt_train.distributed.message import Message, from_json, to_facts
 from nmt_train.distributed.transport import Tag
 from nmt_train.run.stopping import StopConfig
-from nmt_train.training.snapshot import Part
+from nmt_train.training.snapshot import RankState
 from nmt_train.training.worker import Worker
 
 LEAD = 1  # epochs that a worker may be ahead of the slowest
@@ -26,24 +26,24 @@ class Follower:
     """Reports are JSON: what was counted and measured, and answers to what rank 0 has said (see lead.py)."""
 
     def __init__(self, worker: Worker) -> None:
-        self._worker, self._wire = worker, worker.wire
-        self._together = worker.schedule.exchange.synchronous
+        self._worker, self._transport = worker, worker.transport
+        self._synchronous = worker.schedule.exchange.synchronous
         self._limit = last_epoch(worker.config.stop)
         self._epochs = worker.position.epochs  # completed by all workers
-        self._orders = self._wire.receive(0, Tag.CONTROL)
+        self._orders = self._transport.receive(0, Tag.CONTROL)
         self._over, self._signal = False, 0
         self._leader: dict[str, Any] | None = None  # what rank 0 has said that it would go on from
 
-    def go_on(self) -> bool:
+    def should_continue(self) -> bool:
         """Obey what has come, and wait at the end of an epoch for workers that are far behind.
 
         Where all exchange together, a worker begins what ends with an exchange when it is told to. One that has not joined
         yet only obeys.
         """
-        in_step = self._together and not self._worker.schedule.between
+        in_step = self._synchronous and not self._worker.schedule.mid_accumulation
         if in_step:
             self._until("step")  # and no further: the next one may have come, where a pipeline is being filled
-        while not self._over and (self._worker.deal.rests or (self._orders.done() and not in_step)):
+        while not self._over and (self._worker.data_shard.idle or (self._orders.done() and not in_step)):
             self._obey()
         while not self._over and self._too_far():
             self._worker.drain(self)
@@ -53,7 +53,7 @@ class Follower:
 
     def _too_far(self) -> bool:
         epoch = self._worker.position.epochs
-        return not self._together and (epoch >= self._limit or epoch > self._epochs + LEAD)
+        return not self._synchronous and (epoch >= self._limit or epoch > self._epochs + LEAD)
 
     def step_done(self, updated: bool) -> None:
         if updated or self._worker.position.batches == 0:
@@ -73,15 +73,16 @@ class Follower:
         if worker.config.trace:
             more["spans"] = worker.trace.take()
         facts = {
-            "counted": worker.progress.take(), "position": astuple(worker.position), "settled": astuple(worker.settled),
-            "updates": worker.schedule.exchange.updates, "measured": worker.measured(), **more,
+            "counted": worker.progress.take(), "position": astuple(worker.position),
+            "settled": astuple(worker.settled_position), "updates": worker.schedule.exchange.updates,
+            "measured": worker.measured(), **more,
         }  # fmt: skip
-        self._wire.send(0, Tag.REPORT, from_json(facts))
+        self._transport.send(0, Tag.REPORT, from_json(facts))
 
     def _obey(self) -> str:
         """Do what rank 0 says next, and return it."""
         order = to_facts(self._orders.result()[1], "do")
-        self._orders = self._wire.receive(0, Tag.CONTROL)
+        self._orders = self._transport.receive(0, Tag.CONTROL)
         match order["do"]:
             case "epochs":
                 self._epochs = order["epochs"]
@@ -94,9 +95,9 @@ class Follower:
                 self._report(drained=True)
                 self._until("hand over")  # not a step before
             case "hand over":
-                joins = self._worker.deal.rests and self._wire.rank < order["workers"]
+                joins = self._worker.data_shard.idle and self._transport.rank < order["workers"]
                 self._worker.schedule.refresh() if joins else self._worker.schedule.settle()
-                self._wire.send(0, Tag.STATE, self._worker.part().pack())  # goes on its way while training goes on
+                self._transport.send(0, Tag.STATE, self._worker.part().pack())  # goes on its way while training goes on
                 self._report(drained=True)
                 self._until("go on")  # when everybody has handed over
             case "deal":
@@ -105,7 +106,7 @@ class Follower:
                 self._until("go on")
             case "go on" if "workers" in order:
                 self._leader = order["leader"] or self._leader
-                self._worker.deal_out(*resume(self._wire.rank, from_plain(order["stages"]), order["workers"], anew=True))
+                self._worker.assign(*resume(self._transport.rank, from_plain(order["stages"]), order["workers"], anew=True))
             case "end":
                 self._over = True
         return str(order["do"])
@@ -116,16 +117,16 @@ class Follower:
 
     def begin(self) -> None:
         """Take rank 0's part over: what a checkpoint held, or its initial parameters."""
-        message: Message = self._wire.receive(0, Tag.STATE).result()[1]
+        message: Message = self._transport.receive(0, Tag.STATE).result()[1]
         facts = to_facts(message, "workers", "stages", "epochs")
-        part = Part.unpack(Message((), message.tensors[1:], message.origin))
-        deal = Deal(self._wire.rank, facts["workers"], from_plain(facts["stages"]), self._together)
-        self.go_on_from(part, deal, facts["epochs"], "rank 0's checkpoint")
+        part = RankState.unpack(Message((), message.tensors[1:], message.origin))
+        data_shard = DataShard(self._transport.rank, facts["workers"], from_plain(facts["stages"]), self._synchronous)
+        self.resume_from(part, data_shard, facts["epochs"], "rank 0's checkpoint")
 
-    def go_on_from(self, part: Part, deal: Deal, epochs: int, where: str) -> None:
+    def resume_from(self, part: RankState, data_shard: DataShard, epochs: int, where: str) -> None:
         """Begin with this part, when so many epochs are complete, together with all other ranks."""
         self._epochs = epochs
-        self._worker.place(part, deal, where)
+        self._worker.place(part, data_shard, where)
         self._report(drained=True)
         self._until("go on")  # when everybody has its part
         self._worker.schedule.begin()

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from nmt_train.common.duration import Mark
-from nmt_train.corpus.data_shard import Deal, Position, plain, resume
+from nmt_train.corpus.data_shard import DataShard, Position, plain, resume
 from nmt_train.distributed.exchange.parameter_server.per_node import first_ranks
 from nmt_train.distributed.message import Message, from_json, to_facts
 from nmt_train.distributed.transport import Tag
@@ -21,11 +21,11 @@ from nmt_train.model.metrics import TestSet
 from nmt_train.run.folder import Run
 from nmt_train.run.log import Log
 from nmt_train.trace import write_spans
-from nmt_train.training.background_validation import Validating
-from nmt_train.training.checkpoint_writer import Saving
-from nmt_train.training.data_balance import Dealing
-from nmt_train.training.rank_stats import Meter
-from nmt_train.training.snapshot import Gathering, Part, Snapshot, State
+from nmt_train.training.background_validation import BackgroundValidation
+from nmt_train.training.checkpoint_writer import CheckpointWriter
+from nmt_train.training.data_balance import DataBalancer
+from nmt_train.training.rank_stats import RankStatistics
+from nmt_train.training.snapshot import PendingSnapshot, RankState, Snapshot, State
 from nmt_train.training.worker import Worker
 
 
@@ -33,42 +33,44 @@ class Leader:
     """`reason` says why training is over, once it is."""
 
     def __init__(self, worker: Worker, run: Run, log: Log, state: State, test_set: TestSet) -> None:
-        self._worker, self._wire, self._config = worker, worker.wire, worker.config
+        self._worker, self._transport, self._config = worker, worker.transport, worker.config
         self._run, self._log, self._state = run, log, state
         self._progress = worker.progress = state.progress
-        self._followers = range(1, self._wire.size)
-        self._dealing = Dealing(worker, self._progress)
+        self._followers = range(1, self._transport.size)
+        self._data_balancer = DataBalancer(worker, self._progress)
         self._updates = 0  # the most that any other has known of
-        self._together = worker.schedule.exchange.synchronous
+        self._synchronous = worker.schedule.exchange.synchronous
         self._drained = self._stepped = 0
-        self._meter = Meter(worker)
-        self._reports = self._wire.receive(None, Tag.REPORT) if self._followers else None
+        self._meter = RankStatistics(worker)
+        self._reports = self._transport.receive(None, Tag.REPORT) if self._followers else None
         self._before: Mark | None = None
-        self._saving = Saving(worker, run, state)
-        self._validating = Validating(worker, run, log, state, test_set, self._stalled, lambda: self.signal is not None)
-        self._held: Gathering | None = None  # the last one, while the others still wait
+        self._checkpoint_writer = CheckpointWriter(worker, run, state)
+        self._validation = BackgroundValidation(
+            worker, run, log, state, test_set, self._stalled, lambda: self.signal is not None
+        )
+        self._held: PendingSnapshot | None = None  # the last one, while the others still wait
         self.reason: str | None = None
         self.signal: signal.Signals | None = None
 
     def begin(self, snapshot: Snapshot) -> None:
         """Hand everybody's part out; training goes on from `snapshot`."""
-        exchange, nodes = self._worker.schedule.exchange, self._wire.nodes
+        exchange, nodes = self._worker.schedule.exchange, self._transport.nodes
         first = first_ranks(nodes) if self._config.exchange.per == "node" else None
-        workers = self._dealing.workers()
-        parts = snapshot.settled(exchange.optimizer.adds).split(exchange.given, first, workers)
+        workers = self._data_balancer.workers()
+        parts = snapshot.with_optimizer_at(exchange.optimizer.adds_updates).split(exchange.initial_slices, first, workers)
         stages = resume(0, snapshot.stages, workers)[0].stages
         facts = {"stages": plain(stages), "workers": workers, "epochs": self._progress.epochs}
         for rank in self._followers:
-            self._wire.send(rank, Tag.STATE, Message((), (*from_json(facts).tensors, *parts[rank].pack().tensors)))
-        self.go_on_from(parts[0], Deal(0, workers, stages, exchange.synchronous), snapshot.stages, str(self._run.folder))
+            self._transport.send(rank, Tag.STATE, Message((), (*from_json(facts).tensors, *parts[rank].pack().tensors)))
+        self.resume_from(parts[0], DataShard(0, workers, stages, exchange.synchronous), snapshot.stages, str(self._run.folder))
         if snapshot.stages:
-            self._saving.known(snapshot.numbers["updates"], snapshot.stages[-1])
+            self._checkpoint_writer.known(snapshot.numbers["updates"], snapshot.stages[-1])
 
-    def go_on_from(self, part: Part, deal: Deal, stages: Sequence[Sequence[Position]], where: str) -> None:
+    def resume_from(self, part: RankState, data_shard: DataShard, stages: Sequence[Sequence[Position]], where: str) -> None:
         """Begin with this part, where all workers stopped that `stages` has last, together with all other ranks."""
-        self._worker.place(part, deal, where)
-        self._progress.start_clock(self._wire.now)
-        self._dealing.begin(stages, deal.size)
+        self._worker.place(part, data_shard, where)
+        self._progress.start_clock(self._transport.now)
+        self._data_balancer.begin(stages, data_shard.size)
         self._wait_for_drained()  # everybody has its part
         self._remember()
         self._tell("go on")
@@ -76,7 +78,7 @@ class Leader:
         self._wait_for_drained()  # everybody has the parameters
         self._worker.begun(self._facts)
         self._count()
-        self._progress.start_clock(self._wire.now)
+        self._progress.start_clock(self._transport.now)
 
     def first(self) -> None:
         """What a signal had put off; then the others may begin with their first batch, if there is anything left to do."""
@@ -90,28 +92,28 @@ class Leader:
             self._tell("go on")
         self._before = self._progress.mark()
 
-    def go_on(self) -> bool:
-        while self.reason is None and self._dealing.too_far():
+    def should_continue(self) -> bool:
+        while self.reason is None and self._data_balancer.too_far():
             self._worker.drain(self)
             self._count()
             self._after_update()
             if self.reason is None:
                 self._hear(wait=True)  # somebody is behind, and will say when not any more
-                self._go_on_beside()
+                self._advance_background()
         if self.reason is not None:
             self._finish()
-        elif self._together and not self._worker.schedule.between:
+        elif self._synchronous and not self._worker.schedule.mid_accumulation:
             self._tell("step")
         return self.reason is None
 
     def step_done(self, updated: bool) -> None:
         self._count()
         self._hear()
-        if updated and self._together:
+        if updated and self._synchronous:
             while self._stepped < len(self._followers):
                 self._hear(wait=True)  # what is decided now must not depend on who reports when
             self._stepped = 0
-        self._go_on_beside()
+        self._advance_background()
         if updated or (self._worker.schedule.endless and self._reason_to_stop()):
             self._after_update()
 
@@ -122,7 +124,7 @@ class Leader:
 
     def _count(self) -> None:
         """Tell the others when an epoch is complete."""
-        if self._dealing.count():
+        if self._data_balancer.count():
             self._tell("epochs", epochs=self._progress.epochs)
 
     def _hear(self, wait: bool = False) -> None:
@@ -130,10 +132,10 @@ class Leader:
         while self._reports is not None and (wait or self._reports.done()):
             wait = False
             source, message = self._reports.result()
-            self._reports = self._wire.receive(None, Tag.REPORT)
+            self._reports = self._transport.receive(None, Tag.REPORT)
             report = to_facts(message, "counted", "position", "settled", "updates", "measured")
             self._progress.merge(report["counted"])
-            self._dealing.heard(source, report["position"], report["settled"])
+            self._data_balancer.heard(source, report["position"], report["settled"])
             self._updates = max(self._updates, report["updates"])
             self._meter.report(source, report["counted"]["tokens"], report["measured"])
             self._drained += report.get("drained", False)
@@ -142,21 +144,21 @@ class Leader:
                 self.signal = signal.Signals(report["signal"])
             if "said" in report:
                 self._log.say(report["said"])
-            write_spans(self._run.folder / "trace", source, self._wire.nodes[source], report.get("spans", []))
+            write_spans(self._run.folder / "trace", source, self._transport.nodes[source], report.get("spans", []))
             self._count()
 
     def _tell(self, what: str, **more: Any) -> None:
         for rank in self._followers:
-            self._wire.send(rank, Tag.CONTROL, from_json({"do": what, **more}))
+            self._transport.send(rank, Tag.CONTROL, from_json({"do": what, **more}))
 
     def _facts(self) -> dict[str, Any]:
         """What another rank 0 would go on from, with the ranks that are left: all but what they have themselves."""
         updates = max(self._updates, self._worker.schedule.exchange.updates)
-        return {**self._state.own(), **self._dealing.facts(), "updates": updates, "clock": self._progress.clock}
+        return {**self._state.own(), **self._data_balancer.facts(), "updates": updates, "clock": self._progress.clock}
 
     def _remember(self) -> None:
         """Tell the others, so that any of them could lead."""
-        if self._wire.survives:
+        if self._transport.fault_tolerant:
             self._tell("remember", leader=self._facts())
 
     def _after_update(self) -> None:
@@ -174,37 +176,37 @@ class Leader:
             self._write_spans()
         every = config.validation.every
         validate = every is not None and (every.crossed(before, now) or bool(self.reason and not self.signal))
-        if self.reason or config.checkpoint.every.crossed(before, now) or self._dealing.grows():
+        if self.reason or config.checkpoint.every.crossed(before, now) or self._data_balancer.grows():
             self._save(validate)
             self._remember()
             return
         if validate:
-            self._validating.request()
-            self._go_on_beside()
+            self._validation.request()
+            self._advance_background()
             self.reason = self._reason_to_stop()  # a signal may have ended it
-        if self._dealing.apart():
+        if self._data_balancer.apart():
             self._deal_evenly()
         if config.recovery.every.crossed(before, now):
             self._remember()
 
     def _save(self, validate: bool) -> None:
         """Write a checkpoint, and measure the parameters that it holds if so wanted."""
-        gathering = self._collect(validate)
-        if self._finish_validations(gathering):
+        pending = self._collect(validate)
+        if self._finish_validations(pending):
             self.reason = self._reason_to_stop()
-        self._saving.begin(gathering)
+        self._checkpoint_writer.begin(pending)
 
-    def _finish_validations(self, gathering: Gathering) -> bool:
+    def _finish_validations(self, pending: PendingSnapshot) -> bool:
         """So that the checkpoint knows of all up to it; whether there were any."""
-        any_was = self._validating.go_on(wait=True)
+        any_was = self._validation.advance(wait=True)
         if any_was:
-            gathering.own.numbers["factor"] = self._worker.schedule.exchange.optimizer.state()[1]["factor"]
+            pending.own.numbers["factor"] = self._worker.schedule.exchange.optimizer.state()[1]["factor"]
         return any_was
 
-    def _go_on_beside(self) -> None:
+    def _advance_background(self) -> None:
         """Go on with what others have now sent their part of: a checkpoint, a copy to validate."""
-        self._saving.go_on()
-        if self._validating.go_on():
+        self._checkpoint_writer.advance()
+        if self._validation.advance():
             self.reason = self.reason or self._reason_to_stop()
 
     def _reason_to_stop(self) -> str | None:
@@ -217,7 +219,7 @@ class Leader:
             return f"no new best in {self._config.stop.patience} validations (stop.patience)"
         return None
 
-    def _collect(self, validate: bool = False) -> Gathering:
+    def _collect(self, validate: bool = False) -> PendingSnapshot:
         """Everything, of all ranks at one moment; of the others it is still to come. On one rank it is not a copy.
 
         validate: it is to be validated as well.
@@ -226,28 +228,34 @@ class Leader:
         self._tell("drain")
         worker.drain(self)
         self._wait_for_drained()
-        self._saving.go_on(wait=True)  # the last one, if that is still under way
-        self._tell("hand over", workers=self._dealing.workers())
+        self._checkpoint_writer.advance(wait=True)  # the last one, if that is still under way
+        self._tell("hand over", workers=self._data_balancer.workers())
         worker.schedule.settle()
         self._progress.updates = worker.schedule.exchange.updates
         if validate:
-            self._validating.request()
-        coming = [self._wire.receive(rank, Tag.STATE) for rank in self._followers]
-        gathering = Gathering(worker.part(), coming, worker.schedule.exchange.kept, worker.deal.stages, self._dealing.positions)
+            self._validation.request()
+        coming = [self._transport.receive(rank, Tag.STATE) for rank in self._followers]
+        pending = PendingSnapshot(
+            worker.part(),
+            coming,
+            worker.schedule.exchange.snapshot_slices,
+            worker.data_shard.stages,
+            self._data_balancer.positions,
+        )
         self._wait_for_drained()  # everybody has handed over
         if self.reason is not None:
-            self._held = gathering  # nothing more will change: the others wait for the end
-        elif self._dealing.grows():
-            self._log.say(f"{self._dealing.workers()} workers train from now on")
+            self._held = pending  # nothing more will change: the others wait for the end
+        elif self._data_balancer.grows():
+            self._log.say(f"{self._data_balancer.workers()} workers train from now on")
             self._deal_anew()
         else:
             self._tell("go on")
-        return gathering
+        return pending
 
     def _deal_anew(self) -> None:
         """What is left of the epoch goes to all that train now."""
-        order = self._dealing.anew()
-        self._tell("go on", leader=self._facts() if self._wire.survives else None, **order)
+        order = self._data_balancer.anew()
+        self._tell("go on", leader=self._facts() if self._transport.fault_tolerant else None, **order)
 
     def _deal_evenly(self) -> None:
         """What a slow worker has left goes to all alike."""
@@ -269,17 +277,17 @@ class Leader:
 
     def _finish(self) -> None:
         """Save where training ended, and let the others go."""
-        gathering = self._held or self._collect()
-        self._finish_validations(gathering)
-        if not self._saving.has(gathering):
-            self._saving.begin(gathering)
-        self._saving.go_on(wait=True)
+        pending = self._held or self._collect()
+        self._finish_validations(pending)
+        if not self._checkpoint_writer.has(pending):
+            self._checkpoint_writer.begin(pending)
+        self._checkpoint_writer.advance(wait=True)
         self._hear()
         self._write_spans()
         self._tell("end")
 
     def _write_spans(self) -> None:
-        write_spans(self._run.folder / "trace", 0, self._wire.nodes[0], self._worker.trace.take())
+        write_spans(self._run.folder / "trace", 0, self._transport.nodes[0], self._worker.trace.take())
 
     def ask(self, wanted: signal.Signals) -> None:
         """A signal asks for a checkpoint and an end: this rank's first, whether or not another rank has reported one."""

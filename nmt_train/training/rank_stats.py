@@ -13,17 +13,17 @@ _MAIN = "MainThread"
 _SHOWN = ("forward", "backward", "update", "encode", "sync", "waiting")
 
 
-class Meter:
+class RankStatistics:
     """Keeps the newest totals of every rank and says what was added to them since it last did."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        size = worker.wire.size
+        size = worker.transport.size
         self._totals: list[dict[str, Any]] = [{} for _ in range(size)]
         self._before: list[dict[str, Any]] = [{} for _ in range(size)]
         self._others = worker.progress.words()  # tokens since the last line, of other ranks or from before
         self._words = [0] * size
-        self._since = worker.wire.now()
+        self._since = worker.transport.now()
 
     def report(self, rank: int, words: int, totals: dict[str, Any]) -> None:
         """Totals as `Worker.measured` gives them; `words` since the last report."""
@@ -34,13 +34,13 @@ class Meter:
 
     def log(self, log: Log, progress: Progress, words: int) -> None:
         """One line, and one event, for the time since the last call; `words` of all ranks together."""
-        now = self._worker.wire.now()
+        now = self._worker.transport.now()
         seconds, self._since = max(now - self._since, 1e-9), now
         self.report(0, words - self._others, self._worker.measured())
         ranks = [
             {
                 "rank": rank,
-                "node": self._worker.wire.nodes[rank],
+                "node": self._worker.transport.nodes[rank],
                 "words_per_second": self._words[rank] / seconds,
                 **_less(new, old),
             }

@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from nmt_train.corpus.data_shard import Deal, Position, from_plain, resume
+from nmt_train.corpus.data_shard import DataShard, Position, from_plain, resume
 from nmt_train.distributed.exchange.exchange import Exchange, Vectors
-from nmt_train.distributed.exchange.recovery_piece import Piece
+from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.message import Message, from_json, to_facts
 from nmt_train.distributed.schedule.schedule import Schedule
-from nmt_train.distributed.transport import Lost, Tag, Wire
+from nmt_train.distributed.transport import Lost, Tag, Transport
 from nmt_train.optim.flat_model import kept
 from nmt_train.run.progress import Progress
-from nmt_train.training.snapshot import Part, Snapshot
+from nmt_train.training.snapshot import RankState, Snapshot
 from nmt_train.training.worker import Worker
 
 Facts = dict[str, Any]
@@ -30,10 +30,10 @@ _PARAMETERS, _MEAN = "parameters", "smoothed"
 
 
 @dataclass
-class Remains:
+class SurvivorState:
     """What a rank has of the run, from the moment when others ended until all that are left have begun again.
 
-    ranks: its numbers, from the first start of the run to the present wire, one for each era. era: that of `settled`, its
+    ranks: its numbers, from the first start of the run to the present transport, one for each era. era: that of `settled`, its
     position (-1: it has none yet), which is of deal number `deals`; again: batches trained since then. leader: what a rank 0
     goes on from (see lead.py), as far as this one knows, with its era. schedule: until the worker is let go. carried: what that
     owes and keeps; in_doubt: what it owes besides where nobody has had more than its `updates`. lost: updates that a recovery
@@ -41,52 +41,59 @@ class Remains:
     """
 
     ranks: list[int]
-    era: int
-    pieces: list[Piece]
+    generation: int
+    recovery_pieces: list[RecoveryPiece]
     settled: Position
-    deals: int
-    again: int
+    assignments: int
+    repeated_batches: int
     random: Vectors
     leader: Facts | None
     schedule: Schedule | None = None
-    carried: Vectors = field(default_factory=dict)
+    worker_state: Vectors = field(default_factory=dict)
     in_doubt: Vectors = field(default_factory=dict)
     updates: int = 0
     lost: int = 0
 
     @classmethod
-    def of(cls, worker: Worker, ranks: list[int]) -> Remains:
+    def of(cls, worker: Worker, ranks: list[int]) -> SurvivorState:
         """ranks: those to come will be added to it, too."""
-        era, told = len(ranks) - 1, worker.leader and worker.leader()
-        leader = told and {"era": era, **told}
-        where = worker.settled, worker.deals, worker.unsettled, worker.random()
+        generation, told = len(ranks) - 1, worker.leader and worker.leader()
+        leader = told and {"era": generation, **told}
+        where = worker.settled_position, worker.assignments, worker.unsettled_batches, worker.random()
         if not worker.placed:
             return cls(ranks, -1, [], *where, leader)
-        return cls(ranks, era, worker.schedule.exchange.pieces(worker.wire.rank), *where, leader, worker.schedule)
+        return cls(
+            ranks, generation, worker.schedule.exchange.recovery_pieces(worker.transport.rank), *where, leader, worker.schedule
+        )
 
     def let_go(self) -> None:
         """Of the worker, whose tasks have ended: all that is needed of it is copied to the CPU."""
         if self.schedule is not None:
             owing, self.schedule = self.schedule, None
             self.updates = owing.exchange.updates
-            self.carried, self.in_doubt = (
+            self.worker_state, self.in_doubt = (
                 {name: kept(vector) for name, vector in group.items()} for group in (owing.rescued(), owing.in_doubt())
             )
 
     def rescued(self, newest: int) -> Vectors:
         """What the worker owes and keeps, where some rank has had up to so many updates."""
         owed = self.in_doubt if self.updates == newest else {}
-        owed = {name: self.carried[name] + way if name in self.carried else way for name, way in owed.items()}
-        return self.carried | owed
+        owed = {name: self.worker_state[name] + way if name in self.worker_state else way for name, way in owed.items()}
+        return self.worker_state | owed
 
     def forget(self) -> None:
         """All that are left have begun again: let the memory go."""
-        self.pieces, self.random, self.carried, self.in_doubt = [], {}, {}, {}
+        self.recovery_pieces, self.random, self.worker_state, self.in_doubt = [], {}, {}, {}
 
     def facts(self) -> Facts:
-        pieces = [piece.facts() for piece in self.pieces]
-        told = {"settled": astuple(self.settled), "deals": self.deals, "again": self.again, "leader": self.leader}
-        return {"era": self.era, "ranks": self.ranks, "pieces": pieces, "lost": self.lost, **told}
+        pieces = [piece.facts() for piece in self.recovery_pieces]
+        told = {
+            "settled": astuple(self.settled),
+            "deals": self.assignments,
+            "again": self.repeated_batches,
+            "leader": self.leader,
+        }
+        return {"era": self.generation, "ranks": self.ranks, "pieces": pieces, "lost": self.lost, **told}
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,7 @@ class Source:
     updates: int
     names: Sequence[str]
     exact: bool
-    whole: bool  # with everything that the optimiser has
+    whole: bool  # with everything that the optimizer has
 
 
 @dataclass(frozen=True)
@@ -122,16 +129,18 @@ class Inventory:
     said: list[Facts]
 
     @classmethod
-    def gather(cls, wire: Wire, remains: Remains) -> Inventory:
+    def gather(cls, transport: Transport, survivor: SurvivorState) -> Inventory:
         """Rank 0 hears everybody and tells everybody."""
-        if wire.rank == 0:
-            mine = remains.facts()
-            said = [mine] + [to_facts(wire.receive(rank, Tag.HELLO).result()[1], *mine) for rank in range(1, wire.size)]
-            for rank in range(1, wire.size):
-                wire.send(rank, Tag.HELLO, from_json({"said": said}))
+        if transport.rank == 0:
+            mine = survivor.facts()
+            said = [mine] + [
+                to_facts(transport.receive(rank, Tag.HELLO).result()[1], *mine) for rank in range(1, transport.size)
+            ]
+            for rank in range(1, transport.size):
+                transport.send(rank, Tag.HELLO, from_json({"said": said}))
             return cls(said)
-        wire.send(0, Tag.HELLO, from_json(remains.facts()))
-        return cls(to_facts(wire.receive(0, Tag.HELLO).result()[1], "said")["said"])
+        transport.send(0, Tag.HELLO, from_json(survivor.facts()))
+        return cls(to_facts(transport.receive(0, Tag.HELLO).result()[1], "said")["said"])
 
     @property
     def begun(self) -> bool:
@@ -171,7 +180,7 @@ class Inventory:
         return max(self.leader["updates"], *(source.updates for source in self.sources))
 
     def numbers(self) -> dict[str, Any] | None:
-        """An optimiser's, of the newest source that has them."""
+        """An optimizer's, of the newest source that has them."""
         whole = [source for source in self.sources if source.whole]
         newest = max(whole, key=lambda source: (source.updates, -source.rank), default=None)
         if newest is None:
@@ -182,7 +191,7 @@ class Inventory:
     def plan(self, wanted: Sequence[slice]) -> list[Move]:
         """Who sends what, so that every rank has all that there is of what it wants.
 
-        What an optimiser had of a shard that was lost with its copy begins anew, at zero. Lost if nobody knows some parameters.
+        What an optimizer had of a shard that was lost with its copy begins anew, at zero. Lost if nobody knows some parameters.
         """
         sources = self.sources
         names = {_PARAMETERS}.union(*(source.names for source in sources if source.whole))
@@ -206,7 +215,7 @@ class Inventory:
         return moves
 
     @property
-    def again(self) -> int:
+    def repeated_batches(self) -> int:
         """Batches that those that are left have trained, and that are dealt out again: they may have been under way."""
         return sum(int(facts["again"]) for facts in self.said)
 
@@ -228,69 +237,69 @@ def _worth(receiver: int) -> Callable[[Source], tuple[int, ...]]:
 
 
 @dataclass
-class Again:
+class RecoveredState:
     """From what a worker begins again. What rank 0 goes on from, how many updates are `lost` and how many batches are trained
     `again` are the same on all ranks.
     """
 
-    part: Part
-    deal: Deal
+    part: RankState
+    data_shard: DataShard
     stages: list[list[Position]]
     leader: Facts
     lost: int
-    again: int
+    repeated_batches: int
 
 
-def recover(worker: Worker, remains: Remains) -> Again | None:
-    """Get this rank's part of what all that are left have, over the wire of its new worker, while all do.
+def recover(worker: Worker, survivor: SurvivorState) -> RecoveredState | None:
+    """Get this rank's part of what all that are left have, over the transport of its new worker, while all do.
 
     None, for all alike, if training had not begun: then it begins as at a start. Lost if nobody knows some parameters.
     """
-    wire, exchange = worker.wire, worker.schedule.exchange
-    inventory = Inventory.gather(wire, remains)
+    transport, exchange = worker.transport, worker.schedule.exchange
+    inventory = Inventory.gather(transport, survivor)
     if not inventory.begun:
         return None
-    moves = inventory.plan(exchange.given)
-    shard = _exchange(wire, exchange, remains.pieces, moves)
+    moves = inventory.plan(exchange.initial_slices)
+    shard = _exchange(transport, exchange, survivor.recovery_pieces, moves)
     stages, numbers = inventory.stages(), inventory.numbers()
-    if numbers is None:  # the optimiser's memory is lost
+    if numbers is None:  # the optimizer's memory is lost
         forgotten, numbers = exchange.optimizer.anew(inventory.newest)
         shard = {name: kept(vector) for name, vector in forgotten.items()} | shard
     progress = Progress(**inventory.leader["progress"])
     waves = worker.config.exchange.join
-    training = wire.size if waves is None else waves.workers(progress)
-    deal, position = resume(wire.rank, stages, training)
-    deal = Deal(deal.rank, training, deal.stages, exchange.synchronous)
-    part = Part(shard, remains.rescued(inventory.newest), remains.random, numbers, position)
-    if wire.size == 1:  # what is left alone optimises by itself
-        snapshot = Snapshot(shard, numbers, [part.carried], [part.random], stages)
-        part = snapshot.settled(exchange.optimizer.adds).split(exchange.given, workers=training)[0]
-    return Again(part, deal, stages, inventory.leader, inventory.lost(moves), inventory.again)
+    training = transport.size if waves is None else waves.workers(progress)
+    data_shard, position = resume(transport.rank, stages, training)
+    data_shard = DataShard(data_shard.rank, training, data_shard.stages, exchange.synchronous)
+    part = RankState(shard, survivor.rescued(inventory.newest), survivor.random, numbers, position)
+    if transport.size == 1:  # what is left alone optimizes by itself
+        snapshot = Snapshot(shard, numbers, [part.worker_state], [part.random], stages)
+        part = snapshot.with_optimizer_at(exchange.optimizer.adds_updates).split(exchange.initial_slices, workers=training)[0]
+    return RecoveredState(part, data_shard, stages, inventory.leader, inventory.lost(moves), inventory.repeated_batches)
 
 
-def _exchange(wire: Wire, exchange: Exchange, pieces: Sequence[Piece], moves: Sequence[Move]) -> Vectors:
+def _exchange(transport: Transport, exchange: Exchange, pieces: Sequence[RecoveryPiece], moves: Sequence[Move]) -> Vectors:
     """Send and receive as planned; this rank's vectors."""
-    place = exchange.given[wire.rank]
+    place = exchange.initial_slices[transport.rank]
     vectors = {move.name: torch.zeros(place.stop - place.start) for move in moves}
     sent = []
-    for receiver in range(wire.size):
-        mine = [move for move in moves if (move.source.rank, move.receiver) == (wire.rank, receiver)]
+    for receiver in range(transport.size):
+        mine = [move for move in moves if (move.source.rank, move.receiver) == (transport.rank, receiver)]
         parts = [_part(pieces[move.source.number], move) for move in mine]
-        if receiver == wire.rank:
+        if receiver == transport.rank:
             _fill(vectors, place, mine, parts)
         elif parts:
-            sent.append(wire.send(receiver, Tag.STATE, Message((), tuple(parts))))
-    for sender in range(wire.size):
-        theirs = [move for move in moves if (move.source.rank, move.receiver) == (sender, wire.rank)]
-        if theirs and sender != wire.rank:
-            message = wire.receive(sender, Tag.STATE).result()[1]
+            sent.append(transport.send(receiver, Tag.STATE, Message((), tuple(parts))))
+    for sender in range(transport.size):
+        theirs = [move for move in moves if (move.source.rank, move.receiver) == (sender, transport.rank)]
+        if theirs and sender != transport.rank:
+            message = transport.receive(sender, Tag.STATE).result()[1]
             _fill(vectors, place, theirs, message.vectors(*((torch.float32, move.stop - move.start) for move in theirs)))
     for done in sent:
         done.result()
     return vectors
 
 
-def _part(piece: Piece, move: Move) -> torch.Tensor:
+def _part(piece: RecoveryPiece, move: Move) -> torch.Tensor:
     return piece.vectors[move.taken][move.start - piece.place.start : move.stop - piece.place.start]
 
 

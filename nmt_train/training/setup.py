@@ -18,7 +18,7 @@ from nmt_train.corpus.store import Store, open_store
 from nmt_train.corpus.text import read_lines, read_pairs, sides
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.corpus.vocabulary import train as train_vocabulary
-from nmt_train.distributed.transport import Wire
+from nmt_train.distributed.transport import Transport
 from nmt_train.model.metrics import TestSet
 from nmt_train.model.transformer import Transformer
 from nmt_train.modes import build as modes
@@ -32,14 +32,14 @@ from nmt_train.run.stopping import Patience
 from nmt_train.training.follower import Follower
 from nmt_train.training.launch import mpirun as launch
 from nmt_train.training.leader import Leader
-from nmt_train.training.recovery import Again
+from nmt_train.training.recovery import RecoveredState
 from nmt_train.training.snapshot import Snapshot, State
-from nmt_train.training.stop_request import Wish
+from nmt_train.training.stop_request import StopRequest
 from nmt_train.training.worker import Worker
 
 
 @dataclass
-class Ready:
+class PreparedRun:
     """What rank 0 has before training begins. `saved` is the checkpoint to go on from; `damaged` says what is wrong with
     newer ones; overwrite: the run folder is to be emptied; forced: differences from the run's config that --force lets pass;
     simulated: the cluster file, where time is virtual.
@@ -56,7 +56,7 @@ class Ready:
 
 
 @contextmanager
-def opened(config: Config, force: bool, overwrite: bool, simulated: str = "") -> Iterator[Ready]:
+def opened(config: Config, force: bool, overwrite: bool, simulated: str = "") -> Iterator[PreparedRun]:
     """Lock the run folder and make ready; UserError for all that a user can mend, and the folder is then as it was."""
     _check_early(config)
     run = Run.open(Path(config.run).expanduser(), patient=launch.restarted())
@@ -67,55 +67,55 @@ def opened(config: Config, force: bool, overwrite: bool, simulated: str = "") ->
         forced = _compare(saved, config, force) if saved is not None else []
         vocabulary = _vocabulary(run, config, saved, overwrite)
         store = open_store(config.corpus.train, "corpus.train", vocabulary, run.folder / "store", config.corpus.max_ratio)
-        yield Ready(run, saved, damaged, vocabulary, store, overwrite, forced, simulated)
+        yield PreparedRun(run, saved, damaged, vocabulary, store, overwrite, forced, simulated)
     finally:
         run.close()
 
 
 @contextmanager
-def taken_over(config: Config, vocabulary: Vocabulary, store: Store) -> Iterator[Ready]:
+def taken_over(config: Config, vocabulary: Vocabulary, store: Store) -> Iterator[PreparedRun]:
     """Lock the run folder, which another rank 0 has had, or make one."""
     run = Run.open(Path(config.run).expanduser(), patient=True)
     try:
-        yield Ready(run, *_newest(run), vocabulary, store, overwrite=False)
+        yield PreparedRun(run, *_newest(run), vocabulary, store, overwrite=False)
     finally:
         run.close()
 
 
-def lead(worker: Worker, ready: Ready, wish: Wish, again: Again | None = None) -> int:
+def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recovered: RecoveredState | None = None) -> int:
     """Train as rank 0; the exit status. wish: for an end; again: where training goes on without ranks that have ended."""
-    run, config = ready.run, worker.config
+    run, config = prepared.run, worker.config
     _check_local_steps(worker)
-    test_set = TestSet(config.corpus.valid, "corpus.valid", ready.vocabulary, config.corpus.max_ratio)
-    state = State(Progress(), Patience(config.stop), ready.vocabulary)
-    if again is not None:
-        state.go_on(again.leader)
-    elif ready.saved is not None:
-        snapshot = state.load(ready.saved, worker.flat, bool(config.optimizer.smoothing))
+    test_set = TestSet(config.corpus.valid, "corpus.valid", prepared.vocabulary, config.corpus.max_ratio)
+    state = State(Progress(), Patience(config.stop), prepared.vocabulary)
+    if recovered is not None:
+        state.load_facts(recovered.leader)
+    elif prepared.saved is not None:
+        snapshot = state.load(prepared.saved, worker.flat, bool(config.optimizer.smoothing))
     else:
         fresh = {"updates": 0, "factor": 1.0, "torch": {}}
         snapshot = Snapshot({"parameters": kept(worker.flat.parameters)}, fresh, [], [], [])
-    if ready.overwrite and again is None:
+    if prepared.overwrite and recovered is None:
         run.empty()
-    in_force = modes.in_force(config, worker.wire.nodes)
-    run.begin(_explained(config, in_force, ready), ready.vocabulary.model, ready.simulated)
-    rewind_metrics(run.folder / "metrics.jsonl", state.progress.updates, keep="recovery" if again else "")
-    log = Log.open(run.folder, config.log, virtual=bool(ready.simulated))
+    in_force = modes.in_force(config, worker.transport.nodes)
+    run.begin(_explained(config, in_force, prepared), prepared.vocabulary.model, prepared.simulated)
+    rewind_metrics(run.folder / "metrics.jsonl", state.progress.updates, keep="recovery" if recovered else "")
+    log = Log.open(run.folder, config.log, virtual=bool(prepared.simulated))
     try:
-        if ready.overwrite and again is None:
+        if prepared.overwrite and recovered is None:
             log.say(f"begun anew: what {run.folder} held before is forgotten (--overwrite)")
         leader = Leader(worker, run, log, state, test_set)
-        wish.tell(leader.ask)
-        if again is None:
+        stop_request.tell(leader.ask)
+        if recovered is None:
             leader.begin(snapshot)
             del snapshot  # as large as all ranks together
-            _introduce(worker, log, ready, in_force)
+            _introduce(worker, log, prepared, in_force)
         else:
-            leader.go_on_from(again.part, again.deal, again.stages, "what is left of the run")
-            state.progress.start_clock(worker.wire.now, again.leader["clock"])
-        if worker.wire.ended:
-            lost, repeated = (again.lost, again.again) if again else (0, 0)  # or nobody left had begun
-            log.lost(state.progress, worker.wire.ended, worker.wire.size, lost, repeated)
+            leader.resume_from(recovered.part, recovered.data_shard, recovered.stages, "what is left of the run")
+            state.progress.start_clock(worker.transport.now, recovered.leader["clock"])
+        if worker.transport.ended:
+            lost, repeated = (recovered.lost, recovered.repeated_batches) if recovered else (0, 0)  # or nobody left had begun
+            log.lost(state.progress, worker.transport.ended, worker.transport.size, lost, repeated)
         leader.first()
         worker.run(leader)
         _summary(leader, state, run, log)
@@ -124,36 +124,38 @@ def lead(worker: Worker, ready: Ready, wish: Wish, again: Again | None = None) -
     return 128 + leader.signal if leader.signal else 0
 
 
-def follow(worker: Worker, wish: Wish, again: Again | None = None) -> int:
+def follow(worker: Worker, stop_request: StopRequest, recovered: RecoveredState | None = None) -> int:
     """Train as another rank."""
     follower = Follower(worker)
-    wish.tell(follower.ask)
-    if again is None:
+    stop_request.tell(follower.ask)
+    if recovered is None:
         follower.begin()
     else:
-        follower.go_on_from(again.part, again.deal, again.leader["progress"]["epochs"], "what is left of the run")
+        follower.resume_from(
+            recovered.part, recovered.data_shard, recovered.leader["progress"]["epochs"], "what is left of the run"
+        )
     worker.run(follower)
     return 0
 
 
-def maker(config: Config, own: torch.device, vocabulary: Vocabulary, store: Store) -> Callable[[Config, Wire], Worker]:
-    """What makes workers on a device, for a config and a wire; UserError for whatever is wrong with mode or corpus."""
+def maker(config: Config, own: torch.device, vocabulary: Vocabulary, store: Store) -> Callable[[Config, Transport], Worker]:
+    """What makes workers on a device, for a config and a transport; UserError for whatever is wrong with mode or corpus."""
     batches = Batches(store, config.corpus, config.batch, vocabulary, config.seed)
 
-    def make(config: Config, wire: Wire) -> Worker:
+    def make(config: Config, transport: Transport) -> Worker:
         torch.manual_seed(config.seed)
         model = Transformer(config.model, len(vocabulary)).to(own)
         if config.compile:
             model.train_by(device.compiled(model.states, own))
-        if wire.rank:
-            torch.manual_seed(config.seed + 0x9E3779B9 * wire.rank)  # every worker drops out others
-        return Worker(config, wire, model, batches)
+        if transport.rank:
+            torch.manual_seed(config.seed + 0x9E3779B9 * transport.rank)  # every worker drops out others
+        return Worker(config, transport, model, batches)
 
     return make
 
 
 def _check_early(config: Config) -> None:
-    """What would be a pity to find only after a vocabulary was trained and a corpus tokenised."""
+    """What would be a pity to find only after a vocabulary was trained and a corpus tokenized."""
     for path in (path for side in sides(config.corpus.train, "corpus.train") for path in side):
         next(read_lines(path, config.corpus.max_ratio), None)
     for _ in read_pairs(config.corpus.valid, "corpus.valid", config.corpus.max_ratio):
@@ -162,9 +164,9 @@ def _check_early(config: Config) -> None:
 
 def _check_local_steps(worker: Worker) -> None:
     """UserError if workers would never exchange before the end."""
-    config, size, batches = worker.config, worker.wire.size, worker.batches
+    config, size, batches = worker.config, worker.transport.size, worker.batches
     mode = modes.row(config)
-    every = modes.settled(mode, config).local.every
+    every = modes.with_mode_defaults(mode, config).local.every
     spans = [span for span in config.stop.after if span.unit in ("e", "t")]  # of others nobody knows how many steps they are
     if mode.schedule != "local-steps" or not every or not spans or not isinstance(batches, Batches):
         return
@@ -178,33 +180,33 @@ def _check_local_steps(worker: Worker) -> None:
             )
 
 
-def _explained(config: Config, in_force: Mapping[str, str], ready: Ready) -> str:
+def _explained(config: Config, in_force: Mapping[str, str], prepared: PreparedRun) -> str:
     """The configuration (YAML), below comments that say what else is true of the run."""
     lines = [f"in force: {name}: {value}" for name, value in in_force.items()]
-    lines += [f"forced: {difference}" for difference in ready.forced]
-    lines += ["simulated: all times are virtual; simulated.yml has the cluster"] * bool(ready.simulated)
+    lines += [f"forced: {difference}" for difference in prepared.forced]
+    lines += ["simulated: all times are virtual; simulated.yml has the cluster"] * bool(prepared.simulated)
     return "".join(f"# {line}\n" for line in lines) + configuration.to_yaml(config)
 
 
-def _introduce(worker: Worker, log: Log, ready: Ready, in_force: Mapping[str, str]) -> None:
-    for complaint in ready.damaged:
+def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mapping[str, str]) -> None:
+    for complaint in prepared.damaged:
         log.say(f"warning: {complaint}")
-    for difference in ready.forced:
+    for difference in prepared.forced:
         log.say(f"warning: --force: {difference}")
-    log.begun(worker.progress, in_force, ready.forced)
-    config, batches, wire = worker.config, worker.batches, worker.wire
-    where = "" if wire.size == 1 else f", {wire.size} ranks on {', '.join(dict.fromkeys(wire.hosts))}"
+    log.begun(worker.progress, in_force, prepared.forced)
+    config, batches, transport = worker.config, worker.batches, worker.transport
+    where = "" if transport.size == 1 else f", {transport.size} ranks on {', '.join(dict.fromkeys(transport.hosts))}"
     log.say(
-        f"{worker.flat.parameters.numel():,} parameters, {len(ready.vocabulary):,} pieces, mode {config.mode} on"
+        f"{worker.flat.parameters.numel():,} parameters, {len(prepared.vocabulary):,} pieces, mode {config.mode} on"
         f" {worker.device}, {config.precision}, {torch.get_num_threads()} threads{where}"
     )
     if isinstance(batches, Batches):
-        log.say(f"corpus: {len(batches):,} pairs; left out: {batches.left_out}; tokenised in {batches.store.path}")
+        log.say(f"corpus: {len(batches):,} pairs; left out: {batches.left_out}; tokenized in {batches.store.path}")
     log.say(f"in force: {', '.join(f'{name} {value}' for name, value in in_force.items())}")
-    if ready.simulated:
+    if prepared.simulated:
         log.say("simulated: all times but those of the log are virtual")
-    if ready.saved is not None:
-        log.say(f"continuing from {ready.saved.path} at update {worker.progress.updates:,}")
+    if prepared.saved is not None:
+        log.say(f"continuing from {prepared.saved.path} at update {worker.progress.updates:,}")
 
 
 def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:

@@ -19,7 +19,7 @@ from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.distributed.exchange.exchange import OPTIMIZER, RESIDUAL, UNSENT
 from nmt_train.distributed.message import Message, from_json, to_json
 from nmt_train.distributed.transport import Future
-from nmt_train.optim.flat_model import Flat
+from nmt_train.optim.flat_model import FlatModel
 from nmt_train.optim.update_optimizers import OUTER
 from nmt_train.run import checkpoint
 from nmt_train.run.checkpoint import Checkpoint
@@ -30,37 +30,37 @@ Vectors = dict[str, Tensor]
 
 
 @dataclasses.dataclass
-class Part:
+class RankState:
     """One rank's part of what a run continues from, and of what rank 0 hands out at the start.
 
     Parts, snapshots, pieces, and messages that arrive are on the CPU, wherever ranks compute: who makes one copies a device's
     vectors there (`flat.kept`), and who goes on from one copies them onto its device.
 
-    shard: slices of `parameters`, `smoothed` (if kept) and the optimiser's vectors; carried: what the worker keeps, in full
-    length; random: states of torch's generators; numbers: the optimiser's counters; position: of the worker in the data.
+    shard: slices of `parameters`, `smoothed` (if kept) and the optimizer's vectors; carried: what the worker keeps, in full
+    length; random: states of torch's generators; numbers: the optimizer's counters; position: of the worker in the data.
     """
 
     shard: Vectors
-    carried: Vectors
+    worker_state: Vectors
     random: Vectors
     numbers: dict[str, Any]
     position: Position
 
     def pack(self) -> Message:
-        groups = {name: getattr(self, name) for name in ("shard", "carried", "random")}
+        groups = {name: getattr(self, name) for name in ("shard", "worker_state", "random")}
         tensors = [tensor for group in groups.values() for tensor in group.values()]
         facts: dict[str, Any] = {name: list(group) for name, group in groups.items()}
         facts |= {"numbers": self.numbers, "position": dataclasses.astuple(self.position)}
         return Message((), (*from_json(facts).tensors, *tensors))
 
     @classmethod
-    def unpack(cls, message: Message) -> Part:
+    def unpack(cls, message: Message) -> RankState:
         with message.understood():
             facts, tensors = to_json(message), iter(message.tensors[1:])
-            shard, carried, random = (
-                {name: next(tensors) for name in facts[group]} for group in ("shard", "carried", "random")
+            shard, worker_state, random = (
+                {name: next(tensors) for name in facts[group]} for group in ("shard", "worker_state", "random")
             )
-            return cls(shard, carried, random, facts["numbers"], Position(*facts["position"]))
+            return cls(shard, worker_state, random, facts["numbers"], Position(*facts["position"]))
 
 
 @dataclasses.dataclass
@@ -72,14 +72,14 @@ class Snapshot:
 
     vectors: Vectors
     numbers: dict[str, Any]
-    carried: list[Vectors]
+    worker_state: list[Vectors]
     random: list[Vectors]
     stages: list[list[Position]]
 
     @classmethod
     def join(
         cls,
-        parts: list[Part],
+        parts: list[RankState],
         shards: list[slice],
         elements: int,
         stages: Sequence[Sequence[Position]],
@@ -94,11 +94,11 @@ class Snapshot:
                 for name, vector in part.shard.items():
                     vectors[name][place] = vector
         positions = [*map(list, stages), [part.position for part in parts[:workers]]]
-        return cls(vectors, parts[0].numbers, [p.carried for p in parts], [p.random for p in parts], positions)
+        return cls(vectors, parts[0].numbers, [p.worker_state for p in parts], [p.random for p in parts], positions)
 
-    def settled(self, at_worker: bool) -> Snapshot:
-        """The same with the optimiser's vectors where they are wanted: with the shards, or with every worker."""
-        return self._with_workers() if at_worker else self._with_shards()
+    def with_optimizer_at(self, exchanges_updates: bool) -> Snapshot:
+        """The same with the optimizer's vectors where they are wanted: with the shards, or with every worker."""
+        return self._with_workers() if exchanges_updates else self._with_shards()
 
     def _with_workers(self) -> Snapshot:
         mine = {name: vector for name, vector in self.vectors.items() if not _stays(name)}
@@ -107,24 +107,26 @@ class Snapshot:
         steps = {name: torch.tensor([value]) for name, value in self.numbers["torch"].items()}
         moved = {OPTIMIZER + name: vector for name, vector in (mine | steps).items()}
         kept = {name: vector for name, vector in self.vectors.items() if _stays(name)}
-        others = [_without(carried, OPTIMIZER) | moved for carried in self.carried or [{}]]
-        return dataclasses.replace(self, vectors=kept, numbers=self.numbers | {"torch": {}}, carried=others)
+        others = [_without(worker_state, OPTIMIZER) | moved for worker_state in self.worker_state or [{}]]
+        return dataclasses.replace(self, vectors=kept, numbers=self.numbers | {"torch": {}}, worker_state=others)
 
     def _with_shards(self) -> Snapshot:
         vectors, numbers = _without(self.vectors, OUTER), self.numbers
-        for carried in self.carried:
-            if UNSENT in carried:  # updates: they are made now
-                vectors["parameters"] = vectors["parameters"] + carried[UNSENT]
-        others = [_without(carried, UNSENT) for carried in self.carried]
+        for worker_state in self.worker_state:
+            if UNSENT in worker_state:  # updates: they are made now
+                vectors["parameters"] = vectors["parameters"] + worker_state[UNSENT]
+        others = [_without(worker_state, UNSENT) for worker_state in self.worker_state]
         theirs = {name: v for name, v in (others or [{}])[0].items() if name.startswith(OPTIMIZER)}
         if theirs and not vectors.keys() - set(_PARAMETERS):
             named = {name.removeprefix(OPTIMIZER): vector for name, vector in theirs.items()}
             counts = {name: float(v) for name, v in named.items() if v.shape != vectors["parameters"].shape}
             vectors |= {name: vector for name, vector in named.items() if name not in counts}
-            numbers, others = numbers | {"torch": counts}, [_without(carried, OPTIMIZER) for carried in others]
-        return dataclasses.replace(self, vectors=vectors, numbers=numbers, carried=others)
+            numbers, others = numbers | {"torch": counts}, [_without(worker_state, OPTIMIZER) for worker_state in others]
+        return dataclasses.replace(self, vectors=vectors, numbers=numbers, worker_state=others)
 
-    def split(self, shards: list[slice], exchanging: Sequence[int] | None = None, workers: int | None = None) -> list[Part]:
+    def split(
+        self, shards: list[slice], exchanging: Sequence[int] | None = None, workers: int | None = None
+    ) -> list[RankState]:
         """Cut it anew for as many ranks as there are `shards`, of which so many train (None: all).
 
         exchanging: the ranks that exchange (None: all that train); what workers owe that are gone, or do not exchange, goes to
@@ -136,31 +138,31 @@ class Snapshot:
             position = resume(rank, self.stages, training)[1]
             random = self.random[rank] if rank < len(self.random) else {}
             shard = {name: vector[place] for name, vector in self.vectors.items()}
-            carried = self._carried_by(rank, range(training) if exchanging is None else exchanging)
-            parts.append(Part(shard, carried, random, self.numbers, position))
+            worker_state = self._carried_by(rank, range(training) if exchanging is None else exchanging)
+            parts.append(RankState(shard, worker_state, random, self.numbers, position))
         return parts
 
     def _carried_by(self, rank: int, exchanging: Sequence[int]) -> Vectors:
-        if not self.carried:
+        if not self.worker_state:
             return {}
-        mine = self.carried[rank % len(self.carried)]
+        mine = self.worker_state[rank % len(self.worker_state)]
         if not any(name.startswith(OPTIMIZER) for name in mine):  # it has not exchanged yet: as another
-            with_optimizer = [c for c in self.carried if any(name.startswith(OPTIMIZER) for name in c)]
+            with_optimizer = [c for c in self.worker_state if any(name.startswith(OPTIMIZER) for name in c)]
             mine = mine | {name: v for c in with_optimizer[:1] for name, v in c.items() if name.startswith(OPTIMIZER)}
         mine = _without(_without(mine, RESIDUAL), UNSENT)
         for name in (RESIDUAL, UNSENT):
-            from_ranks = [old for old in range(len(self.carried)) if exchanging[old % len(exchanging)] == rank]
-            owed = [self.carried[old][name] for old in from_ranks if name in self.carried[old]]
+            from_ranks = [old for old in range(len(self.worker_state)) if exchanging[old % len(exchanging)] == rank]
+            owed = [self.worker_state[old][name] for old in from_ranks if name in self.worker_state[old]]
             if owed:
                 mine[name] = owed[0] if len(owed) == 1 else torch.stack(owed).sum(0)
         return mine
 
 
-class Gathering:
+class PendingSnapshot:
     """A snapshot that is being put together: `own` part is there, the others' are coming."""
 
     def __init__(
-        self, own: Part, coming: Sequence[Future[tuple[int, Message]]], shards: list[slice],
+        self, own: RankState, coming: Sequence[Future[tuple[int, Message]]], shards: list[slice],
         stages: Sequence[Sequence[Position]], positions: Sequence[Position],
     ) -> None:  # fmt: skip
         self.own, self.positions = own, [Position(**vars(position)) for position in positions]
@@ -173,7 +175,7 @@ class Gathering:
     def snapshot(self) -> Snapshot:
         """Wait for the rest."""
         if self._snapshot is None:
-            parts = [self.own, *(Part.unpack(part.result()[1]) for part in self._coming)]
+            parts = [self.own, *(RankState.unpack(part.result()[1]) for part in self._coming)]
             elements = sum(place.stop - place.start for place in self._shards)
             self._snapshot = Snapshot.join(parts, self._shards, elements, self._stages, len(self.positions))
         return self._snapshot
@@ -189,7 +191,7 @@ class State:
     validation_pending: bool = False
 
     def facts(self, numbers: dict[str, Any], config: Config) -> dict[str, Any]:
-        """What a checkpoint says beside vectors, as it is now; `numbers` are the optimiser's."""
+        """What a checkpoint says beside vectors, as it is now; `numbers` are the optimizer's."""
         return {"version": __version__, "config": configuration.plain(config), **self.own(), "optimizer": numbers}
 
     def own(self) -> dict[str, Any]:
@@ -200,13 +202,13 @@ class State:
             "validation_pending": self.validation_pending,
         }
 
-    def go_on(self, own: Mapping[str, Any]) -> None:
+    def load_facts(self, own: Mapping[str, Any]) -> None:
         """Continue from what `own` gave."""
         self.progress = Progress(**own["progress"])
         self.patience.load(own["patience"])
         self.validation_pending = bool(own["validation_pending"])
 
-    def save(self, path: Path, snapshot: Snapshot, facts: dict[str, Any], flat: Flat) -> None:
+    def save(self, path: Path, snapshot: Snapshot, facts: dict[str, Any], flat: FlatModel) -> None:
         """Write a checkpoint to `path`, whole or not at all; UserError if it cannot be written."""
         tensors: dict[str, dict[str, Tensor]] = {"optimizer": {}}
         for name, vector in snapshot.vectors.items():
@@ -215,17 +217,17 @@ class State:
             else:
                 tensors["optimizer"][name] = vector
         tensors["random"] = {_keyed(name, r): t for r, group in enumerate(snapshot.random) for name, t in group.items()}
-        for rank, carried in enumerate(snapshot.carried):
-            if carried:
-                tensors[f"worker-{rank}"] = carried
+        for rank, worker_state in enumerate(snapshot.worker_state):
+            if worker_state:
+                tensors[f"worker-{rank}"] = worker_state
         checkpoint.save(path, tensors, {**facts, "stages": plain(snapshot.stages)}, self.vocabulary)
 
-    def save_best(self, path: Path, vector: Tensor, numbers: dict[str, Any], config: Config, flat: Flat) -> None:
+    def save_best(self, path: Path, vector: Tensor, numbers: dict[str, Any], config: Config, flat: FlatModel) -> None:
         """Write a checkpoint of the parameters alone, to translate with but not to continue from; UserError as of `save`."""
         facts = self.facts(numbers, config) | {"parameters_only": True}
         checkpoint.save(path, {"parameters": flat.named(vector)}, facts, self.vocabulary)
 
-    def load(self, saved: Checkpoint, flat: Flat, smoothing: bool) -> Snapshot:
+    def load(self, saved: Checkpoint, flat: FlatModel, smoothing: bool) -> Snapshot:
         """Continue from a checkpoint; UserError if it is of another model or vocabulary."""
         where = str(saved.path)
         if saved.facts["vocabulary"] != self.vocabulary.digest:
@@ -240,15 +242,15 @@ class State:
             if vector.shape != parameters.shape:
                 file = f"{where}/optimizer.safetensors"
                 raise UserError(f"{file}: {name} has {vector.numel()} elements instead of {parameters.numel()}")
-        self.go_on(saved.facts)
+        self.load_facts(saved.facts)
         # Checkpoints of version 0.1.0 know one worker, whose position is the run's.
         single = [[(self.progress.epochs, self.progress.batches)]]
         stages = from_plain(saved.facts.get("stages", single))
         ranks = range(len(stages[-1]))
         random = saved.tensors("random")
         generators = [{name: random[_keyed(name, r)] for name in _GENERATORS if _keyed(name, r) in random} for r in ranks]
-        carried = [saved.tensors(f"worker-{rank}") if saved.has(f"worker-{rank}") else {} for rank in ranks]
-        return Snapshot(vectors, saved.facts["optimizer"], carried, generators, stages)
+        worker_state = [saved.tensors(f"worker-{rank}") if saved.has(f"worker-{rank}") else {} for rank in ranks]
+        return Snapshot(vectors, saved.facts["optimizer"], worker_state, generators, stages)
 
 
 _GENERATORS = ("cpu", "cuda")

@@ -22,8 +22,8 @@ from nmt_train.config import Config
 from nmt_train.corpus.store import Store, open_store
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.distributed.message import Message, from_bytes, from_json, to_bytes, to_facts
-from nmt_train.distributed.transport import Aborted, Tag, Wire, WireConfig, describe
-from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.distributed.transport import Aborted, Tag, Transport, TransportConfig, describe
+from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.modes import build as modes
 from nmt_train.training.fault_tolerance import Rank
 from nmt_train.training.launch import mpirun as launch
@@ -46,18 +46,18 @@ def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE) -> in
     devices = check(config, job.hosts)
     if (len(devices) > 1 or job.hosts or job.restarts) and not launch.launched():
         return supervise(job, len(devices))
-    wire = connect(config.wire)
-    if wire.size == 1 < launch.tasks():
+    transport = connect(config.transport)
+    if transport.size == 1 < launch.tasks():
         return _refuse_worlds_of_one()
     try:
-        status = _lead(config, wire, force, overwrite) if wire.rank == 0 else _follow(config, wire)
+        status = _lead(config, transport, force, overwrite) if transport.rank == 0 else _follow(config, transport)
     except Aborted:
         time.sleep(_LINGER)  # the rank that failed has said why, and its exit status is to be the job's
         return 1
     except BaseException as error:
-        wire.fail(error)
-        if isinstance(error, UserError) and wire.rank:
-            raise type(error)(f"{describe(wire, wire.rank)}: {error}") from error
+        transport.fail(error)
+        if isinstance(error, UserError) and transport.rank:
+            raise type(error)(f"{describe(transport, transport.rank)}: {error}") from error
         raise
     return status
 
@@ -77,13 +77,13 @@ def check(config: Config, hosts: Sequence[Host] = ()) -> list[torch.device]:
     return devices
 
 
-def connect(config: WireConfig) -> Wire:
+def connect(config: TransportConfig) -> Transport:
     """This process as a rank: of MPI's, where its launcher started it, else alone."""
     if not launch.launched():
-        return ThreadWire()
-    from nmt_train.distributed.transport.mpi.transport import Mpi
+        return LocalTransport()
+    from nmt_train.distributed.transport.mpi.transport import MpiTransport
 
-    return Mpi(config)
+    return MpiTransport(config)
 
 
 def _refuse_worlds_of_one() -> int:
@@ -100,31 +100,31 @@ def _refuse_worlds_of_one() -> int:
     )
 
 
-def _lead(config: Config, wire: Wire, force: bool, overwrite: bool) -> int:
-    own = device.prepare(config.devices, config.threads, wire.nodes, wire.rank)
-    modes.check(config, wire.nodes)
-    _compare_devices(config, wire, own)
-    with opened(config, force, overwrite) as ready:
-        _agree(config, wire, ready.vocabulary, ready.store)
-        status = _rank(config, own, ready.vocabulary, ready.store).train(wire, ready)
-        return status if wire.size == 1 or launch.tasks() else 0  # mpirun says what ended its ranks
+def _lead(config: Config, transport: Transport, force: bool, overwrite: bool) -> int:
+    own = device.prepare(config.devices, config.threads, transport.nodes, transport.rank)
+    modes.check(config, transport.nodes)
+    _compare_devices(config, transport, own)
+    with opened(config, force, overwrite) as prepared:
+        _agree(config, transport, prepared.vocabulary, prepared.store)
+        status = _rank(config, own, prepared.vocabulary, prepared.store).train(transport, prepared)
+        return status if transport.size == 1 or launch.tasks() else 0  # mpirun says what ended its ranks
 
 
-def _follow(config: Config, wire: Wire) -> int:
-    own = device.prepare(config.devices, config.threads, wire.nodes, wire.rank)
-    _compare_devices(config, wire, own)
-    vocabulary = _accept(config, wire)
-    first = wire.nodes.index(wire.nodes[wire.rank])
-    if first != wire.rank:
-        wire.receive(first, Tag.HELLO).result()  # it has made the store
+def _follow(config: Config, transport: Transport) -> int:
+    own = device.prepare(config.devices, config.threads, transport.nodes, transport.rank)
+    _compare_devices(config, transport, own)
+    vocabulary = _accept(config, transport)
+    first = transport.nodes.index(transport.nodes[transport.rank])
+    if first != transport.rank:
+        transport.receive(first, Tag.HELLO).result()  # it has made the store
     store = open_store(
         config.corpus.train, "corpus.train", vocabulary, Path(config.run).expanduser() / "store", config.corpus.max_ratio
     )
-    for rank in range(wire.rank + 1, wire.size):
-        if first == wire.rank and wire.nodes[rank] == wire.nodes[first]:
-            wire.send(rank, Tag.HELLO, Message())
-    wire.send(0, Tag.HELLO, from_json(_identity(config, store)))
-    return _rank(config, own, vocabulary, store).train(wire)
+    for rank in range(transport.rank + 1, transport.size):
+        if first == transport.rank and transport.nodes[rank] == transport.nodes[first]:
+            transport.send(rank, Tag.HELLO, Message())
+    transport.send(0, Tag.HELLO, from_json(_identity(config, store)))
+    return _rank(config, own, vocabulary, store).train(transport)
 
 
 def _rank(config: Config, own: torch.device, vocabulary: Vocabulary, store: Store) -> Rank:
@@ -132,56 +132,56 @@ def _rank(config: Config, own: torch.device, vocabulary: Vocabulary, store: Stor
     return Rank(config, maker(config, own, vocabulary, store), handling, take_over)
 
 
-def _compare_devices(config: Config, wire: Wire, own: torch.device) -> None:
+def _compare_devices(config: Config, transport: Transport, own: torch.device) -> None:
     """Rank 0 hears of all; UserError names ranks that compute on one GPU and may not."""
     mine = {"gpu": device.identity(own), "permitted": device.permitted(config.devices)}
-    if wire.rank:
-        wire.send(0, Tag.HELLO, from_json(mine))
+    if transport.rank:
+        transport.send(0, Tag.HELLO, from_json(mine))
         return
-    others = [to_facts(wire.receive(rank, Tag.HELLO).result()[1], *mine) for rank in range(1, wire.size)]
+    others = [to_facts(transport.receive(rank, Tag.HELLO).result()[1], *mine) for rank in range(1, transport.size)]
     by_gpu = defaultdict[tuple[int, str], list[int]](list)
     said = [mine, *others]
     for rank, facts in enumerate(said):
-        by_gpu[wire.nodes[rank], str(facts["gpu"])].append(rank)
+        by_gpu[transport.nodes[rank], str(facts["gpu"])].append(rank)
     for (_, gpu), ranks in by_gpu.items():
         if gpu and len(ranks) > min(int(said[rank]["permitted"]) for rank in ranks):
             raise UserError(
-                f"devices: {describe(wire, *ranks)} compute on the same {gpu}; start at most one rank per GPU, let each see its"
-                f" own (srun --gpus-per-task=1), or let them share it: devices: cuda x {len(ranks)}"
+                f"devices: {describe(transport, *ranks)} compute on the same {gpu}; start at most one rank per GPU, let each"
+                f" see its own (srun --gpus-per-task=1), or let them share it: devices: cuda x {len(ranks)}"
             )
         if gpu and len(ranks) > 1 and config.exchange.algorithm == "torch":
             raise UserError(
-                f"exchange.algorithm: torch (NCCL) cannot sum between ranks on one GPU, as {describe(wire, *ranks)} are; use"
-                " ring, or a GPU for each"
+                f"exchange.algorithm: torch (NCCL) cannot sum between ranks on one GPU, as {describe(transport, *ranks)} are;"
+                " use ring, or a GPU for each"
             )
 
 
-def _agree(config: Config, wire: Wire, vocabulary: Vocabulary, store: Store) -> None:
+def _agree(config: Config, transport: Transport, vocabulary: Vocabulary, store: Store) -> None:
     """Give the vocabulary to the other ranks; UserError names the first that has another code, configuration or corpus."""
-    for rank in range(1, wire.size):
-        wire.send(rank, Tag.HELLO, from_bytes(vocabulary.model))
-    for rank in range(1, wire.size):
-        if wire.nodes[rank] == wire.nodes[0]:
-            wire.send(rank, Tag.HELLO, Message())  # the store of this machine is made
+    for rank in range(1, transport.size):
+        transport.send(rank, Tag.HELLO, from_bytes(vocabulary.model))
+    for rank in range(1, transport.size):
+        if transport.nodes[rank] == transport.nodes[0]:
+            transport.send(rank, Tag.HELLO, Message())  # the store of this machine is made
     mine = _identity(config, store)
-    for rank in range(1, wire.size):
-        theirs = to_facts(wire.receive(rank, Tag.HELLO).result()[1], "version")
+    for rank in range(1, transport.size):
+        theirs = to_facts(transport.receive(rank, Tag.HELLO).result()[1], "version")
         for what, value in mine.items():
             if value != theirs.get(what):
                 differing = f"{theirs.get(what)} there, {value} on rank 0"
                 raise UserError(
-                    f"{describe(wire, rank)} disagrees with rank 0 (host {wire.hosts[0]}): {what}: {differing}; all ranks need"
-                    " the same version, configuration and corpus"
+                    f"{describe(transport, rank)} disagrees with rank 0 (host {transport.hosts[0]}): {what}: {differing}; all"
+                    " ranks need the same version, configuration and corpus"
                 )
 
 
-def _accept(config: Config, wire: Wire) -> Vocabulary:
+def _accept(config: Config, transport: Transport) -> Vocabulary:
     """Rank 0's vocabulary; UserError if this rank was given another one."""
-    vocabulary = Vocabulary(to_bytes(wire.receive(0, Tag.HELLO).result()[1]), "rank 0's vocabulary")
+    vocabulary = Vocabulary(to_bytes(transport.receive(0, Tag.HELLO).result()[1]), "rank 0's vocabulary")
     path = config.corpus.vocabulary.path
     if path and Path(path).expanduser().exists() and Vocabulary.load(path).digest != vocabulary.digest:
         raise UserError(
-            f"corpus.vocabulary.path: {path} is not the vocabulary of rank 0 (host {wire.hosts[0]}); copy that one here"
+            f"corpus.vocabulary.path: {path} is not the vocabulary of rank 0 (host {transport.hosts[0]}); copy that one here"
         )
     return vocabulary
 

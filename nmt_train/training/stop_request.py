@@ -12,7 +12,7 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # what asks training for
 _REPEATS = 1.0  # seconds
 
 
-class Wish:
+class StopRequest:
     """The first signal that asks for an end, and to whom it is told: whoever listens, also one that begins only later."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Wish:
             listener(self._signal)
 
 
-class Wishes:
+class SignalFilter:
     """Tells wishes from signals that repeat one: Slurm sends SIGTERM to its tasks and to srun, which passes it on to them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,7 +53,7 @@ class Wishes:
 @contextmanager
 def handling(ask: Callable[[signal.Signals], None], clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
     """Give the first of SIGINT, SIGTERM and SIGUSR1 to `ask`, for a while; a second wish is a KeyboardInterrupt."""
-    asked, wishes = False, Wishes(clock)
+    asked, wishes = False, SignalFilter(clock)
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal asked

@@ -13,22 +13,22 @@ from nmt_train import device
 from nmt_train.common.errors import NotFinite
 from nmt_train.config import Config
 from nmt_train.corpus.batches import Batch
-from nmt_train.corpus.data_shard import Deal, Position
+from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.distributed.schedule.schedule import RECEIVED
-from nmt_train.distributed.transport import Tag, Wire
+from nmt_train.distributed.transport import Tag, Transport
 from nmt_train.modes import build as modes
-from nmt_train.optim.flat_model import Flat, kept
+from nmt_train.optim.flat_model import FlatModel, kept
 from nmt_train.run.progress import Progress
 from nmt_train.trace import Trace
-from nmt_train.training.snapshot import Part, Vectors
+from nmt_train.training.snapshot import RankState, Vectors
 
 _MOST_SKIPPED = 50  # batches in a row that are not finite: the parameters themselves must be beyond repair
 
 
-class Duties(Protocol):
+class Coordinator(Protocol):
     """What a worker does between two steps: rank 0 leads, the others follow."""
 
-    def go_on(self) -> bool:
+    def should_continue(self) -> bool:
         """Before each batch; False when training is over."""
 
     def step_done(self, updated: bool) -> None:
@@ -41,38 +41,38 @@ class Duties(Protocol):
 class Stream(Protocol):
     """Where a worker's batches come from."""
 
-    def stream(self, deal: Deal, position: Position) -> Iterator[tuple[Batch | None, bool]]:
+    def stream(self, data_shard: DataShard, position: Position) -> Iterator[tuple[Batch | None, bool]]:
         """Batches from `position` on, without end; True with the last of the worker's share of an epoch (see Batches)."""
 
 
 class Worker:
     """`progress` counts what this worker has done; on rank 0 what all have done is added to it."""
 
-    def __init__(self, config: Config, wire: Wire, model: Any, batches: Stream) -> None:
+    def __init__(self, config: Config, transport: Transport, model: Any, batches: Stream) -> None:
         """`model` is a module with `loss(batch)`. UserError if the mode is wrong for these ranks."""
-        self.config, self.wire, self.model, self.batches = config, wire, model, batches
-        mode = modes.check(config, wire.nodes)
-        self.flat = Flat(model)
+        self.config, self.transport, self.model, self.batches = config, transport, model, batches
+        mode = modes.check(config, transport.nodes)
+        self.flat = FlatModel(model)
         self.device = own = self.flat.parameters.device
-        self.trace = Trace(config.trace, wire, device.settle(own))
-        wire.observe = self.trace.add
-        self.schedule = modes.build(mode, config, self.flat, wire, self.trace)
+        self.trace = Trace(config.trace, transport, device.settle(own))
+        transport.observe = self.trace.add
+        self.schedule = modes.build(mode, config, self.flat, transport, self.trace)
         self.progress = Progress()
-        self.deals = 0  # how often batches were dealt out
+        self.assignments = 0  # how often batches were dealt out
         self._trained = 0  # batches
         # Where it was when it gave gradients away that may be under way, and once before, with the batches trained by then.
         self._given: deque[tuple[Position, int]]
-        self.deal_out(Deal(wire.rank, wire.size), Position())
+        self.assign(DataShard(transport.rank, transport.size), Position())
         self._skipped = 0  # batches since the last update
         self.placed = False  # whether it has its part
         # Once all have begun: what a rank 0 would go on from, as far as this one has been told.
         self.leader: Callable[[], dict[str, Any] | None] | None = None
         self.forget: Callable[[], None] | None = None  # what it was kept for that not all had begun
 
-    def run(self, duties: Duties) -> None:
+    def run(self, coordinator: Coordinator) -> None:
         """Train until the duties say that it is over."""
         schedule, trace, progress = self.schedule, self.trace, self.progress
-        while duties.go_on():
+        while coordinator.should_continue():
             batch, last = next(self._stream)
             updated, loss = False, None
             if batch is not None:
@@ -86,15 +86,15 @@ class Worker:
                         progress.advance(loss, batch)
                 except NotFinite as error:
                     progress.skip()
-                    duties.skipped(self._not_finite(error, loss, batch))
+                    coordinator.skipped(self._not_finite(error, loss, batch))
             self.position.advance(last)
             self._trained += batch is not None
             if updated:
                 self._skipped, trace.update = 0, schedule.exchange.updates
                 self._given.append((self._here(), self._trained))
-            duties.step_done(updated)
+            coordinator.step_done(updated)
 
-    def drain(self, duties: Duties) -> None:
+    def drain(self, coordinator: Coordinator) -> None:
         """Finish what is in flight."""
         while True:
             try:
@@ -102,40 +102,40 @@ class Worker:
                 self._given = deque([(self._here(), self._trained)], self._given.maxlen)
                 return
             except NotFinite as error:  # of one exchange of perhaps several
-                duties.skipped(self._not_finite(error, None, None))
+                coordinator.skipped(self._not_finite(error, None, None))
 
-    def part(self) -> Part:
+    def part(self) -> RankState:
         """This rank's part of a snapshot, on the CPU: copies, where training may go on while they are used."""
-        exchange, alone = self.schedule.exchange, self.wire.size == 1
+        exchange, alone = self.schedule.exchange, self.transport.size == 1
         shard, numbers = exchange.optimizer.everything() if alone else exchange.snapshot()
-        if exchange.kept[self.wire.rank] != exchange.given[self.wire.rank]:
+        if exchange.snapshot_slices[self.transport.rank] != exchange.initial_slices[self.transport.rank]:
             shard = {}  # another rank has the same
         held = Tensor.cpu if alone else kept
         shard = {name: Tensor.cpu(vector) for name, vector in shard.items()}
-        carried = {name: held(vector) for name, vector in self.schedule.carried().items()}
-        if self.deal.rests:  # when it joins, it begins with the global parameters
-            carried.pop(RECEIVED, None)
-        return Part(shard, carried, self.random(), numbers, self._here())
+        worker_state = {name: held(vector) for name, vector in self.schedule.worker_state().items()}
+        if self.data_shard.idle:  # when it joins, it begins with the global parameters
+            worker_state.pop(RECEIVED, None)
+        return RankState(shard, worker_state, self.random(), numbers, self._here())
 
     def random(self) -> Vectors:
         """States of torch's generators."""
         return device.random(self.device)
 
     @property
-    def settled(self) -> Position:
+    def settled_position(self) -> Position:
         """How far the worker has come with batches of which nothing is under way any more."""
         return self._given[0][0]
 
     @property
-    def unsettled(self) -> int:
+    def unsettled_batches(self) -> int:
         """Batches since then."""
         return self._trained - self._given[0][1]
 
     def _here(self) -> Position:
         return Position(**vars(self.position))
 
-    def place(self, part: Part, deal: Deal, where: str) -> None:
-        """Continue from a part, which is empty then; UserError if it is of another optimiser. The schedule begins after that,
+    def place(self, part: RankState, data_shard: DataShard, where: str) -> None:
+        """Continue from a part, which is empty then; UserError if it is of another optimizer. The schedule begins after that,
         when all ranks have theirs.
         """
         optimizer = self.schedule.exchange.optimizer
@@ -145,10 +145,10 @@ class Worker:
         if optimizer.smoothed is not None:
             optimizer.smoothed.copy_(optimizer.parameters if smoothed is None else smoothed)
         optimizer.load(vectors, part.numbers, where)
-        self.schedule.carry(part.carried)
+        self.schedule.load_worker_state(part.worker_state)
         part.shard.clear()
-        part.carried.clear()
-        self.deal_out(deal, part.position)
+        part.worker_state.clear()
+        self.assign(data_shard, part.position)
         device.set_random(self.device, part.random)
 
     def begun(self, leader: Callable[[], dict[str, Any] | None]) -> None:
@@ -158,23 +158,23 @@ class Worker:
             self.forget()
             self.forget = None
 
-    def deal_out(self, deal: Deal, position: Position) -> None:
+    def assign(self, data_shard: DataShard, position: Position) -> None:
         """Go on with these batches."""
-        self.deal, self.position = deal, position
-        self.deals += 1
-        self._given = deque([(self._here(), self._trained)], self.schedule.behind + 1)
-        self._stream = self.batches.stream(deal, position)
+        self.data_shard, self.position = data_shard, position
+        self.assignments += 1
+        self._given = deque([(self._here(), self._trained)], self.schedule.max_in_flight + 1)
+        self._stream = self.batches.stream(data_shard, position)
 
     def measured(self) -> dict[str, Any]:
         """Running totals since the start: target tokens are in `progress`; here is where time and bytes went."""
-        wire, schedule = self.wire, self.schedule
+        transport, schedule = self.transport, self.schedule
         return {
-            "sent": {Tag(tag).name.lower(): list(count) for tag, count in list(wire.sent.items())},
-            "received": {Tag(tag).name.lower(): list(count) for tag, count in list(wire.received.items())},
+            "sent": {Tag(tag).name.lower(): list(count) for tag, count in list(transport.sent.items())},
+            "received": {Tag(tag).name.lower(): list(count) for tag, count in list(transport.received.items())},
             "spent": {thread: dict(spans) for thread, spans in list(self.trace.spent.items())},
             "staleness": dict(schedule.exchange.staleness),
             "steps": dict(schedule.steps),
-            "cpu": {"all": time.process_time(), "postman": wire.cpu},
+            "cpu": {"all": time.process_time(), "progress thread": transport.cpu},
         }
 
     def _not_finite(self, error: NotFinite, loss: Tensor | None, batch: Batch | None) -> str:
@@ -184,8 +184,8 @@ class Worker:
             pairs = ", ".join(str(pair + 1) for pair in batch.pairs[:5]) + (", ..." if len(batch.pairs) > 5 else "")
             where += f", batch {self.position.batches + 1} of epoch {self.position.epochs + 1} (lines {pairs})"
             where += f": cost {float(loss.detach()):.4g}"
-        if self.wire.size > 1:
-            where = f"rank {self.wire.rank} on host {self.wire.hosts[self.wire.rank]}, {where}"
+        if self.transport.size > 1:
+            where = f"rank {self.transport.rank} on host {self.transport.hosts[self.transport.rank]}, {where}"
         where += f", {error}"
         self._skipped += 1
         if self.config.optimizer.not_finite == "stop" or self._skipped > _MOST_SKIPPED:

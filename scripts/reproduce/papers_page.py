@@ -61,8 +61,8 @@ def write(folder: Path, output: Path, command: str) -> None:
 def _speedups(found: Runs, axes: Any) -> None:
     for name, values in papers_claims.speedups(found).items():
         axes.plot(BATCHES, values, marker="o", label=f"against {name}")
-    for low, high, colour in ((2.0, 3.2, "#4e79a7"), (4.0, 5.4, "#f28e2b")):
-        axes.axhspan(low, high, color=colour, alpha=0.15, label=f"the paper's {low} to {high}")
+    for low, high, color in ((2.0, 3.2, "#4e79a7"), (4.0, 5.4, "#f28e2b")):
+        axes.axhspan(low, high, color=color, alpha=0.15, label=f"the paper's {low} to {high}")
     _label(axes, "a batch's forward and backward (seconds)", "times as fast is pipe")
     mark(axes, BATCHES)
 

@@ -147,7 +147,7 @@ CLAIMS: tuple[Claim[Results], ...] = (
     Claim("T11", "4.12b", "sparse: words/s linear in nodes from 3 on", _t11),
     Claim("T12", "4.13", "sparse faster than 1x1 by 25% (2x1), 80% (3x1), 150% (4x1, about 1x4)", _t12),
     Claim("T13", "4.14", "sparse: 2x2 slower than 1x2; 3x2 70% faster; 4x2 about 1x8", _t13,
-          "two machines already gain: workers with an optimiser of their own lose little by dropping; 1x8, dense, learns less"),
+          "two machines already gain: workers with an optimizer of their own lose little by dropping; 1x8, dense, learns less"),
     Claim("T14", "4.16", "sparse-overlap: words/s linear in GPUs and nodes", _t14),
     Claim("T15", "4.17-4.18", "overlap on top of sparse: little for single-GPU nodes, 30% for dual-GPU nodes", _t15,
           "an exchange takes 6% of a step here (T10): there is no more to hide, and gradients become one exchange older"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nmt_train.common.errors import UserError
 from nmt_train.corpus import BatchConfig, CorpusConfig, VocabularyConfig
 from nmt_train.corpus.batches import Batch, Batches, assemble, fitting
-from nmt_train.corpus.data_shard import Deal, Position
+from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.corpus.store import Side, Store, open_store
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, Vocabulary
 
@@ -87,16 +87,16 @@ def test_a_stream_begun_in_the_middle_goes_on_as_the_whole_one_does(
     )  # fmt: skip
     store = open_store(corpus.train, "corpus.train", vocabulary, tmp_path)
     batches = Batches(store, corpus, BatchConfig(tokens=500), vocabulary, seed=3)
-    whole = list(islice(batches.stream(Deal(), Position()), 120))
+    whole = list(islice(batches.stream(DataShard(), Position()), 120))
     ends = [number for number, (_, last) in enumerate(whole) if last]
     assert len(ends) >= 2
     assert ends[0] + 1 == len(list(batches.groups(0)))
     for start in (1, 17, ends[0]):
         assert all(
             same(left, right) and last == end
-            for (left, last), (right, end) in zip(whole[start:], batches.stream(Deal(), Position(0, start)), strict=False)
+            for (left, last), (right, end) in zip(whole[start:], batches.stream(DataShard(), Position(0, start)), strict=False)
         )
-    second = batches.stream(Deal(), Position(1, 2))
+    second = batches.stream(DataShard(), Position(1, 2))
     assert same(next(second)[0], whole[ends[0] + 3][0])
 
 
@@ -114,7 +114,7 @@ def test_seed_and_epoch_determine_the_order(vocabulary: Vocabulary) -> None:
 def test_length_groups_leave_little_padding(demo: Path, vocabulary: Vocabulary, tmp_path: Path) -> None:
     store = open_store([f"{demo}/train.en", f"{demo}/train.de"], "corpus.train", vocabulary, tmp_path)
     batches = Batches(store, CORPUS, BatchConfig(tokens=200), vocabulary, seed=1)
-    epoch = [batch for batch, _ in islice(batches.stream(Deal(), Position()), len(list(batches.groups(0))))]
+    epoch = [batch for batch, _ in islice(batches.stream(DataShard(), Position()), len(list(batches.groups(0))))]
     filled = sum(batch.source_tokens + batch.target_tokens for batch in epoch)
     assert filled / sum(batch.source.numel() + batch.target_out.numel() for batch in epoch) > 0.85
 

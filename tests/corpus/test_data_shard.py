@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt_train.corpus.data_shard import Deal, Position, resume
+from nmt_train.corpus.data_shard import DataShard, Position, resume
 
 
 def done(
@@ -14,9 +14,9 @@ def done(
     """The (epoch, batch) pairs that `size` workers take when worker w goes from its start to `until[w]`."""
     taken = []
     for rank in range(size):
-        deal, position = resume(rank, stages, size, anew)
+        data_shard, position = resume(rank, stages, size, anew)
         for epoch in range(position.epochs, until[rank].epochs + 1):
-            share = [number for number, _ in deal.pick(epoch, iter(range(total)))]
+            share = [number for number, _ in data_shard.pick(epoch, iter(range(total)))]
             first = position.batches if epoch == position.epochs else 0
             last = len(share) if epoch < until[rank].epochs else until[rank].batches
             taken += [(epoch, number) for number in share[first:last]]
@@ -24,7 +24,7 @@ def done(
 
 
 def test_batch_i_goes_to_worker_i_mod_n() -> None:
-    assert [number for number, _ in Deal(1, 3).pick(0, iter("abcdefgh"))] == [1, 4, 7]
+    assert [number for number, _ in DataShard(1, 3).pick(0, iter("abcdefgh"))] == [1, 4, 7]
 
 
 @settings(max_examples=200, deadline=None)
@@ -42,8 +42,8 @@ def test_other_numbers_of_workers_and_new_deals_lose_and_repeat_nothing(
         starts = [resume(rank, stages, size, anew)[1] for rank in range(size)]
         until = []
         for rank, start in enumerate(starts):
-            deal, _ = resume(rank, stages, size, anew)
-            share = len(list(deal.pick(start.epochs, iter(range(total)))))
+            data_shard, _ = resume(rank, stages, size, anew)
+            share = len(list(data_shard.pick(start.epochs, iter(range(total)))))
             batches = data.draw(st.integers(start.batches, share))
             ahead = data.draw(st.booleans())
             until.append(Position(start.epochs + 1, 0) if ahead or batches == share else Position(start.epochs, batches))
@@ -55,5 +55,5 @@ def test_other_numbers_of_workers_and_new_deals_lose_and_repeat_nothing(
 
 
 def test_an_epoch_with_fewer_batches_than_workers_is_shared_all_the_same() -> None:
-    shares = [[number for number, _ in Deal(rank, 4).pick(0, iter(range(2)))] for rank in range(4)]
+    shares = [[number for number, _ in DataShard(rank, 4).pick(0, iter(range(2)))] for rank in range(4)]
     assert shares == [[0], [1], [], []]

@@ -19,9 +19,9 @@ from virtual import engine, everybody_is_here, together
 from nmt_train import config as configuration
 from nmt_train.distributed.exchange.exchange import RESIDUAL, UNSENT
 from nmt_train.modes import build as modes
-from nmt_train.optim.flat_model import Flat
+from nmt_train.optim.flat_model import FlatModel
 from nmt_train.simulation.cluster import Cost, DeviceConfig
-from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace
 
 ELEMENTS, STEPS = 37, 6
@@ -73,26 +73,28 @@ def train(
     costs = DeviceConfig(forward=Cost(0.01, 1e-4), backward=Cost(0.02, 2e-4), update=Cost(0.01, 0))
     room, chosen = engine(nodes, seed, device=costs), config(mode, options)
 
-    def work(wire: VirtualWire) -> tuple[torch.Tensor, torch.Tensor]:
-        flat = Flat(Numbers())
-        schedule = modes.build(modes.check(chosen, wire.nodes), chosen, flat, wire, Trace(False, wire))
+    def work(transport: VirtualTransport) -> tuple[torch.Tensor, torch.Tensor]:
+        flat = FlatModel(Numbers())
+        schedule = modes.build(modes.check(chosen, transport.nodes), chosen, flat, transport, Trace(False, transport))
         schedule.refresh()
-        for number, gradient in enumerate(gradients(wire.rank, seed)):
-            wire.spend("forward", 100 * (number + 1))
-            flat.gradient.add_(gradient, alpha=schedule.pile.add(1))
+        for number, gradient in enumerate(gradients(transport.rank, seed)):
+            transport.spend("forward", 100 * (number + 1))
+            flat.gradient.add_(gradient, alpha=schedule.accumulator.add(1))
             schedule.step()
         schedule.drain()
-        everybody_is_here(wire)
+        everybody_is_here(transport)
         for _ in range(silent):
             schedule.step()
             schedule.drain()
-        everybody_is_here(wire)
+        everybody_is_here(transport)
         if not silent:
             schedule.refresh()
-        carried, none = schedule.carried(), torch.zeros(ELEMENTS)
-        return flat.parameters, carried.get(RESIDUAL, none) - carried.get(UNSENT, none)  # by plain descent -1 times a gradient
+        worker_state, none = schedule.worker_state(), torch.zeros(ELEMENTS)
+        return flat.parameters, worker_state.get(RESIDUAL, none) - worker_state.get(
+            UNSENT, none
+        )  # by plain descent -1 times a gradient
 
-    return together(room, *[work] * len(room.wires))
+    return together(room, *[work] * len(room.transports))
 
 
 @pytest.mark.parametrize("mode", ["vanilla", "overlap", "sparse", "sparse-overlap"])

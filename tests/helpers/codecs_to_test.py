@@ -7,7 +7,7 @@ from nmt_train.distributed.codec.half import Half
 from nmt_train.distributed.codec.int8 import Int8
 from nmt_train.distributed.codec.onebit import OneBit
 from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
-from nmt_train.distributed.codec.strom_threshold import Threshold, ThresholdConfig
+from nmt_train.distributed.codec.strom_threshold import StromThreshold, ThresholdConfig
 from nmt_train.distributed.codec.topk import DroppingConfig, TopK
 
 CODECS = {
@@ -23,7 +23,7 @@ ROUNDED = {  # their parts of a vector may be larger than its elements, and what
     "onebit": lambda: OneBit(),
     "qsgd, elias": lambda: Qsgd(QsgdConfig(bucket=64)),
     "qsgd, plain": lambda: Qsgd(QsgdConfig(levels=1, bucket=1000, coding="plain")),
-    "threshold, words": lambda: Threshold(ThresholdConfig(tau=0.5, coding="words")),
-    "threshold, golomb-rice": lambda: Threshold(ThresholdConfig(tau=1e-4)),
-    "threshold, by density": lambda: Threshold(ThresholdConfig(density=0.1)),
+    "threshold, words": lambda: StromThreshold(ThresholdConfig(tau=0.5, coding="words")),
+    "threshold, golomb-rice": lambda: StromThreshold(ThresholdConfig(tau=1e-4)),
+    "threshold, by density": lambda: StromThreshold(ThresholdConfig(density=0.1)),
 }

@@ -20,14 +20,14 @@ from virtual import cluster
 
 from nmt_train.config import Config
 from nmt_train.corpus import CorpusConfig
-from nmt_train.corpus.data_shard import Deal, Position
+from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.corpus.vocabulary import train as train_vocabulary
-from nmt_train.distributed.transport import Wire
+from nmt_train.distributed.transport import Transport
 from nmt_train.run import checkpoint
 from nmt_train.simulation.cluster import Cost, DeviceConfig, LinkConfig
 from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.network import Network
-from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.training.fault_tolerance import Rank
 from nmt_train.training.setup import opened
 from nmt_train.training.worker import Worker
@@ -74,10 +74,10 @@ class Ledger(nn.Module):
 class Dealt:
     """Batches 0, 1, ... of every epoch, dealt as those of a corpus are."""
 
-    def stream(self, deal: Deal, position: Position) -> Iterator[tuple[Numbered | None, bool]]:
+    def stream(self, data_shard: DataShard, position: Position) -> Iterator[tuple[Numbered | None, bool]]:
         epoch, first = position.epochs, position.batches
         while True:
-            mine = list(islice(deal.pick(epoch, iter(range(BATCHES))), first, None))
+            mine = list(islice(data_shard.pick(epoch, iter(range(BATCHES))), first, None))
             if not mine:
                 yield None, True
             for place, (_, batch) in enumerate(mine):
@@ -109,20 +109,20 @@ def train(
     trained = Counter() if trained is None else trained
     steps: list[Counter[int]] = []
 
-    def make(settled: Config, wire: Wire) -> Worker:
-        worker = Worker(settled, wire, Ledger(trained), Dealt())  # type: ignore[arg-type]
+    def make(settled: Config, transport: Transport) -> Worker:
+        worker = Worker(settled, transport, Ledger(trained), Dealt())  # type: ignore[arg-type]
         steps.append(worker.schedule.steps)
         return worker
 
     with opened(config, False, overwrite) as ready:
         described = cluster(nodes, device, network=LINK, inside=LINK, **faults)
-        engine = Engine(Network(described, PARTS * BATCHES), config.wire.deadline)
+        engine = Engine(Network(described, PARTS * BATCHES), config.transport.deadline)
 
-        def main(wire: VirtualWire) -> int:
+        def main(transport: VirtualTransport) -> int:
             rank = Rank(config, make, lambda ask: nullcontext(), lambda: nullcontext(ready))
-            return rank.train(wire, ready if wire.rank == 0 else None)
+            return rank.train(transport, ready if transport.rank == 0 else None)
 
-        engine.run([partial(main, wire) for wire in engine.wires])
+        engine.run([partial(main, transport) for transport in engine.transports])
     _forget_imports()
     applied = checkpoint.load(Path(config.run) / "last").tensors("parameters")["counts"]
     return Outcome(Path(config.run), trained, applied, max([1, *(number for counts in steps for number in counts)]))

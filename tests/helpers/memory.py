@@ -1,4 +1,4 @@
-"""Several ranks in one process: wires that hand messages over in memory, for specifications that need no MPI."""
+"""Several ranks in one process: transports that hand messages over in memory, for specifications that need no MPI."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Tag
-from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.distributed.transport.local import LocalTransport
 
 
-class MemoryWire(ThreadWire):
+class MemoryTransport(LocalTransport):
     """What is sent is copied, as on a network, and there at once."""
 
-    def __init__(self, rank: int, nodes: Sequence[int], all_wires: list[MemoryWire]) -> None:
+    def __init__(self, rank: int, nodes: Sequence[int], all_wires: list[MemoryTransport]) -> None:
         super().__init__()
         self.rank, self.size, self.nodes = rank, len(nodes), tuple(nodes)
         self.hosts = tuple(f"host{node}" for node in nodes)
@@ -30,9 +30,9 @@ class MemoryWire(ThreadWire):
         return done
 
 
-def wires(nodes: Sequence[int]) -> list[MemoryWire]:
-    made: list[MemoryWire] = []
-    made.extend(MemoryWire(rank, nodes, made) for rank in range(len(nodes)))
+def transports(nodes: Sequence[int]) -> list[MemoryTransport]:
+    made: list[MemoryTransport] = []
+    made.extend(MemoryTransport(rank, nodes, made) for rank in range(len(nodes)))
     return made
 
 

@@ -12,8 +12,8 @@ from virtual import engine, together
 from nmt_train import config as configuration
 from nmt_train.config import Config
 from nmt_train.modes import build as modes
-from nmt_train.optim.flat_model import Flat
-from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.optim.flat_model import FlatModel
+from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace
 
 START = torch.tensor([1.0, -2.0, 3.0, 0.5, -0.25])
@@ -44,17 +44,17 @@ def trained(mode: str, nodes: list[int], steps: int, options: dict[str, Any] | N
     """Of every rank its parameters before each step, and after it was drained at the end."""
     chosen, room = settings(mode, options or {}), engine(nodes)
 
-    def work(wire: VirtualWire) -> list[Tensor]:
-        flat = Flat(Vector())
-        schedule = modes.build(modes.check(chosen, wire.nodes), chosen, flat, wire, Trace(False, wire))
+    def work(transport: VirtualTransport) -> list[Tensor]:
+        flat = FlatModel(Vector())
+        schedule = modes.build(modes.check(chosen, transport.nodes), chosen, flat, transport, Trace(False, transport))
         schedule.refresh()
         seen = []
         for _ in range(steps):
             seen.append(flat.parameters.clone())
-            wire.spend("forward", 1)
-            flat.gradient.add_(flat.parameters - target(wire.rank), alpha=schedule.pile.add(1))
+            transport.spend("forward", 1)
+            flat.gradient.add_(flat.parameters - target(transport.rank), alpha=schedule.accumulator.add(1))
             schedule.step()
         schedule.drain()
         return [*seen, flat.parameters.clone()]
 
-    return together(room, *[work] * len(room.wires))
+    return together(room, *[work] * len(room.transports))

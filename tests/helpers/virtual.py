@@ -10,7 +10,7 @@ from nmt_train.distributed.transport import Tag
 from nmt_train.simulation.cluster import ClusterConfig, Cost, DeviceConfig, LinkConfig
 from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.network import Network
-from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.simulation.virtual_transport import VirtualTransport
 
 BANDWIDTH, LATENCY = 1000.0, 0.25  # bytes per second, seconds: whole numbers of nanoseconds in all that follows
 DEVICE = DeviceConfig(forward=Cost("1s", "0s"), backward=Cost("2s", "0s"), update=Cost("0.5s", "0s"))
@@ -25,17 +25,19 @@ def engine(nodes: Sequence[int], shuffle_seed: int | None = None, **changes: Any
     return Engine(Network(cluster(nodes, **changes), 1, shuffle_seed), 60.0)
 
 
-def together(room: Engine, *functions: Callable[[VirtualWire], Any]) -> list[Any]:
-    """Run functions at the same virtual time, one as each rank, each given its wire; what they return."""
-    return room.run([lambda f=function, w=wire: f(w) for function, wire in zip(functions, room.wires, strict=True)])
+def together(room: Engine, *functions: Callable[[VirtualTransport], Any]) -> list[Any]:
+    """Run functions at the same virtual time, one as each rank, each given its transport; what they return."""
+    return room.run(
+        [lambda f=function, w=transport: f(w) for function, transport in zip(functions, room.transports, strict=True)]
+    )
 
 
-def everybody_is_here(wire: VirtualWire) -> None:
+def everybody_is_here(transport: VirtualTransport) -> None:
     """Wait until all ranks have come here."""
-    wire.send(0, Tag.REPORT, Message())
-    if wire.rank == 0:
-        for rank in range(wire.size):
-            wire.receive(rank, Tag.REPORT).result()
-        for rank in range(wire.size):
-            wire.send(rank, Tag.CONTROL, Message())
-    wire.receive(0, Tag.CONTROL).result()
+    transport.send(0, Tag.REPORT, Message())
+    if transport.rank == 0:
+        for rank in range(transport.size):
+            transport.receive(rank, Tag.REPORT).result()
+        for rank in range(transport.size):
+            transport.send(rank, Tag.CONTROL, Message())
+    transport.receive(0, Tag.CONTROL).result()

@@ -10,11 +10,11 @@ from torch import nn
 
 from nmt_train.common.errors import UserError
 from nmt_train.distributed.codec.topk import DroppingConfig, dropped_down
-from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.modes import build as modes
 from nmt_train.optim.config import OptimizerConfig
-from nmt_train.optim.flat_model import Flat
-from nmt_train.optim.learning_rate import among
+from nmt_train.optim.flat_model import FlatModel
+from nmt_train.optim.learning_rate import for_async_workers
 from nmt_train.trace import Trace
 
 
@@ -54,8 +54,8 @@ def test_what_a_row_for_one_machine_becomes_on_its_devices_is_refused_as_in_any_
 def test_buckets_where_parts_cannot_travel_apart_are_refused(make: Make, changes: dict[str, str]) -> None:
     with pytest.raises(UserError, match=r"exchange.buckets: parts of a gradient travel apart with .*; remove it"):
         modes.row(make(exchange__buckets=4, **changes))
-    assert modes.settled(modes.row(make(**changes)), make(**changes)).exchange.buckets == 1
-    assert modes.settled(modes.row(make(mode="sync")), make(mode="sync")).exchange.buckets == 8
+    assert modes.with_mode_defaults(modes.row(make(**changes)), make(**changes)).exchange.buckets == 1
+    assert modes.with_mode_defaults(modes.row(make(mode="sync")), make(mode="sync")).exchange.buckets == 8
 
 
 def test_deltas_let_through_what_is_news_to_a_worker() -> None:
@@ -66,21 +66,21 @@ def test_deltas_let_through_what_is_news_to_a_worker() -> None:
 
 def test_momentum_gives_way_to_that_of_asynchrony() -> None:
     config = OptimizerConfig(beta1=0.9)
-    assert among(1, config).beta1 == 0.9
-    assert [among(workers, config).beta1 for workers in (2, 4, 8, 100)] == pytest.approx([0.4, 0.15, 0.025, 0.0])
+    assert for_async_workers(1, config).beta1 == 0.9
+    assert [for_async_workers(workers, config).beta1 for workers in (2, 4, 8, 100)] == pytest.approx([0.4, 0.15, 0.025, 0.0])
     given = OptimizerConfig(beta1=0.9, async_beta1=0.7)
-    assert [among(workers, given).beta1 for workers in (1, 2)] == [0.9, 0.7]
+    assert [for_async_workers(workers, given).beta1 for workers in (1, 2)] == [0.9, 0.7]
 
 
 def test_many_workers_warm_up_for_longer() -> None:
     config = OptimizerConfig(warmup=400)
-    assert [among(workers, config).warmup for workers in (1, 2, 8)] == [400, 635, 1600]
+    assert [for_async_workers(workers, config).warmup for workers in (1, 2, 8)] == [400, 635, 1600]
     given = OptimizerConfig(warmup=400, async_warmup=500)
-    assert [among(workers, given).warmup for workers in (1, 2)] == [400, 500]
+    assert [for_async_workers(workers, given).warmup for workers in (1, 2)] == [400, 500]
 
 
 def test_workers_whose_pushes_are_bundled_count_as_one(make: Make) -> None:
     config = make(mode="vanilla", exchange__bundle=2, optimizer__warmup=100, optimizer__beta1=0.9)
-    flat, wire = Flat(nn.Linear(2, 1)), ThreadWire()
-    built = modes.build(dataclasses.replace(modes.row(config), workers=3), config, flat, wire, Trace(False, wire))
+    flat, transport = FlatModel(nn.Linear(2, 1)), LocalTransport()
+    built = modes.build(dataclasses.replace(modes.row(config), workers=3), config, flat, transport, Trace(False, transport))
     assert (built.exchange.optimizer.config.beta1, built.exchange.optimizer.config.warmup) == (0.9, 100)

@@ -18,8 +18,8 @@ from nmt_train.distributed.exchange import EXCHANGES
 from nmt_train.distributed.schedule import SCHEDULES
 from nmt_train.modes import build as modes
 from nmt_train.modes.table import MODES
-from nmt_train.optim.flat_model import Flat
-from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.optim.flat_model import FlatModel
+from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace
 
 NODES, STEPS = [2, 1], 24
@@ -38,22 +38,22 @@ def trained(schedule: str, exchange: str, codec: str, mode: str = "vanilla") -> 
     })  # fmt: skip
     room = engine([1] if exchange == "alone" else NODES)
 
-    def work(wire: VirtualWire) -> Tensor:
-        torch.manual_seed(wire.rank)
-        flat = Flat(Vector())
-        mode = modes.check(chosen, wire.nodes)
-        made = modes.build(mode, chosen, flat, wire, Trace(False, wire))
+    def work(transport: VirtualTransport) -> Tensor:
+        torch.manual_seed(transport.rank)
+        flat = FlatModel(Vector())
+        mode = modes.check(chosen, transport.nodes)
+        made = modes.build(mode, chosen, flat, transport, Trace(False, transport))
         made.refresh()
         for _ in range(STEPS):
-            wire.spend("forward", 1)
-            flat.gradient.add_((flat.parameters - target(1)) / wire.size, alpha=made.pile.add(1))
+            transport.spend("forward", 1)
+            flat.gradient.add_((flat.parameters - target(1)) / transport.size, alpha=made.accumulator.add(1))
             made.step()
         made.drain()
-        everybody_is_here(wire)
+        everybody_is_here(transport)
         made.refresh()
         return flat.parameters
 
-    return together(room, *[work] * len(room.wires))
+    return together(room, *[work] * len(room.transports))
 
 
 @pytest.mark.parametrize(("schedule", "exchange", "codec"), PRODUCTS)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nmt_train.common.errors import UserError
-from nmt_train.optim.flat_model import Flat, cut
+from nmt_train.optim.flat_model import FlatModel, cut
 
 
 def network() -> nn.Module:
@@ -20,7 +20,7 @@ def network() -> nn.Module:
 def test_the_vectors_are_the_models_own_parameters_and_gradients() -> None:
     model = network()
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    flat = Flat(model)
+    flat = FlatModel(model)
     assert flat.parameters.numel() == 3 * 4 + 4 + 4 * 2 + 2
     for parameter, value in zip(model.parameters(), before, strict=True):
         assert torch.equal(parameter, value)
@@ -35,7 +35,7 @@ def test_the_vectors_are_the_models_own_parameters_and_gradients() -> None:
 
 def test_borrowed_values_are_given_back_bit_for_bit_even_after_an_error() -> None:
     model = network()
-    flat = Flat(model)
+    flat = FlatModel(model)
     own = flat.parameters.clone()
     with pytest.raises(RuntimeError), flat.using(torch.zeros_like(own)):
         assert not any(bool(parameter.any()) for parameter in model.parameters())
@@ -44,7 +44,7 @@ def test_borrowed_values_are_given_back_bit_for_bit_even_after_an_error() -> Non
 
 
 def test_named_tensors_load_back_and_those_of_another_model_are_refused() -> None:
-    flat = Flat(network())
+    flat = FlatModel(network())
     saved = {name: tensor.clone() for name, tensor in flat.named(flat.parameters).items()}
     target = torch.zeros_like(flat.parameters)
     flat.load(saved, target, "here")

@@ -11,9 +11,9 @@ from torch import Tensor
 from virtual import engine, everybody_is_here, together
 
 from nmt_train.modes import build as modes
-from nmt_train.optim.flat_model import Flat
-from nmt_train.optim.gradient_accumulation import Pile
-from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.optim.flat_model import FlatModel
+from nmt_train.optim.gradient_accumulation import GradientAccumulator
+from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace
 
 Share = list[int | None]  # target tokens of each of a rank's batches; None: there is none
@@ -35,23 +35,23 @@ def trained(mode: str, nodes: list[int], shares: list[Share], options: dict[str,
     """Of every rank the parameters after each has had its share, and all that is under way has arrived."""
     chosen, room = settings(mode, options), engine(nodes)
 
-    def work(wire: VirtualWire) -> Tensor:
+    def work(transport: VirtualTransport) -> Tensor:
         model = Regression()
-        flat, trace = Flat(model), Trace(False, wire)
-        schedule = modes.build(modes.check(chosen, wire.nodes), chosen, flat, wire, trace)
+        flat, trace = FlatModel(model), Trace(False, transport)
+        schedule = modes.build(modes.check(chosen, transport.nodes), chosen, flat, transport, trace)
         schedule.refresh()
-        for batch in batches(shares)[wire.rank]:
+        for batch in batches(shares)[transport.rank]:
             if batch is not None:
                 schedule.backward(model.loss(batch), len(batch), trace)
                 schedule.step()
             elif schedule.exchange.synchronous:
                 schedule.skip()
         schedule.drain()
-        everybody_is_here(wire)
+        everybody_is_here(transport)
         schedule.refresh()
         return flat.parameters
 
-    return together(room, *[work] * len(room.wires))
+    return together(room, *[work] * len(room.transports))
 
 
 def at_once(shares: list[Share], sums: bool = False, clip_norm: float = 0.0, rate: float = 0.125) -> Tensor:
@@ -119,11 +119,11 @@ def test_a_joined_gradient_is_clipped_as_one_and_a_sum_as_its_mean(name: str, su
 
 
 def test_a_batch_that_is_alone_is_left_as_it_is() -> None:
-    pile = Pile(sums=False)
-    assert pile.add(2048) == 1.0
+    accumulator = GradientAccumulator(sums=False)
+    assert accumulator.add(2048) == 1.0
     gradient = torch.randn(5)
     before = gradient.clone()
-    assert pile.join(gradient, 0.0) == (pytest.approx(float(before.norm())), 2048)
+    assert accumulator.join(gradient, 0.0) == (pytest.approx(float(before.norm())), 2048)
     assert torch.equal(gradient, before)
 
 

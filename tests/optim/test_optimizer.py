@@ -1,4 +1,4 @@
-"""Optimisers over the flat vector against torch's over separate tensors, and against the formulas of Arnold (2016), 2.2.
+"""Optimizers over the flat vector against torch's over separate tensors, and against the formulas of Arnold (2016), 2.2.
 
 Where torch differs from those formulas: momentum and Nesterov multiply the learning rate with the whole velocity, not with
 each gradient as it enters (the same while the rate is constant), and start it at the first gradient; Adagrad, RMSProp and

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from conftest import Make
 
-from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.simulation.profile import measure
 
 
@@ -22,7 +22,7 @@ from nmt_train.simulation.profile import measure
     ids=["as it is", "accumulating", "with overrides", "per node"],
 )
 def test_a_profile_has_a_price_for_all_kinds_of_work_whatever_is_configured(make: Make, changes: dict[str, Any]) -> None:
-    costs = vars(measure(make(**changes), 4, ThreadWire()))
+    costs = vars(measure(make(**changes), 4, LocalTransport()))
     assert vars(costs.pop("carry")) == {"seconds": 0, "per_unit": 0}
     assert set(costs) == {"forward", "backward", "update", "encode", "decode", "swap"}
     assert all(cost.seconds >= 0 and cost.per_unit >= 0 and cost.seconds + cost.per_unit > 0 for cost in costs.values())

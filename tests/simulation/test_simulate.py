@@ -24,7 +24,7 @@ def test_one_simulated_worker_is_one_real_worker_bit_for_bit(make: Make, tmp_pat
         "overlap__bound": 1,
         "local__every": 3,
         "stop__after": "2e",
-    }  # real couriers are quick or slow; bound, they are in step
+    }  # real background tasks are quick or slow; bound, they are in step
     assert start(dataclasses.replace(make(**same), run=str(tmp_path / "real")), False, False) == 0
     simulated = run(make, tmp_path / "simulated", [1], **same)
     assert parameters(simulated) == parameters(tmp_path / "real")

@@ -68,7 +68,7 @@ def test_what_would_be_sent_is_as_long_as_what_is_sent() -> None:
         for indices in ("gaps", "int32"):
             config = DroppingConfig(indices=indices)
             sent = TopK(config, dropped).encode(torch.randn(400_000), 0).bytes
-            expected = TopK(config, dropped).sized(torch.empty(400_000, device="meta")).bytes
+            expected = TopK(config, dropped).encode_shape(torch.empty(400_000, device="meta")).bytes
             assert expected == pytest.approx(sent, rel=0.2)  # the threshold of a sample errs
 
 

@@ -1,4 +1,4 @@
-"""The virtual wire by itself: its clock, what is shared, what waits, what goes wrong."""
+"""The virtual transport by itself: its clock, what is shared, what waits, what goes wrong."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from nmt_train.common.errors import UserError
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Aborted, Lost, Tag
 from nmt_train.simulation.cluster import Crash, Cut, LinkConfig, Straggler
-from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.simulation.virtual_transport import VirtualTransport
 
 
 def load(size: int) -> Message:
     return Message((), (torch.zeros(size, dtype=torch.uint8),))
 
 
-def idle(wire: VirtualWire) -> None:
+def idle(transport: VirtualTransport) -> None:
     """A rank that does nothing."""
 
 
-def arrival(wire: VirtualWire, source: int | None = None, tag: Tag = Tag.PUSH) -> float:
-    wire.receive(source, tag).result()
-    return wire.now()
+def arrival(transport: VirtualTransport, source: int | None = None, tag: Tag = Tag.PUSH) -> float:
+    transport.receive(source, tag).result()
+    return transport.now()
 
 
 def test_a_message_takes_its_size_by_the_bandwidth_and_then_the_latency() -> None:
-    def send(wire: VirtualWire) -> float:
-        wire.send(1, Tag.PUSH, load(3000)).result()
-        return wire.now()
+    def send(transport: VirtualTransport) -> float:
+        transport.send(1, Tag.PUSH, load(3000)).result()
+        return transport.now()
 
     assert together(engine([1, 1]), send, arrival) == [3.0, 3.0 + LATENCY]
 
 
 def test_transfers_out_of_a_card_share_it_and_what_ends_leaves_its_share_to_the_others() -> None:
-    def send(wire: VirtualWire) -> None:
-        wire.send(1, Tag.PUSH, load(1000))
-        wire.send(2, Tag.PUSH, load(3000))
+    def send(transport: VirtualTransport) -> None:
+        transport.send(1, Tag.PUSH, load(1000))
+        transport.send(2, Tag.PUSH, load(3000))
 
     # Half of the card each until 2 s, when the first is through; then the second has all of it for its last 2000 bytes.
     assert together(engine([1, 1, 1]), send, arrival, arrival)[1:] == [2 + LATENCY, 4 + LATENCY]
 
 
 def test_transfers_into_a_card_share_it_and_both_directions_are_apart() -> None:
-    def send_and_wait(wire: VirtualWire) -> float:
-        wire.send(2, Tag.PUSH, load(1000))
-        return arrival(wire, 2)
+    def send_and_wait(transport: VirtualTransport) -> float:
+        transport.send(2, Tag.PUSH, load(1000))
+        return arrival(transport, 2)
 
-    def both(wire: VirtualWire) -> float:
-        wire.send(0, Tag.PUSH, load(1000))
-        wire.send(1, Tag.PUSH, load(1000))
-        return max(arrival(wire, 0), arrival(wire, 1))
+    def both(transport: VirtualTransport) -> float:
+        transport.send(0, Tag.PUSH, load(1000))
+        transport.send(1, Tag.PUSH, load(1000))
+        return max(arrival(transport, 0), arrival(transport, 1))
 
     assert together(engine([1, 1, 1]), send_and_wait, send_and_wait, both) == [2 + LATENCY] * 3
 
@@ -63,9 +63,9 @@ def test_transfers_into_a_card_share_it_and_both_directions_are_apart() -> None:
 def test_devices_of_one_machine_talk_without_its_card() -> None:
     fast = LinkConfig("2 kB/s", "0s")
 
-    def send(wire: VirtualWire) -> None:
-        wire.send(1, Tag.PUSH, load(2000))
-        wire.send(2, Tag.PUSH, load(2000))
+    def send(transport: VirtualTransport) -> None:
+        transport.send(1, Tag.PUSH, load(2000))
+        transport.send(2, Tag.PUSH, load(2000))
 
     # The device's own connection is not what the card is: each has its whole width.
     times = together(engine([2, 1], inside=fast), send, arrival, arrival)
@@ -73,36 +73,36 @@ def test_devices_of_one_machine_talk_without_its_card() -> None:
 
 
 def test_tasks_of_a_rank_compete_for_its_device_and_stragglers_are_slower() -> None:
-    def work(wire: VirtualWire) -> float:
-        other = wire.spawn("server", lambda: wire.spend("forward", 1))
-        wire.spend("backward", 1)
+    def work(transport: VirtualTransport) -> float:
+        other = transport.spawn("server", lambda: transport.spend("forward", 1))
+        transport.spend("backward", 1)
         other.result()
-        return wire.now()
+        return transport.now()
 
     # One second and two: half a device each until 2 s, and the other's last second alone.
     assert together(engine([1, 1], stragglers=[Straggler(1, 3.0)]), work, work) == [3.0, 9.0]
 
 
 def test_messages_of_one_kind_arrive_in_order_also_when_the_first_is_longer() -> None:
-    def send(wire: VirtualWire) -> None:
+    def send(transport: VirtualTransport) -> None:
         for number, size in enumerate((5000, 10, 1000)):
-            wire.send(1, Tag.PUSH, Message((number,), load(size).tensors))
-        wire.send(1, Tag.ANSWER, Message((9,)))
+            transport.send(1, Tag.PUSH, Message((number,), load(size).tensors))
+        transport.send(1, Tag.ANSWER, Message((9,)))
 
-    def receive(wire: VirtualWire) -> list[int]:
-        first = wire.receive(0, Tag.ANSWER).result()[1].numbers[0]
-        return [first, *(wire.receive(0, Tag.PUSH).result()[1].numbers[0] for _ in range(3))]
+    def receive(transport: VirtualTransport) -> list[int]:
+        first = transport.receive(0, Tag.ANSWER).result()[1].numbers[0]
+        return [first, *(transport.receive(0, Tag.PUSH).result()[1].numbers[0] for _ in range(3))]
 
     assert together(engine([1, 1]), send, receive)[1] == [9, 0, 1, 2]
 
 
 @given(seed=st.integers(0, 10_000), loss=st.sampled_from([0.0, 0.3]))
 def test_whatever_the_order_of_delivery_no_message_is_lost_or_doubled(seed: int, loss: float) -> None:
-    def talk(wire: VirtualWire) -> list[tuple[int, int]]:
+    def talk(transport: VirtualTransport) -> list[tuple[int, int]]:
         for number in range(4):
-            for rank in range(wire.size):
-                wire.send(rank, Tag.PUSH, Message((number,), load(100 * number).tensors))
-        mail = [wire.receive(None, Tag.PUSH).result() for _ in range(4 * wire.size)]
+            for rank in range(transport.size):
+                transport.send(rank, Tag.PUSH, Message((number,), load(100 * number).tensors))
+        mail = [transport.receive(None, Tag.PUSH).result() for _ in range(4 * transport.size)]
         return [(source, message.numbers[0]) for source, message in mail]
 
     for got in together(engine([2, 1], shuffle_seed=seed, loss=loss), talk, talk, talk):
@@ -112,29 +112,29 @@ def test_whatever_the_order_of_delivery_no_message_is_lost_or_doubled(seed: int,
 
 
 def test_what_is_sent_may_be_overwritten_at_once() -> None:
-    def send(wire: VirtualWire) -> None:
+    def send(transport: VirtualTransport) -> None:
         vector = torch.ones(3)
-        wire.send(1, Tag.PUSH, Message((), (vector,)))
+        transport.send(1, Tag.PUSH, Message((), (vector,)))
         vector.zero_()
 
-    received = together(engine([1, 1]), send, lambda wire: wire.receive(0, Tag.PUSH).result()[1].tensors[0])[1]
+    received = together(engine([1, 1]), send, lambda transport: transport.receive(0, Tag.PUSH).result()[1].tensors[0])[1]
     assert received.tolist() == [1, 1, 1]
 
 
 def test_every_rank_has_its_own_random_numbers_and_every_task_its_own_gradient_mode() -> None:
-    def draw(wire: VirtualWire) -> list[float]:
-        torch.manual_seed(wire.rank)
+    def draw(transport: VirtualTransport) -> list[float]:
+        torch.manual_seed(transport.rank)
 
         @torch.no_grad()
         def beside() -> None:
-            wire.spend("forward", 1)
+            transport.spend("forward", 1)
             assert not torch.is_grad_enabled()
 
-        wire.spawn("beside", beside)
+        transport.spawn("beside", beside)
         numbers = []
         for _ in range(3):
             numbers.append(float(torch.rand(())))
-            wire.spend("forward", 1)
+            transport.spend("forward", 1)
             assert torch.is_grad_enabled()
         return numbers
 
@@ -148,15 +148,15 @@ def test_every_rank_has_its_own_random_numbers_and_every_task_its_own_gradient_m
 def test_a_lock_is_given_in_the_order_of_asking() -> None:
     order = []
 
-    def work(wire: VirtualWire) -> None:
-        lock = wire.lock()
+    def work(transport: VirtualTransport) -> None:
+        lock = transport.lock()
 
         def hold(name: str) -> None:
             with lock:
-                wire.spend("forward", 1)
-                order.append((name, wire.now()))
+                transport.spend("forward", 1)
+                order.append((name, transport.now()))
 
-        for task in [wire.spawn(name, lambda name=name: hold(name)) for name in "abc"]:
+        for task in [transport.spawn(name, lambda name=name: hold(name)) for name in "abc"]:
             task.result()
 
     together(engine([1]), work)
@@ -164,9 +164,9 @@ def test_a_lock_is_given_in_the_order_of_asking() -> None:
 
 
 def test_waiting_for_ever_is_an_error_that_says_what_every_task_waits_for() -> None:
-    def wait(wire: VirtualWire) -> None:
-        wire.spawn("server", lambda: wire.receive(None, Tag.PUSH).result())
-        wire.receive(1, Tag.ANSWER).result()
+    def wait(transport: VirtualTransport) -> None:
+        transport.spawn("server", lambda: transport.receive(None, Tag.PUSH).result())
+        transport.receive(1, Tag.ANSWER).result()
 
     with pytest.raises(UserError) as error:
         together(engine([1, 1]), wait, idle)
@@ -179,13 +179,13 @@ def test_waiting_for_ever_is_an_error_that_says_what_every_task_waits_for() -> N
 def test_an_error_of_one_rank_ends_the_others_and_is_the_one_that_is_raised() -> None:
     seen: list[BaseException] = []
 
-    def fail(wire: VirtualWire) -> None:
-        wire.spend("forward", 1)
+    def fail(transport: VirtualTransport) -> None:
+        transport.spend("forward", 1)
         raise UserError("disk full")
 
-    def wait(wire: VirtualWire) -> None:
+    def wait(transport: VirtualTransport) -> None:
         try:
-            arrival(wire)
+            arrival(transport)
         except Aborted as error:
             seen.append(error)
             raise
@@ -198,42 +198,42 @@ def test_an_error_of_one_rank_ends_the_others_and_is_the_one_that_is_raised() ->
 def test_closing_a_wire_ends_the_tasks_that_wait_on_it() -> None:
     ends: list[Any] = []
 
-    def close(wire: VirtualWire) -> None:
+    def close(transport: VirtualTransport) -> None:
         def serve() -> None:
             try:
-                wire.receive(None, Tag.PUSH).result()
+                transport.receive(None, Tag.PUSH).result()
             except Aborted as error:
                 ends.append(error)
                 raise
 
-        wire.spawn("server", serve)
-        wire.spend("forward", 1)
-        wire.close()
+        transport.spawn("server", serve)
+        transport.spend("forward", 1)
+        transport.close()
 
     together(engine([1]), close)
     assert len(ends) == 1
 
 
 def test_a_cut_network_moves_nothing_until_it_is_back() -> None:
-    def send(wire: VirtualWire) -> None:
-        wire.send(1, Tag.PUSH, load(2000))
+    def send(transport: VirtualTransport) -> None:
+        transport.send(1, Tag.PUSH, load(2000))
 
     assert together(engine([1, 1], cuts=[Cut(1, "1s", "31s")]), send, arrival)[1] == 32 + LATENCY
 
 
 @pytest.mark.parametrize("trouble", [{"crashes": [Crash(1, "1s")]}, {"cuts": [Cut(1, "1s", "100s")]}])
 def test_a_machine_that_is_gone_for_longer_than_the_deadline_is_given_up_by_name(trouble: dict[str, Any]) -> None:
-    def wait(wire: VirtualWire) -> None:
-        arrival(wire, 1)
+    def wait(transport: VirtualTransport) -> None:
+        arrival(transport, 1)
 
-    def late(wire: VirtualWire) -> None:
-        wire.spend("backward", 1)
-        wire.send(0, Tag.PUSH, load(10))
+    def late(transport: VirtualTransport) -> None:
+        transport.spend("backward", 1)
+        transport.send(0, Tag.PUSH, load(10))
 
     room = engine([1, 1], **trouble)
     with pytest.raises(Lost, match=r"rank 1 \(host node1\) has been silent for 60 s"):
         together(room, wait, late)
-    assert room.wires[0].now() == 61.0
+    assert room.transports[0].now() == 61.0
 
 
 def test_bandwidth_is_that_of_the_file() -> None:

@@ -28,7 +28,7 @@ from nmt_train.run import checkpoint
 from nmt_train.run.folder import Run
 from nmt_train.simulation.cluster import Cost, Cut, Kill, Straggler
 from nmt_train.training import recovery as recover
-from nmt_train.training.data_balance import Dealing
+from nmt_train.training.data_balance import DataBalancer
 from nmt_train.training.worker import Worker
 
 _GIVEN = os.environ.get("NMT_TRAIN_SEEDS", "")  # first:end
@@ -118,10 +118,12 @@ def test_seeds_that_once_failed(make: Make, mode: str, seed: int) -> None:
 def test_after_a_cut_that_lasts_the_job_ends_by_name_and_goes_on_from_its_checkpoint(make: Make, mode: str, seed: int) -> None:
     draw = random.Random(f"cut {mode} {seed}")
     nodes = [draw.choice([1, 1, 2]) for _ in range(draw.randint(2, 4))]
-    config = ledger.plain(make(mode=mode, stop__after=f"{EPOCHS}e", checkpoint__every="7u", log__every="10u", wire__deadline=2))
+    config = ledger.plain(
+        make(mode=mode, stop__after=f"{EPOCHS}e", checkpoint__every="7u", log__every="10u", transport__deadline=2)
+    )
     trained: Counter[tuple[int, int]] = Counter()
     node, at = draw.randrange(len(nodes)), draw.uniform(0.1, 1.2)
-    with pytest.raises(Lost, match=r"host node\d\) has been silent for 2 s \(wire.deadline\)"):
+    with pytest.raises(Lost, match=r"host node\d\) has been silent for 2 s \(transport.deadline\)"):
         ledger.train(config, nodes, trained, **troubles(draw, nodes) | {"cuts": [Cut(node, at, at + 60)]})
     nodes = nodes[: draw.randint(1, len(nodes))]  # those that answer then
     outcome = ledger.train(config, nodes, trained)
@@ -158,12 +160,12 @@ def test_what_a_slow_worker_has_left_is_trained_by_the_others(make: Make, monkey
 
     config = ledger.plain(make(mode=mode, stop__after="8e", log__every="5u"))
     shared = seconds()
-    monkeypatch.setattr(Dealing, "apart", lambda its: False)
+    monkeypatch.setattr(DataBalancer, "apart", lambda its: False)
     assert shared < 0.65 * seconds()
 
 
 def forgets_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Worker, "settled", property(lambda worker: worker.position))
+    patch.setattr(Worker, "settled_position", property(lambda worker: worker.position))
 
 
 def takes_the_oldest(patch: pytest.MonkeyPatch) -> None:
@@ -205,9 +207,9 @@ def test_who_goes_on_keeps_nothing_of_what_was_before(make: Make, monkeypatch: p
 
     def counted(worker: Worker, leader: Any) -> None:
         begun(worker, leader)
-        seat = worker.wire.seat  # type: ignore[attr-defined]
-        workers.append((seat, weakref.ref(worker)))
-        assert sum(its == seat and there() is not None for its, there in workers) == 1
+        original_rank = worker.transport.original_rank  # type: ignore[attr-defined]
+        workers.append((original_rank, weakref.ref(worker)))
+        assert sum(its == original_rank and there() is not None for its, there in workers) == 1
 
     monkeypatch.setattr(Worker, "begun", counted)
     config = ledger.plain(make(mode=mode, stop__after="3e"))
@@ -223,10 +225,10 @@ def test_model_and_vectors_of_before_are_gone_when_the_next_worker_is_made(
     before: dict[int, list[weakref.ref[Any]]] = defaultdict(list)  # by the seats of their ranks
     made = Worker.__init__
 
-    def counted(worker: Worker, config: Config, wire: Any, model: Any, batches: Any) -> None:
-        assert not any(there() is not None for there in before[wire.seat])
-        made(worker, config, wire, model, batches)
-        before[wire.seat] += map(weakref.ref, (model, worker.flat.gradient, worker.schedule))
+    def counted(worker: Worker, config: Config, transport: Any, model: Any, batches: Any) -> None:
+        assert not any(there() is not None for there in before[transport.original_rank])
+        made(worker, config, transport, model, batches)
+        before[transport.original_rank] += map(weakref.ref, (model, worker.flat.gradient, worker.schedule))
 
     monkeypatch.setattr(Worker, "__init__", counted)
     config = ledger.plain(make(mode=mode, stop__after="3e"))

@@ -161,7 +161,7 @@ def test_the_trace_has_every_thread_of_every_rank_on_one_clock(make: Make) -> No
     assert command(config).returncode == 0
     spans = read_spans(Path(config.run))
     rows = {(span["rank"], span["thread"]) for span in spans}
-    assert {(rank, thread) for rank in (0, 1) for thread in ("MainThread", "courier", "server")} <= rows
+    assert {(rank, thread) for rank in (0, 1) for thread in ("MainThread", "background task", "server")} <= rows
     assert all(begin < span["start"] <= span["end"] < time.time() for span in spans)
 
 
@@ -185,7 +185,7 @@ def test_tasks_of_srun_that_mpi_does_not_join_are_refused_and_the_first_says_it(
 
 
 def test_a_rank_that_raises_ends_the_job_at_once_with_its_error_and_leaves_checkpoints_whole(make: Make) -> None:
-    config = make(mode="sparse", stop__after="1000e", checkpoint__every="4u", wire__deadline=10 * TIMEOUT)
+    config = make(mode="sparse", stop__after="1000e", checkpoint__every="4u", transport__deadline=10 * TIMEOUT)
     code = BATCHES.format("if rank == 1 and seen[0] > 15: raise RuntimeError('boom')")
     done = finish([*MPIRUN, "-np", "3", *patched(code), "--config", written(config)])
     assert done.returncode != 0
@@ -203,26 +203,26 @@ def test_a_rank_that_is_killed_ends_the_job(make: Make) -> None:
 
 
 def test_a_rank_that_never_comes_is_missed_within_the_deadline(make: Make) -> None:
-    config = make(mode="vanilla", wire__start_deadline=4)
+    config = make(mode="vanilla", transport__start_deadline=4)
     done = finish([*MPIRUN, "-np", "2", *patched("if rank == 1: time.sleep(1000)"), "--config", written(config)])
     assert done.returncode != 0
-    assert "wire.start_deadline" in done.stderr
+    assert "transport.start_deadline" in done.stderr
 
 
 def test_a_rank_that_hangs_is_missed_by_name(make: Make) -> None:
-    config = make(mode="vanilla", stop__after="1000e", wire__deadline=3)
+    config = make(mode="vanilla", stop__after="1000e", transport__deadline=3)
     code = BATCHES.format("if rank == 1 and seen[0] > 15: os.kill(os.getpid(), 19)")  # SIGSTOP
     done = finish([*MPIRUN, "-np", "2", *patched(code), "--config", written(config)])
     assert done.returncode != 0
-    assert re.search(r"error: rank 1 on host \S+ has been silent for \d+ s \(wire.deadline\)", done.stderr)
+    assert re.search(r"error: rank 1 on host \S+ has been silent for \d+ s \(transport.deadline\)", done.stderr)
 
 
 def test_a_rank_that_hangs_ends_the_job_also_where_others_could_go_on(make: Make) -> None:
-    config = make(mode="vanilla", stop__after="1000e", wire__deadline=3)
+    config = make(mode="vanilla", stop__after="1000e", transport__deadline=3)
     code = BATCHES.format("if rank == 1 and seen[0] > 15: os.kill(os.getpid(), 19)")  # SIGSTOP
     done = finish([*MPIRUN, "--with-ft", "ulfm", "-np", "2", *patched(code), "--config", written(config)])
     assert done.returncode == 75, done.stderr
-    assert re.search(r"error: rank 1 on host \S+ has been silent for \d+ s \(wire.deadline\)", done.stderr)
+    assert re.search(r"error: rank 1 on host \S+ has been silent for \d+ s \(transport.deadline\)", done.stderr)
 
 
 def test_devices_that_add_up_first_train_as_the_simulator_has_it_bit_for_bit(make: Make, tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def hangs(rank: int) -> list[str]:
 
 
 def test_a_rank_that_hangs_while_it_computes_ends_itself_and_the_others_go_on(make: Make) -> None:
-    config = make(mode="overlap", stop__after="4e", batch__tokens=300, wire__deadline=10)
+    config = make(mode="overlap", stop__after="4e", batch__tokens=300, transport__deadline=10)
     done = finish([*MPIRUN, "--with-ft", "ulfm", "-np", "3", *hangs(1), "--config", written(config)])
     assert re.search(r"error: rank 1 \(host \S+\): run \(train.py, line \d+\) has not ended for \d+ s", done.stderr), (
         done.stderr
@@ -402,7 +402,7 @@ def test_a_rank_that_hangs_while_it_computes_ends_itself_and_the_others_go_on(ma
 
 
 def test_the_job_ends_where_the_others_cannot_go_on_without_the_rank_that_hangs(make: Make) -> None:
-    config = make(mode="overlap", stop__after="1000e", batch__tokens=300, wire__deadline=10)
+    config = make(mode="overlap", stop__after="1000e", batch__tokens=300, transport__deadline=10)
     done = finish([*MPIRUN, "-np", "2", *hangs(0), "--config", written(config)])
     assert re.search(r"error: rank 0 \(host \S+\): run \(train.py", done.stderr), done.stderr
     assert done.returncode == TRY_AGAIN

@@ -12,7 +12,7 @@ from simulated import FAST, LINK, events, parameters, run, words
 
 from nmt_train.run import checkpoint
 from nmt_train.simulation.cluster import Kill
-from nmt_train.training.background_validation import Validating
+from nmt_train.training.background_validation import BackgroundValidation
 from nmt_train.training.worker import Worker
 
 
@@ -21,7 +21,7 @@ def test_a_validation_that_was_put_off_is_made_when_the_run_continues(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Validating, "go_on", lambda its, wait=False: False)
+        patch.setattr(BackgroundValidation, "advance", lambda its, wait=False: False)
         folder = run(make, tmp_path / "run", [1, 1], mode=mode, stop__after="6u", validation__every="6u")
     assert checkpoint.load(folder / "last").facts["validation_pending"]
     run(make, tmp_path / "run", [1, 1], mode=mode, stop__after="2e", validation__every="1000u")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nmt_train.corpus.data_shard import Position
 from nmt_train.optim.flat_model import cut
-from nmt_train.training.snapshot import Part, Snapshot
+from nmt_train.training.snapshot import RankState, Snapshot
 
 LAYOUTS = st.lists(st.integers(0, 2), min_size=1, max_size=5).map(sorted)
 
@@ -21,13 +21,13 @@ def snapshot(nodes: list[int], elements: int) -> tuple[Snapshot, list[slice]]:
     numbers = {"updates": 5, "factor": 1.0, "torch": {"step": 5.0}}
     shards = cut(elements, nodes)
     parts = [
-        Part(
+        RankState(
             {name: vector[place] for name, vector in full.items()}, {"residual": torch.full((elements,), rank + 1.0)},
             {"cpu": torch.get_rng_state()}, numbers, Position(1, rank),
         )
         for rank, place in enumerate(shards)
     ]  # fmt: skip
-    return Snapshot.join([Part.unpack(part.pack()) for part in parts], shards, elements, []), shards
+    return Snapshot.join([RankState.unpack(part.pack()) for part in parts], shards, elements, []), shards
 
 
 @settings(max_examples=60, deadline=None)
@@ -41,46 +41,46 @@ def test_shards_and_residuals_survive_another_layout(before: list[int], after: l
         for part, place in zip(parts, shards, strict=True):
             joined[place] = part.shard[name]
         assert torch.equal(joined, whole.vectors[name])
-    owed = sum(part.carried["residual"] for part in parts if "residual" in part.carried)
-    assert torch.equal(owed, sum(carried["residual"] for carried in whole.carried))
+    owed = sum(part.worker_state["residual"] for part in parts if "residual" in part.worker_state)
+    assert torch.equal(owed, sum(worker_state["residual"] for worker_state in whole.worker_state))
 
 
 def test_updates_that_a_worker_owes_are_made_where_shards_optimise_and_gradients_wait() -> None:
     whole, _ = snapshot([0, 0, 1], 7)
     update = torch.linspace(0, 1, 7)
-    owing = dataclasses.replace(whole, carried=[{**carried, "unsent": update} for carried in whole.carried])
-    settled = owing.settled(at_worker=False)
+    owing = dataclasses.replace(whole, worker_state=[{**worker_state, "unsent": update} for worker_state in whole.worker_state])
+    settled = owing.with_optimizer_at(exchanges_updates=False)
     torch.testing.assert_close(settled.vectors["parameters"], whole.vectors["parameters"] + 3 * update)
-    assert [set(carried) for carried in settled.carried] == [{"residual"}] * 3
-    kept = owing.settled(at_worker=True)
+    assert [set(worker_state) for worker_state in settled.worker_state] == [{"residual"}] * 3
+    kept = owing.with_optimizer_at(exchanges_updates=True)
     assert torch.equal(kept.vectors["parameters"], whole.vectors["parameters"])
-    assert all(torch.equal(carried["unsent"], update) for carried in kept.carried)
+    assert all(torch.equal(worker_state["unsent"], update) for worker_state in kept.worker_state)
 
 
 def test_shards_that_optimise_keep_their_optimiser_where_workers_have_one_as_well() -> None:
     whole, _ = snapshot([0, 1], 7)
     mixing = {"optimizer.exp_avg": torch.zeros(7), "optimizer.step": torch.tensor([9.0])}
-    both = dataclasses.replace(whole, carried=[{**carried, **mixing} for carried in whole.carried])
-    settled = both.settled(at_worker=False)
+    both = dataclasses.replace(whole, worker_state=[{**worker_state, **mixing} for worker_state in whole.worker_state])
+    settled = both.with_optimizer_at(exchanges_updates=False)
     assert torch.equal(settled.vectors["exp_avg"], whole.vectors["exp_avg"])
     assert settled.numbers == whole.numbers
-    assert all("optimizer.exp_avg" in carried for carried in settled.carried)
+    assert all("optimizer.exp_avg" in worker_state for worker_state in settled.worker_state)
 
 
 def test_what_ranks_owe_that_do_not_exchange_goes_to_those_that_do() -> None:
     whole, shards = snapshot([0, 0, 1, 1], 7)
     parts = whole.split(shards, exchanging=[0, 2])
-    assert ["residual" in part.carried for part in parts] == [True, False, True, False]
-    assert torch.equal(sum(part.carried["residual"] for part in (parts[0], parts[2])), torch.full((7,), 10.0))
+    assert ["residual" in part.worker_state for part in parts] == [True, False, True, False]
+    assert torch.equal(sum(part.worker_state["residual"] for part in (parts[0], parts[2])), torch.full((7,), 10.0))
 
 
 def test_an_optimiser_moves_from_the_shards_to_the_workers_and_back() -> None:
     whole, _ = snapshot([0, 0, 1], 7)
-    moved = whole.settled(at_worker=True)
+    moved = whole.with_optimizer_at(exchanges_updates=True)
     assert set(moved.vectors) == {"parameters"}
     assert moved.numbers["torch"] == {}
-    assert all(torch.equal(carried["optimizer.exp_avg"], whole.vectors["exp_avg"]) for carried in moved.carried)
-    back = moved.settled(at_worker=False)
+    assert all(torch.equal(worker_state["optimizer.exp_avg"], whole.vectors["exp_avg"]) for worker_state in moved.worker_state)
+    back = moved.with_optimizer_at(exchanges_updates=False)
     assert torch.equal(back.vectors["exp_avg"], whole.vectors["exp_avg"])
     assert back.numbers == whole.numbers
-    assert [set(carried) for carried in back.carried] == [{"residual"}] * 3
+    assert [set(worker_state) for worker_state in back.worker_state] == [{"residual"}] * 3

@@ -7,19 +7,19 @@ import signal
 
 import pytest
 
-from nmt_train.training.stop_request import Wish, handling
+from nmt_train.training.stop_request import StopRequest, handling
 
 
 def test_the_first_is_told_to_who_listens_and_to_who_begins_to_later_and_a_second_interrupts() -> None:
-    wish = Wish()
+    stop_request = StopRequest()
     first: list[signal.Signals] = []
     next_one: list[signal.Signals] = []
-    with handling(wish.ask, iter((0.0, 5.0)).__next__):
-        wish.tell(first.append)
+    with handling(stop_request.ask, iter((0.0, 5.0)).__next__):
+        stop_request.tell(first.append)
         assert first == []
         os.kill(os.getpid(), signal.SIGTERM)
         assert first == [signal.SIGTERM]
-        wish.tell(next_one.append)
+        stop_request.tell(next_one.append)
         assert next_one == [signal.SIGTERM]
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)

@@ -25,7 +25,7 @@ from nmt_train.config import Config
 from nmt_train.model import ModelConfig
 from nmt_train.model.metrics import TestSet, ValidationConfig
 from nmt_train.model.transformer import Transformer
-from nmt_train.optim.gradient_accumulation import Pile
+from nmt_train.optim.gradient_accumulation import GradientAccumulator
 from nmt_train.run import checkpoint
 from nmt_train.run.folder import Run
 from nmt_train.run.log import read_metrics
@@ -411,17 +411,17 @@ def test_accumulating_two_batches_is_one_update_of_the_mean_of_their_tokens(
     )  # fmt: skip
     gradients: list[torch.Tensor] = []
     tokens: list[int] = []
-    original, add = torch.Tensor.backward, Pile.add
+    original, add = torch.Tensor.backward, GradientAccumulator.add
 
     def backward(loss: torch.Tensor, *arguments: Any) -> None:
         original(loss, *arguments)
         gradients.append(workers[0].flat.gradient.clone())
 
-    def counted(pile: Pile, count: int) -> float:
+    def counted(accumulator: GradientAccumulator, count: int) -> float:
         tokens.append(count)
-        return add(pile, count)
+        return add(accumulator, count)
 
-    monkeypatch.setattr(Pile, "add", counted)
+    monkeypatch.setattr(GradientAccumulator, "add", counted)
     workers: list[Any] = []
     begin = train_module.Worker.__init__
 

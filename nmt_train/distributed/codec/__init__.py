@@ -6,7 +6,7 @@ from nmt_train.distributed.codec.half import Half
 from nmt_train.distributed.codec.int8 import Int8
 from nmt_train.distributed.codec.onebit import OneBit
 from nmt_train.distributed.codec.qsgd import Qsgd
-from nmt_train.distributed.codec.strom_threshold import Threshold
+from nmt_train.distributed.codec.strom_threshold import StromThreshold
 from nmt_train.distributed.codec.topk import TopK
 
 CODECS: dict[str, type[Codec]] = {
@@ -16,6 +16,6 @@ CODECS: dict[str, type[Codec]] = {
     "int8": Int8,
     "onebit": OneBit,
     "qsgd": Qsgd,
-    "threshold": Threshold,
+    "threshold": StromThreshold,
     "top-k": TopK,
 }

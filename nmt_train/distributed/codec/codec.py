@@ -40,10 +40,10 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def sized(self, vector: Tensor) -> Message:
+    def encode_shape(self, vector: Tensor) -> Message:
         """A message as long as `encode` makes after warm-up, for a vector without values (torch's `meta` device)."""
 
-    def effort(self, elements: int) -> int:
+    def cost_elements(self, elements: int) -> int:
         """Number of elements that encoding processes: 0 if the vector itself is sent."""
         return elements
 

@@ -19,10 +19,10 @@ class Dense(Codec):
     def encode(self, vector: Tensor, update: int) -> Message:
         return Message((), (vector,))
 
-    def sized(self, vector: Tensor) -> Message:
+    def encode_shape(self, vector: Tensor) -> Message:
         return Message((), (vector,))
 
-    def effort(self, elements: int) -> int:
+    def cost_elements(self, elements: int) -> int:
         return 0
 
     def decode(self, message: Message, into: Tensor) -> None:
@@ -46,7 +46,7 @@ class BFloat16(Codec):
             rounded[place] = vector[place].clamp(-largest, largest)
         return Message((), (rounded,))
 
-    def sized(self, vector: Tensor) -> Message:
+    def encode_shape(self, vector: Tensor) -> Message:
         return Message((), (vector.to(torch.bfloat16),))
 
     def decode(self, message: Message, into: Tensor) -> None:

@@ -10,7 +10,7 @@ from nmt_train.distributed.message import Message
 from nmt_train.optim.flat_model import add
 
 
-class Feedback(Codec):
+class ErrorFeedback(Codec):
     """`residual` (elements,) is what is still owed. `residual` before + vector == decoded message + `residual` after."""
 
     def __init__(self, codec: Codec, residual: Tensor) -> None:
@@ -27,8 +27,8 @@ class Feedback(Codec):
         self._codec.add(message, self.residual, scale=-1.0)
         return message
 
-    def sized(self, vector: Tensor) -> Message:
-        return self._codec.sized(vector)
+    def encode_shape(self, vector: Tensor) -> Message:
+        return self._codec.encode_shape(vector)
 
     def decode(self, message: Message, into: Tensor) -> None:
         self._codec.decode(message, into)

@@ -50,7 +50,7 @@ class Half(Codec):
         exponent, rounded = to_half(vector)
         return Message((exponent,), (rounded,))
 
-    def sized(self, vector: Tensor) -> Message:
+    def encode_shape(self, vector: Tensor) -> Message:
         return Message((0,), (vector.to(torch.float16),))
 
     def decode(self, message: Message, into: Tensor) -> None:

@@ -29,7 +29,7 @@ class Int8(Codec):
             levels[place] = (vector[place] / level).round_() if level > 0 else 0
         return Message((), (level.reshape(1), levels))
 
-    def sized(self, vector: Tensor) -> Message:
+    def encode_shape(self, vector: Tensor) -> Message:
         return Message((), (vector.new_empty(1), vector.new_empty(vector.numel(), dtype=torch.int8)))
 
     def decode(self, message: Message, into: Tensor) -> None:

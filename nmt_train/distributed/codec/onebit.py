@@ -29,7 +29,7 @@ class OneBit(Codec):
         bits = np.packbits((vector >= 0).to(torch.uint8).cpu().numpy())
         return Message((), (means.flatten(), torch.from_numpy(bits)))
 
-    def sized(self, vector: Tensor) -> Message:
+    def encode_shape(self, vector: Tensor) -> Message:
         elements = vector.numel()
         bits = vector.new_empty(-(-elements // 8), dtype=torch.uint8)
         return Message((), (vector.new_empty(2 * -(-elements // COLUMN)), bits))

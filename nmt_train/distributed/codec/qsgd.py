@@ -58,7 +58,7 @@ class Qsgd(Codec):
         code = bits.gamma(whole + 1) if self._config.coding == "elias" else bits.fixed(whole, self._width)
         return Message((), (norms.flatten(), torch.from_numpy(signs), torch.from_numpy(code)))
 
-    def sized(self, vector: Tensor) -> Message:
+    def encode_shape(self, vector: Tensor) -> Message:
         """With Elias's code as long as the plain one: how much shorter it is depends on the values."""
         elements = vector.numel()
         codes = [vector.new_empty(-(-elements // 8) * planes, dtype=torch.uint8) for planes in (1, self._width)]

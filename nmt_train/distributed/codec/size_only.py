@@ -15,13 +15,13 @@ class SizeOnly(Codec):
         self._codec, self.biased = codec, codec.biased
 
     def encode(self, vector: Tensor, update: int) -> Message:
-        return self._codec.sized(vector)
+        return self._codec.encode_shape(vector)
 
-    def sized(self, vector: Tensor) -> Message:
-        return self._codec.sized(vector)
+    def encode_shape(self, vector: Tensor) -> Message:
+        return self._codec.encode_shape(vector)
 
-    def effort(self, elements: int) -> int:
-        return self._codec.effort(elements)
+    def cost_elements(self, elements: int) -> int:
+        return self._codec.cost_elements(elements)
 
     def decode(self, message: Message, into: Tensor) -> None:
         return None

@@ -35,7 +35,7 @@ class ThresholdConfig:
     )
 
 
-class Threshold(Codec):
+class StromThreshold(Codec):
     """A message holds the threshold, and of each element that reached it place and sign: in a word of 32 bits (31 for the
     place), or as gap in Golomb's and Rice's code and a bit. Its number says how many.
     """
@@ -46,7 +46,7 @@ class Threshold(Codec):
         self._config, self._sample = config, Sample(config.sample)
 
     @classmethod
-    def build(cls, settings: Any, dropped: float) -> Threshold:
+    def build(cls, settings: Any, dropped: float) -> StromThreshold:
         return cls(settings.threshold)
 
     def encode(self, vector: Tensor, update: int) -> Message:
@@ -71,7 +71,7 @@ class Threshold(Codec):
                 raise NotFinite("the vector to be sent is not finite")
         return float(np.float32(max(1, round(tau / GRAIN)) * GRAIN))
 
-    def sized(self, vector: Tensor) -> Message:
+    def encode_shape(self, vector: Tensor) -> Message:
         count = round(vector.numel() * self._config.density)
         width = bits.rice_width(self._config.density)
         each = 4.0 if self._config.coding == "words" else (width + 1 + 1.5) / 8  # unary parts are of about 1.5 bits

@@ -95,7 +95,7 @@ class TopK(Codec):
         exponent, values = to_half(values) if self._half else (0, values)
         return Message((_SPARSE, positions.numel(), exponent), (self._pack(positions), values))
 
-    def sized(self, vector: Tensor) -> Message:
+    def encode_shape(self, vector: Tensor) -> Message:
         target = self.target(vector.numel(), update=self._config.warmup_updates)
         if target > vector.numel() // 2:
             return Message((_DENSE,), (vector,))

@@ -4,13 +4,13 @@ from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.exchange.parameter_server.client import ParameterServer
 from nmt_train.distributed.exchange.powersgd import PowerSGD
-from nmt_train.distributed.exchange.single import Alone
-from nmt_train.distributed.exchange.strom import Peers
+from nmt_train.distributed.exchange.single import SingleRank
+from nmt_train.distributed.exchange.strom import StromExchange
 
 EXCHANGES: dict[str, type[Exchange]] = {
-    "alone": Alone,
+    "alone": SingleRank,
     "server": ParameterServer,
     "all-reduce": AllReduce,
     "powersgd": PowerSGD,
-    "peers": Peers,
+    "peers": StromExchange,
 }

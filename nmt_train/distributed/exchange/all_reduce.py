@@ -9,17 +9,17 @@ from torch import Tensor
 
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import UNSENT, Exchange, Vectors
-from nmt_train.distributed.exchange.library_all_reduce import ByWire
+from nmt_train.distributed.exchange.library_all_reduce import LibraryAllReduce
 from nmt_train.distributed.exchange.replica_check import compare
-from nmt_train.distributed.exchange.ring import Joined, Reducer, Ring
-from nmt_train.distributed.transport import Wire
+from nmt_train.distributed.exchange.ring import Reducer, Reduction, RingAllReduce
+from nmt_train.distributed.transport import Transport
 from nmt_train.optim.optimizer import Optimizer, clip
 from nmt_train.optim.update_optimizers import update_optimizer
 from nmt_train.trace import Trace
 
 
 class AllReduce(Exchange):
-    """Each rank holds all parameters with the whole optimiser state; rank 0's is what checkpoints hold.
+    """Each rank holds all parameters with the whole optimizer state; rank 0's is what checkpoints hold.
 
     `optimizer` updates the vector that it was made for: by joined gradients, clipped to clip_norm (0: not), or by means of
     finished updates. sums: gradients are joined by their sum (see joining.py).
@@ -37,8 +37,8 @@ class AllReduce(Exchange):
         """The configured algorithm."""
         algorithm = context.settings.exchange.algorithm
         if algorithm != "ring":
-            return ByWire(context.wire, algorithm, context.trace)
-        return Ring(context.wire, context.codec(context.mode.up, context.settings.dropping.up), context.trace)
+            return LibraryAllReduce(context.transport, algorithm, context.trace)
+        return RingAllReduce(context.transport, context.codec(context.mode.up, context.settings.dropping.up), context.trace)
 
     @classmethod
     def _around(cls, context: BuildContext, reducer: Reducer) -> AllReduce:
@@ -47,18 +47,18 @@ class AllReduce(Exchange):
             optimizer, longest = Optimizer(config.optimizer, parameters), config.optimizer.clip_norm
         else:
             optimizer, longest = update_optimizer(config.local, config.optimizer, parameters.clone()), 0.0
-        return cls(context.wire, optimizer, reducer, longest, context.trace, context.sums)
+        return cls(context.transport, optimizer, reducer, longest, context.trace, context.sums)
 
     def __init__(
-        self, wire: Wire, optimizer: Optimizer, reducer: Reducer, clip_norm: float, trace: Trace, sums: bool = False
+        self, transport: Transport, optimizer: Optimizer, reducer: Reducer, clip_norm: float, trace: Trace, sums: bool = False
     ) -> None:
         super().__init__(optimizer)
-        self._sums = sums and not optimizer.adds
-        self.at_worker, self.clips = optimizer.adds, not optimizer.adds
-        self._wire, self._reducer, self._clip_norm, self._trace = wire, reducer, clip_norm, trace
+        self._sums = sums and not optimizer.adds_updates
+        self.exchanges_updates, self.clips = optimizer.adds_updates, not optimizer.adds_updates
+        self._transport, self._reducer, self._clip_norm, self._trace = transport, reducer, clip_norm, trace
         whole, none = slice(0, optimizer.parameters.numel()), slice(0, 0)
-        self.given = [whole] * wire.size
-        self.kept = [whole] + [none] * (wire.size - 1)
+        self.initial_slices = [whole] * transport.size
+        self.snapshot_slices = [whole] + [none] * (transport.size - 1)
 
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         if weight:
@@ -67,37 +67,37 @@ class AllReduce(Exchange):
             joined = self.transfer(gradient, weight)
         self.apply(gradient, parameters, joined)
 
-    def transfer(self, gradient: Tensor, weight: int) -> Joined:
+    def transfer(self, gradient: Tensor, weight: int) -> Reduction:
         """The half that the network does: join the gradient, or a part of it, with all ranks'."""
         return self._reducer.reduce(gradient, self.updates, weight)
 
     @torch.no_grad()
-    def apply(self, gradient: Tensor, parameters: Tensor, joined: Joined) -> None:
+    def apply(self, gradient: Tensor, parameters: Tensor, joined: Reduction) -> None:
         """The other half: update. NotFinite, on all ranks alike, if the gradient is infinite or not a number."""
         norm = clip(gradient, self._clip_norm, joined.divisor)
         if self._sums and joined.weight > 1:
             gradient.mul_(joined.weight)
         self.gradient_norm = norm if self.clips else self.gradient_norm
-        with self._trace.span("update", self.optimizer.effort):
+        with self._trace.span("update", self.optimizer.cost_elements):
             self.optimizer.apply(gradient)
         if parameters.data_ptr() != self.optimizer.parameters.data_ptr():
             parameters.copy_(self.optimizer.parameters)
 
-    def carried(self) -> Vectors:
-        return self._and_owed(self._reducer.carried())
+    def worker_state(self) -> Vectors:
+        return self._and_owed(self._reducer.worker_state())
 
     def rescued(self) -> Vectors:
         return self._and_owed(self._reducer.rescued())
 
-    def _and_owed(self, carried: Vectors) -> Vectors:
-        for name, vector in super().carried().items():
-            carried[name] = carried[name] + vector if name in carried else vector
-        return carried
+    def _and_owed(self, worker_state: Vectors) -> Vectors:
+        for name, vector in super().worker_state().items():
+            worker_state[name] = worker_state[name] + vector if name in worker_state else vector
+        return worker_state
 
-    def carry(self, vectors: Mapping[str, Tensor]) -> None:
-        super().carry(vectors)
-        self._reducer.carry(vectors)
+    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
+        super().load_worker_state(vectors)
+        self._reducer.load_worker_state(vectors)
 
     def refresh(self, parameters: Tensor) -> None:
-        compare(self._wire, self.optimizer.parameters)
+        compare(self._transport, self.optimizer.parameters)
         parameters.copy_(self.optimizer.parameters)

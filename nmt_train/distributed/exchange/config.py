@@ -77,9 +77,9 @@ class ExchangeConfig:
         " null: all from the start",
     )
 
-    def knows_own(self, at_worker: bool, feedback: bool) -> bool:
+    def knows_own(self, exchanges_updates: bool, feedback: bool) -> bool:
         """Whether a worker goes on from all of its own updates, and deltas are without them.
 
         Of a bundle that is not full a delta knows nothing yet: own updates would be taken back.
         """
-        return at_worker and feedback and self.own_updates and self.bundle in (None, 1)
+        return exchanges_updates and feedback and self.own_updates and self.bundle in (None, 1)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from nmt_train.distributed.context import BuildContext
-from nmt_train.distributed.exchange.recovery_piece import Piece
+from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.transport import Future
 from nmt_train.optim.optimizer import Optimizer
 
@@ -20,7 +20,7 @@ RESIDUAL, UNSENT = "residual", "unsent"
 OPTIMIZER = "optimizer."  # begins the names of the vectors of its own optimizer
 
 
-class There:
+class Completed:
     """A future that is done."""
 
     def __init__(self, value: Tensor) -> None:
@@ -54,15 +54,15 @@ class Exchange(ABC):
     solitary: ClassVar[bool] = False
     in_parts: ClassVar[bool] = False
     synchronous: bool = False
-    in_rounds: bool = False
+    waits_for_others: bool = False
     keeps: bool = False
     clips: bool = False
-    at_worker: bool = False
+    exchanges_updates: bool = False
     gradient_norm: float = 0.0
     optimizer: Optimizer
     staleness: Counter[int]
-    given: list[slice]
-    kept: list[slice]
+    initial_slices: list[slice]
+    snapshot_slices: list[slice]
     _owed: Vectors  # by name, what other modes and layouts had not sent yet
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -103,7 +103,7 @@ class Exchange(ABC):
         """Only bring `parameters` up to date."""
         parameters.copy_(self.optimizer.parameters)
 
-    def rest(self) -> None:
+    def leave_round(self) -> None:
         """Nothing more will come from this worker until its next `sync`: nobody should wait for it.
 
         Returns when all that it gave away has been applied.
@@ -135,29 +135,29 @@ class Exchange(ABC):
         Where the vector is this rank's own, it may change with the next `sync`.
         """
         smoothed = self.optimizer.smoothed
-        return There(self.optimizer.parameters if smoothed is None else smoothed)
+        return Completed(self.optimizer.parameters if smoothed is None else smoothed)
 
     def snapshot(self) -> tuple[Vectors, dict[str, Any]]:
         """Copies of this rank's part of the global parameters with all that the optimizer has, and its numbers."""
         vectors, numbers = self.optimizer.everything()
         return {name: vector.clone() for name, vector in vectors.items()}, numbers
 
-    def carried(self) -> Vectors:
-        """What this worker keeps from one `sync` to the next, as vectors (elements,): residuals, its own optimiser."""
+    def worker_state(self) -> Vectors:
+        """What this worker keeps from one `sync` to the next, as vectors (elements,): residuals, its own optimizer."""
         return dict(self._owed)
 
-    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         """Go on with what `carried` gave, here or, re-cut or added up, elsewhere."""
         owed = {name: vectors[name] for name in (RESIDUAL, UNSENT) if name in vectors}
         self._owed = {name: vector.to(self.optimizer.parameters) for name, vector in owed.items()}
 
-    def pieces(self, rank: int) -> list[Piece]:
+    def recovery_pieces(self, rank: int) -> list[RecoveryPiece]:
         """What this rank (its number is `rank`) has of the global parameters, this moment: first what `optimizer` has."""
-        return [Piece.of(self.given[rank], self.optimizer)]
+        return [RecoveryPiece.of(self.initial_slices[rank], self.optimizer)]
 
     def rescued(self) -> Vectors:
         """`carried`, where an exchange may have been cut short: without what all ranks must have alike."""
-        return self.carried()
+        return self.worker_state()
 
     def _pay(self, name: str, vector: Tensor) -> None:
         """Add what is owed by that name."""
@@ -165,14 +165,18 @@ class Exchange(ABC):
             vector.add_(self._owed.pop(name))
 
 
-class Around(Exchange):
+class ExchangeWrapper(Exchange):
     """An exchange around another one, which does all that a subclass does not."""
 
     def __init__(self, exchange: Exchange) -> None:
         super().__init__(exchange.optimizer)
         self._exchange = exchange
-        self.staleness, self.at_worker = exchange.staleness, exchange.at_worker
-        self.given, self.kept, self.in_rounds = exchange.given, exchange.kept, exchange.in_rounds
+        self.staleness, self.exchanges_updates = exchange.staleness, exchange.exchanges_updates
+        self.initial_slices, self.snapshot_slices, self.waits_for_others = (
+            exchange.initial_slices,
+            exchange.snapshot_slices,
+            exchange.waits_for_others,
+        )
         self.keeps = exchange.keeps
 
     @property
@@ -188,8 +192,8 @@ class Around(Exchange):
     def fetch(self, parameters: Tensor) -> None:
         self._exchange.fetch(parameters)
 
-    def rest(self) -> None:
-        self._exchange.rest()
+    def leave_round(self) -> None:
+        self._exchange.leave_round()
 
     def refresh(self, parameters: Tensor) -> None:
         self._exchange.refresh(parameters)
@@ -209,14 +213,14 @@ class Around(Exchange):
     def snapshot(self) -> tuple[Vectors, dict[str, Any]]:
         return self._exchange.snapshot()
 
-    def carried(self) -> Vectors:
-        return self._exchange.carried()
+    def worker_state(self) -> Vectors:
+        return self._exchange.worker_state()
 
-    def carry(self, vectors: Mapping[str, Tensor]) -> None:
-        self._exchange.carry(vectors)
+    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
+        self._exchange.load_worker_state(vectors)
 
-    def pieces(self, rank: int) -> list[Piece]:
-        return self._exchange.pieces(rank)
+    def recovery_pieces(self, rank: int) -> list[RecoveryPiece]:
+        return self._exchange.recovery_pieces(rank)
 
     def rescued(self) -> Vectors:
         return self._exchange.rescued()

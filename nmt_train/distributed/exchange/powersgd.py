@@ -13,7 +13,7 @@ from nmt_train.common.section import STRICT
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.exchange import RESIDUAL, Vectors
-from nmt_train.distributed.exchange.ring import Joined, Reducer
+from nmt_train.distributed.exchange.ring import Reducer, Reduction
 from nmt_train.trace import Trace
 
 _Q = "low-rank.q"  # among the vectors that a worker carries
@@ -35,13 +35,13 @@ class PowerSGD(AllReduce):
     @classmethod
     def build(cls, context: BuildContext) -> PowerSGD:
         flat, rank = context.flat, context.settings.low_rank.rank
-        reducer = LowRank(cls._reducer_of(context), flat.layout, rank, flat.gradient, context.trace)
+        reducer = LowRankReducer(cls._reducer_of(context), flat.layout, rank, flat.gradient, context.trace)
         made = cls._around(context, reducer)
         assert isinstance(made, cls)
         return made
 
 
-class LowRank(Reducer):
+class LowRankReducer(Reducer):
     """Of every matrix M the mean over ranks of P = M Q is made orthonormal, then Q = M^T P is averaged; P Q^T is the mean.
 
     layout: shapes of the parameters in the order of the vector; those that are no matrices, or too small to gain, are averaged
@@ -71,7 +71,7 @@ class LowRank(Reducer):
         self._q = random.to(like) if not like.is_meta else like.new_empty(rank * columns)
 
     @torch.no_grad()
-    def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Joined:
+    def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Reduction:
         with self._trace.span("encode", vector.numel()):
             if weight:  # else what is owed waits for a batch to travel with
                 vector.add_(self._error)
@@ -100,7 +100,7 @@ class LowRank(Reducer):
                 self._owe(vector)
         if not self._error.is_meta and not torch.isfinite(self._q).all():
             self._forget()
-        return Joined(1.0, joined.weight)
+        return Reduction(1.0, joined.weight)
 
     def _owe(self, mean: Tensor) -> None:
         """What `mean` lacks of this rank's own vector is still to be sent."""
@@ -119,13 +119,13 @@ class LowRank(Reducer):
         self._error.zero_()
         self._q = torch.randn(self._q.shape, generator=torch.Generator().manual_seed(_SEED)).to(self._q)
 
-    def carried(self) -> Vectors:
+    def worker_state(self) -> Vectors:
         return {RESIDUAL: self._error, _Q: self._q}
 
     def rescued(self) -> Vectors:
         return {RESIDUAL: self._error}
 
-    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         """What is owed is paid with the next gradient."""
         self._error.zero_()
         if _Q in vectors and vectors[_Q].shape == self._q.shape:
@@ -144,6 +144,6 @@ def _orthonormal(matrix: Tensor) -> Tensor:
         its = matrix[:, column]
         its.div_(its.norm().clamp(min=torch.finfo(its.dtype).tiny))
         if column + 1 < matrix.shape[1]:
-            rest = matrix[:, column + 1 :]
-            rest.sub_(its[:, None] * (its @ rest)[None])
+            leave_round = matrix[:, column + 1 :]
+            leave_round.sub_(its[:, None] * (its @ leave_round)[None])
     return matrix

@@ -13,11 +13,11 @@ from nmt_train.optim.optimizer import Optimizer
 
 
 @dataclass
-class Piece:
+class RecoveryPiece:
     """A part of the global parameters as somebody has it, after so many updates.
 
     vectors: on the CPU, by name, each as long as the place: the parameters, and, where they are known, their running mean and
-    the optimiser's, whose `numbers` then are as in `Optimizer.state`. exact: the parameters are what they were after these
+    the optimizer's, whose `numbers` then are as in `Optimizer.state`. exact: the parameters are what they were after these
     updates; else some of what changed has not been told, or others have been.
     """
 
@@ -28,8 +28,8 @@ class Piece:
     exact: bool = True
 
     @classmethod
-    def of(cls, place: slice, optimizer: Optimizer) -> Piece:
-        """A copy of all that an optimiser has."""
+    def of(cls, place: slice, optimizer: Optimizer) -> RecoveryPiece:
+        """A copy of all that an optimizer has."""
         vectors, numbers = optimizer.everything()
         return cls(place, optimizer.updates, {name: kept(vector) for name, vector in vectors.items()}, numbers)
 
@@ -43,7 +43,7 @@ class Piece:
         return Message((), (*from_json(self.facts()).tensors, *self.vectors.values()))
 
     @classmethod
-    def unpack(cls, message: Message) -> Piece:
+    def unpack(cls, message: Message) -> RecoveryPiece:
         with message.understood():
             facts = to_json(message)
             vectors = dict(zip(facts["names"], message.tensors[1:], strict=True))

@@ -8,18 +8,19 @@ from torch import Tensor
 
 from nmt_train.common.errors import UserError
 from nmt_train.distributed.message import from_bytes, to_bytes
-from nmt_train.distributed.transport import Tag, Wire, describe
+from nmt_train.distributed.transport import Tag, Transport, describe
 
 
-def compare(wire: Wire, vector: Tensor) -> None:
+def compare(transport: Transport, vector: Tensor) -> None:
     """Compare bits with the rank before, while all ranks do; UserError says which two differ."""
-    if wire.size == 1 or vector.is_meta:
+    if transport.size == 1 or vector.is_meta:
         return
     mine = hashlib.blake2b(vector.cpu().numpy().tobytes(), digest_size=16).digest()
-    wire.send((wire.rank + 1) % wire.size, Tag.REPLICA, from_bytes(mine))
-    before = (wire.rank - 1) % wire.size
-    if to_bytes(wire.receive(before, Tag.REPLICA).result()[1]) != mine:
+    transport.send((transport.rank + 1) % transport.size, Tag.REPLICA, from_bytes(mine))
+    before = (transport.rank - 1) % transport.size
+    if to_bytes(transport.receive(before, Tag.REPLICA).result()[1]) != mine:
         raise UserError(
-            f"{describe(wire, wire.rank)} and {describe(wire, before)} have different parameters, which should be equal to the"
+            f"{describe(transport, transport.rank)} and {describe(transport, before)} have different parameters, which should"
+            " be equal to the"
             " bit: one of them computes or remembers wrongly; go on from the last checkpoint without that machine"
         )

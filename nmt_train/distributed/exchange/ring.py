@@ -17,13 +17,13 @@ from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.exchange.exchange import Vectors
 from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import Tag, Wire
+from nmt_train.distributed.transport import Tag, Transport
 from nmt_train.trace import Trace
 
 _FINITE, _NOT_FINITE = 1, 0  # the first number of a message
 
 
-class Joined(NamedTuple):
+class Reduction(NamedTuple):
     """divisor: what makes a weighted sum the mean; weight: of all ranks together."""
 
     divisor: float
@@ -34,7 +34,7 @@ class Reducer(ABC):
     """Joins vectors of all ranks, which all call it at the same point of their work."""
 
     @abstractmethod
-    def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Joined:
+    def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Reduction:
         """Replace `vector` (elements,) by the sum of all ranks' vectors, each times its weight, the same bits everywhere.
 
         A weight of 0 leaves a rank out, which had nothing to give. The sum may be divided already, as `Joined` says.
@@ -42,32 +42,32 @@ class Reducer(ABC):
         Where a rank's vector is infinite or not a number, so is everybody's sum: no rank is left waiting.
         """
 
-    def carried(self) -> Vectors:
+    def worker_state(self) -> Vectors:
         """What is kept from one sum to the next, as of `Exchange`."""
         return {}
 
     def rescued(self) -> Vectors:
         """`carried`, where a sum may have been cut short: without what all ranks must have alike."""
-        return self.carried()
+        return self.worker_state()
 
-    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         """Go on with what `carried` gave."""
         return None
 
 
-class Ring(Reducer):
+class RingAllReduce(Reducer):
     """2 (n - 1) / n of the vector leaves each of n ranks, and as much comes in, encoded anew at every hop by `codec`."""
 
-    def __init__(self, wire: Wire, codec: Codec, trace: Trace) -> None:
-        self._wire, self._codec, self._trace = wire, codec, trace
-        self._next, self._before = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
+    def __init__(self, transport: Transport, codec: Codec, trace: Trace) -> None:
+        self._transport, self._codec, self._trace = transport, codec, trace
+        self._next, self._before = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
 
     @torch.no_grad()
-    def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Joined:
+    def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Reduction:
         """Behind each block travels the weight of those ranks whose sum it is."""
-        size, rank = self._wire.size, self._wire.rank
+        size, rank = self._transport.size, self._transport.rank
         if size == 1:
-            return Joined(1.0, weight)
+            return Reduction(1.0, weight)
         if weight != 1:
             vector.mul_(weight)
         blocks = [vector[len(vector) * part // size : len(vector) * (part + 1) // size] for part in range(size)]
@@ -83,13 +83,13 @@ class Ring(Reducer):
             message = self._take(blocks[(mine - hop - 1) % size], add=False)
         for done in sent:
             done.result()  # until then the vector may not be overwritten
-        return Joined(max(1, total), total)
+        return Reduction(max(1, total), total)
 
     def _send(self, message: Message) -> Any:
-        return self._wire.send(self._next, Tag.RING, message)
+        return self._transport.send(self._next, Tag.RING, message)
 
     def _encode(self, block: Tensor, update: int, weight: int) -> Message:
-        with self._trace.span("encode", self._codec.effort(block.numel())):
+        with self._trace.span("encode", self._codec.cost_elements(block.numel())):
             try:
                 return self._codec.encode(block, update).and_numbers(_FINITE, weight)
             except NotFinite:
@@ -98,8 +98,8 @@ class Ring(Reducer):
     def _take(self, block: Tensor, add: bool) -> Message:
         """Add what comes from the rank before to a block, or put it there."""
         with self._trace.span("waiting"):
-            message: Message = self._wire.receive(self._before, Tag.RING).result()[1]
-        with self._trace.span("decode", block.numel() if add else self._codec.effort(block.numel())):
+            message: Message = self._transport.receive(self._before, Tag.RING).result()[1]
+        with self._trace.span("decode", block.numel() if add else self._codec.cost_elements(block.numel())):
             self._decode(message, block, add)
         return message
 

@@ -10,21 +10,21 @@ from nmt_train.optim.optimizer import Optimizer
 from nmt_train.trace import Trace
 
 
-class Alone(Exchange):
+class SingleRank(Exchange):
     codec_needs = "lossless"
     solitary = True
 
     @classmethod
-    def build(cls, context: BuildContext) -> Alone:
+    def build(cls, context: BuildContext) -> SingleRank:
         return cls(Optimizer(context.settings.optimizer, context.flat.parameters), context.trace)
 
     def __init__(self, optimizer: Optimizer, trace: Trace) -> None:
         super().__init__(optimizer)
         self._trace = trace
-        self.given = self.kept = [slice(0, optimizer.parameters.numel())]
+        self.initial_slices = self.snapshot_slices = [slice(0, optimizer.parameters.numel())]
 
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
-        """`parameters` is the vector that the optimiser was made for, so it is up to date as soon as it is updated."""
+        """`parameters` is the vector that the optimizer was made for, so it is up to date as soon as it is updated."""
         with self._trace.span("update", gradient.numel()):
             self.optimizer.apply(gradient)
 

@@ -13,56 +13,62 @@ import torch
 from torch import Tensor
 
 from nmt_train.distributed.codec.codec import Codec
-from nmt_train.distributed.codec.error_feedback import Feedback
+from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.codec.strom_threshold import GRAIN
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import OPTIMIZER, UNSENT, Exchange, Vectors
-from nmt_train.distributed.exchange.recovery_piece import Piece
+from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.exchange.replica_check import compare
 from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import Future, Tag, Wire
+from nmt_train.distributed.transport import Future, Tag, Transport
 from nmt_train.optim.config import OptimizerConfig
-from nmt_train.optim.update_optimizers import Adder
-from nmt_train.optim.worker_optimizer import OwnOptimizer
+from nmt_train.optim.update_optimizers import UpdateAdder
+from nmt_train.optim.worker_optimizer import WorkerOptimizer
 from nmt_train.trace import Trace
 
 _CHANGE, _ALL = 1, 0  # a message's first number: a change, or that all before it has been sent
 
 
-class Peers(Exchange):
+class StromExchange(Exchange):
     """Every rank holds all parameters; rank 0's are what checkpoints hold.
 
-    prepares: gradients become updates here, by the worker's own optimiser, and not in the schedule.
+    prepares: gradients become updates here, by the worker's own optimizer, and not in the schedule.
     """
 
     codec_needs = "exact_sums"
-    at_worker = True
+    exchanges_updates = True
 
     @classmethod
-    def build(cls, context: BuildContext) -> Peers:
+    def build(cls, context: BuildContext) -> StromExchange:
         settings, prepares = context.settings, not context.schedule_updates
         codec = context.codec(context.mode.up, settings.dropping.up)
-        return cls(context.wire, context.flat.parameters, settings.optimizer, codec, context.trace, prepares)
+        return cls(context.transport, context.flat.parameters, settings.optimizer, codec, context.trace, prepares)
 
     def __init__(
-        self, wire: Wire, parameters: Tensor, optimizer: OptimizerConfig, codec: Codec, trace: Trace, prepares: bool = True
+        self,
+        transport: Transport,
+        parameters: Tensor,
+        optimizer: OptimizerConfig,
+        codec: Codec,
+        trace: Trace,
+        prepares: bool = True,
     ) -> None:
-        super().__init__(Adder(optimizer, parameters.clone()))
+        super().__init__(UpdateAdder(optimizer, parameters.clone()))
         whole, none = slice(0, parameters.numel()), slice(0, 0)
-        self.given, self.kept = [whole] * wire.size, [whole] + [none] * (wire.size - 1)
-        self._wire, self._trace = wire, trace
+        self.initial_slices, self.snapshot_slices = [whole] * transport.size, [whole] + [none] * (transport.size - 1)
+        self._transport, self._trace = transport, trace
         self._exact = torch.empty_like(parameters, dtype=torch.float64)  # the parameters, in whole grains
-        self._codec = Feedback(codec, torch.zeros_like(parameters))
-        self._local = OwnOptimizer(optimizer, parameters) if prepares else None
+        self._codec = ErrorFeedback(codec, torch.zeros_like(parameters))
+        self._local = WorkerOptimizer(optimizer, parameters) if prepares else None
         # Everybody begins with another peer: else all would queue at the first.
-        self._others = [*range(wire.rank + 1, wire.size), *range(wire.rank)]
-        self._lock, self._heard_all = wire.lock(), wire.event()
+        self._others = [*range(transport.rank + 1, transport.size), *range(transport.rank)]
+        self._lock, self._heard_all = transport.lock(), transport.event()
         self._complete: set[int] = set()  # peers that have sent all
         self._unpublished = 0  # updates that `optimizer.parameters` do not have yet
         self._leaving: list[Future[None]] = []  # the last change, on its way to every peer
         self._base()
         if self._others:
-            wire.spawn("peers", self._hear)
+            transport.spawn("peers", self._hear)
 
     @torch.no_grad()
     def prepare(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
@@ -77,9 +83,9 @@ class Peers(Exchange):
         with self._trace.span("sync"):
             self._wait_for_the_last()
             self._pay(UNSENT, gradient)
-            with self._trace.span("encode", self._codec.effort(gradient.numel())):
+            with self._trace.span("encode", self._codec.cost_elements(gradient.numel())):
                 message = self._codec.encode(gradient, self.updates)
-            self._leaving = [self._wire.send(rank, Tag.PEER, message.and_numbers(_CHANGE)) for rank in self._others]
+            self._leaving = [self._transport.send(rank, Tag.PEER, message.and_numbers(_CHANGE)) for rank in self._others]
             with self._lock:
                 self._change(message)
                 self._publish()
@@ -106,9 +112,9 @@ class Peers(Exchange):
 
     @torch.no_grad()
     def _hear(self) -> None:
-        """Take in what the others change, until the wire is closed."""
+        """Take in what the others change, until the transport is closed."""
         while True:
-            source, message = self._wire.receive(None, Tag.PEER).result()
+            source, message = self._transport.receive(None, Tag.PEER).result()
             if message.number() == _CHANGE:
                 with self._lock:
                     self._change(message.without_numbers(1))
@@ -121,7 +127,7 @@ class Peers(Exchange):
     def refresh(self, parameters: Tensor) -> None:
         """Wait for all that was sent; UserError if the replicas are then not equal."""
         for rank in self._others:
-            self._wire.send(rank, Tag.PEER, Message((_ALL,)))
+            self._transport.send(rank, Tag.PEER, Message((_ALL,)))
         if self._others:
             self._heard_all.wait()
             self._heard_all.clear()
@@ -129,7 +135,7 @@ class Peers(Exchange):
         with self._lock:
             self._publish()
             self._base()  # before anybody can go on, which takes this rank's comparison
-        compare(self._wire, self.optimizer.parameters)
+        compare(self._transport, self.optimizer.parameters)
         parameters.copy_(self.optimizer.parameters)
 
     def _base(self) -> None:
@@ -137,20 +143,20 @@ class Peers(Exchange):
         torch.div(self.optimizer.parameters.double(), GRAIN, out=self._exact).round_().mul_(GRAIN)
 
     @torch.no_grad()
-    def pieces(self, rank: int) -> list[Piece]:
+    def recovery_pieces(self, rank: int) -> list[RecoveryPiece]:
         with self._lock:
             self.optimizer.parameters.copy_(self._exact)
             # As many changes as another has need not be the same ones.
-            return [replace(piece, exact=False) for piece in super().pieces(rank)]
+            return [replace(piece, exact=False) for piece in super().recovery_pieces(rank)]
 
-    def carried(self) -> Vectors:
+    def worker_state(self) -> Vectors:
         owed = {**self._owed, UNSENT: self._codec.residual + self._owed.get(UNSENT, 0.0)}
         return owed | (self._local.optimizer.packed(OPTIMIZER) if self._local is not None else {})
 
-    def carry(self, vectors: Mapping[str, Tensor]) -> None:
-        super().carry(vectors)
+    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
+        super().load_worker_state(vectors)
         self._codec.residual.zero_()
         self._pay(UNSENT, self._codec.residual)
         if self._local is not None:
-            self._local.optimizer.unpack(OPTIMIZER, vectors, "the worker's optimiser")
+            self._local.optimizer.unpack(OPTIMIZER, vectors, "the worker's optimizer")
         self._base()

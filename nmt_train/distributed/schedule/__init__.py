@@ -4,18 +4,18 @@ from typing import Any
 
 from nmt_train.distributed.schedule.bucketed import Bucketed
 from nmt_train.distributed.schedule.downpour import Downpour
-from nmt_train.distributed.schedule.easgd import Elastic
+from nmt_train.distributed.schedule.easgd import EASGD
 from nmt_train.distributed.schedule.every_step import EveryStep
-from nmt_train.distributed.schedule.local_sgd import LocalSteps
+from nmt_train.distributed.schedule.local_sgd import LocalSGD
 from nmt_train.distributed.schedule.overlap import Overlap
-from nmt_train.distributed.schedule.pipe_sgd import Pipelined
+from nmt_train.distributed.schedule.pipe_sgd import PipeSGD
 from nmt_train.distributed.schedule.schedule import Schedule
 
 SCHEDULES: dict[str, type[Schedule]] = {
     "every-step": EveryStep,
     "overlapped": Overlap,
-    "pipelined": Pipelined,
-    "local-steps": LocalSteps,
+    "pipelined": PipeSGD,
+    "local-steps": LocalSGD,
     "downpour": Downpour,
 }
 
@@ -25,6 +25,6 @@ def chosen(name: str, settings: Any) -> type[Schedule]:
     schedule = SCHEDULES[name]
     if schedule is EveryStep and (settings.exchange.buckets or 1) > 1:
         return Bucketed
-    if schedule is LocalSteps and settings.local.outer == "elastic":
-        return Elastic
+    if schedule is LocalSGD and settings.local.outer == "elastic":
+        return EASGD
     return schedule

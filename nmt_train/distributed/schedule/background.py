@@ -7,31 +7,31 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from nmt_train.distributed.exchange.ring import Joined
-from nmt_train.distributed.transport import Wire
+from nmt_train.distributed.exchange.ring import Reduction
+from nmt_train.distributed.transport import Transport
 from nmt_train.trace import Trace
 
 
-class Courier:
+class BackgroundTask:
     """Carries one vector after the other, in the order in which they are given: workers that give them in the same order meet.
 
     under_way: how many have been given and not been taken back.
     """
 
-    def __init__(self, wire: Wire, trace: Trace, carry: Callable[[Tensor, int], Joined]) -> None:
+    def __init__(self, transport: Transport, trace: Trace, load_worker_state: Callable[[Tensor, int], Reduction]) -> None:
         """`carry` is called in the task with every vector and its weight, and may change the vector."""
-        self._trace, self._carry = trace, carry
-        self._given, self._done = deque[tuple[Tensor, int]](), deque[tuple[Tensor, Joined]]()
+        self._trace, self._carry = trace, load_worker_state
+        self._given, self._done = deque[tuple[Tensor, int]](), deque[tuple[Tensor, Reduction]]()
         self.under_way = 0
-        self._work, self._news = wire.event(), wire.event()
-        self._task = wire.spawn("courier", self._carry_on)
+        self._work, self._news = transport.event(), transport.event()
+        self._task = transport.spawn("background task", self._run)
 
     def give(self, vector: Tensor, weight: int) -> None:
         self.under_way += 1
         self._given.append((vector, weight))
         self._work.set()
 
-    def take(self) -> tuple[Tensor, Joined]:
+    def take(self) -> tuple[Tensor, Reduction]:
         """Wait for the oldest that is under way, and what `carry` said of it; what `carry` has raised."""
         with self._trace.span("waiting"):
             while not self._done:
@@ -43,7 +43,7 @@ class Courier:
         self.under_way -= 1
         return self._done.popleft()
 
-    def _carry_on(self) -> None:
+    def _run(self) -> None:
         while True:
             while not self._given:
                 self._work.clear()

@@ -13,10 +13,10 @@ from torch import Tensor
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.exchange import Exchange
-from nmt_train.distributed.schedule.background import Courier
+from nmt_train.distributed.schedule.background import BackgroundTask
 from nmt_train.distributed.schedule.every_step import EveryStep
-from nmt_train.distributed.transport import Wire
-from nmt_train.optim.flat_model import Flat
+from nmt_train.distributed.transport import Transport
+from nmt_train.optim.flat_model import FlatModel
 from nmt_train.trace import Trace
 
 
@@ -35,12 +35,19 @@ class Bucketed(EveryStep):
         assert isinstance(exchange, AllReduce), "others are refused"
         settings = context.settings
         return cls(
-            context.flat, exchange, context.wire, context.trace, settings.batch.accumulate, settings.exchange.buckets,
+            context.flat, exchange, context.transport, context.trace, settings.batch.accumulate, settings.exchange.buckets,
             context.sums,
         )  # fmt: skip
 
     def __init__(
-        self, flat: Flat, exchange: AllReduce, wire: Wire, trace: Trace, accumulate: int, buckets: int, sums: bool = False
+        self,
+        flat: FlatModel,
+        exchange: AllReduce,
+        transport: Transport,
+        trace: Trace,
+        accumulate: int,
+        buckets: int,
+        sums: bool = False,
     ) -> None:
         super().__init__(flat, exchange, 0.0, accumulate, sums)
         self._all_reduce, self._trace = exchange, trace  # with both of its halves
@@ -51,14 +58,14 @@ class Bucketed(EveryStep):
         self._missing: dict[int, int] = {}  # elements that the backward pass still owes to a bucket, by its beginning
         self._begun = False  # whether some bucket of this exchange may have set out
         self._weight = 0  # of this exchange
-        self._courier = Courier(wire, trace, exchange.transfer)
-        if wire.parallel:
+        self._background = BackgroundTask(transport, trace, exchange.transfer)
+        if transport.parallel:
             flat.watch(self._computed)
 
     def backward(self, loss: Tensor, tokens: int, trace: Trace) -> None:
         if self._steps + 1 < self._accumulate:
             return super().backward(loss, tokens, trace)
-        factor, parts = self.pile.add(tokens), len(self._buckets)
+        factor, parts = self.accumulator.add(tokens), len(self._buckets)
         divisor = self._begin()
         with trace.span("backward", tokens, parts):
             (loss if factor == divisor else loss * (factor / divisor)).backward()
@@ -70,7 +77,7 @@ class Bucketed(EveryStep):
     def _begin(self) -> float:
         """By what gradients are divided to be the mean; the last one may still be to come."""
         self._begun = True
-        divisor, self._weight = self.pile.take()
+        divisor, self._weight = self.accumulator.take()
         if divisor != 1.0:
             self._flat.gradient.div_(divisor)
         self.exchange.prepare(self._flat.gradient, self._flat.parameters, self._weight)
@@ -86,7 +93,7 @@ class Bucketed(EveryStep):
             self._give()
 
     def _give(self) -> None:
-        self._courier.give(self._flat.gradient[self._waiting.popleft()], self._weight)
+        self._background.give(self._flat.gradient[self._waiting.popleft()], self._weight)
 
     def _give_away(self) -> None:
         if not self._begun:  # its last step had no batch, or nobody knew that it was the last
@@ -94,7 +101,7 @@ class Bucketed(EveryStep):
         while self._waiting:
             self._give()
         with self._trace.span("sync"):
-            while self._courier.under_way:
-                _, joined = self._courier.take()
+            while self._background.under_way:
+                _, joined = self._background.take()
         self._begun = False
         self._all_reduce.apply(self._flat.gradient, self._flat.parameters, joined)

@@ -13,7 +13,7 @@ from nmt_train.common.section import STRICT
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange, Vectors
 from nmt_train.distributed.schedule.schedule import Schedule
-from nmt_train.optim.flat_model import Flat
+from nmt_train.optim.flat_model import FlatModel
 
 _SINCE = "downpour.since"  # steps since the last fetch, among what a worker carries
 
@@ -38,13 +38,15 @@ class Downpour(Schedule):
         settings = context.settings
         return cls(context.flat, exchange, settings.downpour, settings.optimizer.clip_norm, context.sums)
 
-    def __init__(self, flat: Flat, exchange: Exchange, config: DownpourConfig, clip_norm: float, sums: bool = False) -> None:
+    def __init__(
+        self, flat: FlatModel, exchange: Exchange, config: DownpourConfig, clip_norm: float, sums: bool = False
+    ) -> None:
         super().__init__(exchange, flat.parameters, sums)
         self._flat, self._config, self._clip_norm = flat, config, clip_norm
         self._piled = self._since = 0  # steps whose gradients are not given away; steps since the last fetch
 
     @property
-    def between(self) -> bool:
+    def mid_accumulation(self) -> bool:
         return self._piled > 0
 
     def step(self) -> bool:
@@ -63,7 +65,7 @@ class Downpour(Schedule):
     def _give(self) -> None:
         piled, self._piled = self._piled, 0
         try:
-            self.exchange.gradient_norm, weight = self.pile.join(self._flat.gradient, self._clip_norm)
+            self.exchange.gradient_norm, weight = self.accumulator.join(self._flat.gradient, self._clip_norm)
             self.exchange.prepare(self._flat.gradient, self._flat.parameters, weight)
             self.exchange.give(self._flat.gradient, weight)
         finally:
@@ -73,16 +75,16 @@ class Downpour(Schedule):
     def drain(self) -> None:
         if self._piled:
             self._give()
-        self.exchange.rest()
+        self.exchange.leave_round()
 
     def refresh(self) -> None:
         self._since = 0
         self.exchange.refresh(self._flat.parameters)
 
-    def kept(self) -> Vectors:
+    def own_state(self) -> Vectors:
         return {_SINCE: torch.tensor([self._since])}
 
-    def carry(self, vectors: Mapping[str, Tensor]) -> None:
-        super().carry(vectors)
+    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
+        super().load_worker_state(vectors)
         if _SINCE in vectors:
             self._since = int(vectors[_SINCE][0])

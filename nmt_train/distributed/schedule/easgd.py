@@ -1,4 +1,4 @@
-"""Workers that keep parameters of their own, tied to a common centre by an elastic force (EASGD, Zhang et al. 2015)."""
+"""Workers that keep parameters of their own, tied to a common center by an elastic force (EASGD, Zhang et al. 2015)."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ import torch
 from torch import Tensor
 
 from nmt_train.distributed.exchange.exchange import Exchange, Vectors
-from nmt_train.distributed.schedule.local_sgd import LocalConfig, LocalSteps
+from nmt_train.distributed.schedule.local_sgd import LocalConfig, LocalSGD
 from nmt_train.optim.config import OptimizerConfig
-from nmt_train.optim.flat_model import Flat, subtract
+from nmt_train.optim.flat_model import FlatModel, subtract
 from nmt_train.trace import Trace
 
 _OWN = "elastic.parameters"  # among the vectors that a worker carries
 
 
-class Elastic(LocalSteps):
-    """Every so many steps a worker and the centre move towards each other by a share of the distance between them.
+class EASGD(LocalSGD):
+    """Every so many steps a worker and the center move towards each other by a share of the distance between them.
 
-    The global parameters are the centre's. With a server each worker does so at its own pace; with all-reduce all at the same
-    step, and the centre moves by the mean of their ways.
+    The global parameters are the center's. With a server each worker does so at its own pace; with all-reduce all at the same
+    step, and the center moves by the mean of their ways.
     """
 
     one_call = False
 
-    def __init__(self, flat: Flat, exchange: Exchange, trace: Trace, config: LocalConfig, optimizer: OptimizerConfig) -> None:
+    def __init__(
+        self, flat: FlatModel, exchange: Exchange, trace: Trace, config: LocalConfig, optimizer: OptimizerConfig
+    ) -> None:
         super().__init__(flat, exchange, trace, config, optimizer)
         self.received, self._share = self._start, config.elastic_share
         self._placed = False  # whether the worker has parameters of its own yet
@@ -34,7 +36,7 @@ class Elastic(LocalSteps):
     def _exchange(self) -> None:
         since, self._since, self._begun, weight = self._since, 0, False, self._take_worked()
         way, parameters = self._flat.gradient, self._flat.parameters
-        self.exchange.fetch(self._start)  # the centre as it is now
+        self.exchange.fetch(self._start)  # the center as it is now
         subtract(parameters, self._start, out=way).mul_(self._share)
         parameters.sub_(way)
         try:
@@ -49,16 +51,16 @@ class Elastic(LocalSteps):
             self._flat.parameters.copy_(self._start)
             self._placed = True
 
-    def kept(self) -> Vectors:
-        return super().kept() | {_OWN: self._flat.parameters}
+    def own_state(self) -> Vectors:
+        return super().own_state() | {_OWN: self._flat.parameters}
 
     def rescued(self) -> Vectors:
         """Its parameters are its own, and no way is owed."""
-        return self.exchange.rescued() | self.kept()
+        return self.exchange.rescued() | self.own_state()
 
-    def carry(self, vectors: Mapping[str, Tensor]) -> None:
-        super().carry(vectors)
+    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
+        super().load_worker_state(vectors)
         self._placed = _OWN in vectors
-        self._goes_on = self._goes_on and self._placed
+        self._restored = self._restored and self._placed
         if self._placed:
             self._flat.parameters.copy_(vectors[_OWN])

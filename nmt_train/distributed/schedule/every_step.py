@@ -5,7 +5,7 @@ from __future__ import annotations
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.schedule.schedule import Schedule
-from nmt_train.optim.flat_model import Flat
+from nmt_train.optim.flat_model import FlatModel
 
 
 class EveryStep(Schedule):
@@ -18,13 +18,13 @@ class EveryStep(Schedule):
         settings = context.settings
         return cls(context.flat, exchange, settings.optimizer.clip_norm, settings.batch.accumulate, context.sums)
 
-    def __init__(self, flat: Flat, exchange: Exchange, clip_norm: float, accumulate: int, sums: bool = False) -> None:
+    def __init__(self, flat: FlatModel, exchange: Exchange, clip_norm: float, accumulate: int, sums: bool = False) -> None:
         super().__init__(exchange, flat.parameters, sums)
         self._flat, self._clip_norm, self._accumulate = flat, clip_norm, accumulate
         self._steps = 0
 
     @property
-    def between(self) -> bool:
+    def mid_accumulation(self) -> bool:
         return self._steps > 0
 
     def step(self) -> bool:
@@ -45,11 +45,11 @@ class EveryStep(Schedule):
     def _give_away(self) -> None:
         gradient, parameters = self._flat.gradient, self._flat.parameters
         if self.exchange.clips:
-            divisor, weight = self.pile.take()
+            divisor, weight = self.accumulator.take()
             if divisor != 1.0:
                 gradient.div_(divisor)
         else:
-            self.exchange.gradient_norm, weight = self.pile.join(gradient, self._clip_norm)
+            self.exchange.gradient_norm, weight = self.accumulator.join(gradient, self._clip_norm)
         self.exchange.prepare(gradient, parameters, weight)
         self.exchange.sync(gradient, parameters, weight)
 
@@ -57,7 +57,7 @@ class EveryStep(Schedule):
         """Nothing is ever in flight; a sum of fewer than `accumulate` gradients is given away as it is."""
         if self._steps:
             self._exchange()
-        self.exchange.rest()
+        self.exchange.leave_round()
 
     def refresh(self) -> None:
         self.exchange.refresh(self._flat.parameters)

@@ -1,7 +1,7 @@
 """Steps that each worker makes by itself, then an exchange of how far all have gone: local SGD and its kin.
 
 Averaged every so many steps (Stich 2019; once, at the end: Zinkevich et al. 2010, thesis 2.3.1), or taken as the gradient of an
-outer optimiser (DiLoCo, Douillard et al. 2023). What is given away is the way from where all began, as a finished update.
+outer optimizer (DiLoCo, Douillard et al. 2023). What is given away is the way from where all began, as a finished update.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import OPTIMIZER, UNSENT, Exchange, Vectors
 from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.optim.config import OptimizerConfig
-from nmt_train.optim.flat_model import Flat, subtract
+from nmt_train.optim.flat_model import FlatModel, subtract
 from nmt_train.optim.optimizer import Optimizer
 from nmt_train.trace import Trace
 
@@ -29,7 +29,7 @@ _STEPS = "local.steps"  # how many a worker has made, among what it carries
 
 @dataclass(frozen=True, config=STRICT)
 class LocalConfig:
-    """Steps that every worker makes by its own optimiser before all exchange how far they have gone."""
+    """Steps that every worker makes by its own optimizer before all exchange how far they have gone."""
 
     every: int | None = Field(
         default=None,
@@ -40,23 +40,25 @@ class LocalConfig:
     outer: Literal["none", "nesterov", "elastic"] | None = Field(
         default=None,
         description="the ways that workers went are, on the mean, none: gone by all; nesterov: the gradient of an outer"
-        " optimiser; elastic: gone by a common centre in part; null: as the mode has it",
+        " optimizer; elastic: gone by a common center in part; null: as the mode has it",
     )
     elastic_share: float = Field(
-        default=0.1, gt=0, le=1, description="elastic: how much of the distance worker and centre each go towards the other"
+        default=0.1, gt=0, le=1, description="elastic: how much of the distance worker and center each go towards the other"
     )
     outer_rate: float = Field(default=0.7, gt=0, description="nesterov: the outer learning rate")
     outer_momentum: float = Field(default=0.9, ge=0, lt=1, description="nesterov: the outer momentum")
 
 
-class LocalSteps(Schedule):
+class LocalSGD(Schedule):
     in_lockstep = updates = True
 
     @classmethod
-    def build(cls, context: BuildContext, exchange: Exchange) -> LocalSteps:
+    def build(cls, context: BuildContext, exchange: Exchange) -> LocalSGD:
         return cls(context.flat, exchange, context.trace, context.settings.local, context.settings.optimizer)
 
-    def __init__(self, flat: Flat, exchange: Exchange, trace: Trace, config: LocalConfig, optimizer: OptimizerConfig) -> None:
+    def __init__(
+        self, flat: FlatModel, exchange: Exchange, trace: Trace, config: LocalConfig, optimizer: OptimizerConfig
+    ) -> None:
         super().__init__(exchange, flat.parameters, sums=False)
         self._flat, self._trace, self._clip_norm = flat, trace, optimizer.clip_norm
         self._every, self.endless = config.every, config.every == 0
@@ -68,7 +70,7 @@ class LocalSteps(Schedule):
         self._worked = False  # whether one of them had a batch: a mean over workers leaves out those that had none
 
     @property
-    def between(self) -> bool:
+    def mid_accumulation(self) -> bool:
         return self._begun
 
     @property
@@ -79,7 +81,7 @@ class LocalSteps(Schedule):
         """A step that is not finite is not counted: all workers make as many between two exchanges."""
         gradient, self._begun, self._worked = self._flat.gradient, True, True
         try:
-            self.exchange.gradient_norm, weight = self.pile.join(gradient, self._clip_norm)
+            self.exchange.gradient_norm, weight = self.accumulator.join(gradient, self._clip_norm)
             self.exchange.prepare(gradient, self._flat.parameters, weight)
             self._inner.follow(self.exchange.optimizer, self._steps)
             with self._trace.span("update", gradient.numel()):
@@ -121,13 +123,13 @@ class LocalSteps(Schedule):
     def drain(self) -> None:
         if self._begun:
             self._exchange()
-        self.exchange.rest()
+        self.exchange.leave_round()
 
     def refresh(self) -> None:
         self.exchange.refresh(self._flat.parameters)
         self._start.copy_(self._flat.parameters)
 
-    def kept(self) -> Vectors:
+    def own_state(self) -> Vectors:
         return self._inner.packed(OPTIMIZER) | {_STEPS: torch.tensor([self._steps])}
 
     @torch.no_grad()
@@ -147,9 +149,9 @@ class LocalSteps(Schedule):
     def _way(self) -> Tensor:
         return subtract(self._flat.parameters, self._start, out=torch.empty_like(self._start))
 
-    def carry(self, vectors: Mapping[str, Tensor]) -> None:
-        super().carry(vectors)
+    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
+        super().load_worker_state(vectors)
         self._start.copy_(self.received)
-        self._inner.unpack(OPTIMIZER, vectors, "the worker's optimiser")
+        self._inner.unpack(OPTIMIZER, vectors, "the worker's optimizer")
         # From another mode: as many as there were updates.
         self._steps = int(vectors[_STEPS][0]) if _STEPS in vectors else self.exchange.updates

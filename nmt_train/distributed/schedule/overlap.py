@@ -1,6 +1,6 @@
-"""Exchange while computing on: a second task, the courier, exchanges gradients while the next ones pile up.
+"""Exchange while computing on: a second task, the background task, exchanges gradients while the next ones pile up.
 
-Thesis 3.4, Algorithms 5 (courier) and 6 (worker).
+Thesis 3.4, Algorithms 5 (background task) and 6 (worker).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from nmt_train.common.section import STRICT
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange, Vectors
 from nmt_train.distributed.schedule.schedule import Schedule
-from nmt_train.distributed.transport import Wire
+from nmt_train.distributed.transport import Transport
 from nmt_train.optim.config import OptimizerConfig
-from nmt_train.optim.flat_model import Flat
+from nmt_train.optim.flat_model import FlatModel
 from nmt_train.optim.optimizer import Optimizer, clip
 from nmt_train.trace import Trace
 
-_PREFIX = "local."  # of the vectors of the optimiser that updates a worker's own copy
+_PREFIX = "local."  # of the vectors of the optimizer that updates a worker's own copy
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -47,33 +47,41 @@ class OverlapConfig:
 
 
 class Overlap(Schedule):
-    """Gradients pile up in the flat gradient; whenever the courier is idle, parameters are swapped in and the pile out."""
+    """Gradients pile up in the flat gradient; whenever the background task is idle, parameters are swapped in and the pile
+    out.
+    """
 
-    in_flight = 1
+    max_in_flight = 1
 
     @classmethod
     def build(cls, context: BuildContext, exchange: Exchange) -> Overlap:
         settings = context.settings
-        return cls(context.flat, exchange, context.wire, context.trace, settings.overlap, settings.optimizer, context.sums)
+        return cls(context.flat, exchange, context.transport, context.trace, settings.overlap, settings.optimizer, context.sums)
 
     def __init__(
-        self, flat: Flat, exchange: Exchange, wire: Wire, trace: Trace, config: OverlapConfig, optimizer: OptimizerConfig,
+        self,
+        flat: FlatModel,
+        exchange: Exchange,
+        transport: Transport,
+        trace: Trace,
+        config: OverlapConfig,
+        optimizer: OptimizerConfig,
         sums: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(exchange, flat.parameters.clone(), sums)
         self._flat, self._trace, self._config, self._clip_norm = flat, trace, config, optimizer.clip_norm
-        self._given, self._weight = flat.gradient.clone(), 0  # the joined gradient that the courier has
+        self._given, self._weight = flat.gradient.clone(), 0  # the joined gradient that the background task has
         self._step_gradient = flat.gradient.clone() if config.local_update == "optimizer" else None
         # Where the exchange makes updates of gradients, these are what is laid over what is swapped in.
-        own = config.local_update == "optimizer" or (config.local_update == "sum" and not exchange.at_worker)
+        own = config.local_update == "optimizer" or (config.local_update == "sum" and not exchange.exchanges_updates)
         self._local = Optimizer(dataclasses.replace(optimizer, smoothing=0.0), flat.parameters) if own else None
-        self._steps, self._in_flight, self.behind = 0, False, 1
-        self._work, self._idle = wire.event(), wire.event()
+        self._steps, self._in_flight = 0, False
+        self._work, self._idle = transport.event(), transport.event()
         self._idle.set()
-        self._task = wire.spawn("courier", self._carry_on)
+        self._task = transport.spawn("background task", self._run)
 
     @property
-    def between(self) -> bool:
+    def mid_accumulation(self) -> bool:
         return self._steps > 0
 
     def step(self) -> bool:
@@ -97,7 +105,7 @@ class Overlap(Schedule):
         if self._in_flight:
             self._flat.parameters.copy_(self.received)
             self._in_flight = False
-        self.exchange.rest()
+        self.exchange.leave_round()
 
     def _wait(self) -> None:
         with self._trace.span("waiting"):
@@ -106,11 +114,11 @@ class Overlap(Schedule):
             self._task.result()
 
     def _swap(self) -> bool:
-        """Take over what the courier brought, and give it what has piled up."""
+        """Take over what the background task brought, and give it what has piled up."""
         gradient = self._flat.gradient
         steps, self._steps = self._steps, 0
         try:
-            self.exchange.gradient_norm, self._weight = self.pile.join(gradient, self._clip_norm)
+            self.exchange.gradient_norm, self._weight = self.accumulator.join(gradient, self._clip_norm)
             self.exchange.prepare(gradient, self._flat.parameters, self._weight)
             with self._trace.span("swap", gradient.numel()):
                 self._given.copy_(gradient)
@@ -145,9 +153,9 @@ class Overlap(Schedule):
         newest = self._flat.gradient - self._step_gradient
         self._step_gradient.copy_(self._flat.gradient)
         try:
-            clip(newest, self._clip_norm, self.pile.factor)
+            clip(newest, self._clip_norm, self.accumulator.factor)
         except NotFinite:  # and so is the pile
-            self.pile.take()
+            self.accumulator.take()
             self._steps = 0
             self._flat.gradient.zero_()
             self._step_gradient.zero_()
@@ -155,8 +163,8 @@ class Overlap(Schedule):
         self._local.follow(self.exchange.optimizer, self.exchange.updates)
         self._local.apply(newest)
 
-    def _carry_on(self) -> None:
-        """The courier (Algorithm 5)."""
+    def _run(self) -> None:
+        """The background task (Algorithm 5)."""
         while True:
             self._work.wait()
             self._work.clear()
@@ -167,12 +175,12 @@ class Overlap(Schedule):
         self.exchange.refresh(self.received)
         self._flat.parameters.copy_(self.received)
 
-    def kept(self) -> Vectors:
+    def own_state(self) -> Vectors:
         return self._local.packed(_PREFIX) if self._local is not None else {}
 
-    def carry(self, vectors: Mapping[str, Tensor]) -> None:
-        super().carry(vectors)
-        if self._goes_on:
+    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
+        super().load_worker_state(vectors)
+        if self._restored:
             self._flat.parameters.copy_(self.received)
         if self._local is not None:
-            self._local.unpack(_PREFIX, vectors, "the worker's local optimiser")
+            self._local.unpack(_PREFIX, vectors, "the worker's local optimizer")

@@ -14,10 +14,10 @@ from nmt_train.common.section import STRICT
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.exchange import Exchange
-from nmt_train.distributed.schedule.background import Courier
+from nmt_train.distributed.schedule.background import BackgroundTask
 from nmt_train.distributed.schedule.schedule import Schedule
-from nmt_train.distributed.transport import Wire
-from nmt_train.optim.flat_model import Flat
+from nmt_train.distributed.transport import Transport
+from nmt_train.optim.flat_model import FlatModel
 from nmt_train.trace import Trace
 
 
@@ -31,26 +31,32 @@ class PipelineConfig:
     warmup: int = Field(default=0, ge=0, le=10**9, description="at first, updates without a pipeline [updates]")
 
 
-class Pipelined(Schedule):
+class PipeSGD(Schedule):
     """While a batch is computed, the sums of the `width` - 1 batches before it are under way."""
 
     works_with = AllReduce
     in_lockstep = True
 
     @classmethod
-    def build(cls, context: BuildContext, exchange: Exchange) -> Pipelined:
+    def build(cls, context: BuildContext, exchange: Exchange) -> PipeSGD:
         assert isinstance(exchange, AllReduce), "others are refused"
-        return cls(context.flat, exchange, context.wire, context.trace, context.settings.pipeline, context.sums)
+        return cls(context.flat, exchange, context.transport, context.trace, context.settings.pipeline, context.sums)
 
     def __init__(
-        self, flat: Flat, exchange: AllReduce, wire: Wire, trace: Trace, config: PipelineConfig, sums: bool = False
+        self,
+        flat: FlatModel,
+        exchange: AllReduce,
+        transport: Transport,
+        trace: Trace,
+        config: PipelineConfig,
+        sums: bool = False,
     ) -> None:
         super().__init__(exchange, flat.parameters, sums)
-        self.behind = config.width - 1
+        self.max_in_flight = config.width - 1
         self._all_reduce = exchange  # with both of its halves
         self._flat, self._trace, self._config = flat, trace, config
         self._free = [flat.gradient.clone() for _ in range(config.width)]
-        self._courier = Courier(wire, trace, exchange.transfer)
+        self._background = BackgroundTask(transport, trace, exchange.transfer)
 
     def step(self) -> bool:
         """NotFinite if the sum that is now applied is not finite: on all workers alike."""
@@ -59,10 +65,10 @@ class Pipelined(Schedule):
             self.drain()
             return self._at_once()
         self._give()  # first: the network goes on with it as soon as it has done the one before
-        return self._take() if self._courier.under_way == width else False
+        return self._take() if self._background.under_way == width else False
 
     def _at_once(self) -> bool:
-        _, weight = self.pile.take()
+        _, weight = self.accumulator.take()
         try:
             self.exchange.prepare(self._flat.gradient, self._flat.parameters, weight)
             self.exchange.sync(self._flat.gradient, self._flat.parameters, weight)
@@ -72,17 +78,17 @@ class Pipelined(Schedule):
         return True
 
     def _give(self) -> None:
-        _, weight = self.pile.take()
+        _, weight = self.accumulator.take()
         self.exchange.prepare(self._flat.gradient, self._flat.parameters, weight)
         vector = self._free.pop()
         with self._trace.span("swap", vector.numel()):
             vector.copy_(self._flat.gradient)
         self._flat.gradient.zero_()
-        self._courier.give(vector, weight)
+        self._background.give(vector, weight)
 
     def _take(self) -> bool:
         """Wait for the oldest sum, and update by it."""
-        vector, joined = self._courier.take()
+        vector, joined = self._background.take()
         try:
             self._all_reduce.apply(vector, self._flat.parameters, joined)
         finally:
@@ -91,7 +97,7 @@ class Pipelined(Schedule):
         return True
 
     def drain(self) -> None:
-        while self._courier.under_way:
+        while self._background.under_way:
             self._take()
 
     def refresh(self) -> None:

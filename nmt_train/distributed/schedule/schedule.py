@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange, Vectors
-from nmt_train.optim.gradient_accumulation import Pile
+from nmt_train.optim.gradient_accumulation import GradientAccumulator
 from nmt_train.trace import Trace
 
 RECEIVED = "worker.received"  # among the vectors that a worker carries
@@ -38,18 +38,17 @@ class Schedule(ABC):
     one_call: ClassVar[bool] = True
     in_parts: ClassVar[bool] = False
     updates: ClassVar[bool] = False
-    in_flight: ClassVar[int] = 0
     exchange: Exchange
     steps: Counter[int]
-    behind: int = 0
+    max_in_flight: int = 0
     endless: bool = False
     received: Tensor
 
     def __init__(self, exchange: Exchange, received: Tensor, sums: bool) -> None:
         """sums: gradients are joined by their sum, not by their mean (see joining.py)."""
         self.exchange, self.steps, self.received = exchange, Counter[int](), received
-        self.pile = Pile(sums)
-        self._goes_on = False  # whether it was given what it had received before
+        self.accumulator = GradientAccumulator(sums)
+        self._restored = False  # whether it was given what it had received before
 
     @classmethod
     def build(cls, context: BuildContext, exchange: Exchange) -> Schedule:
@@ -57,7 +56,7 @@ class Schedule(ABC):
         raise NotImplementedError
 
     @property
-    def between(self) -> bool:
+    def mid_accumulation(self) -> bool:
         return False
 
     @property
@@ -67,7 +66,7 @@ class Schedule(ABC):
 
     def backward(self, loss: Tensor, tokens: int, trace: Trace) -> None:
         """Add the gradient of a batch of so many target tokens to the flat gradient; what is complete may set out at once."""
-        factor = self.pile.add(tokens)
+        factor = self.accumulator.add(tokens)
         with trace.span("backward", tokens):
             (loss if factor == 1.0 else loss * factor).backward()
 
@@ -99,30 +98,30 @@ class Schedule(ABC):
 
     def begin(self) -> None:
         """Begin with what `carry` gave, if that says what the worker had received, else with the global parameters."""
-        if self._goes_on:
+        if self._restored:
             self.exchange.restore(self.received)
         else:
             self.refresh()
 
-    def carried(self) -> Vectors:
+    def worker_state(self) -> Vectors:
         """What a drained worker keeps, as vectors (elements,)."""
-        return self.exchange.carried() | self.kept() | ({RECEIVED: self.received} if self.exchange.keeps else {})
+        return self.exchange.worker_state() | self.own_state() | ({RECEIVED: self.received} if self.exchange.keeps else {})
 
-    def kept(self) -> Vectors:
+    def own_state(self) -> Vectors:
         """The schedule's own part of it."""
         return {}
 
     def rescued(self) -> Vectors:
         """`carried`, where the worker was cut short, but for what it had received."""
-        return self.exchange.rescued() | self.kept()
+        return self.exchange.rescued() | self.own_state()
 
     def in_doubt(self) -> Vectors:
         """What it owes besides, unless some rank has had more updates than this one: then it is among them."""
         return {}
 
-    def carry(self, vectors: Mapping[str, Tensor]) -> None:
+    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         """Go on with what `carried` gave."""
-        self.exchange.carry(vectors)
-        self._goes_on = self.exchange.keeps and RECEIVED in vectors and self.exchange.knows(vectors)
-        if self._goes_on:
+        self.exchange.load_worker_state(vectors)
+        self._restored = self.exchange.keeps and RECEIVED in vectors and self.exchange.knows(vectors)
+        if self._restored:
             self.received.copy_(vectors[RECEIVED])

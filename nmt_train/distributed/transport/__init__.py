@@ -1,4 +1,4 @@
-"""Over what messages travel: the protocol that every wire follows, and what may go wrong on it."""
+"""Over what messages travel: the protocol that every transport follows, and what may go wrong on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, config=STRICT)
-class WireConfig:
+class TransportConfig:
     """How ranks reach each other, and how long they wait for one another."""
 
     deadline: float = Field(
@@ -49,7 +49,7 @@ class Tag(IntEnum):
     CHANNEL = 4  # a rank asks to communicate for its node, or has done
     GRANT = 9  # it may
     COPY = 15  # of a shard, for the rank that keeps it
-    STATE = 5  # parameters, optimiser states and residuals, to and from rank 0
+    STATE = 5  # parameters, optimizer states and residuals, to and from rank 0
     PULL = 10  # a worker's wish for a shard's parameters as they are, while all rest
     PULLED = 11  # these
     CONTROL = 6  # what rank 0 decides
@@ -115,10 +115,10 @@ class Event(Protocol):
     def is_set(self) -> bool: ...
 
     def wait(self) -> None:
-        """Return once set; Aborted if the wire is closed or has failed before."""
+        """Return once set; Aborted if the transport is closed or has failed before."""
 
 
-class Wire(Protocol):
+class Transport(Protocol):
     """`nodes[r]` is the node of rank r, `hosts[r]` its host's name; nodes are numbered in order of their first ranks.
 
     Messages of one sender, receiver and tag arrive in the order in which they were sent.
@@ -130,7 +130,7 @@ class Wire(Protocol):
     hosts: tuple[str, ...]
     sent: dict[Tag, list[int]]  # by tag: messages, bytes
     received: dict[Tag, list[int]]
-    survives: bool  # where processes end, those that are left can regroup
+    fault_tolerant: bool  # where processes end, those that are left can regroup
     ended: str  # who had ended before they last did
     parallel: bool  # tasks go on while another computes; else only while it waits, or spends time
     cpu: float  # seconds of a core that carrying messages has taken so far
@@ -149,7 +149,7 @@ class Wire(Protocol):
         """
 
     def spawn(self, name: str, function: Callable[[], Any]) -> Future[None]:
-        """Run `function` as a task beside this one; it must end when the wire is closed (its waits raise Aborted)."""
+        """Run `function` as a task beside this one; it must end when the transport is closed (its waits raise Aborted)."""
 
     def event(self) -> Event: ...
 
@@ -175,16 +175,16 @@ class Wire(Protocol):
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks to end as well, and wake whoever waits here."""
 
-    def regroup(self) -> Wire:
-        """After Ended: this rank's end of a new wire among all that are left, numbered anew in their order.
+    def regroup(self) -> Transport:
+        """After Ended: this rank's end of a new transport among all that are left, numbered anew in their order.
 
-        Waits for all of them. What was under way is lost, and tasks of the old wire have ended. Lost if it cannot be.
+        Waits for all of them. What was under way is lost, and tasks of the old transport have ended. Lost if it cannot be.
         """
 
 
-def describe(wire: Wire, *ranks: int) -> str:
+def describe(transport: Transport, *ranks: int) -> str:
     """`rank 3 (host b)` for messages; several are joined by `and`."""
-    return " and ".join(f"rank {rank} (host {wire.hosts[rank]})" for rank in ranks)
+    return " and ".join(f"rank {rank} (host {transport.hosts[rank]})" for rank in ranks)
 
 
 def numbered(places: Sequence[Hashable]) -> tuple[int, ...]:

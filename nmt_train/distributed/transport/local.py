@@ -1,4 +1,6 @@
-"""Tasks as threads, futures between them, and mailboxes: what every real wire shares. By itself, the wire of one rank."""
+"""Tasks as threads, futures between them, and mailboxes: what every real transport shares. By itself, the transport of one
+rank.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from nmt_train.common.errors import TRY_AGAIN
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Aborted, Ended, Tag, describe
 from nmt_train.distributed.transport.mailbox import Mailbox, count
-from nmt_train.distributed.transport.watchdog import Watch
+from nmt_train.distributed.transport.watchdog import Watchdog
 
 _EPOCH = time.time() - time.perf_counter()
 _LOOK = 0.5  # seconds between two looks at whether the other side of a wait still lives
@@ -53,7 +55,7 @@ class LocalEvent:
             self._alive()
 
 
-class ThreadWire:
+class LocalTransport:
     """One rank by itself: what it sends can only be for itself, and is there at once.
 
     Subclasses carry messages to other ranks in `_carry` and hand incoming ones to `deliver`.
@@ -69,10 +71,10 @@ class ThreadWire:
         self._mailbox = Mailbox[LocalFuture]()
         self.received = self._mailbox.received
         self.offset = 0.0  # seconds to add to this host's clock to get rank 0's
-        self.survives, self.ended = False, ""
+        self.fault_tolerant, self.ended = False, ""
         self.cpu = 0.0  # seconds of a core that carrying messages has taken
         self.observe: Callable[[str, str, float, float], None] | None = None  # of transfers: name, thread, start, end
-        self._mutex, self._watch = threading.Lock(), Watch()
+        self._mutex, self._watch = threading.Lock(), Watchdog()
         self._threads: list[threading.Thread] = []
         self._failure: BaseException | None = None
         self._closed = False
@@ -169,16 +171,16 @@ class ThreadWire:
     def fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
 
-    def regroup(self) -> ThreadWire:
+    def regroup(self) -> LocalTransport:
         """There are no other ranks that could end."""
         raise self._failure or Aborted("nobody is left")
 
     def _check(self, source: int | None = None) -> None:
-        """Raise what went wrong on this wire, or Aborted when it is closed."""
+        """Raise what went wrong on this transport, or Aborted when it is closed."""
         self._watch.sign()
         if isinstance(self._failure, Ended):
-            raise Ended(*self._failure.args)  # another each time: the wire's own would keep all frames that it has passed
+            raise Ended(*self._failure.args)  # another each time: the transport's own would keep all frames that it has passed
         if self._failure is not None:
             raise self._failure
         if self._closed:
-            raise Aborted("the wire is closed")
+            raise Aborted("the transport is closed")

@@ -37,7 +37,7 @@ class AwakeClock:
             return self._awake
 
 
-class Watch:
+class Watchdog:
     """Tasks give signs of life. Each is measured against the longest time that any of the rank's has gone without one."""
 
     def __init__(self) -> None:
@@ -67,9 +67,10 @@ class Watch:
         for task, sign in list(self._signs.items()):
             if self._now - sign > limit:
                 return (
-                    f"{_place(task)} has not ended for {self._now - sign:.0f} s, {_DEADLINES} times wire.deadline or more, and"
+                    f"{_place(task)} has not ended for {self._now - sign:.0f} s, {_DEADLINES} times transport.deadline or"
+                    " more, and"
                     f" nothing before took longer than {self._longest:.1f} s; mend the device or the disk that it waits for,"
-                    " or raise wire.deadline, then start the same command again"
+                    " or raise transport.deadline, then start the same command again"
                 )
         return None
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from nmt_train.common.errors import UserError
-from nmt_train.training.stop_request import ENDS, Wishes
+from nmt_train.training.stop_request import ENDS, SignalFilter
 
 _ENDS = ("error: ", "MPI_ABORT was invoked")  # how a rank's last words begin
 _STATUS = re.compile(r"\s*Errorcode:\s+(\d+)")  # of MPI_Abort: mpirun's own may be another rank's
@@ -70,7 +70,7 @@ def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: 
     job: subprocess.Popen[str] | None = None
     asked: list[int] = []
     untold: list[signal.Signals] = []
-    wishes = Wishes()
+    wishes = SignalFilter()
 
     def tell() -> None:
         with suppress(IndexError):

@@ -15,13 +15,13 @@ from pulled import settings as settings_of
 from nmt_train.common.errors import NotFinite, UserError
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.dense import BFloat16, Dense
-from nmt_train.distributed.codec.error_feedback import Feedback
+from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.codec.half import Half
 from nmt_train.distributed.codec.int8 import Int8
 from nmt_train.distributed.codec.onebit import COLUMN, OneBit
 from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
 from nmt_train.distributed.codec.selection import Sample, reaching
-from nmt_train.distributed.codec.strom_threshold import GRAIN, Threshold, ThresholdConfig
+from nmt_train.distributed.codec.strom_threshold import GRAIN, StromThreshold, ThresholdConfig
 from nmt_train.distributed.codec.topk import DroppingConfig, TopK, kept, pack_gaps, unpack_gaps
 from nmt_train.distributed.exchange.parameter_server.shard import Shard
 from nmt_train.distributed.exchange.parameter_server.update_rules import Asynchronous
@@ -48,7 +48,7 @@ def both(codec: Codec, vector: torch.Tensor, update: int) -> tuple[torch.Tensor,
 @given(rounds=st.lists(VECTORS, min_size=1, max_size=3), update=st.integers(0, 20))
 def test_decoded_plus_residual_is_the_input_and_what_was_owed(name: str, rounds: list[list[float]], update: int) -> None:
     size = len(rounds[0])
-    feedback = Feedback(CODECS[name](), torch.zeros(size))
+    feedback = ErrorFeedback(CODECS[name](), torch.zeros(size))
     for values in rounds:
         vector = torch.tensor((values * (size // max(1, len(values)) + 1))[:size] if values else [0.0] * size)
         owed = feedback.residual + vector
@@ -61,7 +61,7 @@ def test_decoded_plus_residual_is_the_input_and_what_was_owed(name: str, rounds:
 @given(rounds=st.lists(VECTORS, min_size=1, max_size=3))
 def test_decoded_plus_residual_is_so_to_rounding(name: str, rounds: list[list[float]]) -> None:
     size = len(rounds[0])
-    feedback = Feedback(ROUNDED[name](), torch.zeros(size))
+    feedback = ErrorFeedback(ROUNDED[name](), torch.zeros(size))
     for values in rounds:
         vector = torch.tensor((values * (size // max(1, len(values)) + 1))[:size] if values else [0.0] * size)
         owed = feedback.residual + vector
@@ -75,7 +75,7 @@ def test_a_message_is_as_long_as_it_says_it_would_be(name: str) -> None:
     torch.manual_seed(3)
     vector = torch.randn(200_000) * torch.rand(200_000)
     codec = (CODECS | ROUNDED)[name]()
-    expected = codec.sized(torch.empty(200_000, device="meta")).bytes
+    expected = codec.encode_shape(torch.empty(200_000, device="meta")).bytes
     assert expected == pytest.approx(codec.encode(vector, 1000).bytes, rel=0.1)
 
 
@@ -114,7 +114,7 @@ def test_random_rounding_is_right_on_average() -> None:
 
 
 def test_a_threshold_sends_signs_of_what_reaches_it_and_keeps_what_is_over() -> None:
-    feedback = Feedback(Threshold(ThresholdConfig(tau=1.0, coding="words")), torch.zeros(4))
+    feedback = ErrorFeedback(StromThreshold(ThresholdConfig(tau=1.0, coding="words")), torch.zeros(4))
     decoded, size = both(feedback, torch.tensor([2.5, -1.0, 0.75, -0.25]), 0)
     assert decoded.tolist() == [1.0, -1.0, 0.0, 0.0]
     assert size == 4 + 2 * 4
@@ -123,7 +123,7 @@ def test_a_threshold_sends_signs_of_what_reaches_it_and_keeps_what_is_over() -> 
 
 def test_thresholds_are_whole_numbers_of_grains_so_that_sums_do_not_depend_on_their_order() -> None:
     for tau in (1e-9, 1e-4, 0.3, 7.7, None):
-        message = Threshold(ThresholdConfig(tau=tau, density=0.2)).encode(torch.randn(50), 0)
+        message = StromThreshold(ThresholdConfig(tau=tau, density=0.2)).encode(torch.randn(50), 0)
         grains = float(message.tensors[0].double()) / GRAIN
         assert grains == round(grains) >= 1
 
@@ -181,7 +181,7 @@ def test_a_threshold_of_zero_sends_no_zeros(vector: torch.Tensor) -> None:
 @pytest.mark.parametrize("size", [20, 50_000])
 def test_what_is_not_finite_is_refused_and_the_residual_is_unharmed(bad: float, size: int) -> None:
     for update in (0, 100):  # dense while warming up, then sparse
-        codec = Feedback(TopK(DroppingConfig(warmup="dense", warmup_updates=50), 0.9), torch.ones(size))
+        codec = ErrorFeedback(TopK(DroppingConfig(warmup="dense", warmup_updates=50), 0.9), torch.ones(size))
         vector = torch.randn(size)
         vector[size // 3] = bad
         with pytest.raises(NotFinite):
@@ -223,7 +223,7 @@ DEFAULTS = {  # of the configuration
     "int8": lambda: Int8(),
     "onebit": lambda: OneBit(),
     "qsgd": lambda: Qsgd(QsgdConfig()),
-    "threshold": lambda: Threshold(ThresholdConfig()),
+    "threshold": lambda: StromThreshold(ThresholdConfig()),
     "top-k": lambda: TopK(DroppingConfig(), DroppingConfig().up),
 }
 
@@ -241,7 +241,7 @@ def draws(tails: str, count: int, elements: int) -> Iterator[torch.Tensor]:
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_what_a_worker_owes_stays_bounded_at_the_default_settings(name: str, tails: str) -> None:
     codec, elements = DEFAULTS[name](), 4000
-    owed = Feedback(codec, torch.zeros(elements)) if codec.biased else None
+    owed = ErrorFeedback(codec, torch.zeros(elements)) if codec.biased else None
     largest, sums, decoded_sums = [], torch.zeros(elements), torch.zeros(elements)
     for round_, vector in enumerate(draws(tails, 1000, elements)):
         decoded, _ = both(owed or codec, vector, round_)

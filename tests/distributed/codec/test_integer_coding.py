@@ -23,10 +23,10 @@ def test_a_fixed_width_holds_what_fits(values: list[int]) -> None:
     assert bits.from_fixed(bits.fixed(array(values), 13), len(values), 13).tolist() == values
 
 
-@given(values=st.lists(st.integers(0, 40), max_size=200), behind=st.binary(max_size=3))
-def test_unary_ends_where_it_says(values: list[int], behind: bytes) -> None:
+@given(values=st.lists(st.integers(0, 40), max_size=200), max_in_flight=st.binary(max_size=3))
+def test_unary_ends_where_it_says(values: list[int], max_in_flight: bytes) -> None:
     packed = bits.unary(array(values))
-    found, used = bits.from_unary(np.concatenate([packed, np.frombuffer(behind, np.uint8)]), len(values))
+    found, used = bits.from_unary(np.concatenate([packed, np.frombuffer(max_in_flight, np.uint8)]), len(values))
     assert found.tolist() == values
     assert used == len(packed) == -(-sum(value + 1 for value in values) // 8)
 

@@ -15,27 +15,27 @@ from simulated import run
 from virtual import engine, together
 
 from nmt_train.common.errors import UserError
-from nmt_train.corpus.data_shard import Deal
+from nmt_train.corpus.data_shard import DataShard
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.dense import BFloat16, Dense
 from nmt_train.distributed.codec.half import Half
 from nmt_train.distributed.codec.int8 import Int8
-from nmt_train.distributed.exchange.library_all_reduce import ByWire
+from nmt_train.distributed.exchange.library_all_reduce import LibraryAllReduce
 from nmt_train.distributed.exchange.replica_check import compare
-from nmt_train.distributed.exchange.ring import Ring
+from nmt_train.distributed.exchange.ring import RingAllReduce
 from nmt_train.run import checkpoint
-from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace
 from nmt_train.training.start import start
 
 
 def library(vectors: torch.Tensor, nodes: list[int]) -> list[torch.Tensor]:
-    """The same by the wire's own means."""
+    """The same by the transport's own means."""
 
-    def reduce(wire: VirtualWire) -> torch.Tensor:
-        own = vectors[wire.rank].clone()
-        wire.spend("forward", wire.rank)  # they come one after the other
-        ByWire(wire, "mpi", Trace(False, wire)).reduce(own, 1)
+    def reduce(transport: VirtualTransport) -> torch.Tensor:
+        own = vectors[transport.rank].clone()
+        transport.spend("forward", transport.rank)  # they come one after the other
+        LibraryAllReduce(transport, "mpi", Trace(False, transport)).reduce(own, 1)
         return own
 
     return together(engine(nodes), *[reduce] * len(vectors))
@@ -46,12 +46,15 @@ def test_the_wires_own_sum_is_the_same_and_takes_as_long_as_a_ring() -> None:
     for found in library(vectors, [1, 2]):
         torch.testing.assert_close(found, vectors.sum(0))
 
-    def seconds(wire: VirtualWire) -> tuple[float, float]:
+    def seconds(transport: VirtualTransport) -> tuple[float, float]:
         times = []
-        for reducer in (ByWire(wire, "torch", Trace(False, wire)), Ring(wire, Dense(), Trace(False, wire))):
-            start = wire.now()
+        for reducer in (
+            LibraryAllReduce(transport, "torch", Trace(False, transport)),
+            RingAllReduce(transport, Dense(), Trace(False, transport)),
+        ):
+            start = transport.now()
             reducer.reduce(torch.ones(40), 1)
-            times.append(wire.now() - start)
+            times.append(transport.now() - start)
         return times[0], times[1]
 
     room = engine([1, 1, 1, 1])
@@ -71,9 +74,9 @@ CODECS: dict[str, tuple[Codec, float]] = {  # with the largest error of one hop,
 def summed(vectors: torch.Tensor, codec: Codec, nodes: list[int], seed: int | None = None) -> list[torch.Tensor]:
     """What every rank has after the sum of the rows of `vectors`, one row a rank."""
 
-    def reduce(wire: VirtualWire) -> torch.Tensor:
-        own = vectors[wire.rank].clone()
-        Ring(wire, codec, Trace(False, wire)).reduce(own, 1)
+    def reduce(transport: VirtualTransport) -> torch.Tensor:
+        own = vectors[transport.rank].clone()
+        RingAllReduce(transport, codec, Trace(False, transport)).reduce(own, 1)
         return own
 
     return together(engine(nodes, seed), *[reduce] * len(vectors))
@@ -93,9 +96,9 @@ def test_every_rank_has_the_same_bits_and_they_are_the_sum(name: str, nodes: lis
 
 
 def test_each_rank_sends_twice_all_blocks_but_one(make: Make) -> None:
-    def reduce(wire: VirtualWire) -> int:
-        Ring(wire, Dense(), Trace(False, wire)).reduce(torch.ones(40), 1)
-        return sum(size for _, size in wire.sent.values())
+    def reduce(transport: VirtualTransport) -> int:
+        RingAllReduce(transport, Dense(), Trace(False, transport)).reduce(torch.ones(40), 1)
+        return sum(size for _, size in transport.sent.values())
 
     assert together(engine([1, 1, 1, 1]), *[reduce] * 4) == [2 * 3 * 10 * 4] * 4
 
@@ -109,19 +112,23 @@ def test_what_is_not_finite_on_one_rank_is_so_on_all(name: str) -> None:
 
 
 def test_replicas_that_differ_are_named() -> None:
-    def look(wire: VirtualWire) -> None:
+    def look(transport: VirtualTransport) -> None:
         vector = torch.zeros(5)
-        vector[3] = float(wire.rank == 2)
-        compare(wire, vector)
+        vector[3] = float(transport.rank == 2)
+        compare(transport, vector)
 
     with pytest.raises(UserError, match=r"rank 2 \(host node2\) and rank 1 \(host node1\) have different parameters"):
         together(engine([1, 1, 1, 1]), *[look] * 4)
 
 
 def test_an_even_deal_gives_everybody_as_many_batches() -> None:
-    shares = [[batch for _, batch in Deal(rank, 3, even=True).pick(0, iter("abcdefg"))] for rank in range(3)]
+    shares = [[batch for _, batch in DataShard(rank, 3, even=True).pick(0, iter("abcdefg"))] for rank in range(3)]
     assert shares == [["a", "d", "g"], ["b", "e", None], ["c", "f", None]]
-    assert [list(Deal(rank, 3, even=True).pick(0, iter("abc"))) for rank in range(3)] == [[(0, "a")], [(1, "b")], [(2, "c")]]
+    assert [list(DataShard(rank, 3, even=True).pick(0, iter("abc"))) for rank in range(3)] == [
+        [(0, "a")],
+        [(1, "b")],
+        [(2, "c")],
+    ]
 
 
 def train(make: Make, folder: Path, nodes: list[int], **changes: Any) -> dict[str, torch.Tensor]:

@@ -9,10 +9,10 @@ from virtual import engine, together
 
 from nmt_train.distributed.codec.dense import Dense
 from nmt_train.distributed.exchange.exchange import RESIDUAL
-from nmt_train.distributed.exchange.powersgd import LowRank
-from nmt_train.distributed.exchange.ring import Ring
+from nmt_train.distributed.exchange.powersgd import LowRankReducer
+from nmt_train.distributed.exchange.ring import RingAllReduce
 from nmt_train.distributed.transport import Tag
-from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace
 
 LAYOUT = [("weight", (12, 9)), ("bias", (7,)), ("other", (4, 3, 5)), ("small", (2, 2))]
@@ -22,15 +22,15 @@ ELEMENTS = 12 * 9 + 7 + 60 + 4
 def summed(vectors: Tensor, rank: int) -> list[tuple[list[Tensor], Tensor, int]]:
     """Of every rank, for `vectors` (steps, ranks, elements): the means, what is left to be sent, bytes sent."""
 
-    def reduce(wire: VirtualWire) -> tuple[list[Tensor], Tensor, int]:
-        trace = Trace(False, wire)
-        made = LowRank(Ring(wire, Dense(), trace), LAYOUT, rank, torch.zeros(ELEMENTS), trace)
+    def reduce(transport: VirtualTransport) -> tuple[list[Tensor], Tensor, int]:
+        trace = Trace(False, transport)
+        made = LowRankReducer(RingAllReduce(transport, Dense(), trace), LAYOUT, rank, torch.zeros(ELEMENTS), trace)
         found = []
         for step in vectors:
-            own = step[wire.rank].clone()
+            own = step[transport.rank].clone()
             made.reduce(own, 1)
             found.append(own)
-        return found, made.carried()[RESIDUAL].clone(), wire.sent[Tag.RING][1]
+        return found, made.worker_state()[RESIDUAL].clone(), transport.sent[Tag.RING][1]
 
     ranks = vectors.shape[1]
     return together(engine([1] * ranks), *[reduce] * ranks)

@@ -14,13 +14,13 @@ from simulated import run, words
 from virtual import engine, together
 
 from nmt_train.common.errors import UserError
-from nmt_train.distributed.codec.strom_threshold import GRAIN, Threshold, ThresholdConfig
+from nmt_train.distributed.codec.strom_threshold import GRAIN, StromThreshold, ThresholdConfig
 from nmt_train.distributed.exchange.exchange import UNSENT
-from nmt_train.distributed.exchange.strom import Peers
+from nmt_train.distributed.exchange.strom import StromExchange
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.optimizer import Optimizer
 from nmt_train.simulation.cluster import Cost, DeviceConfig
-from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace
 from nmt_train.training.recovery import Inventory
 
@@ -35,15 +35,17 @@ def updates(rank: int, seed: int) -> torch.Tensor:
 def changed(nodes: list[int], seed: int, config: ThresholdConfig) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Of every rank, after all gave their updates away at their own pace: its parameters, and what it did not send."""
 
-    def work(wire: VirtualWire) -> tuple[torch.Tensor, torch.Tensor]:
-        made = Peers(wire, START.clone(), OptimizerConfig(), Threshold(config), Trace(False, wire), prepares=False)
+    def work(transport: VirtualTransport) -> tuple[torch.Tensor, torch.Tensor]:
+        made = StromExchange(
+            transport, START.clone(), OptimizerConfig(), StromThreshold(config), Trace(False, transport), prepares=False
+        )
         own = START.clone()
         made.refresh(own)
-        for number, update in enumerate(updates(wire.rank, seed)):
-            wire.spend("forward", 100 * (number + 1) * (wire.rank + 1))
+        for number, update in enumerate(updates(transport.rank, seed)):
+            transport.spend("forward", 100 * (number + 1) * (transport.rank + 1))
             made.sync(update.clone(), own)
         made.refresh(own)
-        return own, made.carried()[UNSENT]
+        return own, made.worker_state()[UNSENT]
 
     costs = DeviceConfig(forward=Cost(0.01, 1e-4), backward=Cost(0.0, 0.0), update=Cost(0.0, 0.0))
     return together(engine(nodes, seed, device=costs), *[work] * sum(nodes))
@@ -63,26 +65,40 @@ def test_all_have_the_same_bits_once_all_has_arrived(nodes: list[int], seed: int
 
 
 def test_nobody_waits_for_anybody() -> None:
-    def work(wire: VirtualWire) -> float:
-        made = Peers(wire, START.clone(), OptimizerConfig(), Threshold(ThresholdConfig()), Trace(False, wire), prepares=False)
+    def work(transport: VirtualTransport) -> float:
+        made = StromExchange(
+            transport,
+            START.clone(),
+            OptimizerConfig(),
+            StromThreshold(ThresholdConfig()),
+            Trace(False, transport),
+            prepares=False,
+        )
         own = START.clone()
         made.refresh(own)
-        start = wire.now()
-        for update in updates(wire.rank, 1):
-            wire.spend("forward", 1 if wire.rank else 100)
+        start = transport.now()
+        for update in updates(transport.rank, 1):
+            transport.spend("forward", 1 if transport.rank else 100)
             made.sync(update, own)
-        return wire.now() - start
+        return transport.now() - start
 
     costs = DeviceConfig(forward=Cost(0.0, 1.0), backward=Cost(0.0, 0.0), update=Cost(0.0, 0.0))
     assert together(engine([1, 1], device=costs), work, work) == [100.0 * STEPS, 1.0 * STEPS]
 
 
 def test_replicas_that_have_come_apart_are_found_at_the_next_checkpoint() -> None:
-    def work(wire: VirtualWire) -> None:
-        made = Peers(wire, START.clone(), OptimizerConfig(), Threshold(ThresholdConfig()), Trace(False, wire), prepares=False)
+    def work(transport: VirtualTransport) -> None:
+        made = StromExchange(
+            transport,
+            START.clone(),
+            OptimizerConfig(),
+            StromThreshold(ThresholdConfig()),
+            Trace(False, transport),
+            prepares=False,
+        )
         own = START.clone()
         made.refresh(own)
-        if wire.rank == 1:
+        if transport.rank == 1:
             made._exact[7] += 2**-10
         made.refresh(own)
 
@@ -93,12 +109,19 @@ def test_replicas_that_have_come_apart_are_found_at_the_next_checkpoint() -> Non
 def test_after_equally_many_changes_that_are_not_the_same_all_take_one_replica() -> None:
     """Who ended may have told some of the others what it has not told the rest, who have changed more themselves."""
 
-    def work(wire: VirtualWire) -> dict[str, Any]:
-        made = Peers(wire, START.clone(), OptimizerConfig(), Threshold(ThresholdConfig()), Trace(False, wire), prepares=False)
+    def work(transport: VirtualTransport) -> dict[str, Any]:
+        made = StromExchange(
+            transport,
+            START.clone(),
+            OptimizerConfig(),
+            StromThreshold(ThresholdConfig()),
+            Trace(False, transport),
+            prepares=False,
+        )
         made.refresh(START.clone())
-        made._exact[wire.rank] += GRAIN
+        made._exact[transport.rank] += GRAIN
         made.optimizer.updates += 1
-        return {"pieces": [piece.facts() for piece in made.pieces(wire.rank)]}
+        return {"pieces": [piece.facts() for piece in made.recovery_pieces(transport.rank)]}
 
     said = together(engine([1, 1, 1]), *[work] * 3)
     moves = Inventory(said).plan([slice(0, ELEMENTS)] * 3)

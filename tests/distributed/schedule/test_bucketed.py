@@ -15,16 +15,16 @@ from virtual import engine, together
 
 from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.exchange import RESIDUAL
-from nmt_train.distributed.exchange.ring import Joined, Reducer
+from nmt_train.distributed.exchange.ring import Reducer, Reduction
 from nmt_train.distributed.schedule.bucketed import Bucketed
-from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.modes import build as modes
 from nmt_train.optim.config import OptimizerConfig
-from nmt_train.optim.flat_model import Flat
+from nmt_train.optim.flat_model import FlatModel
 from nmt_train.optim.optimizer import Optimizer
 from nmt_train.run import checkpoint
 from nmt_train.run.log import validations
-from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace
 
 PATIENCE = 30.0  # seconds that a thread is waited for, which otherwise would be so for ever
@@ -36,11 +36,11 @@ class Recorder(Reducer):
     def __init__(self, whole: Tensor) -> None:
         self._whole, self.parts, self.begun = whole, list[tuple[int, int]](), threading.Event()
 
-    def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Joined:
+    def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Reduction:
         start = (vector.data_ptr() - self._whole.data_ptr()) // vector.element_size()
         self.parts.append((start, start + vector.numel()))
         self.begun.set()
-        return Joined(1.0, weight)
+        return Reduction(1.0, weight)
 
 
 class Layers(nn.Module):
@@ -58,19 +58,19 @@ class Layers(nn.Module):
         return self.second(hidden).square().mean()
 
 
-def made(model: nn.Module, accumulate: int, buckets: int) -> tuple[Bucketed, Flat, Recorder]:
-    wire, flat = ThreadWire(), Flat(model)
-    recorder, trace = Recorder(flat.gradient), Trace(False, wire)
+def made(model: nn.Module, accumulate: int, buckets: int) -> tuple[Bucketed, FlatModel, Recorder]:
+    transport, flat = LocalTransport(), FlatModel(model)
+    recorder, trace = Recorder(flat.gradient), Trace(False, transport)
     optimizer = Optimizer(OptimizerConfig(name="sgd", learning_rate=0.5, schedule="constant", warmup=0), flat.parameters)
-    exchange = AllReduce(wire, optimizer, recorder, 0.0, trace)
-    return Bucketed(flat, exchange, wire, trace, accumulate, buckets), flat, recorder
+    exchange = AllReduce(transport, optimizer, recorder, 0.0, trace)
+    return Bucketed(flat, exchange, transport, trace, accumulate, buckets), flat, recorder
 
 
 def test_the_last_layers_bucket_is_summed_before_the_first_layer_is_computed() -> None:
     seen = []
     model = Layers(lambda _: seen.append(recorder.begun.wait(PATIENCE)))
     schedule, flat, recorder = made(model, 1, 4)  # 44 elements, the second layer's are the last 14
-    schedule.backward(model.loss(torch.ones(5, 4)), 5, Trace(False, ThreadWire()))
+    schedule.backward(model.loss(torch.ones(5, 4)), 5, Trace(False, LocalTransport()))
     assert seen == [True]
     assert schedule.step()
     assert recorder.parts == [(33, 44), (22, 33), (11, 22), (0, 11)]
@@ -80,7 +80,7 @@ def test_the_last_layers_bucket_is_summed_before_the_first_layer_is_computed() -
 def test_of_accumulated_steps_only_the_last_gives_anything_away() -> None:
     model = Layers(lambda _: None)
     schedule, flat, recorder = made(model, 3, 2)
-    trace, before = Trace(False, ThreadWire()), flat.parameters.clone()
+    trace, before = Trace(False, LocalTransport()), flat.parameters.clone()
     batches = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(2))
     for batch, last in zip(batches, (False, False, True), strict=True):
         assert not recorder.parts
@@ -98,10 +98,10 @@ def test_what_was_owed_is_paid_in_full_and_once(buckets: int) -> None:
     model, owed = Layers(lambda _: None), torch.arange(44.0)
     schedule, flat, _ = made(model, 3, buckets)
     before = flat.parameters.clone()
-    schedule.carry({RESIDUAL: owed})
+    schedule.load_worker_state({RESIDUAL: owed})
     for _ in range(2):
         for _ in range(3):
-            schedule.backward(0 * model.loss(torch.ones(5, 4)), 5, Trace(False, ThreadWire()))
+            schedule.backward(0 * model.loss(torch.ones(5, 4)), 5, Trace(False, LocalTransport()))
             schedule.step()
     torch.testing.assert_close(flat.parameters, before - 0.5 * owed)
 
@@ -109,12 +109,12 @@ def test_what_was_owed_is_paid_in_full_and_once(buckets: int) -> None:
 def test_a_drained_worker_has_given_away_what_had_piled_up() -> None:
     model = Layers(lambda _: None)
     schedule, _, recorder = made(model, 3, 2)
-    schedule.backward(model.loss(torch.ones(5, 4)), 5, Trace(False, ThreadWire()))
+    schedule.backward(model.loss(torch.ones(5, 4)), 5, Trace(False, LocalTransport()))
     assert not schedule.step()
-    assert schedule.between
+    assert schedule.mid_accumulation
     schedule.drain()
     assert recorder.parts == [(22, 44), (0, 22)]
-    assert not schedule.between
+    assert not schedule.mid_accumulation
     assert schedule.exchange.updates == 1
 
 
@@ -135,18 +135,18 @@ def test_two_workers_train_the_same_with_any_number_of_buckets(
 def test_on_a_simulated_clock_a_bucket_sets_out_when_its_share_of_the_backward_pass_is_over() -> None:
     """Four buckets of 1,000 elements between two workers: a hop is 2,000 bytes, 2.25 s; a bucket takes two."""
 
-    def work(wire: VirtualWire, buckets: int) -> float:
+    def work(transport: VirtualTransport, buckets: int) -> float:
         config = settings("sync", {"exchange.buckets": buckets})
         model = nn.Module()
         model.values = nn.Parameter(torch.ones(4000))
-        flat, trace = Flat(model), Trace(False, wire)
-        schedule = modes.build(modes.check(config, wire.nodes), config, flat, wire, trace)
-        start = wire.now()
+        flat, trace = FlatModel(model), Trace(False, transport)
+        schedule = modes.build(modes.check(config, transport.nodes), config, flat, transport, trace)
+        start = transport.now()
         schedule.backward(model.values.sum(), 1, trace)
         schedule.step()
-        return wire.now() - start
+        return transport.now() - start
 
-    whole, parts = (together(engine([1, 1]), *[lambda wire, n=n: work(wire, n)] * 2)[0] for n in (1, 4))
+    whole, parts = (together(engine([1, 1]), *[lambda transport, n=n: work(transport, n)] * 2)[0] for n in (1, 4))
     update = 0.5
     assert whole == pytest.approx(2 + 2 * 8.25 + update)
     assert parts == pytest.approx(2 / 4 + 4 * 2 * 2.25 + update)  # the network is slower: it begins after a quarter

@@ -14,8 +14,8 @@ from virtual import engine, everybody_is_here, together
 
 from nmt_train.common.errors import UserError
 from nmt_train.modes import build as modes
-from nmt_train.optim.flat_model import Flat
-from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.optim.flat_model import FlatModel
+from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace
 
 
@@ -52,15 +52,15 @@ def test_a_worker_that_is_drained_is_not_waited_for(changes: dict[str, str]) -> 
     """One worker has just exchanged when all are drained, the others have made another step."""
     chosen, room = settings("local-sgd", {"override.exchange": "server", "local.every": 3, **changes}), engine([2, 1])
 
-    def work(wire: VirtualWire) -> torch.Tensor:
-        flat = Flat(Vector())
-        schedule = modes.build(modes.check(chosen, wire.nodes), chosen, flat, wire, Trace(False, wire))
+    def work(transport: VirtualTransport) -> torch.Tensor:
+        flat = FlatModel(Vector())
+        schedule = modes.build(modes.check(chosen, transport.nodes), chosen, flat, transport, Trace(False, transport))
         schedule.refresh()
-        for _ in range(3 + (wire.rank > 0)):
-            flat.gradient.add_(flat.parameters - target(wire.rank), alpha=schedule.pile.add(1))
+        for _ in range(3 + (transport.rank > 0)):
+            flat.gradient.add_(flat.parameters - target(transport.rank), alpha=schedule.accumulator.add(1))
             schedule.step()
         schedule.drain()
-        everybody_is_here(wire)
+        everybody_is_here(transport)
         schedule.refresh()
         return flat.parameters
 

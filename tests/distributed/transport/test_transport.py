@@ -1,4 +1,4 @@
-"""What wires promise: contents and order of messages, ends of waits, one clock."""
+"""What transports promise: contents and order of messages, ends of waits, one clock."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory import MemoryWire, together, wires
+from memory import MemoryTransport, together, transports
 
 from nmt_train.distributed.message import DTYPES, Message, from_json, to_json
 from nmt_train.distributed.transport import Aborted, Lost, Tag
-from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.distributed.transport.mpi.framing import SLOTS, contents, pack, unpack
 from nmt_train.distributed.transport.mpi.progress_thread import Slots
 from nmt_train.distributed.transport.mpi.rendezvous import answer_pings, measure_offset
@@ -44,7 +44,7 @@ def test_a_message_knows_its_size() -> None:
 
 
 def test_messages_of_a_sender_and_tag_keep_their_order_and_others_do_not_get_in_between() -> None:
-    left, right, third = wires([0, 0, 1])
+    left, right, third = transports([0, 0, 1])
     for number in range(3):
         left.send(1, Tag.PUSH, Message((number,)))
         third.send(1, Tag.PUSH, Message((10 + number,)))
@@ -57,14 +57,14 @@ def test_messages_of_a_sender_and_tag_keep_their_order_and_others_do_not_get_in_
 
 
 def test_whoever_waits_is_woken_when_the_wire_closes_or_a_task_fails() -> None:
-    wire = ThreadWire()
-    waiting = wire.receive(None, Tag.PUSH)
-    task = wire.spawn("server", lambda: wire.receive(None, Tag.ANSWER).result())
-    wire.close()
-    for wait in (waiting.result, task.result, wire.event().wait):
+    transport = LocalTransport()
+    waiting = transport.receive(None, Tag.PUSH)
+    task = transport.spawn("server", lambda: transport.receive(None, Tag.ANSWER).result())
+    transport.close()
+    for wait in (waiting.result, task.result, transport.event().wait):
         with pytest.raises(Aborted):
             wait()
-    broken = ThreadWire()
+    broken = LocalTransport()
     failing = broken.spawn("server", lambda: 1 // 0)
     for wait in (failing.result, broken.receive(None, Tag.PUSH).result, broken.event().wait):
         with pytest.raises(ZeroDivisionError):
@@ -72,12 +72,12 @@ def test_whoever_waits_is_woken_when_the_wire_closes_or_a_task_fails() -> None:
 
 
 def test_clocks_of_two_hosts_are_aligned_by_the_quickest_round_trip() -> None:
-    class Late(MemoryWire):
+    class Late(MemoryTransport):
         def now(self) -> float:
             return super().now() - 1000.0
 
-    made: list[MemoryWire] = []
-    made += [MemoryWire(0, [0, 1], made), Late(1, [0, 1], made)]
+    made: list[MemoryTransport] = []
+    made += [MemoryTransport(0, [0, 1], made), Late(1, [0, 1], made)]
     _, offset = together(lambda: answer_pings(made[0], 1), lambda: measure_offset(made[1]))
     assert offset == pytest.approx(1000.0, abs=0.05)
 

@@ -17,7 +17,7 @@ from conftest import ROOT
 from nmt_train import device
 from nmt_train.common.errors import UserError
 from nmt_train.training.launch import mpirun as launch
-from nmt_train.training.stop_request import Wishes
+from nmt_train.training.stop_request import SignalFilter
 
 
 def test_without_mpirun_several_devices_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_the_status_is_that_of_the_rank_that_failed_first_whatever_mpirun_says(
 
 
 def test_signals_within_a_second_are_passed_on_to_mpirun_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "Wishes", lambda: Wishes(iter((0.0, 0.5)).__next__))
+    monkeypatch.setattr(launch, "Wishes", lambda: SignalFilter(iter((0.0, 0.5)).__next__))
     script = f"""#!/bin/sh
 trap 'echo USR1 >> {tmp_path}/heard' USR1
 trap 'echo TERM >> {tmp_path}/heard' TERM

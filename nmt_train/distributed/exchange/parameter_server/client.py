@@ -14,25 +14,25 @@ import torch
 from torch import Tensor
 
 from nmt_train.distributed.codec.codec import Codec
-from nmt_train.distributed.codec.error_feedback import Feedback
+from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.config import ExchangeConfig
 from nmt_train.distributed.exchange.exchange import OPTIMIZER, RESIDUAL, UNSENT, Exchange, Vectors
-from nmt_train.distributed.exchange.parameter_server.node_channel import OneChannel
+from nmt_train.distributed.exchange.parameter_server.node_channel import NodeChannel
 from nmt_train.distributed.exchange.parameter_server.per_node import PerNode, first_ranks
-from nmt_train.distributed.exchange.parameter_server.replication import Copies
+from nmt_train.distributed.exchange.parameter_server.replication import Replication
 from nmt_train.distributed.exchange.parameter_server.requests import Pull, Push
 from nmt_train.distributed.exchange.parameter_server.service import ShardService
 from nmt_train.distributed.exchange.parameter_server.shard import Shard
 from nmt_train.distributed.exchange.parameter_server.traffic import Traffic
-from nmt_train.distributed.exchange.recovery_piece import Piece
+from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import Future, Tag, Wire
+from nmt_train.distributed.transport import Future, Tag, Transport
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import cut, kept
 from nmt_train.optim.optimizer import Optimizer
-from nmt_train.optim.update_optimizers import Adder
-from nmt_train.optim.worker_optimizer import OwnOptimizer
+from nmt_train.optim.update_optimizers import UpdateAdder
+from nmt_train.optim.worker_optimizer import WorkerOptimizer
 from nmt_train.trace import Trace
 
 _AHEAD = 2  # pushes to a shard that it may not have applied yet, where the worker does not wait for answers
@@ -46,57 +46,57 @@ class ParameterServer(Exchange):
 
     @classmethod
     def build(cls, context: BuildContext) -> Exchange:
-        settings, wire, parameters = context.settings, context.wire, context.flat.parameters
-        recovers = wire.survives and wire.size > 1 and settings.recovery.copies
-        pushes = settings.exchange.per == "device" or wire.rank in first_ranks(wire.nodes)
+        settings, transport, parameters = context.settings, context.transport, context.flat.parameters
+        recovers = transport.fault_tolerant and transport.size > 1 and settings.recovery.copies
+        pushes = settings.exchange.per == "device" or transport.rank in first_ranks(transport.nodes)
         server = cls(
-            wire, parameters, settings.optimizer, settings.exchange, Traffic.build(context), context.trace, pushes,
-            (lambda shards: Copies(wire, shards, settings.recovery)) if recovers else None,
+            transport, parameters, settings.optimizer, settings.exchange, Traffic.build(context), context.trace, pushes,
+            (lambda shards: Replication(transport, shards, settings.recovery)) if recovers else None,
         )  # fmt: skip
         if settings.exchange.per == "node":
-            return PerNode(server, wire, parameters, context.sums)
-        return OneChannel(server, wire) if settings.exchange.one_channel_per_node else server
+            return PerNode(server, transport, parameters, context.sums)
+        return NodeChannel(server, transport) if settings.exchange.one_channel_per_node else server
 
     def __init__(
         self,
-        wire: Wire,
+        transport: Transport,
         parameters: Tensor,
         optimizer: OptimizerConfig,
         config: ExchangeConfig,
         traffic: Traffic,
         trace: Trace,
         pushes: bool = True,
-        copies: Callable[[list[slice]], Copies] | None = None,
+        copies: Callable[[list[slice]], Replication] | None = None,
     ) -> None:
         self._elements = parameters.numel()
-        self.shards = self.given = self.kept = cut(self._elements, wire.nodes, config.shards)
-        self._shard = self.shards[wire.rank]
-        super().__init__((Adder if traffic.at_worker else Optimizer)(optimizer, parameters[self._shard].clone()))
-        self._wire, self._trace, self._pushes, self._traffic = wire, trace, pushes, traffic
-        self.at_worker, self.in_rounds = traffic.at_worker, traffic.rule.holds
+        self.shards = self.initial_slices = self.snapshot_slices = cut(self._elements, transport.nodes, config.shards)
+        self._shard = self.shards[transport.rank]
+        super().__init__((UpdateAdder if traffic.exchanges_updates else Optimizer)(optimizer, parameters[self._shard].clone()))
+        self._transport, self._trace, self._pushes, self._traffic = transport, trace, pushes, traffic
+        self.exchanges_updates, self.waits_for_others = traffic.exchanges_updates, traffic.rule.holds
         self._told = 0  # updates of the shard that answered last
         self._heard: dict[int, int] = {}  # updates of each rank's shard at its last answer
         self._latest: Tensor | None = None  # the parameters as these answers gave them
         # Whether a worker continues from what it received plus all of its own updates, which deltas then leave out.
-        self._whole = config.knows_own(traffic.at_worker, traffic.feedback)
-        self._owes = UNSENT if traffic.at_worker else RESIDUAL
+        self._whole = config.knows_own(traffic.exchanges_updates, traffic.feedback)
+        self._owes = UNSENT if traffic.exchanges_updates else RESIDUAL
         self._newest: Tensor | None = None  # with local_gradient: the update by the last gradient
         replication = copies(self.shards) if copies else None
         # Finished updates are each applied in full, unless the rule takes their mean.
         shard = Shard(
             self.optimizer, traffic.up(), traffic.down() if traffic.down else None, traffic.rule, traffic.delay, self._whole,
-            traffic.sums or traffic.at_worker,
+            traffic.sums or traffic.exchanges_updates,
         )  # fmt: skip
-        self.service = ShardService(shard, wire, trace, replication)
+        self.service = ShardService(shard, transport, trace, replication)
         self.staleness = self.service.staleness
         self._make_worker(parameters, optimizer, config)
 
     def _make_worker(self, parameters: Tensor, optimizer: OptimizerConfig, config: ExchangeConfig) -> None:
         """The worker's own optimizer, vectors and codecs."""
-        traffic, rank = self._traffic, self._wire.rank
+        traffic, rank = self._traffic, self._transport.rank
         self._down = traffic.down() if traffic.down else None
-        own = self._pushes and ((traffic.at_worker and traffic.prepares) or config.local_gradient)
-        self._local = OwnOptimizer(optimizer, parameters) if own else None
+        own = self._pushes and ((traffic.exchanges_updates and traffic.prepares) or config.local_gradient)
+        self._local = WorkerOptimizer(optimizer, parameters) if own else None
         self._received = parameters.clone() if self._pushes and (config.local_gradient or self._whole) else None
         self._bypass = config.bypass and self.service.serves and not traffic.rule.holds
         self._holders = [rank for rank, shard in enumerate(self.shards) if shard.start < shard.stop]
@@ -107,7 +107,7 @@ class ParameterServer(Exchange):
         for other in self._others if self._pushes else []:
             codec = traffic.up()
             residual = torch.zeros_like(parameters[self.shards[other]])
-            self._up[other] = Feedback(codec, residual) if traffic.feedback else codec
+            self._up[other] = ErrorFeedback(codec, residual) if traffic.feedback else codec
         self.keeps = bool(self._others)
         self._applied: dict[int, deque[Future[Any]]] = defaultdict(deque)  # by rank, acknowledgements that will come
 
@@ -117,7 +117,7 @@ class ParameterServer(Exchange):
 
     @torch.no_grad()
     def prepare(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
-        if self.at_worker:
+        if self.exchanges_updates:
             super().prepare(gradient, parameters, weight)
             self._step(gradient, parameters)
 
@@ -126,7 +126,7 @@ class ParameterServer(Exchange):
         weight = self._counted(weight)
         with self._trace.span("sync"):
             received = parameters if self._received is None else self._received
-            if self._local is not None and not self.at_worker:
+            if self._local is not None and not self.exchanges_updates:
                 self._newest = gradient.clone()
                 self._step(self._newest, received)
             self._pay(self._owes, gradient)
@@ -135,11 +135,11 @@ class ParameterServer(Exchange):
             if self._bypass:
                 self.service.push_directly(gradient[self._shard], weight, received[self._shard])
             self._take_answers(received)
-            self._go_on_from(received, parameters)
+            self._combine(received, parameters)
 
     def _counted(self, weight: int) -> int:
         """How much a push counts in a mean: finished updates count workers."""
-        return min(weight, 1) if self.at_worker else weight
+        return min(weight, 1) if self.exchanges_updates else weight
 
     def _step(self, gradient: Tensor, start: Tensor) -> None:
         """Turn a gradient into the update that the worker's own optimizer makes of it."""
@@ -148,14 +148,14 @@ class ParameterServer(Exchange):
                 self._local.optimizer.follow(self.optimizer, self.updates)
                 self._local.step(gradient, start)
 
-    def _go_on_from(self, received: Tensor, parameters: Tensor) -> None:
+    def _combine(self, received: Tensor, parameters: Tensor) -> None:
         """`parameters`: what was received, plus all of the worker's own updates, or plus the update by its last gradient."""
         if self._received is None:
             return
         parameters.copy_(received)
         if self._whole:
             for rank, codec in self._up.items():
-                if isinstance(codec, Feedback):
+                if isinstance(codec, ErrorFeedback):
                     parameters[self.shards[rank]].add_(codec.residual)
         elif self._newest is not None:
             parameters.add_(self._newest)
@@ -171,7 +171,7 @@ class ParameterServer(Exchange):
             sent = []
             for rank in self._others:
                 sent.append(self._push(rank, gradient, received, Push.GIVE, weight))
-                self._applied[rank].append(self._wire.receive(rank, Tag.ANSWER))
+                self._applied[rank].append(self._transport.receive(rank, Tag.ANSWER))
             if self._bypass:
                 self.service.push_directly(gradient[self._shard], weight)
             for done in sent:
@@ -189,15 +189,15 @@ class ParameterServer(Exchange):
         with self._trace.span("sync"):
             received = parameters if self._received is None else self._received
             for rank in self._others:
-                self._wire.send(rank, Tag.PUSH, Message((Push.FETCH,)))
+                self._transport.send(rank, Tag.PUSH, Message((Push.FETCH,)))
             if self._bypass:
                 self.service.copy_to(received[self._shard])
             self._take_answers(received)
-            self._go_on_from(received, parameters)
+            self._combine(received, parameters)
 
     def _take_answers(self, received: Tensor) -> None:
         self._latest = received
-        answers = [(rank, self._wire.receive(rank, Tag.ANSWER)) for rank in self._others]
+        answers = [(rank, self._transport.receive(rank, Tag.ANSWER)) for rank in self._others]
         for rank, answer in answers:
             with self._trace.span("waiting"):
                 message = answer.result()[1]
@@ -214,17 +214,17 @@ class ParameterServer(Exchange):
 
     def _push(self, rank: int, gradient: Tensor, received: Tensor, kind: Push, weight: int) -> Any:
         part = gradient[self.shards[rank]]
-        with self._trace.span("encode", self._up[rank].effort(part.numel())):
+        with self._trace.span("encode", self._up[rank].cost_elements(part.numel())):
             message = self._up[rank].encode(part, self.updates)
             if self._whole and self._down is not None:
                 self._up[rank].add(message, received[self.shards[rank]])
-        return self._wire.send(rank, Tag.PUSH, message.and_numbers(kind, weight))
+        return self._transport.send(rank, Tag.PUSH, message.and_numbers(kind, weight))
 
-    def rest(self) -> None:
-        if self.in_rounds:
+    def leave_round(self) -> None:
+        if self.waits_for_others:
             for rank in self._holders:
-                self._wire.send(rank, Tag.PUSH, Message((Push.REST, 0)))
-                self._applied[rank].append(self._wire.receive(rank, Tag.ANSWER))
+                self._transport.send(rank, Tag.PUSH, Message((Push.REST, 0)))
+                self._applied[rank].append(self._transport.receive(rank, Tag.ANSWER))
         self._wait_for_applied(0)
 
     @torch.no_grad()
@@ -263,24 +263,24 @@ class ParameterServer(Exchange):
         asked = []
         for rank in self._holders:
             vectors = () if has is None else (has[self.shards[rank]].clone(),)
-            self._wire.send(rank, Tag.PULL, Message((kind, int(self._pushes), int(wants_mean)), vectors))
-            asked.append((rank, self._wire.receive(rank, Tag.PULLED)))
+            self._transport.send(rank, Tag.PULL, Message((kind, int(self._pushes), int(wants_mean)), vectors))
+            asked.append((rank, self._transport.receive(rank, Tag.PULLED)))
         return asked
 
     def snapshot(self) -> tuple[Vectors, dict[str, Any]]:
         return self.service.snapshot()
 
-    def pieces(self, rank: int) -> list[Piece]:
-        found = self.service.pieces(self._shard)
+    def recovery_pieces(self, rank: int) -> list[RecoveryPiece]:
+        found = self.service.recovery_pieces(self._shard)
         if self._latest is not None:
             exact = self._down is None and self._traffic.prepares
             for its, updates in self._heard.items():
                 told = {"parameters": kept(self._latest[self.shards[its]])}
-                found.append(Piece(self.shards[its], updates, told, exact=exact))
+                found.append(RecoveryPiece(self.shards[its], updates, told, exact=exact))
         return found
 
-    def carried(self) -> Vectors:
-        kept = [(self.shards[rank], codec.residual) for rank, codec in self._up.items() if isinstance(codec, Feedback)]
+    def worker_state(self) -> Vectors:
+        kept = [(self.shards[rank], codec.residual) for rank, codec in self._up.items() if isinstance(codec, ErrorFeedback)]
         vectors = {name: owed.clone() for name, owed in self._owed.items()}
         if kept and self._owes not in vectors:
             vectors[self._owes] = torch.zeros(self._elements, device=self.optimizer.parameters.device)
@@ -290,20 +290,20 @@ class ParameterServer(Exchange):
             vectors |= self._local.optimizer.packed(OPTIMIZER)
         if self._received is not None:
             vectors[_RECEIVED] = self._received
-        seen = self.service.seen(self._wire.size)
-        return vectors | {_SEEN: torch.tensor([self._wire.size, *seen.flatten().tolist()])}
+        seen = self.service.seen(self._transport.size)
+        return vectors | {_SEEN: torch.tensor([self._transport.size, *seen.flatten().tolist()])}
 
     def rescued(self) -> Vectors:
         """All survivors continue from the same parameters."""
-        return {name: vector for name, vector in self.carried().items() if name not in (_RECEIVED, _SEEN)}
+        return {name: vector for name, vector in self.worker_state().items() if name not in (_RECEIVED, _SEEN)}
 
-    def carry(self, vectors: Mapping[str, Tensor]) -> None:
-        super().carry(vectors)
+    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
+        super().load_worker_state(vectors)
         if self._owes in self._owed:
             owed = self._owed[self._owes] = self._owed[self._owes].clone()
             for rank, codec in self._up.items():
                 place = self.shards[rank]
-                if isinstance(codec, Feedback):
+                if isinstance(codec, ErrorFeedback):
                     codec.residual.copy_(owed[place])
                     owed[place] = 0
             if not owed.any():
@@ -312,8 +312,8 @@ class ParameterServer(Exchange):
             self._local.optimizer.unpack(OPTIMIZER, vectors, "the worker's optimizer")
         if self._received is not None and _RECEIVED in vectors:
             self._received.copy_(vectors[_RECEIVED])
-        if _SEEN in vectors and vectors[_SEEN][0] == self._wire.size:  # with other ranks the numbers would be others'
-            self.service.load_seen(vectors[_SEEN][1:].view(self._wire.size, -1))
+        if _SEEN in vectors and vectors[_SEEN][0] == self._transport.size:  # with other ranks the numbers would be others'
+            self.service.load_seen(vectors[_SEEN][1:].view(self._transport.size, -1))
 
 
 class _Copy:

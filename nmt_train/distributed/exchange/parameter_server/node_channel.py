@@ -7,20 +7,20 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from nmt_train.distributed.exchange.exchange import Around, Exchange
+from nmt_train.distributed.exchange.exchange import Exchange, ExchangeWrapper
 from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import Tag, Wire
+from nmt_train.distributed.transport import Tag, Transport
 
 
-class OneChannel(Around):
+class NodeChannel(ExchangeWrapper):
     """Any exchange, behind the node's channel."""
 
-    def __init__(self, exchange: Exchange, wire: Wire) -> None:
+    def __init__(self, exchange: Exchange, transport: Transport) -> None:
         super().__init__(exchange)
-        self._wire = wire
-        self._keeper = wire.nodes.index(wire.nodes[wire.rank])
-        if self._keeper == wire.rank:
-            wire.spawn("channel", self._keep)
+        self._transport = transport
+        self._keeper = transport.nodes.index(transport.nodes[transport.rank])
+        if self._keeper == transport.rank:
+            transport.spawn("channel", self._keep)
 
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         with self._granted():
@@ -36,15 +36,15 @@ class OneChannel(Around):
 
     @contextmanager
     def _granted(self) -> Iterator[None]:
-        self._wire.send(self._keeper, Tag.CHANNEL, Message())
-        self._wire.receive(self._keeper, Tag.GRANT).result()
+        self._transport.send(self._keeper, Tag.CHANNEL, Message())
+        self._transport.receive(self._keeper, Tag.GRANT).result()
         try:
             yield
         finally:
-            self._wire.send(self._keeper, Tag.CHANNEL, Message())
+            self._transport.send(self._keeper, Tag.CHANNEL, Message())
 
     def _keep(self) -> None:
         while True:
-            asker, _ = self._wire.receive(None, Tag.CHANNEL).result()
-            self._wire.send(asker, Tag.GRANT, Message())
-            self._wire.receive(asker, Tag.CHANNEL).result()
+            asker, _ = self._transport.receive(None, Tag.CHANNEL).result()
+            self._transport.send(asker, Tag.GRANT, Message())
+            self._transport.receive(asker, Tag.CHANNEL).result()

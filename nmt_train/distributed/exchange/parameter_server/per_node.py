@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from nmt_train.distributed.exchange.exchange import Around, Exchange, Vectors
+from nmt_train.distributed.exchange.exchange import Exchange, ExchangeWrapper, Vectors
 from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import Tag, Wire
+from nmt_train.distributed.transport import Tag, Transport
 
 _REST, _GIVE, _EXPECT = range(3)  # the first number of a message
 _RECEIVED = "node.received"  # what the node last received, among the vectors that its first rank carries
@@ -20,23 +20,23 @@ def first_ranks(nodes: Sequence[int]) -> list[int]:
     return [rank for rank, node in enumerate(nodes) if nodes.index(node) == rank]
 
 
-class PerNode(Around):
+class PerNode(ExchangeWrapper):
     """Any exchange, used by the first rank of each node for all of the node's ranks.
 
     It waits for the gradients of all that have not said that they rest; the node rests when all its ranks do. sums: gradients
     are joined by their sum, not by their mean (see joining.py).
     """
 
-    def __init__(self, exchange: Exchange, wire: Wire, parameters: Tensor, sums: bool = False) -> None:
+    def __init__(self, exchange: Exchange, transport: Transport, parameters: Tensor, sums: bool = False) -> None:
         super().__init__(exchange)
-        self._wire, self.at_worker, self._sums = wire, False, sums
-        node = wire.nodes[wire.rank]
-        self._members = [rank for rank, its in enumerate(wire.nodes) if its == node]
+        self._transport, self.exchanges_updates, self._sums = transport, False, sums
+        node = transport.nodes[transport.rank]
+        self._members = [rank for rank, its in enumerate(transport.nodes) if its == node]
         self._told = 0  # updates when the node's first rank last exchanged
-        self._received = parameters.clone() if wire.rank == self._members[0] else None
-        self.in_rounds = True
+        self._received = parameters.clone() if transport.rank == self._members[0] else None
+        self.waits_for_others = True
         if self._received is not None:
-            wire.spawn("node", self._gather)
+            transport.spawn("node", self._gather)
 
     @property
     def updates(self) -> int:
@@ -46,12 +46,12 @@ class PerNode(Around):
         """The joined gradient will be prepared."""
 
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
-        self._wire.send(self._members[0], Tag.NODE, Message((_GIVE, weight), (gradient,)))
-        message = self._wire.receive(self._members[0], Tag.GRANT).result()[1]
+        self._transport.send(self._members[0], Tag.NODE, Message((_GIVE, weight), (gradient,)))
+        message = self._transport.receive(self._members[0], Tag.GRANT).result()[1]
         self._told = message.number()
         parameters.copy_(message.vector(parameters.numel()))
 
-    def rest(self) -> None:
+    def leave_round(self) -> None:
         self._say(_REST)
 
     def settle(self, parameters: Tensor) -> None:
@@ -59,41 +59,41 @@ class PerNode(Around):
         super().settle(parameters)
 
     def _say(self, what: int) -> None:
-        self._wire.send(self._members[0], Tag.NODE, Message((what,)))
-        self._wire.receive(self._members[0], Tag.GRANT).result()
+        self._transport.send(self._members[0], Tag.NODE, Message((what,)))
+        self._transport.receive(self._members[0], Tag.GRANT).result()
 
     @torch.no_grad()
     def _gather(self) -> None:
         assert self._received is not None
         joined = torch.zeros_like(self._received)
         resting: set[int] = set()
-        given: dict[int, Message] = {}  # by rank
+        initial_slices: dict[int, Message] = {}  # by rank
         while True:
-            source, message = self._wire.receive(None, Tag.NODE).result()
+            source, message = self._transport.receive(None, Tag.NODE).result()
             resting.discard(source)
             if message.number() == _GIVE:
-                given[source] = message
+                initial_slices[source] = message
             else:
                 self._note(source, message.number(), resting)
-            if given and len(resting) + len(given) == len(self._members):
-                self._exchange_for(given, joined)
-                given.clear()
+            if initial_slices and len(resting) + len(initial_slices) == len(self._members):
+                self._exchange_for(initial_slices, joined)
+                initial_slices.clear()
 
     def _note(self, source: int, what: int, resting: set[int]) -> None:
         """A rank rests, or is to be waited for again."""
         if what == _REST:
             resting.add(source)
             if len(resting) == len(self._members):
-                self._exchange.rest()
-        self._wire.send(source, Tag.GRANT, Message((self._exchange.updates,)))
+                self._exchange.leave_round()
+        self._transport.send(source, Tag.GRANT, Message((self._exchange.updates,)))
 
-    def _exchange_for(self, given: Mapping[int, Message], joined: Tensor) -> None:
+    def _exchange_for(self, initial_slices: Mapping[int, Message], joined: Tensor) -> None:
         """Join in the order of the ranks, whoever came first, so that sums are the same bits in every run."""
         assert self._received is not None
-        weights = [given[rank].number(1) for rank in sorted(given)]
-        vectors = [given[rank].vector(joined.numel()).to(joined.device) for rank in sorted(given)]
+        weights = [initial_slices[rank].number(1) for rank in sorted(initial_slices)]
+        vectors = [initial_slices[rank].vector(joined.numel()).to(joined.device) for rank in sorted(initial_slices)]
         joined.copy_(vectors[0])  # which stays exact if it is alone
-        mean, weight = not self._sums and len(given) > 1, sum(weights)
+        mean, weight = not self._sums and len(initial_slices) > 1, sum(weights)
         if mean:
             joined.mul_(weights[0])
         for vector, its in zip(vectors[1:], weights[1:], strict=True):
@@ -102,8 +102,8 @@ class PerNode(Around):
             joined.div_(max(1, weight))
         self._exchange.prepare(joined, self._received, weight)
         self._exchange.sync(joined, self._received, weight)
-        for rank in given:
-            self._wire.send(rank, Tag.GRANT, Message((self._exchange.updates,), (self._received.clone(),)))
+        for rank in initial_slices:
+            self._transport.send(rank, Tag.GRANT, Message((self._exchange.updates,), (self._received.clone(),)))
 
     def refresh(self, parameters: Tensor) -> None:
         super().refresh(parameters)
@@ -116,13 +116,13 @@ class PerNode(Around):
     def restore(self, parameters: Tensor) -> None:
         super().restore(parameters if self._received is None else self._received)
 
-    def carried(self) -> Vectors:
-        return super().carried() | ({} if self._received is None else {_RECEIVED: self._received})
+    def worker_state(self) -> Vectors:
+        return super().worker_state() | ({} if self._received is None else {_RECEIVED: self._received})
 
     def rescued(self) -> Vectors:
         return self._exchange.rescued()
 
-    def carry(self, vectors: Mapping[str, Tensor]) -> None:
-        super().carry(vectors)
+    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
+        super().load_worker_state(vectors)
         if self._received is not None and _RECEIVED in vectors:
             self._received.copy_(vectors[_RECEIVED])

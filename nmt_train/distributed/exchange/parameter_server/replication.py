@@ -10,15 +10,15 @@ from pydantic.dataclasses import dataclass
 
 from nmt_train.common.duration import Mark, Span
 from nmt_train.common.section import STRICT
-from nmt_train.distributed.exchange.recovery_piece import Piece
-from nmt_train.distributed.transport import Future, Tag, Wire
+from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
+from nmt_train.distributed.transport import Future, Tag, Transport
 from nmt_train.optim.optimizer import Optimizer
 
 
-def _interval(given: Any) -> Span:
-    span = Span.parse(given)
+def _interval(initial_slices: Any) -> Span:
+    span = Span.parse(initial_slices)
     if span.unit in "et":
-        raise ValueError(f"{given!r}: copies are made every so many updates, or in time: write 100u, 30s or 2m")
+        raise ValueError(f"{initial_slices!r}: copies are made every so many updates, or in time: write 100u, 30s or 2m")
     return span
 
 
@@ -26,7 +26,7 @@ def _interval(given: Any) -> Span:
 class RecoveryConfig:
     """What outlives processes that end, where training goes on without them (mpirun --with-ft ulfm)."""
 
-    copies: int = Field(default=1, ge=0, le=1, description="of each shard, with its optimiser, in another machine's memory")
+    copies: int = Field(default=1, ge=0, le=1, description="of each shard, with its optimizer, in another machine's memory")
     every: Annotated[Span, BeforeValidator(_interval), PlainSerializer(str)] = Field(
         default=Span.parse("30s"), description="from one copy of a shard to the next, as 100u or 30s: what may be lost of it"
     )
@@ -42,29 +42,29 @@ def keeper(rank: int, nodes: Sequence[int]) -> int:
     return theirs[place % len(theirs)]
 
 
-class Copies:
+class Replication:
     """Of several ranks, sends copies of this one's shard, and keeps those of others' (`kept`, by rank).
 
     A copy leaves only when the one before has arrived, piece by piece between training's own messages.
     """
 
-    def __init__(self, wire: Wire, shards: Sequence[slice], config: RecoveryConfig) -> None:
-        self._wire, self._shard, self._every = wire, shards[wire.rank], config.every
-        self._keeper = keeper(wire.rank, wire.nodes)
-        self.kept: dict[int, Piece] = {}
+    def __init__(self, transport: Transport, shards: Sequence[slice], config: RecoveryConfig) -> None:
+        self._transport, self._shard, self._every = transport, shards[transport.rank], config.every
+        self._keeper = keeper(transport.rank, transport.nodes)
+        self.copies: dict[int, RecoveryPiece] = {}
         self._leaving: Future[None] | None = None
         self._last: Mark | None = None  # when the last one left
-        wire.spawn("copies", self._keep)
+        transport.spawn("copies", self._keep)
 
     def updated(self, optimizer: Optimizer) -> None:
         """After an update of the shard: copy it if it is time to."""
-        now = Mark(0, optimizer.updates, 0, self._wire.now())
+        now = Mark(0, optimizer.updates, 0, self._transport.now())
         due = self._last is None or self._every.crossed(self._last, now)
         if due and (self._leaving is None or self._leaving.done()):
             self._last = now
-            self._leaving = self._wire.send(self._keeper, Tag.COPY, Piece.of(self._shard, optimizer).pack())
+            self._leaving = self._transport.send(self._keeper, Tag.COPY, RecoveryPiece.of(self._shard, optimizer).pack())
 
     def _keep(self) -> None:
         while True:
-            source, message = self._wire.receive(None, Tag.COPY).result()
-            self.kept[source] = Piece.unpack(message)
+            source, message = self._transport.receive(None, Tag.COPY).result()
+            self.copies[source] = RecoveryPiece.unpack(message)

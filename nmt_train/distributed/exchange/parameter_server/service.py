@@ -8,39 +8,39 @@ import torch
 from torch import Tensor
 
 from nmt_train.distributed.exchange.exchange import Vectors
-from nmt_train.distributed.exchange.parameter_server.replication import Copies
+from nmt_train.distributed.exchange.parameter_server.replication import Replication
 from nmt_train.distributed.exchange.parameter_server.requests import Pull, Push
 from nmt_train.distributed.exchange.parameter_server.shard import Shard
-from nmt_train.distributed.exchange.recovery_piece import Piece
+from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import Tag, Wire
+from nmt_train.distributed.transport import Tag, Transport
 from nmt_train.trace import Trace
 
 
 class ShardService:
     """Every use of the shard holds the lock. replication: copies it to another machine, if it must outlive its rank."""
 
-    def __init__(self, shard: Shard, wire: Wire, trace: Trace, replication: Copies | None = None) -> None:
-        self._shard, self._wire, self._trace, self._replication = shard, wire, trace, replication
+    def __init__(self, shard: Shard, transport: Transport, trace: Trace, replication: Replication | None = None) -> None:
+        self._shard, self._transport, self._trace, self._replication = shard, transport, trace, replication
         self.optimizer, self.staleness = shard.optimizer, shard.staleness
-        self._lock = wire.lock()
+        self._lock = transport.lock()
         self.serves = self.optimizer.parameters.numel() > 0
         if self.serves:
-            wire.spawn("server", self._serve_pushes)
-            wire.spawn("pulls", self._serve_pulls)
+            transport.spawn("server", self._serve_pushes)
+            transport.spawn("pulls", self._serve_pulls)
 
     def push_directly(self, gradient: Tensor, weight: int, parameters: Tensor | None = None) -> None:
         """Update with the gradient of this rank's own worker, which may be overwritten, and bring its parameters up to date."""
-        with self._lock, self._trace.span("update", self.optimizer.effort):
-            self._shard.push_directly(self._wire.rank, gradient, weight)
+        with self._lock, self._trace.span("update", self.optimizer.cost_elements):
+            self._shard.push_directly(self._transport.rank, gradient, weight)
             if parameters is not None:
-                self._shard.copy_to(self._wire.rank, parameters)
+                self._shard.copy_to(self._transport.rank, parameters)
             self._updated()
 
     def copy_to(self, parameters: Tensor) -> None:
         """The parameters for this rank's own worker."""
         with self._lock:
-            self._shard.copy_to(self._wire.rank, parameters)
+            self._shard.copy_to(self._transport.rank, parameters)
 
     def flush(self) -> None:
         """Update with pushes that wait for more."""
@@ -54,11 +54,11 @@ class ShardService:
             vectors, numbers = self.optimizer.everything()
             return {name: vector.clone() for name, vector in vectors.items()}, numbers
 
-    def pieces(self, place: slice) -> list[Piece]:
+    def recovery_pieces(self, place: slice) -> list[RecoveryPiece]:
         """This shard, which is at `place` of the parameters, and the copies of others' shards."""
         with self._lock:
-            found = [Piece.of(place, self.optimizer)]
-        return found + (list(self._replication.kept.values()) if self._replication is not None else [])
+            found = [RecoveryPiece.of(place, self.optimizer)]
+        return found + (list(self._replication.copies.values()) if self._replication is not None else [])
 
     def seen(self, workers: int) -> Tensor:
         """See `Shard.seen`."""
@@ -76,14 +76,14 @@ class ShardService:
     def _serve_pushes(self) -> None:
         """Answer pushes until the transport is closed."""
         while True:
-            source, message = self._wire.receive(None, Tag.PUSH).result()
+            source, message = self._transport.receive(None, Tag.PUSH).result()
             with self._lock:
                 waiting = self._push(source, message)
                 answers = [(rank, self._answer(rank)) for rank in waiting]
             if message.number() in (Push.GIVE, Push.REST):
                 answers.append((source, Message((self.optimizer.updates,))))
             for rank, answer in answers:
-                self._wire.send(rank, Tag.ANSWER, answer)
+                self._transport.send(rank, Tag.ANSWER, answer)
 
     def _push(self, source: int, message: Message) -> list[int]:
         """The workers to be answered now that this message has come."""
@@ -91,25 +91,25 @@ class ShardService:
         if kind == Push.FETCH:
             return [source]
         if kind == Push.REST:
-            return self._shard.rest(source)
+            return self._shard.leave_round(source)
         gradient = message.without_numbers(2).on(self.optimizer.parameters.device)
-        with self._trace.span("update", self.optimizer.effort):
+        with self._trace.span("update", self.optimizer.cost_elements):
             waiting = self._shard.push(source, gradient, answer=kind == Push.EXCHANGE, weight=message.number(1))
             self._updated()
         return waiting
 
     def _answer(self, rank: int) -> Message:
-        with self._trace.span("encode", self._shard.effort):
+        with self._trace.span("encode", self._shard.cost_elements):
             return self._shard.answer(rank)
 
     @torch.no_grad()
     def _serve_pulls(self) -> None:
         """Answer pulls until the transport is closed."""
         while True:
-            source, message = self._wire.receive(None, Tag.PULL).result()
+            source, message = self._transport.receive(None, Tag.PULL).result()
             with self._lock:
                 answer = self._pull(source, message)
-            self._wire.send(source, Tag.PULLED, answer)
+            self._transport.send(source, Tag.PULLED, answer)
 
     def _pull(self, source: int, message: Message) -> Message:
         """The answer: the number of updates, and parameters if they are asked for."""

@@ -1,4 +1,4 @@
-"""A shard: a slice of the global parameters with its optimiser, and what each worker has of it (thesis Algorithms 2, 7, 9)."""
+"""A shard: a slice of the global parameters with its optimizer, and what each worker has of it (thesis Algorithms 2, 7, 9)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nmt_train.distributed.codec.codec import Codec
-from nmt_train.distributed.exchange.parameter_server.update_rules import Rule
+from nmt_train.distributed.exchange.parameter_server.update_rules import UpdateRule
 from nmt_train.distributed.message import Message
 from nmt_train.optim.flat_model import subtract
 from nmt_train.optim.optimizer import Optimizer
@@ -28,7 +28,7 @@ class Shard:
         optimizer: Optimizer,
         up: Codec,
         down: Codec | None,
-        rule: Rule,
+        rule: UpdateRule,
         delay: int = 0,
         knows_own: bool = False,
         sums: bool = False,
@@ -83,7 +83,7 @@ class Shard:
             return list(self._shares)
         return [share * weight for share, weight in zip(self._shares, self._weights, strict=True)]
 
-    def rest(self, worker: int) -> list[int]:
+    def leave_round(self, worker: int) -> list[int]:
         """Do not wait for this worker until it pushes again; which workers are to be answered now."""
         self._expected.discard(worker)
         return self._update_if_due(self._gradient)
@@ -122,9 +122,9 @@ class Shard:
         return message.and_numbers(updates)
 
     @property
-    def effort(self) -> int:
+    def cost_elements(self) -> int:
         """How many elements making an answer goes through (see `Codec.effort`)."""
-        return 0 if self._down is None else self._down.effort(self._parameters.numel())
+        return 0 if self._down is None else self._down.cost_elements(self._parameters.numel())
 
     def copy_to(self, worker: int, parameters: Tensor) -> None:
         """The answer for a worker of the same rank."""

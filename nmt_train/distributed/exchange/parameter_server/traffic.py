@@ -9,7 +9,7 @@ from nmt_train.distributed.codec import CODECS
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.topk import dropped_down
 from nmt_train.distributed.context import BuildContext
-from nmt_train.distributed.exchange.parameter_server.update_rules import RULES, Rule
+from nmt_train.distributed.exchange.parameter_server.update_rules import RULES, UpdateRule
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Traffic:
     up: Callable[[], Codec]
     down: Callable[[], Codec] | None
     feedback: bool
-    rule: Rule
-    at_worker: bool = False
+    rule: UpdateRule
+    exchanges_updates: bool = False
     prepares: bool = True
     delay: int = 0
     sums: bool = False
@@ -34,16 +34,16 @@ class Traffic:
     @classmethod
     def build(cls, context: BuildContext) -> Traffic:
         settings, mode = context.settings, context.mode
-        dropping, at_worker = settings.dropping, mode.optimizer == "worker"
+        dropping, exchanges_updates = settings.dropping, mode.optimizer == "worker"
         feedback = context.codec(mode.up, dropping.up).biased
-        dropped = dropped_down(dropping, mode.workers - settings.exchange.knows_own(at_worker, feedback))
+        dropped = dropped_down(dropping, mode.workers - settings.exchange.knows_own(exchanges_updates, feedback))
         return cls(
             up=lambda: context.codec(mode.up, dropping.up),
             down=None if CODECS[mode.down].lossless else lambda: context.codec(mode.down, dropped),
             feedback=feedback,
             rule=RULES[settings.exchange.rule or "async"].build(settings.exchange),
-            at_worker=at_worker,
+            exchanges_updates=exchanges_updates,
             prepares=not context.schedule_updates,
-            delay=context.in_flight,
+            delay=context.max_in_flight,
             sums=context.sums,
         )

@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 
-class Rule(ABC):
+class UpdateRule(ABC):
     """holds: answers wait for the update. mean: an update is by the mean of what was given for it, not by the sum."""
 
     holds: bool = False
     mean: bool = False
 
     @classmethod
-    def build(cls, config: Any) -> Rule:
+    def build(cls, config: Any) -> UpdateRule:
         """A rule as configured; config: the section `exchange`."""
         return cls()
 
@@ -30,14 +30,14 @@ class Rule(ABC):
         """Whether it is time to update, with so many pushes of `expected` workers, those that rest left out."""
 
 
-class Asynchronous(Rule):
+class Asynchronous(UpdateRule):
     """As soon as a bundle of pushes is full (one: at once), and nobody waits for it."""
 
     def __init__(self, bundle: int) -> None:
         self._bundle = bundle
 
     @classmethod
-    def build(cls, config: Any) -> Rule:
+    def build(cls, config: Any) -> UpdateRule:
         return cls(config.bundle or 1)
 
     def due(self, pushes: int, expected: int) -> bool:
@@ -57,7 +57,7 @@ class SoftSync(Asynchronous):
     mean = True
 
 
-class Rounds(Rule):
+class Rounds(UpdateRule):
     """All workers of a round but the slowest few, whose pushes are dropped when they come (Chen et al. 2016)."""
 
     holds = mean = True
@@ -66,7 +66,7 @@ class Rounds(Rule):
         self._backup = backup
 
     @classmethod
-    def build(cls, config: Any) -> Rule:
+    def build(cls, config: Any) -> UpdateRule:
         return cls(config.backup or 0)
 
     def late(self, staleness: int) -> bool:
@@ -76,7 +76,7 @@ class Rounds(Rule):
         return pushes >= max(1, expected - self._backup)
 
 
-RULES: dict[str, type[Rule]] = {
+RULES: dict[str, type[UpdateRule]] = {
     "async": Asynchronous,
     "staleness-aware": StalenessAware,
     "softsync": SoftSync,

@@ -55,7 +55,7 @@ def unpack(frame: np.ndarray, origin: str, longest: int, tags: Container[int]) -
         raise refused(f"vectors of types and lengths {shapes[:4]}")
     sizes = [length * DTYPES[kind].itemsize for kind, length in shapes]
     if sum(sizes) > longest:
-        raise refused(f"{sum(sizes):,} bytes, more than wire.longest, {longest:,}")
+        raise refused(f"{sum(sizes):,} bytes, more than transport.longest, {longest:,}")
     follow = 0 if slot else sum(size + -size % _ALIGNED for size in sizes)
     if frame.size - end != follow:
         raise refused(f"{frame.size - end} bytes after the header instead of {follow}")

@@ -16,7 +16,7 @@ _EAGER, _HEADER = 4 << 20, 1 << 10  # bytes that are sent unasked, at most; what
 
 
 def load(chunk: int) -> Any:
-    """mpi4py's MPI, initialised by the calling thread; UserError where none can be loaded, or offers too little.
+    """mpi4py's MPI, initialized by the calling thread; UserError where none can be loaded, or offers too little.
 
     chunk: bytes of the longest messages.
     """
@@ -51,14 +51,14 @@ def _library(mpi: Any) -> Any:
     return ctypes.CDLL(mpi.__file__)
 
 
-def survives() -> bool:
+def fault_tolerant() -> bool:
     """Whether ranks that are left may go on where others end: mpirun --with-ft ulfm says so to its processes."""
     return os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"  # noqa: SIM112 - Open MPI writes it so
 
 
 def has_ended(mpi: Any, error: BaseException) -> bool:
     """Whether an error means that processes have ended."""
-    if not (survives() and isinstance(error, mpi.Exception)):
+    if not (fault_tolerant() and isinstance(error, mpi.Exception)):
         return False
     kinds = (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED, mpi.ERR_IN_STATUS)
     return error.Get_error_class() in kinds
@@ -70,7 +70,7 @@ def leave(status: int) -> NoReturn:
     Where the others would go on without it, but it has found what ends training for all, they end with it, those too that hang.
     Under srun they would miss it, and abort with a status of their own.
     """
-    ends_all = (status > 1 and survives()) or (status and launch.tasks())
+    ends_all = (status > 1 and fault_tolerant()) or (status and launch.tasks())
     if ends_all and "mpi4py.MPI" in sys.modules:
         mpi = sys.modules["mpi4py.MPI"]
         if mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.Get_size() > 1:

@@ -19,10 +19,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import NAMES, Lost, Tag, WireConfig
+from nmt_train.distributed.transport import NAMES, Lost, Tag, TransportConfig
 from nmt_train.distributed.transport.mpi.framing import SLOTS, contents, pack, unpack
 from nmt_train.distributed.transport.mpi.library import finalize, load
-from nmt_train.distributed.transport.mpi.requests import Addend, Letter, Transfer
+from nmt_train.distributed.transport.mpi.requests import SendRequest, SumRequest, Transfer
 from nmt_train.distributed.transport.watchdog import AwakeClock
 
 PATIENCE = 10.0  # seconds
@@ -58,8 +58,8 @@ class Slots:
         self._taken[peer].discard(slot)
 
 
-class Addressee(Protocol):
-    """Whom a postman brings what has come; cpu: the seconds of a core that it takes for that."""
+class Recipient(Protocol):
+    """Whom a progress thread brings what has come; cpu: the seconds of a core that it takes for that."""
 
     cpu: float
     observe: Callable[[str, str, float, float], None] | None
@@ -72,15 +72,15 @@ class Addressee(Protocol):
         """Another rank has failed."""
 
     def failed(self, error: BaseException) -> None:
-        """MPI has, and the postman has ended."""
+        """MPI has, and the progress thread has ended."""
 
 
-class Postman:
-    """`ready` once all ranks have come together: those of MPI_COMM_WORLD, or, where some of another postman's have ended, those
-    that are left. former: their numbers there; heard: when each was last heard of, on the clock `awake`.
+class ProgressThread:
+    """`ready` once all ranks have come together: those of MPI_COMM_WORLD, or, where some of another progress thread's have
+    ended, those that are left. former: their numbers there; heard: when each was last heard of, on the clock `awake`.
     """
 
-    def __init__(self, config: WireConfig, addressee: Addressee, before: Postman | None = None) -> None:
+    def __init__(self, config: TransportConfig, addressee: Recipient, before: ProgressThread | None = None) -> None:
         self._config, self._addressee, self._before = config, addressee, before
         self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.rank, self.size, self.former = 0, 1, [0]
@@ -91,7 +91,7 @@ class Postman:
         self._parent: int = before._parent if before else os.getppid()
         # A lock that rings for letters, not a SimpleQueue: where a wait for it is woken after its timeout, it goes on for ever
         # (seen with CPython 3.11).
-        self._letters: deque[Letter | Addend] = deque()
+        self._letters: deque[SendRequest | SumRequest] = deque()
         self._bell = threading.Lock()
         self._closed = False
         self._requests: list[Any] = []
@@ -102,12 +102,12 @@ class Postman:
         self._left_over: list[tuple[list[Any], list[Transfer]]] = []
         self._beaten: list[concurrent.futures.Future[None] | None] = []
         self._next_beat = 0.0
-        self._thread = threading.Thread(target=self._work, name="postman", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="progress thread", daemon=True)
         self._thread.start()
 
     # What other threads call
 
-    def post(self, *letters: Letter | Addend) -> None:
+    def post(self, *letters: SendRequest | SumRequest) -> None:
         self._letters.extend(letters)
         self._ring()
 
@@ -160,7 +160,7 @@ class Postman:
         self.heard = [self.awake.now()] * self.size
         self._beaten = [None] * self.size
 
-    def _leave(self, before: Postman) -> None:
+    def _leave(self, before: ProgressThread) -> None:
         """Go on without those that have ended (ULFM)."""
         if os.getppid() != self._parent:
             os._exit(Lost.status)  # with it this rank has ended for the others, which go on: it must not go on as well
@@ -182,13 +182,13 @@ class Postman:
         for peer in range(self.size):
             last = self._beaten[peer]
             if peer != self.rank and (last is None or last.done()):
-                letter = Letter(peer, _BEAT, Message())
+                letter = SendRequest(peer, _BEAT, Message())
                 self._beaten[peer] = letter.done
                 self._hand_over(letter)
 
-    def _hand_over(self, letter: Letter | Addend) -> None:
+    def _hand_over(self, letter: SendRequest | SumRequest) -> None:
         """Hand a message to MPI, or a vector to be summed."""
-        if isinstance(letter, Addend):
+        if isinstance(letter, SumRequest):
             request = self._comm.Iallreduce(self.mpi.IN_PLACE, letter.vector, self.mpi.SUM)
             self._track(request, Transfer(self.rank, False, partial(letter.done.set_result, None)))
             return

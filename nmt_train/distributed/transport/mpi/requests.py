@@ -1,4 +1,4 @@
-"""What the postman of the MPI wire has in hand: messages to be sent, vectors to be summed, transfers under way."""
+"""What the progress thread of the MPI transport has in hand: messages to be sent, vectors to be summed, transfers under way."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Transfer:
 
 
 @dataclass
-class Letter:
+class SendRequest:
     """A message that is to be sent."""
 
     to: int
@@ -35,7 +35,7 @@ class Letter:
 
 
 @dataclass
-class Addend:
+class SumRequest:
     """A vector that is to be replaced by the sum of all ranks' vectors."""
 
     vector: np.ndarray

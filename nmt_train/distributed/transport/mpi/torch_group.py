@@ -14,7 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from nmt_train.common.errors import UserError
 from nmt_train.distributed.message import from_json, to_json
-from nmt_train.distributed.transport import Lost, Tag, Wire, describe
+from nmt_train.distributed.transport import Lost, Tag, Transport, describe
 
 _LOOK, _PATIENCE = 5e-4, 2.0  # seconds
 
@@ -26,30 +26,32 @@ class Group:
     NCCL_SOCKET_IFNAME say.
     """
 
-    def __init__(self, wire: Wire, kind: str, deadline: float) -> None:
+    def __init__(self, transport: Transport, kind: str, deadline: float) -> None:
         """kind: of the device that has the vectors. UserError if ranks have different ones, or do not find each other."""
         span = timedelta(seconds=deadline)
-        here = "localhost" if len(set(wire.nodes)) == 1 else os.environ.get("MASTER_ADDR", wire.hosts[0])
+        here = "localhost" if len(set(transport.nodes)) == 1 else os.environ.get("MASTER_ADDR", transport.hosts[0])
         try:
-            if wire.rank == 0:
-                store = TCPStore(here, 0, wire.size, True, span, wait_for_workers=False)
-                for rank in range(1, wire.size):
-                    wire.send(rank, Tag.HELLO, from_json({"host": here, "port": store.port, "device": kind}))
+            if transport.rank == 0:
+                store = TCPStore(here, 0, transport.size, True, span, wait_for_workers=False)
+                for rank in range(1, transport.size):
+                    transport.send(rank, Tag.HELLO, from_json({"host": here, "port": store.port, "device": kind}))
             else:
-                found = to_json(wire.receive(0, Tag.HELLO).result()[1])
+                found = to_json(transport.receive(0, Tag.HELLO).result()[1])
                 if found["device"] != kind:
                     raise UserError(
-                        f"exchange.algorithm: torch sums what all ranks have on devices of one kind, but {describe(wire, 0)}"
+                        "exchange.algorithm: torch sums what all ranks have on devices of one kind, but"
+                        f" {describe(transport, 0)}"
                         f" computes on {found['device']} and this one on {kind}; use ring, or the same devices everywhere"
                     )
-                store = TCPStore(found["host"], found["port"], wire.size, False, span)
+                store = TCPStore(found["host"], found["port"], transport.size, False, span)
             backend = "nccl" if kind == "cuda" else "gloo"
             if dist.is_initialized():
                 dist.destroy_process_group()  # of the ranks that there were before some ended
-            dist.init_process_group(backend, store=store, rank=wire.rank, world_size=wire.size, timeout=span)
+            dist.init_process_group(backend, store=store, rank=transport.rank, world_size=transport.size, timeout=span)
         except (RuntimeError, ValueError) as error:
             raise UserError(
-                f"exchange.algorithm: torch.distributed finds no way between the ranks on host {wire.hosts[wire.rank]}"
+                "exchange.algorithm: torch.distributed finds no way between the ranks on host"
+                f" {transport.hosts[transport.rank]}"
                 f" ({_first_line(error)}); set MASTER_ADDR and GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME there, or use ring"
             ) from None
 

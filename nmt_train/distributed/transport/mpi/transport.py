@@ -1,4 +1,6 @@
-"""The wire over MPI: threads of a rank hand what they send to its postman, and find what it brings in their mailboxes."""
+"""The transport over MPI: threads of a rank hand what they send to its progress thread, and find what it brings in their
+mailboxes.
+"""
 
 from __future__ import annotations
 
@@ -12,53 +14,54 @@ from torch import Tensor
 
 from nmt_train.common.errors import UserError
 from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import Aborted, Ended, Lost, Tag, WireConfig, describe, numbered
-from nmt_train.distributed.transport.local import LocalFuture, ThreadWire
+from nmt_train.distributed.transport import Aborted, Ended, Lost, Tag, TransportConfig, describe, numbered
+from nmt_train.distributed.transport.local import LocalFuture, LocalTransport
 from nmt_train.distributed.transport.mpi.framing import on_host
-from nmt_train.distributed.transport.mpi.library import has_ended, survives
-from nmt_train.distributed.transport.mpi.progress_thread import ABORT, Postman
-from nmt_train.distributed.transport.mpi.rendezvous import meet
-from nmt_train.distributed.transport.mpi.requests import Addend, Letter
+from nmt_train.distributed.transport.mpi.library import fault_tolerant, has_ended
+from nmt_train.distributed.transport.mpi.progress_thread import ABORT, ProgressThread
+from nmt_train.distributed.transport.mpi.rendezvous import rendezvous
+from nmt_train.distributed.transport.mpi.requests import SendRequest, SumRequest
 from nmt_train.distributed.transport.mpi.torch_group import Group
 
 
-class Mpi(ThreadWire):
+class MpiTransport(LocalTransport):
     """All ranks of MPI_COMM_WORLD. Making it waits for all of them, at most `start_deadline` seconds.
 
-    Or, where some of the ranks of another wire have ended, those that are left; making it then waits for nobody.
+    Or, where some of the ranks of another transport have ended, those that are left; making it then waits for nobody.
     """
 
-    def __init__(self, config: WireConfig, before: Mpi | None = None) -> None:
+    def __init__(self, config: TransportConfig, before: MpiTransport | None = None) -> None:
         """UserError where MPI cannot be loaded, offers too little, or a rank does not come."""
         super().__init__()
         self._config, self._next = config, self
-        self.survives = survives()
+        self.fault_tolerant = fault_tolerant()
         self._watching = False
         self._group: Group | None = None
-        self._postman: Postman = Postman(config, self, before._postman if before else None)
+        self._progress_thread: ProgressThread = ProgressThread(config, self, before._progress_thread if before else None)
         if before is None:
             self._meet()
 
     def _meet(self) -> None:
         config = self._config
         try:
-            self._postman.ready.result(config.start_deadline)
+            self._progress_thread.ready.result(config.start_deadline)
         except concurrent.futures.TimeoutError:
             size = os.environ.get("OMPI_COMM_WORLD_SIZE", "some")
             raise UserError(
-                f"MPI: after {config.start_deadline:g} s (wire.start_deadline) not all of {size} ranks had started, as seen"
+                f"MPI: after {config.start_deadline:g} s (transport.start_deadline) not all of {size} ranks had started, as"
+                " seen"
                 f" from {socket.gethostname()}; look for a host of the list that does not answer, or a rank that hangs there"
             ) from None
-        self.rank, self.size = self._postman.rank, self._postman.size
+        self.rank, self.size = self._progress_thread.rank, self._progress_thread.size
         self.hosts = ("?",) * self.size
-        self.hosts, self.nodes, self.offset = meet(self, config.start_deadline)
-        self._postman.heard = [self._postman.awake.now()] * self.size
+        self.hosts, self.nodes, self.offset = rendezvous(self, config.start_deadline)
+        self._progress_thread.heard = [self._progress_thread.awake.now()] * self.size
         self._watching = True
 
     def _carry(self, to: int, tag: Tag, message: Message) -> concurrent.futures.Future[None]:
         on_its_way = Message(message.numbers, tuple(on_host(tensor) for tensor in message.tensors))
-        letter = Letter(to, int(tag), on_its_way, LocalFuture(partial(self._check, to)))
-        self._postman.post(letter)
+        letter = SendRequest(to, int(tag), on_its_way, LocalFuture(partial(self._check, to)))
+        self._progress_thread.post(letter)
         return letter.done
 
     def add_up(self, vector: Tensor, by: str = "mpi") -> LocalFuture:
@@ -68,51 +71,51 @@ class Mpi(ThreadWire):
             self._group.add_up(vector, self._check)
             done.set_result(None)
             return done
-        addend = Addend(vector.numpy(), LocalFuture(self._check))
-        self._postman.post(addend)
+        addend = SumRequest(vector.numpy(), LocalFuture(self._check))
+        self._progress_thread.post(addend)
         return addend.done
 
     def close(self) -> None:
         self._closed = True
-        self._postman.close()
+        self._progress_thread.close()
 
     def fail(self, error: BaseException) -> None:
         super().fail(error)
-        if self._postman.works:
-            told = [Letter(peer, ABORT, Message()) for peer in range(self.size) if peer != self.rank]
-            self._postman.post(*told)
+        if self._progress_thread.works:
+            told = [SendRequest(peer, ABORT, Message()) for peer in range(self.size) if peer != self.rank]
+            self._progress_thread.post(*told)
             concurrent.futures.wait([letter.done for letter in told], timeout=1.0)
 
     def _end_process(self) -> None:
-        if self.survives:
+        if self.fault_tolerant:
             os.kill(os.getpid(), signal.SIGKILL)  # of processes that exit, whatever their status, the others are not told
         self.fail(Lost("this rank hangs"))
         super()._end_process()
 
-    def regroup(self) -> Mpi:
+    def regroup(self) -> MpiTransport:
         if not isinstance(self._failure, Ended):
             raise self._failure or Lost("no rank has ended")
         following = self._next._come_after(self)
         self.until_tasks_end(self._config.deadline)  # they hold what the worker of before had
         return following
 
-    def _come_after(self, before: Mpi) -> Mpi:
+    def _come_after(self, before: MpiTransport) -> MpiTransport:
         try:
-            self._postman.ready.result(self._config.deadline)
+            self._progress_thread.ready.result(self._config.deadline)
         except concurrent.futures.TimeoutError:
             raise Lost(
                 f"after another rank had ended, not all that are left came together within {self._config.deadline:g} s"
-                f" (wire.deadline), as seen from {socket.gethostname()}; start the same command again"
+                f" (transport.deadline), as seen from {socket.gethostname()}; start the same command again"
             ) from None
-        former = self._postman.former
-        self.rank, self.size, self.offset = self._postman.rank, self._postman.size, before.offset
+        former = self._progress_thread.former
+        self.rank, self.size, self.offset = self._progress_thread.rank, self._progress_thread.size, before.offset
         self.ended = describe(before, *(rank for rank in range(before.size) if rank not in former))
         self.hosts = tuple(before.hosts[rank] for rank in former)
         self.nodes = numbered([before.nodes[rank] for rank in former])
         self._watching = True
         return self
 
-    # What its postman calls, besides `deliver`
+    # What its progress thread calls, besides `deliver`
 
     def aborted(self, source: int) -> None:
         host = self.hosts[source] if source < len(self.hosts) else "?"
@@ -120,8 +123,8 @@ class Mpi(ThreadWire):
 
     def failed(self, error: BaseException) -> None:
         """If processes have ended, those that are left come together at once, whatever else they do."""
-        if has_ended(self._postman.mpi, error) and not self._closed:
-            self._next = Mpi(self._config, self)
+        if has_ended(self._progress_thread.mpi, error) and not self._closed:
+            self._next = MpiTransport(self._config, self)
             self._failure = self._failure or Ended("another rank's process has ended")
         else:
             failed = UserError(f"MPI failed on host {socket.gethostname()}: {error}")
@@ -131,11 +134,11 @@ class Mpi(ThreadWire):
         super()._check(source)
         if not self._watching:
             return
-        now = self._postman.awake.now()
+        now = self._progress_thread.awake.now()
         for peer in range(self.size) if source is None else [source]:
-            silent = now - self._postman.heard[peer]
+            silent = now - self._progress_thread.heard[peer]
             if peer != self.rank and silent > self._config.deadline:
                 raise Lost(
-                    f"rank {peer} on host {self.hosts[peer]} has been silent for {silent:.0f} s (wire.deadline); training"
+                    f"rank {peer} on host {self.hosts[peer]} has been silent for {silent:.0f} s (transport.deadline); training"
                     " cannot go on without it: mend the host or the link, then start the same command again"
                 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from memory import MemoryWire, together, wires
+from memory import MemoryTransport, together, transports
 from torch import Tensor, nn
 
 from nmt_train.common.errors import NotFinite
@@ -17,16 +17,16 @@ from nmt_train.distributed.codec.dense import Dense
 from nmt_train.distributed.codec.topk import DroppingConfig, TopK
 from nmt_train.distributed.exchange.config import ExchangeConfig
 from nmt_train.distributed.exchange.parameter_server.client import ParameterServer
-from nmt_train.distributed.exchange.parameter_server.node_channel import OneChannel
+from nmt_train.distributed.exchange.parameter_server.node_channel import NodeChannel
 from nmt_train.distributed.exchange.parameter_server.per_node import PerNode
 from nmt_train.distributed.exchange.parameter_server.traffic import Traffic
 from nmt_train.distributed.exchange.parameter_server.update_rules import Asynchronous
-from nmt_train.distributed.exchange.single import Alone
+from nmt_train.distributed.exchange.single import SingleRank
 from nmt_train.distributed.schedule.every_step import EveryStep
 from nmt_train.distributed.schedule.overlap import Overlap, OverlapConfig
-from nmt_train.distributed.transport.local import ThreadWire
+from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.optim.config import OptimizerConfig
-from nmt_train.optim.flat_model import Flat
+from nmt_train.optim.flat_model import FlatModel
 from nmt_train.optim.optimizer import Optimizer
 from nmt_train.trace import Trace
 
@@ -37,12 +37,16 @@ START = torch.linspace(-1, 1, 101)
 
 
 def server(
-    wire: MemoryWire, optimizer: OptimizerConfig = ADAM, sparse: bool = False, at_worker: bool = False, **settings: Any
+    transport: MemoryTransport,
+    optimizer: OptimizerConfig = ADAM,
+    sparse: bool = False,
+    exchanges_updates: bool = False,
+    **settings: Any,
 ) -> ParameterServer:
     codec: Callable[[], Any] = (lambda: TopK(DROPPING, 0.9)) if sparse else Dense
     rule = Asynchronous(settings.get("bundle", 1))
-    traffic = Traffic(codec, codec if sparse else None, feedback=sparse, rule=rule, at_worker=at_worker)
-    return ParameterServer(wire, START.clone(), optimizer, ExchangeConfig(**settings), traffic, Trace(False, wire))
+    traffic = Traffic(codec, codec if sparse else None, feedback=sparse, rule=rule, exchanges_updates=exchanges_updates)
+    return ParameterServer(transport, START.clone(), optimizer, ExchangeConfig(**settings), traffic, Trace(False, transport))
 
 
 def gradients(count: int, seed: int = 0) -> list[Tensor]:
@@ -52,7 +56,7 @@ def gradients(count: int, seed: int = 0) -> list[Tensor]:
 
 def sequential(given: Sequence[Tensor], optimizer: OptimizerConfig = ADAM) -> Tensor:
     parameters = START.clone()
-    alone = Alone(Optimizer(optimizer, parameters), Trace(False, ThreadWire()))
+    alone = SingleRank(Optimizer(optimizer, parameters), Trace(False, LocalTransport()))
     for gradient in given:
         alone.sync(gradient.clone(), parameters)
     return parameters
@@ -61,7 +65,7 @@ def sequential(given: Sequence[Tensor], optimizer: OptimizerConfig = ADAM) -> Te
 @pytest.mark.parametrize(("nodes", "sparse"), [((0,), False), ((0, 1), False), ((0, 0, 0, 1), False), ((0,), True)])
 def test_pushes_in_a_fixed_order_are_the_sequential_result(nodes: tuple[int, ...], sparse: bool) -> None:
     """Bit for bit where all is sent, or nothing needs to be."""
-    servers = [server(wire, sparse=sparse) for wire in wires(nodes)]
+    servers = [server(transport, sparse=sparse) for transport in transports(nodes)]
     copies = [START.clone() for _ in nodes]
     given = gradients(7)
     for turn, gradient in enumerate(given):
@@ -74,7 +78,7 @@ def test_pushes_in_a_fixed_order_are_the_sequential_result(nodes: tuple[int, ...
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
 def test_ranks_without_a_shard_take_part_and_know_how_many_updates_there_were(shards: int) -> None:
-    servers = [server(wire, shards=shards) for wire in wires([0, 0, 1, 1])]
+    servers = [server(transport, shards=shards) for transport in transports([0, 0, 1, 1])]
     copies = [START.clone() for _ in servers]
     given = gradients(8)
     for turn, gradient in enumerate(given):
@@ -90,17 +94,17 @@ def test_ranks_without_a_shard_take_part_and_know_how_many_updates_there_were(sh
 
 @pytest.mark.parametrize("bypass", [True, False])
 def test_a_bypassed_shard_gets_and_gives_the_same_as_one_over_the_wire(bypass: bool) -> None:
-    made, copy = server(wires([0])[0], bypass=bypass), START.clone()
+    made, copy = server(transports([0])[0], bypass=bypass), START.clone()
     given = gradients(4)
     for gradient in given:
         made.sync(gradient.clone(), copy)
     assert torch.equal(copy, sequential(given))
-    assert bool(made._wire.sent) is not bypass
+    assert bool(made._transport.sent) is not bypass
 
 
 def test_every_push_counts_whatever_the_order() -> None:
     """Plain gradient descent only adds up, so that the order of asynchronous pushes must not matter."""
-    servers = [server(wire, SGD) for wire in wires([0, 0, 1])]
+    servers = [server(transport, SGD) for transport in transports([0, 0, 1])]
     given = [gradients(20, seed) for seed in range(3)]
     copies = [START.clone() for _ in given]
 
@@ -117,7 +121,7 @@ def test_every_push_counts_whatever_the_order() -> None:
 
 
 def test_staleness_is_what_others_have_pushed_since_the_worker_last_heard() -> None:
-    left, right = (server(wire) for wire in wires([0, 1]))
+    left, right = (server(transport) for transport in transports([0, 1]))
     a, b = START.clone(), START.clone()
     left.sync(torch.ones(101), a)
     left.sync(torch.ones(101), a)
@@ -127,16 +131,16 @@ def test_staleness_is_what_others_have_pushed_since_the_worker_last_heard() -> N
 
 
 def test_an_overlapped_gradient_is_of_the_parameters_before_the_last_answer() -> None:
-    wire, copy = wires([0])[0], START.clone()
+    transport, copy = transports([0])[0], START.clone()
     traffic = Traffic(Dense, None, False, Asynchronous(1), delay=1)
-    made = ParameterServer(wire, START.clone(), SGD, ExchangeConfig(), traffic, Trace(False, wire))
+    made = ParameterServer(transport, START.clone(), SGD, ExchangeConfig(), traffic, Trace(False, transport))
     for _ in range(4):
         made.sync(torch.ones(101), copy)
     assert dict(made.staleness) == {0: 1, 1: 3}
 
 
 def test_sparse_workers_and_shards_agree_on_what_was_sent_and_owe_the_rest() -> None:
-    left, right = (server(wire, SGD, sparse=True, bypass=False) for wire in wires([0, 1]))
+    left, right = (server(transport, SGD, sparse=True, bypass=False) for transport in transports([0, 1]))
     copy, other = START.clone(), START.clone()
     left.refresh(copy)
     right.refresh(other)
@@ -144,7 +148,7 @@ def test_sparse_workers_and_shards_agree_on_what_was_sent_and_owe_the_rest() -> 
     for gradient in given:
         left.sync(gradient.clone(), copy)
     assert torch.equal(torch.cat([made.service._shard._held[0] for made in (left, right)]), copy)
-    owed = left.carried()["residual"]
+    owed = left.worker_state()["residual"]
     parameters = torch.cat([made.optimizer.parameters for made in (left, right)])
     torch.testing.assert_close(parameters, START - 0.1 * (sum(given) - owed), atol=1e-6, rtol=0)
     left.refresh(copy)
@@ -152,8 +156,8 @@ def test_sparse_workers_and_shards_agree_on_what_was_sent_and_owe_the_rest() -> 
 
 
 def test_residuals_of_a_shard_that_is_now_bypassed_are_not_lost() -> None:
-    made, copy = server(wires([0])[0], SGD, sparse=True), START.clone()
-    made.carry({"residual": torch.ones(101)})
+    made, copy = server(transports([0])[0], SGD, sparse=True), START.clone()
+    made.load_worker_state({"residual": torch.ones(101)})
     made.sync(torch.zeros(101), copy)
     torch.testing.assert_close(copy, START - 0.1)
     made.sync(torch.zeros(101), copy)
@@ -161,38 +165,38 @@ def test_residuals_of_a_shard_that_is_now_bypassed_are_not_lost() -> None:
 
 
 MAKERS = {
-    "server": lambda wire: server(wire, SGD),
-    "alone": lambda wire: Alone(Optimizer(SGD, START.clone()), Trace(False, wire)),
+    "server": lambda transport: server(transport, SGD),
+    "alone": lambda transport: SingleRank(Optimizer(SGD, START.clone()), Trace(False, transport)),
 }
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_what_another_mode_owed_is_given_once_and_saved_until_then(name: str) -> None:
-    made, copy = MAKERS[name](wires([0])[0]), START.clone()
-    made.carry({"residual": torch.ones(101)})
-    assert torch.equal(made.carried()["residual"], torch.ones(101))
+    made, copy = MAKERS[name](transports([0])[0]), START.clone()
+    made.load_worker_state({"residual": torch.ones(101)})
+    assert torch.equal(made.worker_state()["residual"], torch.ones(101))
     for _ in range(2):
         gradient = torch.zeros(101)
         made.prepare(gradient, copy)
         made.sync(gradient, copy)
         torch.testing.assert_close(made.optimizer.parameters, START - 0.1)
-    assert "residual" not in made.carried()
+    assert "residual" not in made.worker_state()
 
 
 def test_gradients_owed_when_workers_begin_to_optimise_are_in_their_first_update() -> None:
-    made, copy = server(wires([0])[0], SGD, at_worker=True), START.clone()
-    made.carry({"residual": torch.ones(101)})
-    assert torch.equal(made.carried()["residual"], torch.ones(101))
+    made, copy = server(transports([0])[0], SGD, exchanges_updates=True), START.clone()
+    made.load_worker_state({"residual": torch.ones(101)})
+    assert torch.equal(made.worker_state()["residual"], torch.ones(101))
     for _ in range(2):
         update = torch.zeros(101)
         made.prepare(update, copy)
         made.sync(update, copy)
         torch.testing.assert_close(copy, START - 0.1)
-    assert "residual" not in made.carried()
+    assert "residual" not in made.worker_state()
 
 
 def test_a_bundle_is_one_update_by_the_mean_and_a_rest_of_it_is_not_lost() -> None:
-    made, copy = server(wires([0])[0], bundle=2), START.clone()
+    made, copy = server(transports([0])[0], bundle=2), START.clone()
     one, two, three = gradients(3)
     made.sync(one.clone(), copy)
     assert torch.equal(copy, START)
@@ -205,7 +209,7 @@ def test_a_bundle_is_one_update_by_the_mean_and_a_rest_of_it_is_not_lost() -> No
 
 def test_with_the_optimiser_at_the_worker_one_worker_is_the_same_as_alone() -> None:
 
-    made, copy = server(wires([0])[0], ADAM, at_worker=True), START.clone()
+    made, copy = server(transports([0])[0], ADAM, exchanges_updates=True), START.clone()
     given = gradients(5)
     for gradient in given:
         update = gradient.clone()
@@ -215,7 +219,7 @@ def test_with_the_optimiser_at_the_worker_one_worker_is_the_same_as_alone() -> N
 
 
 def test_a_rate_that_decays_for_want_of_progress_does_so_at_the_worker_too() -> None:
-    made, copy = server(wires([0])[0], dataclasses.replace(SGD, stall_factor=0.5), at_worker=True), START.clone()
+    made, copy = server(transports([0])[0], dataclasses.replace(SGD, stall_factor=0.5), exchanges_updates=True), START.clone()
     for _ in range(2):
         update = torch.ones(101)
         made.prepare(update, copy)
@@ -225,7 +229,7 @@ def test_a_rate_that_decays_for_want_of_progress_does_so_at_the_worker_too() -> 
 
 
 def test_a_local_gradient_moves_the_worker_but_not_the_shard() -> None:
-    made, copy = server(wires([0])[0], SGD, local_gradient=True), START.clone()
+    made, copy = server(transports([0])[0], SGD, local_gradient=True), START.clone()
     made.sync(torch.ones(101), copy)
     torch.testing.assert_close(made.optimizer.parameters, START - 0.1)
     torch.testing.assert_close(copy, START - 0.2)
@@ -238,7 +242,7 @@ def test_one_channel_lets_one_rank_of_a_node_exchange_at_a_time() -> None:
 
     class Watched(ParameterServer):
         def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
-            node = self._wire.nodes[self._wire.rank]
+            node = self._transport.nodes[self._transport.rank]
             active[node] += 1
             most[node] = max(most[node], active[node])
             super().sync(gradient, parameters, weight)
@@ -247,8 +251,8 @@ def test_one_channel_lets_one_rank_of_a_node_exchange_at_a_time() -> None:
     nodes = [0, 0, 0, 1]
     traffic = Traffic(Dense, None, False, Asynchronous(1))
     made = [
-        OneChannel(Watched(wire, START.clone(), SGD, ExchangeConfig(), traffic, Trace(False, wire)), wire)
-        for wire in wires(nodes)
+        NodeChannel(Watched(transport, START.clone(), SGD, ExchangeConfig(), traffic, Trace(False, transport)), transport)
+        for transport in transports(nodes)
     ]
     copies = [START.clone() for _ in nodes]
     together(*(
@@ -261,15 +265,15 @@ def test_one_channel_lets_one_rank_of_a_node_exchange_at_a_time() -> None:
 
 def test_devices_of_a_node_join_first_and_all_get_the_answer() -> None:
     nodes = [0, 0, 1]
-    all_wires = wires(nodes)
-    made = [PerNode(server(wire, SGD), wire, START) for wire in all_wires]
+    all_wires = transports(nodes)
+    made = [PerNode(server(transport, SGD), transport, START) for transport in all_wires]
     copies = [START.clone() for _ in nodes]
-    made[2].rest()
+    made[2].leave_round()
     together(*(lambda rank=rank: made[rank].sync(torch.full((101,), rank + 1.0), copies[rank]) for rank in (0, 1)))
     assert torch.equal(copies[0], copies[1])
     torch.testing.assert_close(copies[0], START - 0.1 * 1.5)
     assert made[0].updates == made[2].updates == 1
-    made[1].rest()
+    made[1].leave_round()
     made[0].sync(torch.ones(101), copies[0])  # does not wait for a rank that rests
     torch.testing.assert_close(copies[0], START - 0.1 * 2.5)
 
@@ -280,12 +284,12 @@ class Line(nn.Module):
         self.weight = nn.Parameter(START.clone())
 
 
-class Slow(Alone):
+class Slow(SingleRank):
     """An exchange that takes as long as `open` is not set."""
 
-    def __init__(self, wire: MemoryWire, parameters: Tensor) -> None:
-        super().__init__(Optimizer(SGD, parameters), Trace(False, ThreadWire()))
-        self.open, self.given = wire.event(), []
+    def __init__(self, transport: MemoryTransport, parameters: Tensor) -> None:
+        super().__init__(Optimizer(SGD, parameters), Trace(False, LocalTransport()))
+        self.open, self.given = transport.event(), []
 
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         self.open.wait()
@@ -294,17 +298,17 @@ class Slow(Alone):
         parameters.copy_(self.optimizer.parameters)
 
 
-def overlapped(local_update: str = "none", **settings: Any) -> tuple[Overlap, Slow, Flat]:
+def overlapped(local_update: str = "none", **settings: Any) -> tuple[Overlap, Slow, FlatModel]:
     settings["local_update"] = local_update
-    wire, flat = wires([0])[0], Flat(Line())
-    slow = Slow(wire, flat.parameters.clone())
-    return Overlap(flat, slow, wire, Trace(False, wire), OverlapConfig(**settings), SGD, sums=True), slow, flat
+    transport, flat = transports([0])[0], FlatModel(Line())
+    slow = Slow(transport, flat.parameters.clone())
+    return Overlap(flat, slow, transport, Trace(False, transport), OverlapConfig(**settings), SGD, sums=True), slow, flat
 
 
-def steps(schedule: Overlap, flat: Flat, values: Sequence[float]) -> list[bool]:
+def steps(schedule: Overlap, flat: FlatModel, values: Sequence[float]) -> list[bool]:
     done = []
     for value in values:
-        flat.gradient += value * schedule.pile.add(1)
+        flat.gradient += value * schedule.accumulator.add(1)
         done.append(schedule.step())
     return done
 
@@ -362,7 +366,7 @@ def test_a_local_optimiser_steps_by_each_new_gradient_in_between() -> None:
 def test_a_sum_that_is_not_finite_is_dropped_and_told(bad: float) -> None:
     schedule, slow, flat = overlapped()
     slow.open.set()
-    flat.gradient += bad * schedule.pile.add(1)
+    flat.gradient += bad * schedule.accumulator.add(1)
     with pytest.raises(NotFinite):
         schedule.step()
     steps(schedule, flat, [1])
@@ -375,7 +379,7 @@ def test_a_sum_that_is_not_finite_is_dropped_and_told(bad: float) -> None:
 def test_a_local_optimiser_drops_a_sum_that_is_not_finite_and_steps_on(bad: float) -> None:
     schedule, slow, flat = overlapped(local_update="optimizer")
     steps(schedule, flat, [1, 2])
-    flat.gradient += bad * schedule.pile.add(1)
+    flat.gradient += bad * schedule.accumulator.add(1)
     with pytest.raises(NotFinite):
         schedule.step()
     torch.testing.assert_close(flat.parameters, START - 0.1 * 2)
@@ -407,11 +411,11 @@ def test_a_courier_that_has_failed_is_noticed_although_nothing_bounds_its_absenc
 
 
 def test_an_accumulation_that_is_drained_is_given_away_as_it_is() -> None:
-    flat, wire = Flat(Line()), ThreadWire()
-    schedule = EveryStep(flat, Alone(Optimizer(SGD, flat.parameters), Trace(False, wire)), 0.0, 4)
+    flat, transport = FlatModel(Line()), LocalTransport()
+    schedule = EveryStep(flat, SingleRank(Optimizer(SGD, flat.parameters), Trace(False, transport)), 0.0, 4)
     given = []
     for value in (1.0, 3.0):
-        flat.gradient.add_(value, alpha=schedule.pile.add(1))
+        flat.gradient.add_(value, alpha=schedule.accumulator.add(1))
         given.append(schedule.step())
     schedule.drain()
     assert given == [False, False]
@@ -424,14 +428,14 @@ def test_an_accumulation_that_is_drained_is_given_away_as_it_is() -> None:
 @pytest.mark.parametrize("overlapping", [False, True])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_one_worker_in_every_mode_is_as_good_as_alone(overlapping: bool, sparse: bool) -> None:
-    flat = Flat(Line())
-    wire = wires([0])[0]
-    made = server(wire, sparse=sparse)
-    overlap = Overlap(flat, made, wire, Trace(False, wire), OverlapConfig(), ADAM)
+    flat = FlatModel(Line())
+    transport = transports([0])[0]
+    made = server(transport, sparse=sparse)
+    overlap = Overlap(flat, made, transport, Trace(False, transport), OverlapConfig(), ADAM)
     schedule = overlap if overlapping else EveryStep(flat, made, 0, 1)
     given = gradients(6)
     for gradient in given:
-        flat.gradient += gradient * schedule.pile.add(1)
+        flat.gradient += gradient * schedule.accumulator.add(1)
         schedule.step()
         schedule.drain()
     assert torch.equal(flat.parameters, sequential(given))
@@ -441,19 +445,19 @@ def test_with_local_updates_one_overlapped_worker_is_alone_and_goes_on_from_a_ch
     """What was received lacks the newest gradient alone, and the local update adds just that."""
     given = gradients(8)
 
-    def fresh() -> tuple[Overlap, Flat]:
-        flat, wire = Flat(Line()), wires([0])[0]
-        return Overlap(flat, server(wire), wire, Trace(False, wire), OverlapConfig(), ADAM), flat
+    def fresh() -> tuple[Overlap, FlatModel]:
+        flat, transport = FlatModel(Line()), transports([0])[0]
+        return Overlap(flat, server(transport), transport, Trace(False, transport), OverlapConfig(), ADAM), flat
 
     schedule, flat = fresh()
     for count, gradient in enumerate(given, 1):
-        flat.gradient += gradient * schedule.pile.add(1)
+        flat.gradient += gradient * schedule.accumulator.add(1)
         schedule.step()
         schedule._idle.wait()
         torch.testing.assert_close(flat.parameters, sequential(given[:count]))
     schedule.drain()
-    carried = schedule.carried()
-    assert {"local.exp_avg", "local.exp_avg_sq", "local.step"} <= set(carried)
+    worker_state = schedule.worker_state()
+    assert {"local.exp_avg", "local.exp_avg_sq", "local.step"} <= set(worker_state)
     other, _ = fresh()
-    other.carry(carried)
-    assert all(torch.equal(vector, other.carried()[name]) for name, vector in carried.items())
+    other.load_worker_state(worker_state)
+    assert all(torch.equal(vector, other.worker_state()[name]) for name, vector in worker_state.items())

@@ -8,30 +8,36 @@ from typing import Any
 import pytest
 import torch
 from conftest import Make
-from memory import wires
+from memory import transports
 from pulled import RATE, START, Vector, settings, target, trained
 from simulated import run, words
 from virtual import engine, everybody_is_here, together
 
 from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.codec.dense import Dense
-from nmt_train.distributed.exchange.parameter_server.node_channel import OneChannel
+from nmt_train.distributed.exchange.parameter_server.node_channel import NodeChannel
 from nmt_train.distributed.exchange.parameter_server.shard import Shard
-from nmt_train.distributed.exchange.parameter_server.update_rules import Asynchronous, Rounds, Rule, SoftSync, StalenessAware
-from nmt_train.distributed.exchange.single import Alone
+from nmt_train.distributed.exchange.parameter_server.update_rules import (
+    Asynchronous,
+    Rounds,
+    SoftSync,
+    StalenessAware,
+    UpdateRule,
+)
+from nmt_train.distributed.exchange.single import SingleRank
 from nmt_train.distributed.message import Message
 from nmt_train.modes import build as modes
 from nmt_train.optim.config import OptimizerConfig
-from nmt_train.optim.flat_model import Flat
+from nmt_train.optim.flat_model import FlatModel
 from nmt_train.optim.optimizer import Optimizer
 from nmt_train.simulation.cluster import Straggler
-from nmt_train.simulation.virtual_transport import VirtualWire
+from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace
 
 PLAIN = OptimizerConfig(name="sgd", learning_rate=1.0, schedule="constant", warmup=0)
 
 
-def shard(rule: Rule, workers: int) -> Shard:
+def shard(rule: UpdateRule, workers: int) -> Shard:
     made = Shard(Optimizer(PLAIN, torch.zeros(2)), Dense(), None, rule)
     for worker in range(workers):
         made.pull(worker)
@@ -88,7 +94,7 @@ def test_what_comes_after_its_round_is_dropped_and_its_worker_told_to_catch_up()
 def test_a_round_does_not_wait_for_who_rests() -> None:
     made = shard(Rounds(0), 3)
     assert [push(made, worker, 1.0) for worker in (0, 1)] == [[], []]
-    assert made.rest(2) == [0, 1]
+    assert made.leave_round(2) == [0, 1]
     assert made.optimizer.updates == 1
     made.answer(0), made.answer(1)
     assert [push(made, worker, 1.0) for worker in (0, 1)] == [[], [0, 1]]
@@ -118,13 +124,13 @@ def test_one_pull_and_push_after_another_without_waiting_is_what_downpour_does()
 
 def test_an_elastic_worker_and_the_centre_go_the_same_way_towards_each_other() -> None:
     found = trained("easgd", [1], 9, {"local.every": 3, "local.elastic_share": 0.25})[0]
-    worker = centre = START
+    worker = center = START
     for step in range(9):
         torch.testing.assert_close(found[step], worker, rtol=0, atol=1e-5)
         worker = worker - RATE * (worker - target(0))
         if step % 3 == 2:
-            way = 0.25 * (worker - centre)
-            worker, centre = worker - way, centre + way
+            way = 0.25 * (worker - center)
+            worker, center = worker - way, center + way
 
 
 @pytest.mark.parametrize("changes", [{"mode": "backup", "exchange__backup": 0}, {"mode": "softsync"}, {"mode": "downpour"},
@@ -153,16 +159,16 @@ def test_a_node_rests_when_all_its_devices_do_whoever_of_them_is_the_last(last: 
     """One of three workers has a batch more than the others, as after one that was left out; in rounds of two nodes."""
     chosen = settings("backup", {"exchange.backup": 0, "exchange.per": "node"})
 
-    def work(wire: VirtualWire) -> int:
-        flat = Flat(Vector())
-        schedule = modes.build(modes.check(chosen, wire.nodes), chosen, flat, wire, Trace(False, wire))
+    def work(transport: VirtualTransport) -> int:
+        flat = FlatModel(Vector())
+        schedule = modes.build(modes.check(chosen, transport.nodes), chosen, flat, transport, Trace(False, transport))
         schedule.refresh()
-        for _ in range(3 + (wire.rank == last)):
-            wire.spend("forward", 1)
-            flat.gradient.add_(flat.parameters - target(wire.rank), alpha=schedule.pile.add(1))
+        for _ in range(3 + (transport.rank == last)):
+            transport.spend("forward", 1)
+            flat.gradient.add_(flat.parameters - target(transport.rank), alpha=schedule.accumulator.add(1))
             schedule.step()
         schedule.drain()
-        everybody_is_here(wire)
+        everybody_is_here(transport)
         schedule.refresh()
         return schedule.exchange.updates
 
@@ -170,13 +176,13 @@ def test_a_node_rests_when_all_its_devices_do_whoever_of_them_is_the_last(last: 
 
 
 def test_the_channel_of_a_node_is_free_again_after_an_error() -> None:
-    wire = wires([0])[0]
+    transport = transports([0])[0]
 
-    class Failing(Alone):
+    class Failing(SingleRank):
         def sync(self, gradient: torch.Tensor, parameters: torch.Tensor, weight: int = 1) -> None:
             raise NotFinite("the first")
 
-    made = OneChannel(Failing(Optimizer(PLAIN, torch.zeros(2)), Trace(False, wire)), wire)
+    made = NodeChannel(Failing(Optimizer(PLAIN, torch.zeros(2)), Trace(False, transport)), transport)
     for _ in range(2):
         with pytest.raises(NotFinite):
             made.sync(torch.ones(2), torch.zeros(2))
