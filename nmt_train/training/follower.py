@@ -8,9 +8,10 @@ from dataclasses import astuple
 from typing import Any
 
 from nmt_train.corpus.data_shard import DataShard, from_plain, resume
-from nmt_train.distributed.message import Message, from_json, to_facts
+from nmt_train.distributed.message import Message, to_facts
 from nmt_train.distributed.transport import Tag
 from nmt_train.run.stopping import StopConfig
+from nmt_train.training.control import Order, Reports
 from nmt_train.training.snapshot import RankState
 from nmt_train.training.worker import Worker
 
@@ -30,7 +31,7 @@ class Follower:
         self._synchronous = worker.schedule.exchange.synchronous
         self._limit = last_epoch(worker.config.stop)
         self._epochs = worker.position.epochs  # completed by all workers
-        self._orders = self._transport.receive(0, Tag.CONTROL)
+        self._reports = Reports(self._transport)
         self._over, self._signal = False, 0
         self._leader: dict[str, Any] | None = None  # what rank 0 has said that it would go on from
 
@@ -42,8 +43,8 @@ class Follower:
         """
         in_step = self._synchronous and not self._worker.schedule.mid_accumulation
         if in_step:
-            self._until("step")  # and no further: the next one may have come, where a pipeline is being filled
-        while not self._over and (self._worker.data_shard.idle or (self._orders.done() and not in_step)):
+            self._until(Order.STEP)  # and no further: the next one may have come, where a pipeline is being filled
+        while not self._over and (self._worker.data_shard.idle or (self._reports.has_order() and not in_step)):
             self._obey()
         while not self._over and self._too_far():
             self._worker.drain(self)
@@ -57,7 +58,7 @@ class Follower:
 
     def step_done(self, updated: bool) -> None:
         if updated or self._worker.position.batches == 0:
-            self._report(stepped=updated)
+            self._report(exchanged=updated)
 
     def skipped(self, what: str) -> None:
         self._report(said=what)
@@ -77,41 +78,40 @@ class Follower:
             "settled": astuple(worker.settled_position), "updates": worker.schedule.exchange.updates,
             "measured": worker.measured(), **more,
         }  # fmt: skip
-        self._transport.send(0, Tag.REPORT, from_json(facts))
+        self._reports.send(facts)
 
-    def _obey(self) -> str:
+    def _obey(self) -> Order:
         """Do what rank 0 says next, and return it."""
-        order = to_facts(self._orders.result()[1], "do")
-        self._orders = self._transport.receive(0, Tag.CONTROL)
-        match order["do"]:
-            case "epochs":
-                self._epochs = order["epochs"]
-            case "remember":
-                self._leader = order["leader"]
-            case "stalled":
+        order, facts = self._reports.order()
+        match order:
+            case Order.EPOCHS:
+                self._epochs = facts["epochs"]
+            case Order.REMEMBER:
+                self._leader = facts["leader"]
+            case Order.STALLED:
                 self._worker.schedule.exchange.optimizer.stalled()
-            case "drain":
+            case Order.DRAIN:
                 self._worker.drain(self)
-                self._report(drained=True)
-                self._until("hand over")  # not a step before
-            case "hand over":
-                joins = self._worker.data_shard.idle and self._transport.rank < order["workers"]
+                self._report(met=True)
+                self._until(Order.HAND_OVER)  # not a step before
+            case Order.HAND_OVER:
+                joins = self._worker.data_shard.idle and self._transport.rank < facts["workers"]
                 self._worker.schedule.refresh() if joins else self._worker.schedule.settle()
                 self._transport.send(0, Tag.STATE, self._worker.part().pack())  # goes on its way while training goes on
-                self._report(drained=True)
-                self._until("go on")  # when everybody has handed over
-            case "deal":
+                self._report(met=True)
+                self._until(Order.CONTINUE)  # when everybody has handed over
+            case Order.REDISTRIBUTE:
                 self._worker.drain(self)
-                self._report(drained=True)
-                self._until("go on")
-            case "go on" if "workers" in order:
-                self._leader = order["leader"] or self._leader
-                self._worker.assign(*resume(self._transport.rank, from_plain(order["stages"]), order["workers"], anew=True))
-            case "end":
+                self._report(met=True)
+                self._until(Order.CONTINUE)
+            case Order.CONTINUE if "workers" in facts:
+                self._leader = facts["leader"] or self._leader
+                self._worker.assign(*resume(self._transport.rank, from_plain(facts["stages"]), facts["workers"], anew=True))
+            case Order.END:
                 self._over = True
-        return str(order["do"])
+        return order
 
-    def _until(self, what: str) -> None:
+    def _until(self, what: Order) -> None:
         while not self._over and self._obey() != what:
             pass
 
@@ -127,9 +127,9 @@ class Follower:
         """Begin with this part, when so many epochs are complete, together with all other ranks."""
         self._epochs = epochs
         self._worker.place(part, data_shard, where)
-        self._report(drained=True)
-        self._until("go on")  # when everybody has its part
+        self._report(met=True)
+        self._until(Order.CONTINUE)  # when everybody has its part
         self._worker.schedule.begin()
-        self._report(drained=True)
-        self._until("go on")  # when everybody has the parameters, unless nothing is left to do
+        self._report(met=True)
+        self._until(Order.CONTINUE)  # when everybody has the parameters, unless nothing is left to do
         self._worker.begun(lambda: self._leader)

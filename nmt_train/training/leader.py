@@ -15,7 +15,7 @@ from typing import Any
 from nmt_train.common.duration import Mark
 from nmt_train.corpus.data_shard import DataShard, Position, plain, resume
 from nmt_train.distributed.exchange.parameter_server.per_node import first_ranks
-from nmt_train.distributed.message import Message, from_json, to_facts
+from nmt_train.distributed.message import Message, from_json
 from nmt_train.distributed.transport import Tag
 from nmt_train.model.metrics import TestSet
 from nmt_train.run.folder import Run
@@ -23,6 +23,7 @@ from nmt_train.run.log import Log
 from nmt_train.trace import write_spans
 from nmt_train.training.background_validation import BackgroundValidation
 from nmt_train.training.checkpoint_writer import CheckpointWriter
+from nmt_train.training.control import Order, Orders
 from nmt_train.training.data_balance import DataBalancer
 from nmt_train.training.rank_stats import RankStatistics
 from nmt_train.training.snapshot import PendingSnapshot, RankState, Snapshot, State
@@ -36,13 +37,11 @@ class Leader:
         self._worker, self._transport, self._config = worker, worker.transport, worker.config
         self._run, self._log, self._state = run, log, state
         self._progress = worker.progress = state.progress
-        self._followers = range(1, self._transport.size)
+        self._orders = Orders(self._transport)
         self._data_balancer = DataBalancer(worker, self._progress)
         self._updates = 0  # the most that any other has known of
         self._synchronous = worker.schedule.exchange.synchronous
-        self._drained = self._stepped = 0
-        self._meter = RankStatistics(worker)
-        self._reports = self._transport.receive(None, Tag.REPORT) if self._followers else None
+        self._statistics = RankStatistics(worker)
         self._before: Mark | None = None
         self._checkpoint_writer = CheckpointWriter(worker, run, state)
         self._validation = BackgroundValidation(
@@ -60,7 +59,7 @@ class Leader:
         parts = snapshot.with_optimizer_at(exchange.optimizer.adds_updates).split(exchange.initial_slices, first, workers)
         stages = resume(0, snapshot.stages, workers)[0].stages
         facts = {"stages": plain(stages), "workers": workers, "epochs": self._progress.epochs}
-        for rank in self._followers:
+        for rank in self._orders.followers:
             self._transport.send(rank, Tag.STATE, Message((), (*from_json(facts).tensors, *parts[rank].pack().tensors)))
         self.resume_from(parts[0], DataShard(0, workers, stages, exchange.synchronous), snapshot.stages, str(self._run.folder))
         if snapshot.stages:
@@ -71,11 +70,11 @@ class Leader:
         self._worker.place(part, data_shard, where)
         self._progress.start_clock(self._transport.now)
         self._data_balancer.begin(stages, data_shard.size)
-        self._wait_for_drained()  # everybody has its part
+        self._meet()  # everybody has its part
         self._remember()
-        self._tell("go on")
+        self._orders.give(Order.CONTINUE)
         self._worker.schedule.begin()
-        self._wait_for_drained()  # everybody has the parameters
+        self._meet()  # everybody has the parameters
         self._worker.begun(self._facts)
         self._count()
         self._progress.start_clock(self._transport.now)
@@ -87,9 +86,9 @@ class Leader:
             self._save(validate=True)
             if self._held is not None and self.reason is None:  # a new best: there is something left to do after all
                 self._held = None
-                self._tell("go on")  # after handing over
+                self._orders.give(Order.CONTINUE)  # after handing over
         if self.reason is None:
-            self._tell("go on")
+            self._orders.give(Order.CONTINUE)
         self._before = self._progress.mark()
 
     def should_continue(self) -> bool:
@@ -103,16 +102,16 @@ class Leader:
         if self.reason is not None:
             self._finish()
         elif self._synchronous and not self._worker.schedule.mid_accumulation:
-            self._tell("step")
+            self._orders.give(Order.STEP)
         return self.reason is None
 
     def step_done(self, updated: bool) -> None:
         self._count()
         self._hear()
         if updated and self._synchronous:
-            while self._stepped < len(self._followers):
+            while not self._orders.all_exchanged:
                 self._hear(wait=True)  # what is decided now must not depend on who reports when
-            self._stepped = 0
+            self._orders.begin_exchange()
         self._advance_background()
         if updated or (self._worker.schedule.endless and self._reason_to_stop()):
             self._after_update()
@@ -125,31 +124,23 @@ class Leader:
     def _count(self) -> None:
         """Tell the others when an epoch is complete."""
         if self._data_balancer.count():
-            self._tell("epochs", epochs=self._progress.epochs)
+            self._orders.give(Order.EPOCHS, epochs=self._progress.epochs)
 
     def _hear(self, wait: bool = False) -> None:
         """Take in the reports that have come; `wait` for one at least."""
-        while self._reports is not None and (wait or self._reports.done()):
+        while wait or self._orders.has_report():
             wait = False
-            source, message = self._reports.result()
-            self._reports = self._transport.receive(None, Tag.REPORT)
-            report = to_facts(message, "counted", "position", "settled", "updates", "measured")
+            source, report = self._orders.report()
             self._progress.merge(report["counted"])
             self._data_balancer.heard(source, report["position"], report["settled"])
             self._updates = max(self._updates, report["updates"])
-            self._meter.report(source, report["counted"]["tokens"], report["measured"])
-            self._drained += report.get("drained", False)
-            self._stepped += report.get("stepped", False)
+            self._statistics.report(source, report["counted"]["tokens"], report["measured"])
             if "signal" in report and self.signal is None:
                 self.signal = signal.Signals(report["signal"])
             if "said" in report:
                 self._log.say(report["said"])
             write_spans(self._run.folder / "trace", source, self._transport.nodes[source], report.get("spans", []))
             self._count()
-
-    def _tell(self, what: str, **more: Any) -> None:
-        for rank in self._followers:
-            self._transport.send(rank, Tag.CONTROL, from_json({"do": what, **more}))
 
     def _facts(self) -> dict[str, Any]:
         """What another rank 0 would go on from, with the ranks that are left: all but what they have themselves."""
@@ -159,7 +150,7 @@ class Leader:
     def _remember(self) -> None:
         """Tell the others, so that any of them could lead."""
         if self._transport.fault_tolerant:
-            self._tell("remember", leader=self._facts())
+            self._orders.give(Order.REMEMBER, leader=self._facts())
 
     def _after_update(self) -> None:
         """Log, validate and save whatever is due; sets the reason to stop, if there is one."""
@@ -172,7 +163,7 @@ class Leader:
         if config.log.every.crossed(before, now):
             words = progress.words()
             self._log.train(progress, schedule.exchange.gradient_norm, schedule.learning_rate)
-            self._meter.log(self._log, progress, words)
+            self._statistics.log(self._log, progress, words)
             self._write_spans()
         every = config.validation.every
         validate = every is not None and (every.crossed(before, now) or bool(self.reason and not self.signal))
@@ -225,16 +216,16 @@ class Leader:
         validate: it is to be validated as well.
         """
         worker = self._worker
-        self._tell("drain")
+        self._orders.give(Order.DRAIN)
         worker.drain(self)
-        self._wait_for_drained()
+        self._meet()
         self._checkpoint_writer.advance(wait=True)  # the last one, if that is still under way
-        self._tell("hand over", workers=self._data_balancer.workers())
+        self._orders.give(Order.HAND_OVER, workers=self._data_balancer.workers())
         worker.schedule.settle()
         self._progress.updates = worker.schedule.exchange.updates
         if validate:
             self._validation.request()
-        coming = [self._transport.receive(rank, Tag.STATE) for rank in self._followers]
+        coming = [self._transport.receive(rank, Tag.STATE) for rank in self._orders.followers]
         pending = PendingSnapshot(
             worker.part(),
             coming,
@@ -242,38 +233,39 @@ class Leader:
             worker.data_shard.stages,
             self._data_balancer.positions,
         )
-        self._wait_for_drained()  # everybody has handed over
+        self._meet()  # everybody has handed over
         if self.reason is not None:
             self._held = pending  # nothing more will change: the others wait for the end
         elif self._data_balancer.grows():
             self._log.say(f"{self._data_balancer.workers()} workers train from now on")
             self._deal_anew()
         else:
-            self._tell("go on")
+            self._orders.give(Order.CONTINUE)
         return pending
 
     def _deal_anew(self) -> None:
         """What is left of the epoch goes to all that train now."""
         order = self._data_balancer.anew()
-        self._tell("go on", leader=self._facts() if self._transport.fault_tolerant else None, **order)
+        self._orders.give(Order.CONTINUE, leader=self._facts() if self._transport.fault_tolerant else None, **order)
 
     def _deal_evenly(self) -> None:
         """What a slow worker has left goes to all alike."""
-        self._tell("deal")
+        self._orders.give(Order.REDISTRIBUTE)
         self._worker.drain(self)
-        self._wait_for_drained()
+        self._meet()
         self._count()
         self._deal_anew()
 
-    def _wait_for_drained(self) -> None:
-        while self._drained < len(self._followers):
+    def _meet(self) -> None:
+        """Wait until all others are at the meeting point."""
+        while not self._orders.all_met:
             self._hear(wait=True)
-        self._drained = 0
+        self._orders.leave_meeting()
 
     def _stalled(self) -> None:
         """A validation brought nothing new."""
         self._worker.schedule.exchange.optimizer.stalled()
-        self._tell("stalled")
+        self._orders.give(Order.STALLED)
 
     def _finish(self) -> None:
         """Save where training ended, and let the others go."""
@@ -284,7 +276,7 @@ class Leader:
         self._checkpoint_writer.advance(wait=True)
         self._hear()
         self._write_spans()
-        self._tell("end")
+        self._orders.give(Order.END)
 
     def _write_spans(self) -> None:
         write_spans(self._run.folder / "trace", 0, self._transport.nodes[0], self._worker.trace.take())
