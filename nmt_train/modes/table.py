@@ -1,7 +1,7 @@
 """The table of modes. A new mode is a new row.
 
 Sparse modes have the optimizer at the worker: Adam's averages starve on a shard that receives a hundredth of a gradient at a
-time, so that these modes drop updates which workers have made of their dense gradients (docs/experiments.md).
+time, so that these modes drop updates which workers have made of their dense gradients (docs/lab-notebook.md).
 """
 
 from nmt_train.distributed.context import Mode

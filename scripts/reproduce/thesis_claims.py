@@ -152,5 +152,5 @@ CLAIMS: tuple[Claim[Results], ...] = (
     Claim("T15", "4.17-4.18", "overlap on top of sparse: little for single-GPU nodes, 30% for dual-GPU nodes", _t15,
           "an exchange takes 6% of a step here (T10): there is no more to hide, and gradients become one exchange older"),
     Claim("T16", "4.19", "sparse-overlap: 5x as fast as 1x1 with 7 machines, over 2x with 3", _t16,
-          "seven workers learn less from the same words than one (below, and docs/experiments.md)"),
+          "seven workers learn less from the same words than one (below, and docs/lab-notebook.md)"),
 )  # fmt: skip
