@@ -49,28 +49,27 @@ class Config:
         min_length=1,
         description="folder for everything that the run writes; paths are relative to the working directory",
     )
-    seed: int = Field(default=1, ge=0, lt=2**63, description="of initial parameters, data order and dropout")
+    seed: int = Field(default=1, ge=0, lt=2**63, description="random seed of initial parameters, data order and dropout")
     mode: str = Field(
         default="single",
-        description="how workers update the parameters: single (one machine), vanilla, overlap, sparse, sparse-overlap,"
-        " staleness-aware, softsync, backup, downpour, easgd, strom, sync, powersgd, pipe, local-sgd, simuparallel, diloco",
+        description="how workers exchange gradients",
     )
     devices: str | list[int] = Field(
         default="auto",
-        description="auto (a GPU, if any), cpu, cpu x N, cuda, all (every GPU), GPU numbers: [0, 1], or cuda x N: N ranks that"
-        " share GPU 0",
+        description="auto (a GPU if there is one), cpu, cpu x N, cuda, all (every GPU), GPU numbers as [0, 1], or cuda x"
+        " N (N ranks share GPU 0)",
     )
     threads: int = Field(
         default=0,
         ge=0,
         le=1024,
-        description="compute threads of each rank on the CPU; 0: OMP_NUM_THREADS, else a machine's cores divided by its ranks",
+        description="CPU threads of each rank; 0: OMP_NUM_THREADS, else the machine's cores divided by its ranks",
     )
     precision: Literal["fp32", "bf16"] = Field(default="fp32", description="of matrix products: fp32, or bf16 by autocast")
     compile: bool = Field(
-        default=False, description="have torch compile encoder and decoder: starts minutes later, then trains faster on a GPU"
+        default=False, description="compile encoder and decoder with torch.compile: a start of minutes, then faster on a GPU"
     )
-    trace: bool = Field(default=False, description="record spans of forward, backward, update in run/trace")
+    trace: bool = Field(default=False, description="record spans of forward, backward, update and transfers in run/trace")
     corpus: CorpusConfig
     batch: BatchConfig = Field(default_factory=BatchConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
@@ -130,7 +129,7 @@ def entries(section: Any = Config, prefix: str = "") -> Iterator[Key | str]:
     """Every leaf in order of appearance, each section preceded by `its name: its description` as a string."""
     for name, info in section.__pydantic_fields__.items():
         if dataclasses.is_dataclass(info.annotation) and info.annotation is not Span:
-            yield f"{prefix}{name}: {(info.annotation.__doc__ or '').strip()}"
+            yield f"{prefix}{name}: {' '.join((info.annotation.__doc__ or '').split())}"
             yield from entries(info.annotation, f"{prefix}{name}.")
         else:
             default = info.get_default(call_default_factory=True)

@@ -28,7 +28,8 @@ from nmt_train.model.beam_search import SearchConfig, search
 from nmt_train.model.transformer import Transformer
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import FlatModel
-from nmt_train.optim.optimizer import _BY_NAME, Optimizer
+from nmt_train.optim.optimizer import Optimizer
+from nmt_train.optim.torch_optimizers import OPTIMIZERS
 
 pytestmark = pytest.mark.gpu
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -111,7 +112,7 @@ def test_search_finds_what_it_finds_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("elements", [0, 1, 1000])
-@pytest.mark.parametrize("name", sorted(_BY_NAME))
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_an_optimiser_goes_on_from_what_it_was_on_the_other_device(name: str, elements: int) -> None:
     config = OptimizerConfig(name=name, learning_rate=0.01, warmup=1)  # type: ignore[arg-type]
     before, after = (Optimizer(config, vector(elements).to(own)) for own in (CPU, GPU))

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from nmt_train import cli, config
 from nmt_train.common.errors import UserError
+from nmt_train.common.section import listed
 from nmt_train.config import Config
+from nmt_train.modes.table import MODES
 
 
 def parser(prog: str, description: str) -> cli.Parser:
@@ -29,7 +31,8 @@ def add_keys(options: cli.Parser) -> None:
             group = options.add_argument_group(name, description.replace("%", "%%"))
             continue
         default = "required" if key.required else f"default: {config.shown(key.default)}"
-        text = f"{key.description} ({default})".replace("%", "%%")
+        names = f": {listed(MODES)}" if key.name == "mode" else ""
+        text = f"{key.description}{names} ({default})".replace("%", "%%")
         const = {"nargs": "?", "const": "true"} if key.type == "<class 'bool'>" else {}
         group.add_argument(f"--{key.name}", dest=key.name, metavar="X", help=text, **const)  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ _CodecName = Annotated[str, one_of(CODECS, {"low-rank": "give override.exchange:
 
 @dataclass(frozen=True, config=STRICT)
 class OverrideConfig:
-    """Choices that replace those of the mode's row; null: as the mode has it."""
+    """Single choices that replace those of the mode; null: as in the mode."""
 
     schedule: Annotated[str, one_of(SCHEDULES)] | None = Field(default=None, description=f"when: {listed(SCHEDULES)}")
     exchange: Annotated[str, one_of(EXCHANGES)] | None = Field(default=None, description=f"with whom: {listed(EXCHANGES)}")

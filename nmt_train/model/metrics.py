@@ -34,20 +34,20 @@ class ValidationConfig:
     """When the validation set is measured, and how."""
 
     every: Duration | None = Field(
-        default=Span.parse("1000u"), description="between two validations, as 500u, 1e, 300Kt or 10m; null: never"
+        default=Span.parse("1000u"), description="interval between two validations, as 500u, 1e, 300Kt or 10m; null: never"
     )
     metrics: list[Metric] = Field(
         default=["cross-entropy", "bleu"],
         min_length=1,
         description="cross-entropy (per target piece, END included), perplexity, bleu, chrf",
     )
-    beam: int = Field(default=4, ge=1, le=1000, description="hypotheses kept per sentence by beam search")
+    beam: int = Field(default=4, ge=1, le=1000, description="beam size")
     normalisation: float = Field(default=1.0, ge=0, le=10, description="log-probabilities are divided by length to this power")
     batch_tokens: int = Field(
         default=2048,
         ge=1,
         le=10**9,
-        description="sentences times longest source or target per batch; fewer where that is over 256 [pieces]",
+        description="sentences times longest source or target per batch; fewer sentences if that is longer than 256 [pieces]",
     )
 
 

@@ -37,10 +37,13 @@ class CheckpointConfig:
 
     every: Duration = Field(
         default=Span.parse("1000u"),
-        description="between two checkpoints, as 500u, 1e, 300Kt or 10m; the last is written at the end",
+        description="interval between two checkpoints, as 500u, 1e, 300Kt or 10m; one is always written at the end",
     )
     keep: int = Field(
-        default=3, ge=1, le=10**9, description="newest checkpoints that stay, besides the best parameters by each metric"
+        default=3,
+        ge=1,
+        le=10**9,
+        description="number of newest checkpoints to keep, besides the best parameters by each metric",
     )
 
 

@@ -27,8 +27,8 @@ from nmt_train.run.stopping import Verdict
 class LogConfig:
     """What is written while training."""
 
-    every: Duration = Field(default=Span.parse("100u"), description="between two log lines, as 100u, 1e, 50Kt or 1m")
-    tensorboard: bool = Field(default=False, description="also write TensorBoard events (extra nmt_train[tensorboard])")
+    every: Duration = Field(default=Span.parse("100u"), description="interval between two log lines, as 100u, 1e, 50Kt or 1m")
+    tensorboard: bool = Field(default=False, description="also write TensorBoard events (needs nmt_train[tensorboard])")
 
 
 @plain_dataclass

@@ -19,17 +19,18 @@ def _as_list(value: Any) -> Any:
 
 @dataclass(frozen=True, config=STRICT)
 class StopConfig:
-    """Training ends at whichever comes first."""
+    """When training ends: whichever comes first."""
 
     after: Annotated[list[Duration], BeforeValidator(_as_list)] = Field(
         min_length=1,
-        description="length of training, as 40u, 10e, 300Kt or 2h (wall-clock, all starts added up); a list: the first",
+        description="length of training, as 40u, 10e, 300Kt or 2h (wall-clock time of all starts); of a list, whichever"
+        " comes first",
     )
     patience: int = Field(
-        default=0, ge=0, le=10**9, description="validations in a row without a new best before an early stop; 0: never"
+        default=0, ge=0, le=10**9, description="stop after this many validations in a row without a new best; 0: never"
     )
     patience_on: Literal["any", "all"] = Field(
-        default="all", description="stop early when any one of validation.metrics, or all of them, ran out of patience"
+        default="all", description="stop when any, or all, of validation.metrics have run out of patience"
     )
 
 

@@ -22,6 +22,7 @@ from poisoned import poisoned
 from nmt_train import config as configuration
 from nmt_train.common.errors import NotFinite, UserError
 from nmt_train.config import Config
+from nmt_train.load_model import load_model
 from nmt_train.model import ModelConfig
 from nmt_train.model.metrics import TestSet, ValidationConfig
 from nmt_train.model.transformer import Transformer
@@ -275,7 +276,7 @@ def test_smoothed_parameters_are_what_is_validated_and_translated_with(make: Mak
     run(config)
     last = Run(Path(config.run)).last()
     assert last is not None
-    model, vocabulary, _ = state_module.load_model([last], torch.device("cpu"))
+    model, vocabulary, _ = load_model([last], torch.device("cpu"))
     saved = checkpoint.load(last)
     assert torch.equal(dict(model.named_parameters())["target_embedding"], saved.tensors("smoothed")["target_embedding"])
     test_set = TestSet(config.corpus.valid, "corpus.valid", vocabulary)
@@ -288,7 +289,7 @@ def test_averaging_checkpoints_is_the_mean_of_their_parameters(make: Make) -> No
     run(config)
     paths = Run(Path(config.run)).checkpoints()
     assert len(paths) == 3
-    model, _, _ = state_module.load_model(paths, torch.device("cpu"))
+    model, _, _ = load_model(paths, torch.device("cpu"))
     mean = sum(checkpoint.load(path).tensors("parameters")["target_embedding"] for path in paths) / 3
     torch.testing.assert_close(dict(model.named_parameters())["target_embedding"].detach(), mean)
 
@@ -298,7 +299,7 @@ def test_cross_entropy_per_word_does_not_depend_on_how_sentences_are_batched(mak
     run(config)
     last = Run(Path(config.run)).last()
     assert last is not None
-    model, vocabulary, _ = state_module.load_model([last], torch.device("cpu"))
+    model, vocabulary, _ = load_model([last], torch.device("cpu"))
     test_set = TestSet(config.corpus.valid, "corpus.valid", vocabulary)
     values = [
         test_set.measure(model, make(validation={"metrics": ["cross-entropy"], "batch_tokens": tokens}).validation).values

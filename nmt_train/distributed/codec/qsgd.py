@@ -19,12 +19,12 @@ from nmt_train.distributed.message import Message
 
 @dataclass(frozen=True, config=STRICT)
 class QsgdConfig:
-    """Random rounding to a few levels, right on average (Alistarh et al. 2017)."""
+    """Unbiased random rounding to a few levels (QSGD, Alistarh et al. 2017)."""
 
-    levels: int = Field(default=15, ge=1, le=127, description="levels above zero, up to the norm of a stretch")
-    bucket: int = Field(default=128, ge=1, le=10**9, description="elements that share a norm")
+    levels: int = Field(default=15, ge=1, le=127, description="number of levels above zero, up to the norm of a bucket")
+    bucket: int = Field(default=128, ge=1, le=10**9, description="number of elements that share a norm")
     coding: Literal["plain", "elias"] = Field(
-        default="elias", description="of levels: all in as many bits as the highest, or in Elias's gamma code"
+        default="elias", description="of levels: plain (fixed width), or elias (Elias gamma code)"
     )
 
 

@@ -23,15 +23,20 @@ _LOW = 0x7FFF_FFFF  # bits of a position in a word
 
 @dataclass(frozen=True, config=STRICT)
 class ThresholdConfig:
-    """Sending only what has grown to a threshold, as plus or minus the threshold (Strom 2015)."""
+    """Sending elements that reach a threshold, as plus or minus the threshold (Strom 2015)."""
 
     tau: float | None = Field(
-        default=None, gt=0, le=100, description="the threshold; null: what about a share of `density` reaches"
+        default=None,
+        gt=0,
+        le=100,
+        description="threshold; null: chosen so that about a fraction of `density` of the elements reaches it",
     )
-    density: float = Field(default=0.01, gt=0, le=0.5, description="share of a vector that is sent, where tau is null")
-    sample: int = Field(default=10_000, ge=100, le=10**9, description="elements from which tau is estimated, where it is null")
+    density: float = Field(default=0.01, gt=0, le=0.5, description="fraction of elements that is sent, if tau is null")
+    sample: int = Field(
+        default=10_000, ge=100, le=10**9, description="number of elements from which tau is estimated, if it is null"
+    )
     coding: Literal["words", "golomb-rice"] = Field(
-        default="golomb-rice", description="of positions and signs: words of 4 bytes, or gaps in Golomb's and Rice's code"
+        default="golomb-rice", description="of positions and signs: words of 4 bytes, or Golomb-Rice codes of gaps"
     )
 
 

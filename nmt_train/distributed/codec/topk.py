@@ -24,28 +24,39 @@ _SPARSE, _DENSE = 1, 0
 
 @dataclass(frozen=True, config=STRICT)
 class DroppingConfig:
-    """Gradient dropping (Aji & Heafield 2017; thesis 3.8): only the largest elements travel, the rest waits for its turn."""
+    """Gradient dropping (Aji & Heafield 2017; thesis 3.8): only the largest elements are sent; the rest stays in the
+    residual.
+    """
 
-    up: float = Field(default=0.99, ge=0, lt=1, description="share of a worker's gradient that is not sent")
+    up: float = Field(default=0.99, ge=0, lt=1, description="fraction of a worker's gradient that is not sent")
     down: float | None = Field(
         default=None,
         ge=0,
         lt=1,
-        description="share of a shard's delta that is not sent; null: so much that what all other workers send gets through",
+        description="fraction of a shard's delta that is not sent; null: chosen so that the pushes of all other workers"
+        " get through",
     )
     sample: int = Field(
-        default=10_000, ge=100, le=10**9, description="elements from which the threshold is estimated; it is exact for fewer"
+        default=10_000,
+        ge=100,
+        le=10**9,
+        description="number of elements from which the threshold is estimated; exact for shorter vectors",
     )
     excess: float = Field(
-        default=0.5, ge=0, le=100, description="most that may be sent beyond the target, as a share of it, when the sample errs"
+        default=0.5,
+        ge=0,
+        le=100,
+        description="how far the number of sent elements may exceed the target if the estimate is off, as a fraction of it",
     )
-    values: Literal["fp32", "fp16"] = Field(default="fp16", description="precision of what is sent; the rounding waits too")
+    values: Literal["fp32", "fp16"] = Field(
+        default="fp16", description="precision of sent values; rounding errors are kept in the residual"
+    )
     indices: Literal["int32", "gaps"] = Field(
-        default="gaps", description="positions of what is sent: 4 bytes each, or distances of 1 byte and more"
+        default="gaps", description="encoding of positions: int32 (4 bytes), or gaps (distances of 1 byte or more)"
     )
     warmup: Literal["none", "dense", "exponential"] = Field(
         default="none",
-        description="begin by sending all: dense: for warmup_updates; exponential: the share falls to its target over them",
+        description="dense: send all elements for warmup_updates; exponential: reduce the fraction to its target over them",
     )
     warmup_updates: int = Field(default=200, ge=0, le=10**9, description="length of the warm-up [updates]")
 

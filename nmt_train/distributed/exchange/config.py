@@ -14,67 +14,67 @@ from nmt_train.distributed.exchange.staged_join import Joining
 
 @dataclass(frozen=True, config=STRICT)
 class ExchangeConfig:
-    """Workers and shards: what passes between them beside the choices of the mode."""
+    """How workers and shards exchange, besides what the mode determines."""
 
-    bypass: bool = Field(
-        default=True, description="a worker reaches the shard of its own rank directly: nothing is encoded, sent or dropped"
-    )
+    bypass: bool = Field(default=True, description="a worker accesses the shard of its own rank directly, without encoding")
     shards: int | None = Field(
         default=None,
         ge=1,
         le=10**6,
-        description="ranks that hold a part of the parameters, one of each machine first; null: all",
+        description="number of ranks that hold a shard, distributed over machines first; null: all",
     )
     algorithm: Literal["ring", "mpi", "torch"] = Field(
         default="ring",
-        description="all-reduce, powersgd: by our own ring, with any codec, or in full precision by the MPI library or by"
-        " torch.distributed (NCCL where ranks have GPUs, else gloo)",
+        description="all-reduce, powersgd: ring (supports every summable codec), or, in full precision, mpi (the MPI"
+        " library) or torch (NCCL if every rank has a GPU, else gloo)",
     )
     buckets: int | None = Field(
         default=None,
         ge=1,
         le=10**4,
-        description="all-reduce: parts in which gradients travel, those of later layers while earlier ones are computed; 1: all"
-        " at once; null: 8, where they may travel apart",
+        description="all-reduce: number of parts in which gradients are sent while the backward pass continues; null: 8,"
+        " or 1 if the mode does not support more",
     )
     rule: Annotated[str, one_of(RULES)] | None = Field(
         default=None,
-        description="when a shard updates: async (a bundle is full), staleness-aware (steps divided by it), softsync (by the"
-        " mean of a bundle), rounds (every worker has pushed, but for `backup`); null: as the mode has it",
+        description="when a shard updates: async (after `bundle` pushes), staleness-aware (each push divided by its"
+        " staleness), softsync (by the mean of `bundle` pushes), rounds (when all workers but `backup` have"
+        " pushed); null: as in the mode",
     )
     bundle: int | None = Field(
         default=None,
         ge=1,
         le=10**6,
-        description="pushes that a shard joins before it updates (Aji & Heafield 2019; see batch.reduction; finished updates"
-        " are added up); null: as the mode has it [pushes]",
+        description="number of pushes that a shard joins into one update; null: as in the mode [pushes]",
     )
     backup: int | None = Field(
         default=None,
         ge=0,
         le=10**6,
-        description="rounds: workers that a round does not wait for; what they push late is dropped; null: as the mode has it",
+        description="rounds: number of slowest workers that a round does not wait for; their late pushes are discarded;"
+        " null: as in the mode",
     )
     per: Literal["device", "node"] = Field(
-        default="device", description="who exchanges: every device, or the devices of a node together (thesis 3.7)"
+        default="device", description="who exchanges: every device, or all devices of a node together (thesis 3.7)"
     )
     one_channel_per_node: bool = Field(
-        default=False, description="of the ranks of a node only one exchanges at any time (thesis 3.4)"
+        default=False, description="at most one rank of a node exchanges at any time (thesis 3.4)"
     )
     own_updates: bool = Field(
         default=True,
-        description="optimizer.at worker, dropping: a worker goes on from what it received plus all of its own updates, also"
-        " those that wait to be sent; not where bundle is above 1",
+        description="optimizer.at worker: a worker continues from the received parameters plus all of its own updates,"
+        " including those not sent yet; no effect if bundle is above 1",
     )
     local_gradient: bool = Field(
         default=False,
-        description="a worker goes on from what it received plus an update by its own dense gradient (Aji et al. 2019)",
+        description="a worker continues from the received parameters plus an update by its own dense gradient (Aji et al."
+        " 2019)",
     )
 
     join: Joining | None = Field(
         default=None,
-        description="workers that train, and from when on, as in {4: 0u, 8: 2000u}; the others serve their shards meanwhile;"
-        " null: all from the start",
+        description="number of workers that train, and from when on, as in {4: 0u, 8: 2000u}; other ranks only serve"
+        " their shards; null: all from the start",
     )
 
     def knows_own(self, exchanges_updates: bool, feedback: bool) -> bool:

@@ -22,7 +22,7 @@ _SEED = 20_190_531  # of the first right factors, the same on all ranks
 
 @dataclass(frozen=True, config=STRICT)
 class LowRankConfig:
-    """Sending matrices as products of two thin ones (PowerSGD, Vogels et al. 2019)."""
+    """Low-rank compression (PowerSGD, Vogels et al. 2019)."""
 
     rank: int = Field(default=1, ge=1, le=1024, description="columns of each factor")
 

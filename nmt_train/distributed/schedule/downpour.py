@@ -22,10 +22,8 @@ _SINCE = "downpour.since"  # steps since the last fetch, among what a worker car
 class DownpourConfig:
     """Pushing gradients and fetching parameters independently (Dean et al. 2012)."""
 
-    push: int = Field(
-        default=1, ge=1, le=10**9, description="a worker pushes so many gradients as one (batch.reduction) [steps]"
-    )
-    fetch: int = Field(default=1, ge=1, le=10**9, description="a worker fetches parameters so often [steps]")
+    push: int = Field(default=1, ge=1, le=10**9, description="steps whose gradients are joined into one push [steps]")
+    fetch: int = Field(default=1, ge=1, le=10**9, description="steps between two fetches of the parameters [steps]")
 
 
 class Downpour(Schedule):

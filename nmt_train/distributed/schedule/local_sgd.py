@@ -29,21 +29,21 @@ _STEPS = "local.steps"  # how many a worker has made, among what it carries
 
 @dataclass(frozen=True, config=STRICT)
 class LocalConfig:
-    """Steps that every worker makes by its own optimizer before all exchange how far they have gone."""
+    """Local steps of every worker's own optimizer between two exchanges."""
 
     every: int | None = Field(
         default=None,
         ge=0,
         le=10**9,
-        description="steps of each worker from one exchange to the next; 0: once, at the end; null: as the mode has it [steps]",
+        description="local steps between two exchanges; 0: one exchange at the end; null: as in the mode [steps]",
     )
     outer: Literal["none", "nesterov", "elastic"] | None = Field(
         default=None,
-        description="the ways that workers went are, on the mean, none: gone by all; nesterov: the gradient of an outer"
-        " optimizer; elastic: gone by a common center in part; null: as the mode has it",
+        description="how worker deltas are combined: none (average), nesterov (outer optimizer step, DiLoCo), elastic"
+        " (pull towards a center, EASGD); null: as in the mode",
     )
     elastic_share: float = Field(
-        default=0.1, gt=0, le=1, description="elastic: how much of the distance worker and center each go towards the other"
+        default=0.1, gt=0, le=1, description="elastic: fraction of the distance that worker and center move towards each other"
     )
     outer_rate: float = Field(default=0.7, gt=0, description="nesterov: the outer learning rate")
     outer_momentum: float = Field(default=0.9, ge=0, lt=1, description="nesterov: the outer momentum")

@@ -36,13 +36,12 @@ class OverlapConfig:
         default=128,
         ge=0,
         le=10**6,
-        description="most steps from one exchange to the next: then the worker waits, as for a machine that is paused; 0: any"
-        " [steps]",
+        description="maximum steps between two exchanges, after which the worker waits; 0: no limit [steps]",
     )
     local_update: Literal["none", "sum", "optimizer"] = Field(
         default="sum",
-        description="sum: what was received is updated with the gradients just given away, which it lacks; optimizer: a"
-        " worker updates its own parameters at every step in between; none: neither",
+        description="updates of a worker's own parameters between exchanges: sum (by the gradients that have just been"
+        " sent), optimizer (at every step), none",
     )
 
 

@@ -26,9 +26,12 @@ class PipelineConfig:
     """Exchanging while the next batches are computed, all workers in step (Pipe-SGD)."""
 
     width: int = Field(
-        default=2, ge=1, le=1000, description="steps from a gradient to its update, and 1: at 2 one sum is under way [steps]"
+        default=2,
+        ge=1,
+        le=1000,
+        description="pipeline width K: a gradient is applied K - 1 steps later; 1: no pipeline [steps]",
     )
-    warmup: int = Field(default=0, ge=0, le=10**9, description="at first, updates without a pipeline [updates]")
+    warmup: int = Field(default=0, ge=0, le=10**9, description="updates without a pipeline at the start of training [updates]")
 
 
 class PipeSGD(Schedule):

@@ -26,17 +26,17 @@ class TransportConfig:
         default=60.0,
         ge=1,
         le=86400,
-        description="a rank silent for so long is given up, and training ends; one that computes ten times as long without end"
-        " gives itself up [seconds]",
+        description="a rank that is silent for this long is considered lost, and training ends; a rank whose computation"
+        " takes ten times as long ends itself [seconds]",
     )
     start_deadline: float = Field(
-        default=120.0, ge=1, le=86400, description="how long ranks may take to come together at the start [seconds]"
+        default=120.0, ge=1, le=86400, description="maximum time for all ranks to connect at the start [seconds]"
     )
     chunk: int = Field(
-        default=1 << 20, ge=1 << 10, le=1 << 30, description="longer tensors travel in pieces of this size [bytes]"
+        default=1 << 20, ge=1 << 10, le=1 << 30, description="longer tensors are sent in chunks of this size [bytes]"
     )
     longest: int = Field(
-        default=8 << 30, ge=1 << 20, le=1 << 50, description="a message that says that it is longer is refused [bytes]"
+        default=8 << 30, ge=1 << 20, le=1 << 50, description="messages that claim to be longer are refused [bytes]"
     )
 
 

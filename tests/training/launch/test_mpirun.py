@@ -94,7 +94,7 @@ def test_the_status_is_that_of_the_rank_that_failed_first_whatever_mpirun_says(
 
 
 def test_signals_within_a_second_are_passed_on_to_mpirun_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "Wishes", lambda: SignalFilter(iter((0.0, 0.5)).__next__))
+    monkeypatch.setattr(launch, "SignalFilter", lambda: SignalFilter(iter((0.0, 0.5)).__next__))
     script = f"""#!/bin/sh
 trap 'echo USR1 >> {tmp_path}/heard' USR1
 trap 'echo TERM >> {tmp_path}/heard' TERM

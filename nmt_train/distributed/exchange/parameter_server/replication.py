@@ -24,11 +24,14 @@ def _interval(initial_slices: Any) -> Span:
 
 @dataclass(frozen=True, config=STRICT)
 class RecoveryConfig:
-    """What outlives processes that end, where training goes on without them (mpirun --with-ft ulfm)."""
+    """Copies of shards, from which training continues after processes have ended (mpirun --with-ft ulfm)."""
 
-    copies: int = Field(default=1, ge=0, le=1, description="of each shard, with its optimizer, in another machine's memory")
+    copies: int = Field(
+        default=1, ge=0, le=1, description="number of copies of each shard, with its optimizer, in another machine's memory"
+    )
     every: Annotated[Span, BeforeValidator(_interval), PlainSerializer(str)] = Field(
-        default=Span.parse("30s"), description="from one copy of a shard to the next, as 100u or 30s: what may be lost of it"
+        default=Span.parse("30s"),
+        description="interval between two copies of a shard, as 100u or 30s: at most so much of it can be lost",
     )
 
 
