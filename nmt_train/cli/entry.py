@@ -12,14 +12,14 @@ import signal
 import subprocess
 import sys
 
-from nmt_train.training.launch import mpirun as launch
+from nmt_train.common import launcher
 
 _CHILD = "NMT_TRAIN_CHILD"
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    if not launch.launched() or launch.tasks() or _CHILD in os.environ or sys.platform != "linux":
+    if not launcher.launched() or launcher.tasks() or _CHILD in os.environ or sys.platform != "linux":
         from nmt_train.cli import train
 
         train.main()

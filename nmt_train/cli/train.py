@@ -8,8 +8,8 @@ from pathlib import Path
 
 from nmt_train import cli, config
 from nmt_train.cli import options as settings
+from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
-from nmt_train.training.launch import mpirun as launch
 from nmt_train.training.launch.restarts import Job, read_hosts
 
 
@@ -35,19 +35,19 @@ def command(arguments: Sequence[str]) -> int:
             return 0
         from nmt_train.training.start import check, start  # brings torch's heavier parts, which --help can do without
 
-        hosts = read_hosts(given.hosts) if given.hosts and not launch.launched() else []
+        hosts = read_hosts(given.hosts) if given.hosts and not launcher.launched() else []
         check(resolved, hosts)
     except UserError:
-        if launch.launched() and launch.local_rank():
+        if launcher.launched() and launcher.local_rank():
             return 2  # the machine's first rank says it
         raise
-    overwrite = given.overwrite and not launch.queued_again()  # then what there is by now is to be kept
+    overwrite = given.overwrite and not launcher.queued_again()  # then what there is by now is to be kept
     return start(resolved, given.force, overwrite, Job(hosts, given.restarts, arguments))
 
 
 def main() -> None:
     status = cli.run(command)
-    if launch.launched():
+    if launcher.launched():
         from nmt_train.distributed.transport.mpi.library import leave
 
         sys.stdout.flush()

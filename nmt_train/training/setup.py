@@ -11,6 +11,7 @@ import torch
 
 from nmt_train import config as configuration
 from nmt_train import device
+from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
 from nmt_train.corpus.batches import Batches
@@ -30,7 +31,6 @@ from nmt_train.run.manifest import whole
 from nmt_train.run.progress import Progress
 from nmt_train.run.stopping import Patience
 from nmt_train.training.follower import Follower
-from nmt_train.training.launch import mpirun as launch
 from nmt_train.training.leader import Leader
 from nmt_train.training.recovery import RecoveredState
 from nmt_train.training.snapshot import Snapshot, State
@@ -59,7 +59,7 @@ class PreparedRun:
 def opened(config: Config, force: bool, overwrite: bool, simulated: str = "") -> Iterator[PreparedRun]:
     """Lock the run folder and make ready; UserError for all that a user can mend, and the folder is then as it was."""
     _check_early(config)
-    run = Run.open(Path(config.run).expanduser(), patient=launch.restarted())
+    run = Run.open(Path(config.run).expanduser(), patient=launcher.restarted())
     try:
         if not overwrite:
             run.refuse_other_kind(bool(simulated))

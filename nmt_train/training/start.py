@@ -17,6 +17,7 @@ import torch
 import nmt_train
 from nmt_train import config as configuration
 from nmt_train import device
+from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
 from nmt_train.corpus.store import Store, open_store
@@ -26,7 +27,6 @@ from nmt_train.distributed.transport import Aborted, Tag, Transport, TransportCo
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.modes import build as modes
 from nmt_train.training.fault_tolerance import Rank
-from nmt_train.training.launch import mpirun as launch
 from nmt_train.training.launch.restarts import Host, Job, supervise
 from nmt_train.training.setup import maker, opened, taken_over
 from nmt_train.training.stop_request import handling
@@ -44,10 +44,10 @@ def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE) -> in
     as several ranks, where that is wanted. UserError for all that a user can mend; the run folder is then as it was.
     """
     devices = check(config, job.hosts)
-    if (len(devices) > 1 or job.hosts or job.restarts) and not launch.launched():
+    if (len(devices) > 1 or job.hosts or job.restarts) and not launcher.launched():
         return supervise(job, len(devices))
     transport = connect(config.transport)
-    if transport.size == 1 < launch.tasks():
+    if transport.size == 1 < launcher.tasks():
         return _refuse_worlds_of_one()
     try:
         status = _lead(config, transport, force, overwrite) if transport.rank == 0 else _follow(config, transport)
@@ -67,9 +67,9 @@ def check(config: Config, hosts: Sequence[Host] = ()) -> list[torch.device]:
 
     A machine that only starts the job on hosts needs none.
     """
-    devices = device.choose(config.devices) if launch.launched() or not hosts else []
+    devices = device.choose(config.devices) if launcher.launched() or not hosts else []
     device.known(config.devices)
-    if launch.launched():
+    if launcher.launched():
         modes.row(config)  # how many ranks there are is known when they have met
     else:
         nodes = tuple(node for node, host in enumerate(hosts) for _ in range(host.slots))
@@ -79,7 +79,7 @@ def check(config: Config, hosts: Sequence[Host] = ()) -> list[torch.device]:
 
 def connect(config: TransportConfig) -> Transport:
     """This process as a rank: of MPI's, where its launcher started it, else alone."""
-    if not launch.launched():
+    if not launcher.launched():
         return LocalTransport()
     from nmt_train.distributed.transport.mpi.transport import MpiTransport
 
@@ -94,7 +94,7 @@ def _refuse_worlds_of_one() -> int:
         return UserError.status
     offered = os.environ.get("SLURM_MPI_TYPE", "none")
     raise UserError(
-        f"MPI: srun started {launch.tasks()} tasks, but each finds itself alone: this MPI library does not understand"
+        f"MPI: srun started {launcher.tasks()} tasks, but each finds itself alone: this MPI library does not understand"
         f" --mpi={offered}; start them with srun --mpi=pmix (srun --mpi=list shows whether it is there), or run mpirun in a job"
         " of sbatch"
     )
@@ -107,7 +107,7 @@ def _lead(config: Config, transport: Transport, force: bool, overwrite: bool) ->
     with opened(config, force, overwrite) as prepared:
         _agree(config, transport, prepared.vocabulary, prepared.store)
         status = _rank(config, own, prepared.vocabulary, prepared.store).train(transport, prepared)
-        return status if transport.size == 1 or launch.tasks() else 0  # mpirun says what ended its ranks
+        return status if transport.size == 1 or launcher.tasks() else 0  # mpirun says what ended its ranks
 
 
 def _follow(config: Config, transport: Transport) -> int:

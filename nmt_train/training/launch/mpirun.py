@@ -1,4 +1,4 @@
-"""How a process becomes a rank: which launcher started it, and starting mpirun for the devices of one machine or of several."""
+"""Starting mpirun for the devices of one machine or of several machines."""
 
 from __future__ import annotations
 
@@ -20,38 +20,6 @@ from nmt_train.training.stop_request import ENDS, SignalFilter
 _ENDS = ("error: ", "MPI_ABORT was invoked")  # how a rank's last words begin
 _STATUS = re.compile(r"\s*Errorcode:\s+(\d+)")  # of MPI_Abort: mpirun's own may be another rank's
 _GRACE, _LOOK = 10.0, 0.5  # seconds that mpirun has to end after them; between two looks
-RESTARTED = "NMT_TRAIN_RESTARTED"  # is in the environment of a job that is started again
-_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
-_MPIRUN = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID")  # Open MPI's and MPICH's set them, also inside a job of Slurm
-
-
-def launched() -> bool:
-    """Whether an MPI launcher (mpirun, srun) started this process as a rank. One task of srun is not: it may start ranks."""
-    return tasks() > 1 if tasks() else any(name in os.environ for name in _LAUNCHED)
-
-
-def tasks() -> int:
-    """How many tasks srun started, of which this process is one; 0 where something else started it."""
-    inside = any(name in os.environ for name in _MPIRUN)
-    return 0 if inside else int(os.environ.get("SLURM_STEP_NUM_TASKS", 0))
-
-
-def queued_again() -> bool:
-    """Whether Slurm has started this job before."""
-    return int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
-
-
-def restarted() -> bool:
-    """Whether this process belongs to a job that ended before its time and was started again."""
-    return RESTARTED in os.environ or queued_again()
-
-
-def local_rank() -> int:
-    """The number of this process among those of its machine, as the launcher gives it."""
-    for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
-        if name in os.environ:
-            return int(os.environ[name])
-    return 0
 
 
 def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: Callable[[str], None]) -> int:

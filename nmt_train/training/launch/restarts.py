@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from nmt_train.common import launcher
 from nmt_train.common.errors import TRY_AGAIN, UserError
 from nmt_train.training.launch import mpirun as launch
 from nmt_train.training.stop_request import ENDS
@@ -136,7 +137,7 @@ def _run(hosts: Sequence[Host], ranks: int, arguments: Sequence[str], again: boo
     with tempfile.NamedTemporaryFile("w", prefix="nmt-train-hosts-", encoding="utf-8") as file:
         file.writelines(f"{host.name} slots={host.slots}\n" for host in there)
         file.flush()
-        options = [*(("--hostfile", file.name) if there else ()), *(("-x", f"{launch.RESTARTED}=1") if again else ())]
+        options = [*(("--hostfile", file.name) if there else ()), *(("-x", f"{launcher.RESTARTED}=1") if again else ())]
         status = launch.mpirun(sum(host.slots for host in there) or ranks, arguments, options, heard)
     return status or (0 if _STOPPED in said else TRY_AGAIN), _ANEW in said  # mpirun may call a job a success that never began
 

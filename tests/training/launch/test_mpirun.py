@@ -15,6 +15,7 @@ import torch
 from conftest import ROOT
 
 from nmt_train import device
+from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.training.launch import mpirun as launch
 from nmt_train.training.stop_request import SignalFilter
@@ -59,11 +60,11 @@ TASK = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
 def test_the_launchers_are_known_by_their_variables(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], launched: bool, tasks: int, local_rank: int
 ) -> None:
-    for name in (*launch._LAUNCHED, *launch._MPIRUN, "OMPI_COMM_WORLD_LOCAL_RANK", *TASK):
+    for name in (*launcher._LAUNCHED, *launcher._MPIRUN, "OMPI_COMM_WORLD_LOCAL_RANK", *TASK):
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    assert (launch.launched(), launch.tasks(), launch.local_rank()) == (launched, tasks, local_rank)
+    assert (launcher.launched(), launcher.tasks(), launcher.local_rank()) == (launched, tasks, local_rank)
 
 
 def test_an_mpirun_that_waits_for_ever_after_its_ranks_have_ended_is_killed_with_all_its_processes(

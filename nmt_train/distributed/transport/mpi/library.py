@@ -8,8 +8,8 @@ import signal
 import sys
 from typing import Any, NoReturn
 
+from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
-from nmt_train.training.launch import mpirun as launch
 
 _PATIENCE = 10  # seconds
 _EAGER, _HEADER = 4 << 20, 1 << 10  # bytes that are sent unasked, at most; what MPI adds to them
@@ -70,7 +70,7 @@ def leave(status: int) -> NoReturn:
     Where the others would go on without it, but it has found what ends training for all, they end with it, those too that hang.
     Under srun they would miss it, and abort with a status of their own.
     """
-    ends_all = (status > 1 and fault_tolerant()) or (status and launch.tasks())
+    ends_all = (status > 1 and fault_tolerant()) or (status and launcher.tasks())
     if ends_all and "mpi4py.MPI" in sys.modules:
         mpi = sys.modules["mpi4py.MPI"]
         if mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.Get_size() > 1:
