@@ -24,23 +24,23 @@ class Waves:
     later: tuple[tuple[int, Span], ...] = ()
 
     @classmethod
-    def parse(cls, initial_slices: Any) -> Waves:
+    def parse(cls, given: Any) -> Waves:
         """Read a mapping, or its text; ValueError says the accepted form."""
-        if isinstance(initial_slices, Waves):
-            return initial_slices
-        pairs = list(_mapping(initial_slices).items())
+        if isinstance(given, Waves):
+            return given
+        pairs = list(_mapping(given).items())
         try:
             counts = [int(str(count)) for count, _ in pairs]
             later = [Span.parse(when) for _, when in pairs[1:]]
         except ValueError as error:
-            raise ValueError(f"{initial_slices!r} is not waves of workers ({error}): write {_FORM}") from None
+            raise ValueError(f"{given!r} is not waves of workers ({error}): write {_FORM}") from None
         spans = [0.0, *(span.amount for span in later)]
         if not pairs or str(pairs[0][1])[:-1] != "0" or counts[0] < 1:
-            raise ValueError(f"{initial_slices!r} does not say how many workers begin: write {_FORM}")
+            raise ValueError(f"{given!r} does not say how many workers begin: write {_FORM}")
         if len({span.unit for span in later}) > 1:
-            raise ValueError(f"{initial_slices!r}: the waves are counted in different units; use one")
+            raise ValueError(f"{given!r}: the waves are counted in different units; use one")
         if any(b <= a for values in (counts, spans) for a, b in pairwise(values)):
-            raise ValueError(f"{initial_slices!r}: each wave needs more workers, and comes later, than the one before")
+            raise ValueError(f"{given!r}: each wave needs more workers, and comes later, than the one before")
         return cls(counts[0], tuple(zip(counts[1:], later, strict=True)))
 
     @property
@@ -57,15 +57,15 @@ class Waves:
         return "{" + ", ".join([f"{self.first}: 0{unit}", *(f"{count}: {span}" for count, span in self.later)]) + "}"
 
 
-def _mapping(initial_slices: Any) -> Mapping[Any, Any]:
+def _mapping(given: Any) -> Mapping[Any, Any]:
     try:
-        values = value(initial_slices) if isinstance(initial_slices, str) else initial_slices
+        values = value(given) if isinstance(given, str) else given
     except TooMuch as error:
-        raise ValueError(f"{initial_slices[:40]!r}... {error}: write {_FORM}") from None
+        raise ValueError(f"{given[:40]!r}... {error}: write {_FORM}") from None
     except (yaml.YAMLError, ValueError):
         values = None
     if not isinstance(values, Mapping):
-        raise ValueError(f"{initial_slices!r} is not waves of workers: write {_FORM}")
+        raise ValueError(f"{given!r} is not waves of workers: write {_FORM}")
     return values
 
 

@@ -67,17 +67,17 @@ class PerNode(ExchangeWrapper):
         assert self._received is not None
         joined = torch.zeros_like(self._received)
         resting: set[int] = set()
-        initial_slices: dict[int, Message] = {}  # by rank
+        given: dict[int, Message] = {}  # by rank
         while True:
             source, message = self._transport.receive(None, Tag.NODE).result()
             resting.discard(source)
             if message.number() == _GIVE:
-                initial_slices[source] = message
+                given[source] = message
             else:
                 self._note(source, message.number(), resting)
-            if initial_slices and len(resting) + len(initial_slices) == len(self._members):
-                self._exchange_for(initial_slices, joined)
-                initial_slices.clear()
+            if given and len(resting) + len(given) == len(self._members):
+                self._exchange_for(given, joined)
+                given.clear()
 
     def _note(self, source: int, what: int, resting: set[int]) -> None:
         """A rank rests, or is to be waited for again."""
@@ -87,13 +87,13 @@ class PerNode(ExchangeWrapper):
                 self._exchange.leave_round()
         self._transport.send(source, Tag.GRANT, Message((self._exchange.updates,)))
 
-    def _exchange_for(self, initial_slices: Mapping[int, Message], joined: Tensor) -> None:
+    def _exchange_for(self, given: Mapping[int, Message], joined: Tensor) -> None:
         """Join in the order of the ranks, whoever came first, so that sums are the same bits in every run."""
         assert self._received is not None
-        weights = [initial_slices[rank].number(1) for rank in sorted(initial_slices)]
-        vectors = [initial_slices[rank].vector(joined.numel()).to(joined.device) for rank in sorted(initial_slices)]
+        weights = [given[rank].number(1) for rank in sorted(given)]
+        vectors = [given[rank].vector(joined.numel()).to(joined.device) for rank in sorted(given)]
         joined.copy_(vectors[0])  # which stays exact if it is alone
-        mean, weight = not self._sums and len(initial_slices) > 1, sum(weights)
+        mean, weight = not self._sums and len(given) > 1, sum(weights)
         if mean:
             joined.mul_(weights[0])
         for vector, its in zip(vectors[1:], weights[1:], strict=True):
@@ -102,7 +102,7 @@ class PerNode(ExchangeWrapper):
             joined.div_(max(1, weight))
         self._exchange.prepare(joined, self._received, weight)
         self._exchange.sync(joined, self._received, weight)
-        for rank in initial_slices:
+        for rank in given:
             self._transport.send(rank, Tag.GRANT, Message((self._exchange.updates,), (self._received.clone(),)))
 
     def refresh(self, parameters: Tensor) -> None:

@@ -15,10 +15,10 @@ from nmt_train.distributed.transport import Future, Tag, Transport
 from nmt_train.optim.optimizer import Optimizer
 
 
-def _interval(initial_slices: Any) -> Span:
-    span = Span.parse(initial_slices)
+def _interval(given: Any) -> Span:
+    span = Span.parse(given)
     if span.unit in "et":
-        raise ValueError(f"{initial_slices!r}: copies are made every so many updates, or in time: write 100u, 30s or 2m")
+        raise ValueError(f"{given!r}: copies are made every so many updates, or in time: write 100u, 30s or 2m")
     return span
 
 
