@@ -1,7 +1,8 @@
-"""What rank 0 does between two steps: log, validate, save, and tell the others when to hand over their state and when to end.
+"""What rank 0 does between two steps: log, validate, save, and tell the other ranks when to hand over their state and to end.
 
-The others' state is that of a moment when all are drained, so that every push is in all shards or in none. They go on
-as soon as all have the global parameters; their state follows while they train, and is written when it is there.
+All ranks record their state at a moment when every worker is drained, so that every push is in all shards or in none. They
+resume training as soon as all have recorded it. The other ranks send their state while they train; rank 0 writes the
+checkpoint when all of it has arrived.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from nmt_train.training.worker import Worker
 
 
 class Leader:
-    """`reason` says why training is over, once it is."""
+    """`reason`: why training is over, or None while it continues."""
 
     def __init__(self, worker: Worker, run: Run, log: Log, state: State, test_set: TestSet) -> None:
         self._worker, self._transport, self._config = worker, worker.transport, worker.config
@@ -39,7 +40,7 @@ class Leader:
         self._progress = worker.progress = state.progress
         self._orders = Orders(self._transport)
         self._data_balancer = DataBalancer(worker, self._progress)
-        self._updates = 0  # the most that any other has known of
+        self._updates = 0  # the highest number of updates that another rank has reported
         self._synchronous = worker.schedule.exchange.synchronous
         self._statistics = RankStatistics(worker)
         self._before: Mark | None = None
@@ -47,12 +48,12 @@ class Leader:
         self._validation = BackgroundValidation(
             worker, run, log, state, test_set, self._stalled, lambda: self.signal is not None
         )
-        self._held: PendingSnapshot | None = None  # the last one, while the others still wait
+        self._held: PendingSnapshot | None = None  # the last snapshot, while the other ranks still wait
         self.reason: str | None = None
         self.signal: signal.Signals | None = None
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Hand everybody's part out; training goes on from `snapshot`."""
+        """Send every rank its part of `snapshot`, and begin training from it."""
         exchange, nodes = self._worker.schedule.exchange, self._transport.nodes
         first = first_ranks(nodes) if self._config.exchange.per == "node" else None
         workers = self._data_balancer.workers()
@@ -66,27 +67,27 @@ class Leader:
             self._checkpoint_writer.known(snapshot.numbers["updates"], snapshot.stages[-1])
 
     def resume_from(self, part: RankState, data_shard: DataShard, stages: Sequence[Sequence[Position]], where: str) -> None:
-        """Begin with this part, where all workers stopped that `stages` has last, together with all other ranks."""
+        """Begin training with this part, together with all other ranks, at the positions in the last of `stages`."""
         self._worker.place(part, data_shard, where)
         self._progress.start_clock(self._transport.now)
         self._data_balancer.begin(stages, data_shard.size)
-        self._meet()  # everybody has its part
+        self._meet()  # every rank has its part
         self._remember()
         self._orders.give(Order.CONTINUE)
         self._worker.schedule.begin()
-        self._meet()  # everybody has the parameters
+        self._meet()  # every rank has its parameters
         self._worker.begun(self._facts)
         self._count()
         self._progress.start_clock(self._transport.now)
 
     def first(self) -> None:
-        """What a signal had put off; then the others may begin with their first batch, if there is anything left to do."""
+        """Run the validation that a signal had postponed; unless training is over, let the others start their first batch."""
         self.reason = self._reason_to_stop()
         if self._state.validation_pending:
             self._save(validate=True)
-            if self._held is not None and self.reason is None:  # a new best: there is something left to do after all
+            if self._held is not None and self.reason is None:  # after a new best, training is not over
                 self._held = None
-                self._orders.give(Order.CONTINUE)  # after handing over
+                self._orders.give(Order.CONTINUE)  # the other ranks wait for it since they handed over
         if self.reason is None:
             self._orders.give(Order.CONTINUE)
         self._before = self._progress.mark()
@@ -97,7 +98,7 @@ class Leader:
             self._count()
             self._after_update()
             if self.reason is None:
-                self._hear(wait=True)  # somebody is behind, and will say when not any more
+                self._hear(wait=True)  # a slower worker will report when it has caught up
                 self._advance_background()
         if self.reason is not None:
             self._finish()
@@ -110,7 +111,7 @@ class Leader:
         self._hear()
         if updated and self._synchronous:
             while not self._orders.all_exchanged:
-                self._hear(wait=True)  # what is decided now must not depend on who reports when
+                self._hear(wait=True)  # decisions must not depend on the order of reports
             self._orders.begin_exchange()
         self._advance_background()
         if updated or (self._worker.schedule.endless and self._reason_to_stop()):
@@ -122,12 +123,12 @@ class Leader:
         self.reason = self._reason_to_stop()
 
     def _count(self) -> None:
-        """Tell the others when an epoch is complete."""
+        """Update the position in the data; tell the other ranks when an epoch is complete."""
         if self._data_balancer.count():
             self._orders.give(Order.EPOCHS, epochs=self._progress.epochs)
 
     def _hear(self, wait: bool = False) -> None:
-        """Take in the reports that have come; `wait` for one at least."""
+        """Process the reports that have arrived; with `wait`, wait for at least one."""
         while wait or self._orders.has_report():
             wait = False
             source, report = self._orders.report()
@@ -143,17 +144,17 @@ class Leader:
             self._count()
 
     def _facts(self) -> dict[str, Any]:
-        """What another rank 0 would go on from, with the ranks that are left: all but what they have themselves."""
+        """The state that a new rank 0 needs to continue with the surviving ranks, beyond what these ranks hold themselves."""
         updates = max(self._updates, self._worker.schedule.exchange.updates)
         return {**self._state.own(), **self._data_balancer.facts(), "updates": updates, "clock": self._progress.clock}
 
     def _remember(self) -> None:
-        """Tell the others, so that any of them could lead."""
+        """Send this state to the other ranks, so that any of them can take over as rank 0."""
         if self._transport.fault_tolerant:
             self._orders.give(Order.REMEMBER, leader=self._facts())
 
     def _after_update(self) -> None:
-        """Log, validate and save whatever is due; sets the reason to stop, if there is one."""
+        """Log, validate and save if due; set `reason` if training is to stop."""
         config, progress, schedule = self._config, self._progress, self._worker.schedule
         progress.updates = schedule.exchange.updates
         before, now = self._before or progress.mark(), progress.mark()
@@ -174,28 +175,28 @@ class Leader:
         if validate:
             self._validation.request()
             self._advance_background()
-            self.reason = self._reason_to_stop()  # a signal may have ended it
+            self.reason = self._reason_to_stop()  # a signal may have interrupted the validation
         if self._data_balancer.apart():
             self._deal_evenly()
         if config.recovery.every.crossed(before, now):
             self._remember()
 
     def _save(self, validate: bool) -> None:
-        """Write a checkpoint, and measure the parameters that it holds if so wanted."""
+        """Write a checkpoint; if `validate`, also validate the parameters that it holds."""
         pending = self._collect(validate)
         if self._finish_validations(pending):
             self.reason = self._reason_to_stop()
         self._checkpoint_writer.begin(pending)
 
     def _finish_validations(self, pending: PendingSnapshot) -> bool:
-        """So that the checkpoint knows of all up to it; whether there were any."""
+        """Finish all requested validations, so that the checkpoint includes their results; return whether there were any."""
         any_was = self._validation.advance(wait=True)
         if any_was:
             pending.own.numbers["factor"] = self._worker.schedule.exchange.optimizer.state()[1]["factor"]
         return any_was
 
     def _advance_background(self) -> None:
-        """Go on with what others have now sent their part of: a checkpoint, a copy to validate."""
+        """Write the checkpoint and validate the parameters, if all ranks have sent their parts of them."""
         self._checkpoint_writer.advance()
         if self._validation.advance():
             self.reason = self.reason or self._reason_to_stop()
@@ -211,15 +212,15 @@ class Leader:
         return None
 
     def _collect(self, validate: bool = False) -> PendingSnapshot:
-        """Everything, of all ranks at one moment; of the others it is still to come. On one rank it is not a copy.
+        """Start a snapshot of all ranks at one moment; the other ranks' parts arrive later. With one rank it is not a copy.
 
-        validate: it is to be validated as well.
+        validate: also request a validation of its parameters.
         """
         worker = self._worker
         self._orders.give(Order.DRAIN)
         worker.drain(self)
         self._meet()
-        self._checkpoint_writer.advance(wait=True)  # the last one, if that is still under way
+        self._checkpoint_writer.advance(wait=True)  # finish the previous checkpoint, if it is still pending
         self._orders.give(Order.HAND_OVER, workers=self._data_balancer.workers())
         worker.schedule.settle()
         self._progress.updates = worker.schedule.exchange.updates
@@ -233,9 +234,9 @@ class Leader:
             worker.data_shard.stages,
             self._data_balancer.positions,
         )
-        self._meet()  # everybody has handed over
+        self._meet()  # every rank has handed over its part
         if self.reason is not None:
-            self._held = pending  # nothing more will change: the others wait for the end
+            self._held = pending  # the state is final: the other ranks wait for the order to end
         elif self._data_balancer.grows():
             self._log.say(f"{self._data_balancer.workers()} workers train from now on")
             self._deal_anew()
@@ -244,12 +245,12 @@ class Leader:
         return pending
 
     def _deal_anew(self) -> None:
-        """What is left of the epoch goes to all that train now."""
+        """Redistribute the remaining batches of the epoch to all workers that train now."""
         order = self._data_balancer.anew()
         self._orders.give(Order.CONTINUE, leader=self._facts() if self._transport.fault_tolerant else None, **order)
 
     def _deal_evenly(self) -> None:
-        """What a slow worker has left goes to all alike."""
+        """Redistribute a slow worker's remaining batches evenly to all workers."""
         self._orders.give(Order.REDISTRIBUTE)
         self._worker.drain(self)
         self._meet()
@@ -257,18 +258,18 @@ class Leader:
         self._deal_anew()
 
     def _meet(self) -> None:
-        """Wait until all others are at the meeting point."""
+        """Wait until all other ranks have reached the barrier."""
         while not self._orders.all_met:
             self._hear(wait=True)
         self._orders.leave_meeting()
 
     def _stalled(self) -> None:
-        """A validation brought nothing new."""
+        """Tell the optimizers of all ranks that a validation brought no new best."""
         self._worker.schedule.exchange.optimizer.stalled()
         self._orders.give(Order.STALLED)
 
     def _finish(self) -> None:
-        """Save where training ended, and let the others go."""
+        """Save the final state, and order the other ranks to end."""
         pending = self._held or self._collect()
         self._finish_validations(pending)
         if not self._checkpoint_writer.has(pending):
@@ -282,8 +283,8 @@ class Leader:
         write_spans(self._run.folder / "trace", 0, self._transport.nodes[0], self._worker.trace.take())
 
     def ask(self, wanted: signal.Signals) -> None:
-        """A signal asks for a checkpoint and an end: this rank's first, whether or not another rank has reported one."""
+        """Handle a signal: save a checkpoint and stop. The first signal counts, of this rank or reported by another."""
         self.signal = self.signal or wanted
-        # Not through the log: the signal may have come while a line was being written.
+        # Bypass the log: the signal may have interrupted the writing of a line.
         with suppress(OSError):
             os.write(2, f"\n{self.signal.name}: saving and stopping; once more to stop without saving\n".encode())

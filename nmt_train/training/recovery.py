@@ -1,7 +1,8 @@
-"""Going on without ranks that have ended: what those that are left have of the run is put together and dealt out anew.
+"""Recovery from ended ranks: the surviving ranks combine the state that they hold and redistribute it among themselves.
 
-Every rank tells all others what it has (its shard, the copies that it keeps, what it was last told of the others' shards); all
-come to the same plan of who sends what to whom, and the newest of everything wins.
+Every rank tells all others what it has: its shard, the copies that it keeps, and the last parameters that it received of the
+other shards. From this all ranks derive the same plan of which rank sends what to which. The plan uses the newest version of
+everything.
 """
 
 from __future__ import annotations
@@ -31,13 +32,18 @@ _PARAMETERS, _MEAN = "parameters", "smoothed"
 
 @dataclass
 class SurvivorState:
-    """What a rank has of the run, from the moment when others ended until all that are left have begun again.
+    """What a surviving rank holds of the run, from the end of other ranks until all surviving ranks have begun again.
 
-    ranks: its numbers, from the first start of the run to the present transport, one for each era. era: that of `settled`, its
-    position (-1: it has none yet), which is of deal number `deals`; again: batches trained since then. leader: what a rank 0
-    goes on from (see lead.py), as far as this one knows, with its era. schedule: until the worker is let go. carried: what that
-    owes and keeps; in_doubt: what it owes besides where nobody has had more than its `updates`. lost: updates that a recovery
-    did without which ended before all had begun, so that nobody has said it.
+    ranks: this rank's numbers, one for each generation of the transport, from the first start of the run to the present one.
+    generation: the generation in which the worker recorded `settled`; -1 if it had not received its part.
+    settled: the worker's position, without batches whose gradients may have been in flight.
+    assignments: the number of the assignment of batches to which `settled` belongs.
+    repeated_batches: batches trained after `settled`.
+    leader: the state that a rank 0 continues from (see leader.py), as far as this rank knows it, with its generation.
+    schedule: the worker's schedule, until `let_go`.
+    worker_state: what the worker owes the others or keeps for itself.
+    in_doubt: what the worker owes in addition if no rank has made more than `updates` updates.
+    lost: updates that an earlier recovery lost. That recovery ended before all ranks had begun, so that nobody logged the loss.
     """
 
     ranks: list[int]
@@ -56,7 +62,7 @@ class SurvivorState:
 
     @classmethod
     def of(cls, worker: Worker, ranks: list[int]) -> SurvivorState:
-        """ranks: those to come will be added to it, too."""
+        """ranks: the caller appends this rank's later numbers to the same list."""
         generation, told = len(ranks) - 1, worker.leader and worker.leader()
         leader = told and {"era": generation, **told}
         where = worker.settled_position, worker.assignments, worker.unsettled_batches, worker.random()
@@ -67,7 +73,7 @@ class SurvivorState:
         )
 
     def let_go(self) -> None:
-        """Of the worker, whose tasks have ended: all that is needed of it is copied to the CPU."""
+        """Copy what is needed of the worker to the CPU, and release the worker. Its tasks have ended."""
         if self.schedule is not None:
             owing, self.schedule = self.schedule, None
             self.updates = owing.exchange.updates
@@ -76,13 +82,13 @@ class SurvivorState:
             )
 
     def rescued(self, newest: int) -> Vectors:
-        """What the worker owes and keeps, where some rank has had up to so many updates."""
+        """What the worker owes and keeps; newest: the highest number of updates that any rank knows of."""
         owed = self.in_doubt if self.updates == newest else {}
         owed = {name: self.worker_state[name] + way if name in self.worker_state else way for name, way in owed.items()}
         return self.worker_state | owed
 
     def forget(self) -> None:
-        """All that are left have begun again: let the memory go."""
+        """Free the memory, once all surviving ranks have begun again."""
         self.recovery_pieces, self.random, self.worker_state, self.in_doubt = [], {}, {}, {}
 
     def facts(self) -> Facts:
@@ -98,7 +104,7 @@ class SurvivorState:
 
 @dataclass(frozen=True)
 class Source:
-    """One of the pieces that somebody has, as all know it."""
+    """A description, known to all ranks, of one recovery piece that a rank holds."""
 
     rank: int
     number: int
@@ -107,12 +113,12 @@ class Source:
     updates: int
     names: Sequence[str]
     exact: bool
-    whole: bool  # with everything that the optimizer has
+    whole: bool  # whether it includes the optimizer's whole state
 
 
 @dataclass(frozen=True)
 class Move:
-    """A part of one of a source's vectors, for one of the ranks; taken: its name there, if another."""
+    """A transfer of a part of one of a source's vectors to a rank; taken: the vector's name at the source."""
 
     source: Source
     name: str
@@ -124,13 +130,13 @@ class Move:
 
 @dataclass
 class Inventory:
-    """What all that are left have said, by their present numbers."""
+    """What every surviving rank has said that it holds, indexed by the rank's present number."""
 
     said: list[Facts]
 
     @classmethod
     def gather(cls, transport: Transport, survivor: SurvivorState) -> Inventory:
-        """Rank 0 hears everybody and tells everybody."""
+        """Rank 0 receives the facts of every rank and sends all of them to every rank."""
         if transport.rank == 0:
             mine = survivor.facts()
             said = [mine] + [
@@ -144,23 +150,24 @@ class Inventory:
 
     @property
     def begun(self) -> bool:
-        """Whether anybody knows that training had."""
+        """Whether any rank knows that training had begun."""
         return any(facts["leader"] is not None for facts in self.said)
 
     @cached_property
     def leader(self) -> Facts:
-        """What rank 0 goes on from: the newest that anybody knows."""
+        """The newest state known to any rank from which rank 0 can continue."""
         known = [facts["leader"] for facts in self.said if facts["leader"] is not None]
         newest: Facts = max(known, key=lambda its: (its["era"], its["deals"], its["progress"]["tokens"]))
         return newest
 
     def stages(self) -> list[list[Position]]:
-        """Where all workers stopped, those that are left and those that ended; after earlier stages."""
+        """The earlier stages, followed by the positions where all workers stopped, both surviving and ended ones."""
         leader = self.leader
         positions = from_plain([leader["positions"]])[0]
         for facts in self.said:
             rank = facts["ranks"][leader["era"]]
-            # Of another deal than the leader knows: those who had not heard of the newer one have done nothing of it yet.
+            # A rank with another assignment than the leader's had not received the newer one, and has trained no batch of it:
+            # the leader's own record of its position stands.
             known = (facts["era"], facts["deals"]) == (leader["era"], leader["deals"])
             if known and rank < len(positions):
                 positions[rank] = Position(*facts["settled"])
@@ -176,11 +183,11 @@ class Inventory:
 
     @property
     def newest(self) -> int:
-        """The most updates that anybody knows of."""
+        """The highest number of updates that any rank knows of."""
         return max(self.leader["updates"], *(source.updates for source in self.sources))
 
     def numbers(self) -> dict[str, Any] | None:
-        """An optimizer's, of the newest source that has them."""
+        """The optimizer's counters, from the newest source that has them; None if no source does."""
         whole = [source for source in self.sources if source.whole]
         newest = max(whole, key=lambda source: (source.updates, -source.rank), default=None)
         if newest is None:
@@ -189,9 +196,10 @@ class Inventory:
         return numbers
 
     def plan(self, wanted: Sequence[slice]) -> list[Move]:
-        """Who sends what, so that every rank has all that there is of what it wants.
+        """Plan which rank sends what, so that every rank gets all available state of its slice in `wanted`.
 
-        What an optimizer had of a shard that was lost with its copy begins anew, at zero. Lost if nobody knows some parameters.
+        Where a shard was lost together with its copy, its optimizer state restarts at zero. Raises Lost if no rank has some of
+        the parameters.
         """
         sources = self.sources
         names = {_PARAMETERS}.union(*(source.names for source in sources if source.whole))
@@ -203,7 +211,7 @@ class Inventory:
                 for start, stop in pairwise(cuts):
                     there = [source for source in sources if source.start <= start and stop <= source.stop]
                     able, taken = [source for source in there if name in source.names], name
-                    if not able and name == _MEAN:  # which begins anew with the parameters
+                    if not able and name == _MEAN:  # the running mean restarts from the parameters
                         able, taken = [source for source in there if _PARAMETERS in source.names], _PARAMETERS
                     if able:
                         moves.append(Move(max(able, key=_worth(receiver)), name, taken, start, stop, receiver))
@@ -216,18 +224,21 @@ class Inventory:
 
     @property
     def repeated_batches(self) -> int:
-        """Batches that those that are left have trained, and that are dealt out again: they may have been under way."""
+        """Batches that surviving ranks will train again, because their gradients may have been in flight."""
         return sum(int(facts["again"]) for facts in self.said)
 
     def lost(self, moves: Sequence[Move]) -> int:
-        """Updates that were made and that some of the parameters, which their owners took with them, will not have."""
+        """The most updates that any recovered parameters lack because their owner ended and an older version replaced them."""
         taken = [move.source.updates for move in moves if move.name == _PARAMETERS and move.source.number]
         before = max(int(facts["lost"]) for facts in self.said)
         return max([before, *(self.newest - updates for updates in taken)])
 
 
 def _worth(receiver: int) -> Callable[[Source], tuple[int, ...]]:
-    """The newest of what is exact; of equals what the receiver has itself, where equally many updates are the same ones."""
+    """A sort key that prefers exact sources, then newer ones, then whole ones, then the receiver's own.
+
+    The receiver's own counts only if it is exact, since only then do equal numbers of updates mean equal values.
+    """
 
     def worth(source: Source) -> tuple[int, ...]:
         own = source.exact and source.rank == receiver
@@ -238,8 +249,10 @@ def _worth(receiver: int) -> Callable[[Source], tuple[int, ...]]:
 
 @dataclass
 class RecoveredState:
-    """From what a worker begins again. What rank 0 goes on from, how many updates are `lost` and how many batches are trained
-    `again` are the same on all ranks.
+    """The state from which a worker begins again.
+
+    The same on all ranks: `leader`, the state that rank 0 continues from; `lost`, the number of lost updates; and
+    `repeated_batches`, the number of batches that are trained again.
     """
 
     part: RankState
@@ -251,9 +264,10 @@ class RecoveredState:
 
 
 def recover(worker: Worker, survivor: SurvivorState) -> RecoveredState | None:
-    """Get this rank's part of what all that are left have, over the transport of its new worker, while all do.
+    """Get this rank's part of the state of all surviving ranks, over the new worker's transport. All ranks call this together.
 
-    None, for all alike, if training had not begun: then it begins as at a start. Lost if nobody knows some parameters.
+    Returns None on every rank if training had not begun: it then starts from the beginning. Raises Lost if no rank has some of
+    the parameters.
     """
     transport, exchange = worker.transport, worker.schedule.exchange
     inventory = Inventory.gather(transport, survivor)
@@ -262,7 +276,7 @@ def recover(worker: Worker, survivor: SurvivorState) -> RecoveredState | None:
     moves = inventory.plan(exchange.initial_slices)
     shard = _exchange(transport, exchange, survivor.recovery_pieces, moves)
     stages, numbers = inventory.stages(), inventory.numbers()
-    if numbers is None:  # the optimizer's memory is lost
+    if numbers is None:  # no rank has the optimizer's state
         forgotten, numbers = exchange.optimizer.anew(inventory.newest)
         shard = {name: kept(vector) for name, vector in forgotten.items()} | shard
     progress = Progress(**inventory.leader["progress"])
@@ -271,14 +285,14 @@ def recover(worker: Worker, survivor: SurvivorState) -> RecoveredState | None:
     data_shard, position = resume(transport.rank, stages, training)
     data_shard = DataShard(data_shard.rank, training, data_shard.stages, exchange.synchronous)
     part = RankState(shard, survivor.rescued(inventory.newest), survivor.random, numbers, position)
-    if transport.size == 1:  # what is left alone optimizes by itself
+    if transport.size == 1:  # a single rank may keep its optimizer state elsewhere than several do
         snapshot = Snapshot(shard, numbers, [part.worker_state], [part.random], stages)
         part = snapshot.with_optimizer_at(exchange.optimizer.adds_updates).split(exchange.initial_slices, workers=training)[0]
     return RecoveredState(part, data_shard, stages, inventory.leader, inventory.lost(moves), inventory.repeated_batches)
 
 
 def _exchange(transport: Transport, exchange: Exchange, pieces: Sequence[RecoveryPiece], moves: Sequence[Move]) -> Vectors:
-    """Send and receive as planned; this rank's vectors."""
+    """Send and receive as planned; return this rank's vectors."""
     place = exchange.initial_slices[transport.rank]
     vectors = {move.name: torch.zeros(place.stop - place.start) for move in moves}
     sent = []

@@ -1,4 +1,4 @@
-"""What a run continues from, gathered for a checkpoint and put back."""
+"""The state that a run continues from: gathered for a checkpoint and restored from one."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ Vectors = dict[str, Tensor]
 
 @dataclasses.dataclass
 class RankState:
-    """One rank's part of what a run continues from, and of what rank 0 hands out at the start.
+    """One rank's part of the state that a run continues from; rank 0 also sends such parts at the start.
 
-    Parts, snapshots, pieces, and messages that arrive are on the CPU, wherever ranks compute: who makes one copies a device's
-    vectors there (`flat.kept`), and who goes on from one copies them onto its device.
+    Parts, snapshots, recovery pieces and received messages are on the CPU, on whatever device ranks compute. The code that
+    creates one copies the device's vectors to the CPU (`flat_model.kept`); the code that loads one copies them to its device.
 
-    shard: slices of `parameters`, `smoothed` (if kept) and the optimizer's vectors; carried: what the worker keeps, in full
-    length; random: states of torch's generators; numbers: the optimizer's counters; position: of the worker in the data.
+    shard: slices of `parameters`, `smoothed` (if there is one) and the optimizer's vectors.
+    worker_state: vectors that the worker keeps, in full length. random: the states of torch's random number generators.
+    numbers: the optimizer's counters. position: the worker's position in the data.
     """
 
     shard: Vectors
@@ -65,9 +66,10 @@ class RankState:
 
 @dataclasses.dataclass
 class Snapshot:
-    """Everything that changes while training, of all ranks at one moment: flat vectors (elements,), and the workers' own.
+    """Everything that training changes, of all ranks at one moment: global flat vectors (elements,) and each worker's state.
 
-    stages: where the workers stopped in the data, after those of earlier starts with other numbers of workers.
+    stages: lists of the positions where the workers stopped in the data: first those of earlier starts with other numbers of
+    workers, last the present ones.
     """
 
     vectors: Vectors
@@ -85,7 +87,7 @@ class Snapshot:
         stages: Sequence[Sequence[Position]],
         workers: int | None = None,
     ) -> Snapshot:
-        """Put the parts of all ranks together, of which so many train (None: all)."""
+        """Join the parts of all ranks. workers: how many of the ranks train (None: all)."""
         if len(parts) == 1:
             vectors = parts[0].shard
         else:
@@ -97,7 +99,7 @@ class Snapshot:
         return cls(vectors, parts[0].numbers, [p.worker_state for p in parts], [p.random for p in parts], positions)
 
     def with_optimizer_at(self, exchanges_updates: bool) -> Snapshot:
-        """The same with the optimizer's vectors where they are wanted: with the shards, or with every worker."""
+        """The same snapshot with the optimizer's vectors at every worker (if `exchanges_updates`), or else at the shards."""
         return self._with_workers() if exchanges_updates else self._with_shards()
 
     def _with_workers(self) -> Snapshot:
@@ -113,7 +115,7 @@ class Snapshot:
     def _with_shards(self) -> Snapshot:
         vectors, numbers = _without(self.vectors, OUTER), self.numbers
         for worker_state in self.worker_state:
-            if UNSENT in worker_state:  # updates: they are made now
+            if UNSENT in worker_state:  # finished updates that were not sent: apply them now
                 vectors["parameters"] = vectors["parameters"] + worker_state[UNSENT]
         others = [_without(worker_state, UNSENT) for worker_state in self.worker_state]
         theirs = {name: v for name, v in (others or [{}])[0].items() if name.startswith(OPTIMIZER)}
@@ -127,10 +129,10 @@ class Snapshot:
     def split(
         self, shards: list[slice], exchanging: Sequence[int] | None = None, workers: int | None = None
     ) -> list[RankState]:
-        """Cut it anew for as many ranks as there are `shards`, of which so many train (None: all).
+        """Split the snapshot into one part for each of `shards`. workers: how many of these ranks train (None: all).
 
-        exchanging: the ranks that exchange (None: all that train); what workers owe that are gone, or do not exchange, goes to
-        these.
+        exchanging: the ranks that exchange (None: all that train). They also take over what other workers still owe: workers
+        that no longer exist or do not exchange.
         """
         parts = []
         training = len(shards) if workers is None else workers
@@ -146,7 +148,7 @@ class Snapshot:
         if not self.worker_state:
             return {}
         mine = self.worker_state[rank % len(self.worker_state)]
-        if not any(name.startswith(OPTIMIZER) for name in mine):  # it has not exchanged yet: as another
+        if not any(name.startswith(OPTIMIZER) for name in mine):  # it has not exchanged yet: use another worker's
             with_optimizer = [c for c in self.worker_state if any(name.startswith(OPTIMIZER) for name in c)]
             mine = mine | {name: v for c in with_optimizer[:1] for name, v in c.items() if name.startswith(OPTIMIZER)}
         mine = _without(_without(mine, RESIDUAL), UNSENT)
@@ -159,7 +161,7 @@ class Snapshot:
 
 
 class PendingSnapshot:
-    """A snapshot that is being put together: `own` part is there, the others' are coming."""
+    """A snapshot that is being assembled: `own` is this rank's part; the other ranks' parts are still arriving."""
 
     def __init__(
         self, own: RankState, coming: Sequence[Future[tuple[int, Message]]], shards: list[slice],
@@ -173,7 +175,7 @@ class PendingSnapshot:
         return all(part.done() for part in self._coming)
 
     def snapshot(self) -> Snapshot:
-        """Wait for the rest."""
+        """The whole snapshot; waits for the missing parts."""
         if self._snapshot is None:
             parts = [self.own, *(RankState.unpack(part.result()[1]) for part in self._coming)]
             elements = sum(place.stop - place.start for place in self._shards)
@@ -183,7 +185,7 @@ class PendingSnapshot:
 
 @dataclasses.dataclass
 class State:
-    """What rank 0 alone keeps beside the snapshot; `validation_pending` if a signal came before a validation was done."""
+    """What only rank 0 keeps, in addition to the snapshot; validation_pending: a requested validation is not finished yet."""
 
     progress: Progress
     patience: Patience
@@ -191,7 +193,7 @@ class State:
     validation_pending: bool = False
 
     def facts(self, numbers: dict[str, Any], config: Config) -> dict[str, Any]:
-        """What a checkpoint says beside vectors, as it is now; `numbers` are the optimizer's."""
+        """What a checkpoint contains besides vectors, as of now; numbers: the optimizer's counters."""
         return {"version": __version__, "config": configuration.plain(config), **self.own(), "optimizer": numbers}
 
     def own(self) -> dict[str, Any]:
@@ -203,13 +205,13 @@ class State:
         }
 
     def load_facts(self, own: Mapping[str, Any]) -> None:
-        """Continue from what `own` gave."""
+        """Restore what `own` returned."""
         self.progress = Progress(**own["progress"])
         self.patience.load(own["patience"])
         self.validation_pending = bool(own["validation_pending"])
 
     def save(self, path: Path, snapshot: Snapshot, facts: dict[str, Any], flat: FlatModel) -> None:
-        """Write a checkpoint to `path`, whole or not at all; UserError if it cannot be written."""
+        """Write a complete checkpoint to `path`, or none; raise UserError if writing fails."""
         tensors: dict[str, dict[str, Tensor]] = {"optimizer": {}}
         for name, vector in snapshot.vectors.items():
             if name in _PARAMETERS:
@@ -223,12 +225,12 @@ class State:
         checkpoint.save(path, tensors, {**facts, "stages": plain(snapshot.stages)}, self.vocabulary)
 
     def save_best(self, path: Path, vector: Tensor, numbers: dict[str, Any], config: Config, flat: FlatModel) -> None:
-        """Write a checkpoint of the parameters alone, to translate with but not to continue from; UserError as of `save`."""
+        """Write a checkpoint of only the parameters, for translation, not for continuing; raise UserError as `save` does."""
         facts = self.facts(numbers, config) | {"parameters_only": True}
         checkpoint.save(path, {"parameters": flat.named(vector)}, facts, self.vocabulary)
 
     def load(self, saved: Checkpoint, flat: FlatModel, smoothing: bool) -> Snapshot:
-        """Continue from a checkpoint; UserError if it is of another model or vocabulary."""
+        """Restore this state from a checkpoint and return the snapshot; raise UserError for another model or vocabulary."""
         where = str(saved.path)
         if saved.facts["vocabulary"] != self.vocabulary.digest:
             raise UserError(f"{where}: was trained with another vocabulary than the run's vocabulary.model; restore that one")
@@ -243,7 +245,7 @@ class State:
                 file = f"{where}/optimizer.safetensors"
                 raise UserError(f"{file}: {name} has {vector.numel()} elements instead of {parameters.numel()}")
         self.load_facts(saved.facts)
-        # Checkpoints of version 0.1.0 know one worker, whose position is the run's.
+        # Checkpoints of version 0.1.0 have a single worker: its position is that of the run.
         single = [[(self.progress.epochs, self.progress.batches)]]
         stages = from_plain(saved.facts.get("stages", single))
         ranks = range(len(stages[-1]))
@@ -258,7 +260,7 @@ _PARAMETERS = ("parameters", "smoothed")
 
 
 def _stays(name: str) -> bool:
-    """Whether a vector is the shards' own business, whoever makes updates of gradients."""
+    """Whether a vector always stays with the shards, no matter where the optimizer runs."""
     return name in _PARAMETERS or name.startswith(OUTER)
 
 

@@ -1,4 +1,4 @@
-"""A worker: one rank's model, data and device, and the loop."""
+"""A worker: one rank's model, data, device and training loop."""
 
 from __future__ import annotations
 
@@ -22,34 +22,36 @@ from nmt_train.run.progress import Progress
 from nmt_train.trace import Trace
 from nmt_train.training.snapshot import RankState, Vectors
 
-_MOST_SKIPPED = 50  # batches in a row that are not finite: the parameters themselves must be beyond repair
+_MOST_SKIPPED = 50  # consecutive non-finite batches; after more than these, the parameters themselves are unusable
 
 
 class Coordinator(Protocol):
     """What a worker does between two steps: rank 0 leads, the others follow."""
 
     def should_continue(self) -> bool:
-        """Before each batch; False when training is over."""
+        """Called before each batch; returns False when training is over."""
 
     def step_done(self, updated: bool) -> None:
-        """After each batch; `updated` if the worker has exchanged its gradients."""
+        """Called after each batch; `updated`: whether the worker has exchanged its gradients."""
 
     def skipped(self, what: str) -> None:
-        """A batch was left out, or an exchange, because a gradient was not finite."""
+        """Called when the worker has skipped a batch or an exchange because a gradient was not finite."""
 
 
 class Stream(Protocol):
     """Where a worker's batches come from."""
 
     def stream(self, data_shard: DataShard, position: Position) -> Iterator[tuple[Batch | None, bool]]:
-        """Batches from `position` on, without end; True with the last of the worker's share of an epoch (see Batches)."""
+        """Yield batches from `position` on, endlessly; True marks the last of the worker's share of an epoch (see
+        `Batches`).
+        """
 
 
 class Worker:
-    """`progress` counts what this worker has done; on rank 0 what all have done is added to it."""
+    """`progress` counts what this worker has done; on rank 0 it also includes the counts of all other workers."""
 
     def __init__(self, config: Config, transport: Transport, model: Any, batches: Stream) -> None:
-        """`model` is a module with `loss(batch)`. UserError if the mode is wrong for these ranks."""
+        """`model` is a module with `loss(batch)`. Raises UserError if the mode does not suit these ranks."""
         self.config, self.transport, self.model, self.batches = config, transport, model, batches
         mode = modes.check(config, transport.nodes)
         self.flat = FlatModel(model)
@@ -58,19 +60,20 @@ class Worker:
         transport.observe = self.trace.add
         self.schedule = modes.build(mode, config, self.flat, transport, self.trace)
         self.progress = Progress()
-        self.assignments = 0  # how often batches were dealt out
-        self._trained = 0  # batches
-        # Where it was when it gave gradients away that may be under way, and once before, with the batches trained by then.
+        self.assignments = 0  # how many times batches have been assigned to workers
+        self._trained = 0  # number of batches trained
+        # The worker's position and its number of trained batches after each exchange that may still be in flight, and after the
+        # last exchange before those.
         self._given: deque[tuple[Position, int]]
         self.assign(DataShard(transport.rank, transport.size), Position())
         self._skipped = 0  # batches since the last update
-        self.placed = False  # whether it has its part
-        # Once all have begun: what a rank 0 would go on from, as far as this one has been told.
+        self.placed = False  # whether this worker has received its part of the training state
+        # Set once all ranks have begun training. Returns the state that a new rank 0 continues from, as this rank knows it.
         self.leader: Callable[[], dict[str, Any] | None] | None = None
-        self.forget: Callable[[], None] | None = None  # what it was kept for that not all had begun
+        self.forget: Callable[[], None] | None = None  # frees recovery state once all ranks have begun
 
     def run(self, coordinator: Coordinator) -> None:
-        """Train until the duties say that it is over."""
+        """Train until the coordinator says that training is over."""
         schedule, trace, progress = self.schedule, self.trace, self.progress
         while coordinator.should_continue():
             batch, last = next(self._stream)
@@ -79,7 +82,7 @@ class Worker:
                 with trace.span("forward", batch.target_tokens), device.autocast(self.device, self.config.precision):
                     loss = self.model.loss(batch.to(self.device))
                 schedule.backward(loss, batch.target_tokens, trace)
-            if batch is not None or schedule.exchange.synchronous:  # of those that exchange together none may be missing
+            if batch is not None or schedule.exchange.synchronous:  # every worker takes part in a synchronous exchange
                 try:
                     updated = schedule.skip() if batch is None else schedule.step()
                     if batch is not None and loss is not None:
@@ -95,48 +98,49 @@ class Worker:
             coordinator.step_done(updated)
 
     def drain(self, coordinator: Coordinator) -> None:
-        """Finish what is in flight."""
+        """Finish all exchanges that are in flight."""
         while True:
             try:
                 self.schedule.drain()
                 self._given = deque([(self._here(), self._trained)], self._given.maxlen)
                 return
-            except NotFinite as error:  # of one exchange of perhaps several
+            except NotFinite as error:  # one exchange failed; others may still be pending
                 coordinator.skipped(self._not_finite(error, None, None))
 
     def part(self) -> RankState:
-        """This rank's part of a snapshot, on the CPU: copies, where training may go on while they are used."""
+        """This rank's part of a snapshot, on the CPU. With several ranks it is a copy: training continues meanwhile."""
         exchange, alone = self.schedule.exchange, self.transport.size == 1
         shard, numbers = exchange.optimizer.everything() if alone else exchange.snapshot()
         if exchange.snapshot_slices[self.transport.rank] != exchange.initial_slices[self.transport.rank]:
-            shard = {}  # another rank has the same
+            shard = {}  # another rank contributes the same slice
         held = Tensor.cpu if alone else kept
         shard = {name: Tensor.cpu(vector) for name, vector in shard.items()}
         worker_state = {name: held(vector) for name, vector in self.schedule.worker_state().items()}
-        if self.data_shard.idle:  # when it joins, it begins with the global parameters
+        if self.data_shard.idle:  # an idle worker starts from the global parameters when it joins
             worker_state.pop(RECEIVED, None)
         return RankState(shard, worker_state, self.random(), numbers, self._here())
 
     def random(self) -> Vectors:
-        """States of torch's generators."""
+        """The states of torch's random number generators."""
         return device.random(self.device)
 
     @property
     def settled_position(self) -> Position:
-        """How far the worker has come with batches of which nothing is under way any more."""
+        """The position up to which no gradient of this worker can still be in flight."""
         return self._given[0][0]
 
     @property
     def unsettled_batches(self) -> int:
-        """Batches since then."""
+        """The number of batches trained after `settled_position`."""
         return self._trained - self._given[0][1]
 
     def _here(self) -> Position:
         return Position(**vars(self.position))
 
     def place(self, part: RankState, data_shard: DataShard, where: str) -> None:
-        """Continue from a part, which is empty then; UserError if it is of another optimizer. The schedule begins after that,
-        when all ranks have theirs.
+        """Load a part and clear it to free memory. Raises UserError if another optimizer wrote the part.
+
+        The schedule begins later, when all ranks have loaded their parts.
         """
         optimizer = self.schedule.exchange.optimizer
         vectors, self.placed = dict(part.shard), True
@@ -152,21 +156,21 @@ class Worker:
         device.set_random(self.device, part.random)
 
     def begun(self, leader: Callable[[], dict[str, Any] | None]) -> None:
-        """All ranks have begun."""
+        """Called when all ranks have begun training; `leader` replaces `self.leader`."""
         self.leader = leader
         if self.forget is not None:
             self.forget()
             self.forget = None
 
     def assign(self, data_shard: DataShard, position: Position) -> None:
-        """Go on with these batches."""
+        """Train on the batches of `data_shard` from `position` on."""
         self.data_shard, self.position = data_shard, position
         self.assignments += 1
         self._given = deque([(self._here(), self._trained)], self.schedule.max_in_flight + 1)
         self._stream = self.batches.stream(data_shard, position)
 
     def measured(self) -> dict[str, Any]:
-        """Running totals since the start: target tokens are in `progress`; here is where time and bytes went."""
+        """Running totals since the start: where time and bytes went. (`progress` counts the target tokens.)"""
         transport, schedule = self.transport, self.schedule
         return {
             "sent": {Tag(tag).name.lower(): list(count) for tag, count in list(transport.sent.items())},
@@ -178,7 +182,7 @@ class Worker:
         }
 
     def _not_finite(self, error: NotFinite, loss: Tensor | None, batch: Batch | None) -> str:
-        """A sentence for the log if the user wants to go on without the batch, else NotFinite."""
+        """Return a sentence for the log if the user allows skipping the batch; else raise NotFinite."""
         where = f"update {self.schedule.exchange.updates + 1}"
         if batch is not None and loss is not None:
             pairs = ", ".join(str(pair + 1) for pair in batch.pairs[:5]) + (", ..." if len(batch.pairs) > 5 else "")

@@ -1,4 +1,4 @@
-"""With whom a worker exchanges: what every exchange does, and what it can be combined with."""
+"""Exchanges: how a worker communicates with servers or peers, and what an exchange can be combined with."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from nmt_train.distributed.transport import Future
 from nmt_train.optim.optimizer import Optimizer
 
 Vectors = dict[str, Tensor]
-# What a worker still owes the others, by its name among the vectors that it carries: gradients, or finished updates.
+# Names, in a worker's state, of what it still owes the others: gradients (residual) or finished updates (unsent).
 RESIDUAL, UNSENT = "residual", "unsent"
-OPTIMIZER = "optimizer."  # begins the names of the vectors of its own optimizer
+OPTIMIZER = "optimizer."  # prefix of the names of a worker's own optimizer's vectors
 
 
 class Completed:
-    """A future that is done."""
+    """A future whose value is already available."""
 
     def __init__(self, value: Tensor) -> None:
         self._value = value
@@ -34,19 +34,23 @@ class Completed:
 
 
 class Exchange(ABC):
-    """With whom a worker exchanges. A subclass says how gradients are given away and parameters come back.
+    """How a worker sends gradients and receives parameters; a subclass implements both.
 
-    What can be combined with it: codec_needs: the attribute that codecs must have (see `Codec`), or nothing. synchronous: all
-    workers exchange at the same step, so that none may take a step that the others do not. sharded: ranks hold shards of the
-    parameters. solitary: for a rank that is alone. in_parts: parts of a gradient may travel separately.
+    Class attributes say what an exchange can be combined with.
+    codec_needs: the attribute that codecs must have (see `Codec`), or nothing.
+    synchronous: all workers exchange at the same step; no worker may take a step that the others do not take.
+    sharded: each rank holds a shard of the parameters. solitary: the exchange is for a single rank.
+    in_parts: parts of a gradient may be sent separately.
 
-    `optimizer` serves this rank's shard of the parameters: all of them where every rank has all.
-    given, kept: of every rank the part of the parameters that it is handed at the start, and the part that it has in snapshots.
-    in_rounds: workers wait for a number of others.
-    keeps: what a worker has received differs from the global parameters, so that it and the shards remember it.
-    clips: gradients are clipped when they have been joined; else a worker clips its own. gradient_norm: of the last, before.
-    at_worker: `prepare` makes finished updates of gradients.
-    staleness: how many pushes met parameters that were so many updates older than the worker's.
+    optimizer: updates this rank's shard of the parameters, or all parameters where every rank has all of them.
+    initial_slices: for every rank, the slice of the parameters that it receives at the start.
+    snapshot_slices: for every rank, the slice that it contributes to snapshots.
+    waits_for_others: a worker waits until a number of other workers have sent their gradients.
+    keeps: the parameters that a worker has received differ from the global ones, so the worker and the shards must store them.
+    clips: the exchange clips the combined gradient; otherwise each worker clips its own.
+    gradient_norm: the norm of the last gradient before clipping.
+    exchanges_updates: workers exchange finished updates instead of gradients.
+    staleness: for each number n, how many pushes were computed on parameters n updates older than those of the shard.
     """
 
     codec_needs: ClassVar[str] = ""
@@ -63,7 +67,7 @@ class Exchange(ABC):
     staleness: Counter[int]
     initial_slices: list[slice]
     snapshot_slices: list[slice]
-    _owed: Vectors  # by name, what other modes and layouts had not sent yet
+    _owed: Vectors  # by name: what another mode or layout had not sent yet, from a checkpoint or recovery
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer, self.staleness = optimizer, Counter[int]()
@@ -71,102 +75,103 @@ class Exchange(ABC):
 
     @classmethod
     def build(cls, context: BuildContext) -> Exchange:
-        """The exchange of a rank, as configured."""
+        """Build the configured exchange for a rank."""
         raise NotImplementedError
 
     @property
     def updates(self) -> int:
-        """Updates of the global parameters, as far as this rank knows."""
+        """The number of updates of the global parameters that this rank knows of."""
         return self.optimizer.updates
 
     def prepare(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
-        """Make what is to be given away of the gradient, in place; `parameters` are the worker's, and stay as they are.
+        """Turn the gradient, in place, into what `sync` or `give` sends; does not change `parameters`, the worker's own.
 
-        weight: how much it counts where it is joined with others (see joining.py); 0 where there was no batch, so that all of
-        it is zero.
+        weight: the gradient's weight when it is combined with others (see gradient_accumulation.py); 0 if the worker had no
+        batch, in which case the gradient is zero.
         """
         if weight:
             self._pay(RESIDUAL, gradient)
 
     @abstractmethod
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
-        """Give away what was prepared and bring `parameters` up to date; both flat (elements,), in place.
+        """Send the prepared gradient, and update `parameters` in place; both are flat vectors (elements,).
 
-        `parameters` are what this worker last received, and `gradient` may be overwritten.
+        parameters: what this worker last received. gradient: may be overwritten.
         """
 
     def give(self, gradient: Tensor, weight: int = 1) -> None:
-        """Only give away what was prepared."""
+        """Send the prepared gradient, without updating the worker's parameters."""
         self.sync(gradient, self.optimizer.parameters, weight)
 
     def fetch(self, parameters: Tensor) -> None:
-        """Only bring `parameters` up to date."""
+        """Update `parameters`, without sending a gradient."""
         parameters.copy_(self.optimizer.parameters)
 
     def leave_round(self) -> None:
-        """Nothing more will come from this worker until its next `sync`: nobody should wait for it.
+        """Announce that this worker sends nothing until its next `sync`, so that no other worker waits for it.
 
-        Returns when all that it gave away has been applied.
+        Returns when everything that this worker has sent has been applied.
         """
         return None
 
     @abstractmethod
     def refresh(self, parameters: Tensor) -> None:
-        """Bring `parameters` to exactly the global ones, while no worker has anything under way."""
+        """Set `parameters` to exactly the global ones. Called while no worker has anything in flight."""
 
     def settle(self, parameters: Tensor) -> None:
-        """Before a snapshot, while no worker has anything under way: apply what waits for more, and expect this worker again.
+        """Prepare for a snapshot: apply incomplete bundles of pushes, and expect this worker in rounds again.
 
-        `parameters` are the worker's; they and what is known of them stay as they are, where `keeps`.
+        Called while no worker has anything in flight. parameters: the worker's own. If `keeps`, neither they nor the shards'
+        record of them change.
         """
         self.refresh(parameters)
 
     def knows(self, vectors: Mapping[str, Tensor]) -> bool:
-        """Whether what a worker carried, perhaps in another mode or layout, says all that `restore` needs."""
+        """Whether `vectors`, a saved worker state, perhaps of another mode or layout, contains all that `restore` needs."""
         return True
 
     def restore(self, parameters: Tensor) -> None:
-        """Instead of `refresh`, where `keeps`: go on with what the worker had received when it was saved."""
+        """If `keeps`, replaces `refresh`: continue with the parameters that the worker had received when it was saved."""
         raise AssertionError("only an exchange that keeps has something to restore")
 
     def copy(self) -> Future[Tensor]:
-        """The global parameters, or their running mean if there is one, about as they are now; nobody waits for that.
+        """The approximately current global parameters, or their running mean if there is one; no worker waits for the copy.
 
-        Where the vector is this rank's own, it may change with the next `sync`.
+        The result may be this rank's own vector, which the next `sync` can change.
         """
         smoothed = self.optimizer.smoothed
         return Completed(self.optimizer.parameters if smoothed is None else smoothed)
 
     def snapshot(self) -> tuple[Vectors, dict[str, Any]]:
-        """Copies of this rank's part of the global parameters with all that the optimizer has, and its numbers."""
+        """Copies of this rank's part of the global parameters and of its optimizer's vectors; the optimizer's counters."""
         vectors, numbers = self.optimizer.everything()
         return {name: vector.clone() for name, vector in vectors.items()}, numbers
 
     def worker_state(self) -> Vectors:
-        """What this worker keeps from one `sync` to the next, as vectors (elements,): residuals, its own optimizer."""
+        """The vectors (elements,) that this worker keeps between calls of `sync`: residuals, and its own optimizer's state."""
         return dict(self._owed)
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
-        """Go on with what `carried` gave, here or, re-cut or added up, elsewhere."""
+        """Continue with what `worker_state` returned, on this rank or, re-sliced or summed, on other ranks."""
         owed = {name: vectors[name] for name in (RESIDUAL, UNSENT) if name in vectors}
         self._owed = {name: vector.to(self.optimizer.parameters) for name, vector in owed.items()}
 
     def recovery_pieces(self, rank: int) -> list[RecoveryPiece]:
-        """What this rank (its number is `rank`) has of the global parameters, this moment: first what `optimizer` has."""
+        """The pieces of the global parameters that this rank holds now, `optimizer`'s first; rank: this rank's number."""
         return [RecoveryPiece.of(self.initial_slices[rank], self.optimizer)]
 
     def rescued(self) -> Vectors:
-        """`carried`, where an exchange may have been cut short: without what all ranks must have alike."""
+        """`worker_state` after an exchange that may have been interrupted, without what must be identical on all ranks."""
         return self.worker_state()
 
     def _pay(self, name: str, vector: Tensor) -> None:
-        """Add what is owed by that name."""
+        """Add to `vector`, once, what this worker owes under this name."""
         if name in self._owed:
             vector.add_(self._owed.pop(name))
 
 
 class ExchangeWrapper(Exchange):
-    """An exchange around another one, which does all that a subclass does not."""
+    """Wraps another exchange, and forwards to it whatever a subclass does not override."""
 
     def __init__(self, exchange: Exchange) -> None:
         super().__init__(exchange.optimizer)

@@ -1,7 +1,8 @@
-"""Steps that each worker makes by itself, then an exchange of how far all have gone: local SGD and its kin.
+"""Local SGD and its variants: each worker makes local steps, then all workers exchange their deltas.
 
-Averaged every so many steps (Stich 2019; once, at the end: Zinkevich et al. 2010, thesis 2.3.1), or taken as the gradient of an
-outer optimizer (DiLoCo, Douillard et al. 2023). What is given away is the way from where all began, as a finished update.
+A delta is the change of a worker's parameters since the last exchange; the worker sends it as a finished update. The exchange
+averages the deltas after a fixed number of steps (Stich 2019) or once at the end (Zinkevich et al. 2010, thesis 2.3.1), or an
+outer optimizer takes them as its gradient (DiLoCo, Douillard et al. 2023).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from nmt_train.optim.flat_model import FlatModel, subtract
 from nmt_train.optim.optimizer import Optimizer
 from nmt_train.trace import Trace
 
-_STEPS = "local.steps"  # how many a worker has made, among what it carries
+_STEPS = "local.steps"  # name, in a worker's state, of the number of its local steps
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -63,11 +64,11 @@ class LocalSGD(Schedule):
         self._flat, self._trace, self._clip_norm = flat, trace, optimizer.clip_norm
         self._every, self.endless = config.every, config.every == 0
         self._inner = Optimizer(dataclasses.replace(optimizer, smoothing=0.0), flat.parameters)
-        self._start = flat.parameters.clone()  # where all workers began
-        self._steps = self._since = 0  # in all; since the last exchange
-        self._on_its_way = False  # whether an exchange is under way
-        self._begun = False  # whether a step since then was tried, if only one that was not finite
-        self._worked = False  # whether one of them had a batch: a mean over workers leaves out those that had none
+        self._start = flat.parameters.clone()  # the parameters after the last exchange
+        self._steps = self._since = 0  # local steps in total; since the last exchange
+        self._on_its_way = False  # whether an exchange is in flight
+        self._begun = False  # whether a step was attempted since the last exchange, even a non-finite one
+        self._worked = False  # whether any of these steps had a batch: the mean leaves out workers without one
 
     @property
     def mid_accumulation(self) -> bool:
@@ -78,7 +79,7 @@ class LocalSGD(Schedule):
         return self._inner.learning_rate
 
     def step(self) -> bool:
-        """A step that is not finite is not counted: all workers make as many between two exchanges."""
+        """Make a local step. A non-finite step is not counted: all workers make the same number between two exchanges."""
         gradient, self._begun, self._worked = self._flat.gradient, True, True
         try:
             self.exchange.gradient_norm, weight = self.accumulator.join(gradient, self._clip_norm)
@@ -134,7 +135,7 @@ class LocalSGD(Schedule):
 
     @torch.no_grad()
     def rescued(self) -> Vectors:
-        """The way since the last exchange is owed."""
+        """The worker owes its delta since the last exchange."""
         rescued = super().rescued()
         if self._begun:
             rescued[UNSENT] = rescued[UNSENT] + self._way() if UNSENT in rescued else self._way()
@@ -142,7 +143,7 @@ class LocalSGD(Schedule):
 
     @torch.no_grad()
     def in_doubt(self) -> Vectors:
-        """The way that an exchange had begun with: where the others have it, their sum has been an update."""
+        """The delta of an interrupted exchange. If the others received it, it is part of an update that they have made."""
         under_way = self.exchange.synchronous and self._on_its_way and not self._begun
         return {UNSENT: self._way()} if under_way else {}
 
@@ -153,5 +154,5 @@ class LocalSGD(Schedule):
         super().load_worker_state(vectors)
         self._start.copy_(self.received)
         self._inner.unpack(OPTIMIZER, vectors, "the worker's optimizer")
-        # From another mode: as many as there were updates.
+        # A state from another mode has no step count: use the number of updates.
         self._steps = int(vectors[_STEPS][0]) if _STEPS in vectors else self.exchange.updates

@@ -1,4 +1,4 @@
-"""When a worker exchanges its gradients: what every schedule does, and what it can be combined with."""
+"""Schedules: when a worker exchanges its gradients, and what a schedule can be combined with."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from nmt_train.distributed.exchange.exchange import Exchange, Vectors
 from nmt_train.optim.gradient_accumulation import GradientAccumulator
 from nmt_train.trace import Trace
 
-RECEIVED = "worker.received"  # among the vectors that a worker carries
+RECEIVED = "worker.received"  # name, in a worker's state, of the parameters that it last received
 
 
 class Schedule(ABC):
-    """`exchange` is with whom; steps: how many exchanges covered so many steps.
+    """exchange: the exchange that the schedule uses. steps: for each number of steps, how many exchanges covered that many.
 
-    What can be combined with it: works_with: the class of exchanges that it needs. alone: it makes sense for a rank that is
-    alone. in_lockstep: all workers can exchange at the same step. accumulates: batch.accumulate applies to it. one_call: it
-    gives and fetches in one call, so that another rank can do both for it. in_parts: parts of a gradient may travel separately.
-    updates: it turns gradients into finished updates. in_flight: exchanges that may be under way while a gradient is computed,
-    where the exchange does not wait for others.
+    Class attributes say what a schedule can be combined with.
+    works_with: the class of exchanges that it needs. alone: it makes sense for a single rank.
+    in_lockstep: all workers can exchange at the same step. accumulates: batch.accumulate applies to it.
+    one_call: it sends and receives in one call, so that another rank can do both for it.
+    in_parts: parts of a gradient may be sent separately. updates: it turns gradients into finished updates.
 
-    between: steps have been made since the last exchange, so that the next one does not begin a new sum.
-    behind: how many of what was given away may still be under way when `step` returns.
-    endless: it never exchanges by itself, only when it is drained. received: what the exchange brings up to date.
+    max_in_flight: how many exchanges may be in flight when `step` returns, and thus while the next gradient is computed.
+    mid_accumulation: the worker has made steps since the last exchange, so the next step does not begin a new sum.
+    endless: it exchanges only when it is drained. received: the parameters that the exchange updates.
     """
 
     works_with: ClassVar[type] = Exchange
@@ -45,14 +45,14 @@ class Schedule(ABC):
     received: Tensor
 
     def __init__(self, exchange: Exchange, received: Tensor, sums: bool) -> None:
-        """sums: gradients are joined by their sum, not by their mean (see joining.py)."""
+        """sums: gradients are combined by their sum, not by their mean (see gradient_accumulation.py)."""
         self.exchange, self.steps, self.received = exchange, Counter[int](), received
         self.accumulator = GradientAccumulator(sums)
-        self._restored = False  # whether it was given what it had received before
+        self._restored = False  # whether `load_worker_state` restored `received`
 
     @classmethod
     def build(cls, context: BuildContext, exchange: Exchange) -> Schedule:
-        """The schedule of a rank, as configured."""
+        """Build the configured schedule for a rank."""
         raise NotImplementedError
 
     @property
@@ -61,66 +61,69 @@ class Schedule(ABC):
 
     @property
     def learning_rate(self) -> float:
-        """Of the last update that the worker knows of."""
+        """The learning rate of the last update that the worker knows of."""
         return self.exchange.optimizer.learning_rate
 
     def backward(self, loss: Tensor, tokens: int, trace: Trace) -> None:
-        """Add the gradient of a batch of so many target tokens to the flat gradient; what is complete may set out at once."""
+        """Add a batch's gradient to the flat gradient, parts of which may be sent as soon as they are complete.
+
+        tokens: the number of target tokens in the batch.
+        """
         factor = self.accumulator.add(tokens)
         with trace.span("backward", tokens):
             (loss if factor == 1.0 else loss * factor).backward()
 
     @abstractmethod
     def step(self) -> bool:
-        """After each backward pass, or after `pile.add` and a gradient; True when gradients were given away.
+        """Called after `backward`, or after `accumulator.add` and a gradient; returns True if it has sent gradients.
 
-        NotFinite if the gradient is not finite; it is then dropped, and training can go on with the next batch.
+        Raises NotFinite if the gradient is not finite. The gradient is then dropped; training can continue with the next batch.
         """
 
     def skip(self) -> bool:
-        """The same where there was no batch, but other workers had one."""
+        """Called instead of `step` if this worker had no batch but other workers had one."""
         return self.step()
 
     @abstractmethod
     def drain(self) -> None:
-        """Finish what is in flight: before a checkpoint, before a wait, and at the end."""
+        """Finish everything in flight. Called before a checkpoint, before a wait, and at the end."""
 
     @abstractmethod
     def refresh(self) -> None:
-        """Take exactly the global parameters over, while every worker is drained."""
+        """Copy exactly the global parameters to this worker. Called while every worker is drained."""
 
     def settle(self) -> None:
-        """Before a snapshot, while every worker is drained: a worker goes on from what it has, as if there had been none."""
+        """Prepare for a snapshot while every worker is drained. If the exchange `keeps`, the worker's parameters stay."""
         if self.exchange.keeps:
             self.exchange.settle(self.received)
         else:
             self.refresh()
 
     def begin(self) -> None:
-        """Begin with what `carry` gave, if that says what the worker had received, else with the global parameters."""
+        """Begin with the restored `received`, if `load_worker_state` found it; otherwise with the global parameters."""
         if self._restored:
             self.exchange.restore(self.received)
         else:
             self.refresh()
 
     def worker_state(self) -> Vectors:
-        """What a drained worker keeps, as vectors (elements,)."""
+        """The vectors (elements,) that a drained worker keeps."""
         return self.exchange.worker_state() | self.own_state() | ({RECEIVED: self.received} if self.exchange.keeps else {})
 
     def own_state(self) -> Vectors:
-        """The schedule's own part of it."""
+        """The schedule's own part of `worker_state`."""
         return {}
 
     def rescued(self) -> Vectors:
-        """`carried`, where the worker was cut short, but for what it had received."""
+        """`worker_state` of an interrupted worker, without the parameters that it had received."""
         return self.exchange.rescued() | self.own_state()
 
     def in_doubt(self) -> Vectors:
-        """What it owes besides, unless some rank has had more updates than this one: then it is among them."""
+        """What the worker also owes, unless some rank has made more updates than this one: those updates then include it."""
         return {}
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
-        """Go on with what `carried` gave."""
+        """Continue with what `worker_state` returned."""
         self.exchange.load_worker_state(vectors)
         self._restored = self.exchange.keeps and RECEIVED in vectors and self.exchange.knows(vectors)
         if self._restored:

@@ -1,4 +1,4 @@
-"""Over what messages travel: the protocol that every transport follows, and what may go wrong on it."""
+"""Transports carry messages between ranks: the protocol that every transport implements, and its errors."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ class TransportConfig:
 
 
 class Tag(IntEnum):
-    """Kinds of messages; traffic is counted by them."""
+    """Kinds of messages; traffic is counted for each kind."""
 
     PUSH = 1  # a worker's gradient (or update) for a shard
     ANSWER = 2  # a shard's parameters or delta for a worker
     NODE = 3  # gradients and parameters between the ranks of a node
-    CHANNEL = 4  # a rank asks to communicate for its node, or has done
-    GRANT = 9  # it may
-    COPY = 15  # of a shard, for the rank that keeps it
+    CHANNEL = 4  # a rank requests its node's communication channel, or releases it
+    GRANT = 9  # the answer to NODE or CHANNEL: the request is granted
+    COPY = 15  # a copy of a shard, sent to the rank that stores it
     STATE = 5  # parameters, optimizer states and residuals, to and from rank 0
-    PULL = 10  # a worker's wish for a shard's parameters as they are, while all rest
-    PULLED = 11  # these
-    CONTROL = 6  # what rank 0 decides
-    REPORT = 7  # what the others have done
-    HELLO = 8  # the comparison at the start
-    RING = 12  # a part of a sum over all ranks, to the next rank
-    PEER = 14  # what a worker changes, for all others
-    REPLICA = 13  # a checksum of what all ranks should have alike
+    PULL = 10  # a worker's request to a shard outside its pushes, mostly for the exact parameters
+    PULLED = 11  # the answer to PULL
+    CONTROL = 6  # orders from rank 0
+    REPORT = 7  # reports of the other ranks to rank 0
+    HELLO = 8  # the comparison of the ranks' states at the start
+    RING = 12  # a partial sum of a ring all-reduce, sent to the next rank
+    PEER = 14  # a worker's changes, sent to all other workers
+    REPLICA = 13  # a checksum of state that must be identical on all ranks
 
 
-# What grows with the model: what training sends, and, of whole vectors with facts about them, the vectors.
+# Messages whose size grows with the model: those in _ENCODED as a whole; of those in WHOLE only the vectors, not the facts.
 _ENCODED = frozenset({Tag.PUSH, Tag.ANSWER, Tag.NODE, Tag.GRANT, Tag.RING, Tag.PEER})
 WHOLE = frozenset({Tag.COPY, Tag.STATE, Tag.PULL, Tag.PULLED})
 OF_MODEL = _ENCODED | WHOLE
-# What spans call messages that arrive (True) or leave.
+# The span names for messages that arrive (True) or leave (False).
 NAMES = {
     (Tag.PUSH, True): "receive gradients", (Tag.ANSWER, False): "send parameters",
     (Tag.PUSH, False): "send gradients", (Tag.ANSWER, True): "receive parameters",
@@ -74,7 +74,7 @@ NAMES = {
 
 
 def of_model(tag: Tag, message: Message) -> int:
-    """How many bytes of a message grow with the model."""
+    """The number of bytes in a message whose count grows with the size of the model."""
     if tag in _ENCODED:
         return message.bytes
     vectors = [tensor for tensor in message.tensors if tensor.is_floating_point() and tensor.numel() > 1]
@@ -82,31 +82,31 @@ def of_model(tag: Tag, message: Message) -> int:
 
 
 class Lost(UserError):
-    """Another rank went silent or ended; the message says which, on which host, and for how long.
+    """Another rank went silent or ended; the message says which rank, on which host, and for how long.
 
-    A new start may help, which the exit status says to nmt-train --restarts.
+    A restart may help: the exit status tells this to `nmt-train --restarts`.
     """
 
     status = TRY_AGAIN
 
 
 class Ended(Lost):
-    """Processes of other ranks have ended; those that are left may `regroup`."""
+    """Processes of other ranks have ended; the surviving ranks may call `regroup`."""
 
 
 class Aborted(Lost):
-    """Another rank failed and has itself said why."""
+    """Another rank failed and has reported the reason itself."""
 
 
 class Future(Protocol[T_co]):
     def done(self) -> bool: ...
 
     def result(self) -> T_co:
-        """Wait for it; Lost if its sender goes silent first, or whatever the task behind it raised."""
+        """Wait for the value. Raises Lost if the sender goes silent first, or the exception that the task raised."""
 
 
 class Event(Protocol):
-    """Something that one task waits for and another brings about, as often as they like."""
+    """A flag that one task waits for and another task sets; it can be cleared and set repeatedly."""
 
     def set(self) -> None: ...
 
@@ -115,7 +115,7 @@ class Event(Protocol):
     def is_set(self) -> bool: ...
 
     def wait(self) -> None:
-        """Return once set; Aborted if the transport is closed or has failed before."""
+        """Wait until the event is set. Raises Aborted if the transport closes or fails first."""
 
 
 class Transport(Protocol):
@@ -130,64 +130,70 @@ class Transport(Protocol):
     hosts: tuple[str, ...]
     sent: dict[Tag, list[int]]  # by tag: messages, bytes
     received: dict[Tag, list[int]]
-    fault_tolerant: bool  # where processes end, those that are left can regroup
-    ended: str  # who had ended before they last did
-    parallel: bool  # tasks go on while another computes; else only while it waits, or spends time
-    cpu: float  # seconds of a core that carrying messages has taken so far
-    observe: Callable[[str, str, float, float], None] | None  # is told of transfers: name, thread, start and end on `now`
+    fault_tolerant: bool  # if processes end, the surviving ranks can regroup
+    ended: str  # the ranks that had ended before the last `regroup`
+    parallel: bool  # tasks run while another computes; if False, only while it waits or calls `spend`
+    cpu: float  # CPU seconds that carrying messages has used so far
+    observe: Callable[[str, str, float, float], None] | None  # is called with a transfer's name, thread, start and end
 
     def send(self, to: int, tag: Tag, message: Message) -> Future[None]:
-        """The tensors must stay as they are until the future is done."""
+        """Send a message to rank `to`. The caller must not change its tensors until the future is done."""
 
     def receive(self, source: int | None, tag: Tag) -> Future[tuple[int, Message]]:
-        """The next message with `tag` from `source` (None: from anybody), with its sender."""
+        """The next message with `tag` from rank `source` (None: from any rank), as (sender, message)."""
 
     def add_up(self, vector: Tensor, by: str = "mpi") -> Future[None]:
-        """Replace `vector` (elements,) by the sum of all ranks' vectors, which all add up in the same order.
+        """All-reduce: replace `vector` (elements,) by the sum of all ranks' vectors; all ranks add them in the same order.
 
-        by: mpi, where it must be on the CPU, or torch.
+        by: mpi (the vector must be on the CPU) or torch.
         """
 
     def spawn(self, name: str, function: Callable[[], Any]) -> Future[None]:
-        """Run `function` as a task beside this one; it must end when the transport is closed (its waits raise Aborted)."""
+        """Run `function` as a concurrent task. It must end when the transport is closed: its waits then raise Aborted."""
 
     def event(self) -> Event: ...
 
     def lock(self) -> AbstractContextManager[Any]: ...
 
     def now(self) -> float:
-        """Seconds on rank 0's clock (real ones: since 1970), never running backwards. Who asks is alive (see `watched`)."""
+        """Seconds on rank 0's clock (a real one: since 1970), never decreasing. A call is a sign of life (see `watched`)."""
 
     def task(self) -> str:
-        """The name of the task that calls; a rank's first is MainThread."""
+        """The name of the calling task; a rank's first task is named MainThread."""
 
     def spend(self, name: str, work: float, seconds: float, parts: int = 1) -> None:
-        """Work of this kind was done: target tokens of a batch, elements of a vector (see `Trace.span`), in so many seconds."""
+        """Record that `work` of kind `name` took `seconds`.
+
+        work: the number of target tokens of a batch or of elements of a vector; parts: see `Trace.span`.
+        """
 
     def watched(self, deadline: float) -> AbstractContextManager[None]:
-        """A context in which a task that neither waits for anybody nor gives a sign of life ends this rank's process: after ten
-        times `deadline` seconds, and twenty times as long as any has ever gone without one.
+        """A context that ends this rank's process if a task hangs, that is, neither waits nor gives a sign of life.
+
+        The limit is the larger of ten times `deadline` (in seconds) and twenty times the longest time that any task has gone
+        without a sign of life.
         """
 
     def close(self) -> None:
-        """End together with the other ranks: call it when no message is under way."""
+        """Close the transport together with the other ranks. Call it when no message is in flight."""
 
     def fail(self, error: BaseException) -> None:
-        """Tell the other ranks to end as well, and wake whoever waits here."""
+        """Tell the other ranks to end too, and wake all waiting tasks of this rank."""
 
     def regroup(self) -> Transport:
-        """After Ended: this rank's end of a new transport among all that are left, numbered anew in their order.
+        """After Ended: return a new transport between all surviving ranks, renumbered in their old order.
 
-        Waits for all of them. What was under way is lost, and tasks of the old transport have ended. Lost if it cannot be.
+        Waits for all surviving ranks. Messages in flight are lost, and the tasks of the old transport have ended. Raises Lost
+        if the ranks cannot regroup.
         """
 
 
 def describe(transport: Transport, *ranks: int) -> str:
-    """`rank 3 (host b)` for messages; several are joined by `and`."""
+    """A text such as `rank 3 (host b)` for error messages; `and` joins several ranks."""
     return " and ".join(f"rank {rank} (host {transport.hosts[rank]})" for rank in ranks)
 
 
 def numbered(places: Sequence[Hashable]) -> tuple[int, ...]:
-    """The node of each rank, given where each is: numbers in order of their first ranks."""
+    """Number the nodes in the order of their first ranks; returns each rank's node. places: the place of each rank."""
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
     return tuple(numbers[place] for place in places)

@@ -1,4 +1,4 @@
-"""A shard: a slice of the global parameters with its optimizer, and what each worker has of it (thesis Algorithms 2, 7, 9)."""
+"""A shard: a slice of the global parameters, its optimizer, and each worker's version of it (thesis Algorithms 2, 7, 9)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from nmt_train.optim.optimizer import Optimizer
 
 
 class Shard:
-    """Not safe for several tasks at once: callers hold `lock` of the server.
+    """Not thread-safe: callers hold the lock of the `ShardService`.
 
-    up decodes pushes. down encodes deltas against what each worker has, so that what one delta leaves out is in the next;
-    None: workers are sent the parameters themselves. delay: answers that a worker got since the one that its gradient is of.
-    knows_own: pushes are updates, and a worker has applied its own before it pushes them: deltas are what others did. sums:
-    pushes for one update are added up; else the update is by their mean, each counting by its weight (see joining.py).
+    up: the codec that decodes pushes.
+    down: the codec that encodes deltas against what each worker has, so that the next delta contains what one leaves out.
+    None: the shard sends the parameters themselves.
+    delay: the number of answers that a worker receives between the parameters of its gradient and its push.
+    knows_own: pushes are updates that the worker has already applied to its copy, so deltas contain only others' updates.
+    sums: an update uses the sum of its pushes; otherwise their mean by weight (see gradient_accumulation.py).
     """
 
     def __init__(
@@ -39,16 +41,16 @@ class Shard:
         self._parameters = optimizer.parameters
         self._gradient = torch.zeros_like(self._parameters)
         self._sums = sums and not rule.mean
-        self._shares: list[float] = []  # of the pushes in _gradient, which are not yet applied: how much of a step each is
-        self._weights: list[int] = []  # of the same pushes
+        self._shares: list[float] = []  # for each push in _gradient, not yet applied: its fraction of a step
+        self._weights: list[int] = []  # the weights of the same pushes
         self._held: dict[int, Tensor] = {}
-        self._expected: set[int] = set()  # workers that do not rest
-        self._waiting: list[int] = []  # workers whose answers the rule holds
-        # The updates that each worker's last answers held; the first is that of the parameters which its gradient is of.
+        self._expected: set[int] = set()  # workers that rounds wait for
+        self._waiting: list[int] = []  # workers whose answers the update rule delays
+        # By worker: the update numbers of its last answers. The first belongs to the parameters of its next gradient.
         self._seen: dict[int, deque[int]] = defaultdict(lambda: deque([0], maxlen=delay + 1))
 
     def push(self, worker: int, message: Message, answer: bool = True, weight: int = 1) -> list[int]:
-        """Take a worker's gradient and update, or wait for others; which workers are to be answered now."""
+        """Accept a worker's gradient, and update if the rule says so; return the workers that must be answered now."""
         if self.knows_own:
             self._up.add(message, self._held[worker])
         if (share := self._share(worker)) is None:
@@ -60,7 +62,7 @@ class Shard:
         return self._pushed(worker, self._gradient, answer, share, weight)
 
     def push_directly(self, worker: int, gradient: Tensor, weight: int = 1) -> list[int]:
-        """The same with the gradient itself, which may be overwritten."""
+        """The same as `push`, with an unencoded gradient, which may be overwritten."""
         if (share := self._share(worker)) is None:
             return [worker]
         if not self._weights and self._rule.due(1, len(self._expected)):
@@ -72,24 +74,24 @@ class Shard:
         return self._pushed(worker, self._gradient, True, share, weight)
 
     def _scale(self, share: float, weight: int) -> float:
-        """By how much a further push counts; the first one counts when there is a second, and is exact if it stays alone."""
+        """The factor for a second or later push. The second also scales the first; a single push stays unscaled, so exact."""
         if len(self._weights) == 1 and (first := self._counted()[0]) != 1.0:
             self._gradient.mul_(first)
         return share * (1 if self._sums else max(1, weight))
 
     def _counted(self) -> list[float]:
-        """By how much each push counts."""
+        """The factor of each push."""
         if self._sums:
             return list(self._shares)
         return [share * weight for share, weight in zip(self._shares, self._weights, strict=True)]
 
     def leave_round(self, worker: int) -> list[int]:
-        """Do not wait for this worker until it pushes again; which workers are to be answered now."""
+        """Stop waiting for this worker until its next push; return the workers that must be answered now."""
         self._expected.discard(worker)
         return self._update_if_due(self._gradient)
 
     def _share(self, worker: int) -> float | None:
-        """Count a push; how much of a step it is worth, or None if it comes too late."""
+        """Count a push; return its fraction of a step, or None if it comes too late."""
         self._expected.add(worker)
         staleness = self.optimizer.updates - self._seen[worker][0]
         self.staleness[staleness] += 1
@@ -111,7 +113,7 @@ class Shard:
         return []
 
     def answer(self, worker: int) -> Message:
-        """What brings the worker up to date, as far as the codec sends it, after the number of updates."""
+        """The message with the number of updates, then the parameters, or the part of their delta that the codec sends."""
         updates = self.optimizer.updates
         self._seen[worker].append(updates)
         if self._down is None:
@@ -123,18 +125,18 @@ class Shard:
 
     @property
     def cost_elements(self) -> int:
-        """How many elements making an answer goes through (see `Codec.effort`)."""
+        """The number of elements that encoding an answer processes (see `Codec.cost_elements`)."""
         return 0 if self._down is None else self._down.cost_elements(self._parameters.numel())
 
     def copy_to(self, worker: int, parameters: Tensor) -> None:
-        """The answer for a worker of the same rank."""
+        """Answer the worker of this rank directly: copy the parameters."""
         self._seen[worker].append(self.optimizer.updates)
         parameters.copy_(self._parameters)
 
     def pull(self, worker: int, pushes: bool = True) -> Message:
-        """The parameters as they are, with what waits for its bundle applied; the worker has all of them from now on.
+        """Apply any incomplete bundle of pushes, and return the parameters, which the shard records as the worker's version.
 
-        pushes: whether it will push gradients.
+        pushes: whether the worker will push gradients.
         """
         self.flush()
         if pushes:
@@ -146,11 +148,11 @@ class Shard:
         return Message((self.optimizer.updates,), (self._parameters.clone(),))
 
     def expect(self, worker: int) -> None:
-        """Rounds wait for this worker from now on, although it has not pushed yet."""
+        """Make rounds wait for this worker from now on, even before its first push."""
         self._expected.add(worker)
 
     def has(self, worker: int, parameters: Tensor) -> None:
-        """A worker comes with parameters that it has received before."""
+        """Record that a worker already has these parameters, which it received earlier."""
         if worker not in self._seen:
             self._seen[worker].clear()
             self._seen[worker].append(self.optimizer.updates)
@@ -158,30 +160,31 @@ class Shard:
             self._held[worker] = parameters.to(self._parameters, copy=True)
 
     def seen(self, workers: int) -> Tensor:
-        """The updates that each worker's last answers held (workers, answers), int64; where there were fewer, -1."""
+        """The update numbers of each worker's last answers (workers, answers), int64, padded on the left with -1."""
         longest = max((len(its) for its in self._seen.values()), default=0)
         rows = [list(self._seen[worker]) if worker in self._seen else [] for worker in range(workers)]
         return torch.tensor([[-1] * (longest - len(row)) + row for row in rows], dtype=torch.int64)
 
     def load_seen(self, table: Tensor) -> None:
-        """Continue with what `seen` gave."""
+        """Restore what `seen` returned."""
         for worker, updates in enumerate(table.tolist()):
             if updates and updates[-1] >= 0:
                 self._seen[worker].clear()
                 self._seen[worker].extend(number for number in updates if number >= 0)
 
     def flush(self) -> bool:
-        """Update with a bundle that is not full; whether there was one."""
+        """Apply an incomplete bundle of pushes; return whether there was one."""
         if self._weights:
             self._apply(self._gradient)
             return True
         return False
 
     def _apply(self, gradient: Tensor) -> None:
-        """One step by what was pushed, each push counting by its weight and its share of a step.
+        """Make one step from the accumulated pushes; each push counts by its weight and its share of a step.
 
-        A step is as long as the mean of the shares; the gradient is the mean that they weight, so that for plain descent each
-        push moves the parameters by its share (Zhang et al. 2016, section 3.2), whatever the optimizer makes of the scale.
+        The mean of the shares scales the step, and the gradient is the mean weighted by the shares. With plain gradient
+        descent, each push thus moves the parameters by its share (Zhang et al. 2016, section 3.2). The rule is the same for
+        optimizers that respond differently to the scale of a gradient.
         """
         counted, pushes = self._counted(), len(self._weights)
         share = sum(counted) / (pushes if self._sums else sum(self._weights))

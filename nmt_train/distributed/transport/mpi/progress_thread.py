@@ -1,7 +1,7 @@
-"""The thread of a rank that makes all its MPI calls, so that MPI_THREAD_FUNNELED is enough.
+"""The progress thread makes all MPI calls of a rank, so that MPI_THREAD_FUNNELED is enough.
 
-It tests its requests and sleeps a little longer each time nothing moved: waiting costs no core. Long messages go in pieces,
-under an MPI tag of their own (their slot), after a header under MPI tag 0 (frame.py).
+It tests its requests in a loop, and sleeps longer each time that nothing moved, so that waiting does not occupy a core. It
+sends a long message as a header under MPI tag 0 (framing.py), followed by pieces under an MPI tag of their own (their slot).
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from nmt_train.distributed.transport.watchdog import AwakeClock
 PATIENCE = 10.0  # seconds
 ABORT = 255
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 5e-5, 2e-3  # seconds
-_SHORT = 16 << 10  # bytes that travel with their header
+_SHORT = 16 << 10  # bytes: tensors up to this total are sent in the same frame as the header
 _BEAT = 0
-_BEATS = 8  # signs of life within a deadline
+_BEATS = 8  # heartbeats per deadline
 _KINDS = frozenset(Tag)
 _ALLOWED = _KINDS | {_BEAT, ABORT}
 
 
 class Slots:
-    """The MPI tags of long messages, each peer's its own: none has two messages on their way at once."""
+    """Allocates MPI tags for long messages, separately for each peer: no tag is used by two messages in flight to one peer."""
 
     def __init__(self) -> None:
         self._last: dict[int, int] = defaultdict(int)
         self._taken: dict[int, set[int]] = defaultdict(set)
 
     def take(self, peer: int) -> int:
-        """The next one that is free, from 1 on; Lost if all are on their way, which a peer that lives does not let happen."""
+        """The next free slot, counted from 1. Raises Lost if all are in use, which does not happen while the peer works."""
         taken = self._taken[peer]
         if len(taken) == SLOTS:
             raise Lost(f"rank {peer} takes nothing in: {SLOTS:,} messages wait for it; look at what it does on its host")
@@ -59,7 +59,7 @@ class Slots:
 
 
 class Recipient(Protocol):
-    """Whom a progress thread brings what has come; cpu: the seconds of a core that it takes for that."""
+    """Receives messages from a progress thread; cpu: the CPU seconds that the thread has used."""
 
     cpu: float
     observe: Callable[[str, str, float, float], None] | None
@@ -69,15 +69,17 @@ class Recipient(Protocol):
     def deliver(self, source: int, tag: Tag, message: Message) -> None: ...
 
     def aborted(self, source: int) -> None:
-        """Another rank has failed."""
+        """Called when another rank has failed."""
 
     def failed(self, error: BaseException) -> None:
-        """MPI has, and the progress thread has ended."""
+        """Called when MPI has failed and the progress thread has ended."""
 
 
 class ProgressThread:
-    """`ready` once all ranks have come together: those of MPI_COMM_WORLD, or, where some of another progress thread's have
-    ended, those that are left. former: their numbers there; heard: when each was last heard of, on the clock `awake`.
+    """Connects all ranks of MPI_COMM_WORLD or, if `before` is given, the surviving ranks of that progress thread.
+
+    ready: is done once all these ranks are connected. former: each rank's number in the communicator of `before`.
+    heard: when this rank last received anything from each rank, on the clock `awake`.
     """
 
     def __init__(self, config: TransportConfig, addressee: Recipient, before: ProgressThread | None = None) -> None:
@@ -89,30 +91,30 @@ class ProgressThread:
         self.mpi: Any = None
         self._comm: Any = None
         self._parent: int = before._parent if before else os.getppid()
-        # A lock that rings for letters, not a SimpleQueue: where a wait for it is woken after its timeout, it goes on for ever
-        # (seen with CPython 3.11).
+        # A lock signals new letters. A SimpleQueue is not used: if a wait for it is woken after its timeout, the wait never
+        # ends (seen with CPython 3.11).
         self._letters: deque[SendRequest | SumRequest] = deque()
         self._bell = threading.Lock()
         self._closed = False
         self._requests: list[Any] = []
         self._owners: list[Transfer] = []
-        self._arriving: dict[tuple[int, int], deque[list[Any]]] = defaultdict(deque)  # [message, complete], as sent
+        self._arriving: dict[tuple[int, int], deque[list[Any]]] = defaultdict(deque)  # [message, complete], in the order sent
         self._slots = Slots()
-        # What a rank that left a communicator still had under way, of all that it has left: MPI may yet use their memory.
+        # Open requests and transfers of every communicator that this rank has left: MPI may still use their memory.
         self._left_over: list[tuple[list[Any], list[Transfer]]] = []
         self._beaten: list[concurrent.futures.Future[None] | None] = []
         self._next_beat = 0.0
         self._thread = threading.Thread(target=self._work, name="progress thread", daemon=True)
         self._thread.start()
 
-    # What other threads call
+    # Methods that other threads call
 
     def post(self, *letters: SendRequest | SumRequest) -> None:
         self._letters.extend(letters)
         self._ring()
 
     def _ring(self) -> None:
-        with suppress(RuntimeError):  # it rings already
+        with suppress(RuntimeError):  # the lock is already released
             self._bell.release()
 
     @property
@@ -120,12 +122,12 @@ class ProgressThread:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Leave together with the other ranks, or soon without them."""
+        """Leave MPI together with the other ranks, or without them after a short wait."""
         self._closed = True
         self._ring()
         self._thread.join(min(self._config.deadline, PATIENCE))
 
-    # Its own thread
+    # Methods that run on the progress thread
 
     def _work(self) -> None:
         try:
@@ -161,19 +163,19 @@ class ProgressThread:
         self._beaten = [None] * self.size
 
     def _leave(self, before: ProgressThread) -> None:
-        """Go on without those that have ended (ULFM)."""
+        """Continue without the ranks that have ended (ULFM)."""
         if os.getppid() != self._parent:
-            os._exit(Lost.status)  # with it this rank has ended for the others, which go on: it must not go on as well
+            os._exit(Lost.status)  # the parent process has ended: the others continue without this rank, so it must end
         self.mpi = before.mpi
         before._comm.Revoke()
-        # Cancelled they would count as freed, and Open MPI ends the process where what was sent with a freed request does not
-        # arrive.
+        # Do not cancel the old requests: a cancelled request counts as freed, and Open MPI ends the process if a message that
+        # was sent with a freed request does not arrive.
         self._left_over = [*before._left_over, (before._requests, before._owners)]
         self._comm, self._before = before._comm.Shrink(), None
         self.former = self.mpi.Group.Translate_ranks(self._comm.group, list(range(self._comm.size)), before._comm.group)
 
     def _beat(self) -> None:
-        """Tell every peer now and then that this rank lives."""
+        """Send a heartbeat to every peer at regular intervals."""
         now = time.monotonic()
         if now < self._next_beat:
             return
@@ -203,7 +205,7 @@ class ProgressThread:
 
         transfer = Transfer(letter.to, False, self._timed(letter.tag, False, finish))
         self._track(self._comm.Isend([frame, self.mpi.BYTE], letter.to, 0), transfer)
-        # What nobody waits for goes piece by piece, so that training's own messages find their way between.
+        # Send messages that nobody waits for piece by piece, so that training's own messages can go between the pieces.
         pieces = [] if short else self._cut(payload)
         at_once = 1 if letter.tag in (Tag.STATE, Tag.COPY, Tag.PULLED) else len(pieces)
         transfer.later.extend((piece, slot) for piece in pieces[at_once:])
@@ -211,11 +213,11 @@ class ProgressThread:
             self._send(piece, slot, transfer)
 
     def _send(self, piece: np.ndarray, slot: int, transfer: Transfer) -> None:
-        # Synchronously: sent means arrived, not only copied.
+        # Use a synchronous send: it completes when the receiver has begun to receive, not as soon as MPI has copied the data.
         self._track(self._comm.Issend([piece, self.mpi.BYTE], transfer.peer, slot), transfer)
 
     def _poll(self) -> bool:
-        """Take in headers that have arrived."""
+        """Receive the headers that have arrived; return whether there were any."""
         moved, status = False, self._status
         while (found := self._comm.Improbe(self.mpi.ANY_SOURCE, 0, status)) is not None:
             moved, source = True, status.Get_source()
@@ -241,7 +243,7 @@ class ProgressThread:
             self._track(self._comm.Irecv([piece, self.mpi.BYTE], source, slot), transfer)
 
     def _arrived(self, source: int, tag: int, arrival: list[Any]) -> None:
-        """Deliver a message that is complete, unless one that was sent before it is not: a short one overtakes a long one."""
+        """Deliver a complete message once all earlier ones are complete: a short message can overtake a long one."""
         arrival[1] = True
         line = self._arriving[source, tag]
         while line and line[0][1]:
@@ -252,7 +254,7 @@ class ProgressThread:
         return [part[start : start + size] for part in payload for start in range(0, part.size, size)]
 
     def _timed(self, tag: int, arrives: bool, finish: Callable[[], None]) -> Callable[[], None]:
-        """`finish`, told to whoever observes transfers of this kind."""
+        """Wrap `finish` so that it also reports the transfer to `observe`, if transfers of this kind are observed."""
         name, observe = NAMES.get((Tag(tag), arrives)) if tag in _KINDS else None, self._addressee.observe
         if name is None or observe is None:
             return finish
@@ -270,7 +272,7 @@ class ProgressThread:
         self._owners.append(transfer)
 
     def _collect(self) -> bool:
-        """See which requests are complete, and go on with their transfers."""
+        """Find the requests that are complete, and continue their transfers; return whether there were any."""
         if not self._requests:
             return False
         finished = self.mpi.Request.Testsome(self._requests)
@@ -283,7 +285,7 @@ class ProgressThread:
             transfer.open -= 1
             if transfer.arrives:
                 self.heard[transfer.peer] = self.awake.now()
-            if transfer.later and transfer.open <= 1:  # its header may still be open
+            if transfer.later and transfer.open <= 1:  # the request of its header may still be open
                 piece, slot = transfer.later.popleft()
                 self._send(piece, slot, transfer)
             elif not transfer.open:
@@ -291,12 +293,12 @@ class ProgressThread:
         return True
 
     def _part(self) -> None:
-        """Leave MPI together, or not at all when a peer is missing."""
+        """Finalize MPI together with all ranks; if a peer is missing, do not finalize."""
         barrier, deadline = self._comm.Ibarrier(), time.monotonic() + PATIENCE
         while not barrier.Test():
-            self._poll()  # late signs of life
+            self._poll()  # receive late heartbeats
             if time.monotonic() > deadline:
                 return
             time.sleep(_LONGEST_SLEEP)
-        if self.former == list(range(self.mpi.COMM_WORLD.size)):  # else it may wait for ever for those that have ended
+        if self.former == list(range(self.mpi.COMM_WORLD.size)):  # otherwise it may wait forever for ended ranks
             finalize(self.mpi)
