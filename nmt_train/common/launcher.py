@@ -1,21 +1,21 @@
-"""What the launcher of this process (mpirun, srun) says about it in the environment."""
+"""What the launcher of this process (mpirun, srun) says in the environment."""
 
 from __future__ import annotations
 
 import os
 
-RESTARTED = "NMT_TRAIN_RESTARTED"  # is in the environment of a job that is started again
+RESTARTED = "NMT_TRAIN_RESTARTED"  # set in the environment of a restarted job
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
-_MPIRUN = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID")  # Open MPI's and MPICH's set them, also inside a job of Slurm
+_MPIRUN = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID")  # set by Open MPI and by MPICH, also inside a Slurm job
 
 
 def launched() -> bool:
-    """Whether an MPI launcher (mpirun, srun) started this process as a rank. One task of srun is not: it may start ranks."""
+    """Whether an MPI launcher started this process as a rank. A single task of srun does not count: it may start ranks."""
     return tasks() > 1 if tasks() else any(name in os.environ for name in _LAUNCHED)
 
 
 def tasks() -> int:
-    """How many tasks srun started, of which this process is one; 0 where something else started it."""
+    """The number of tasks that srun started, including this one; 0 if something else started this process."""
     inside = any(name in os.environ for name in _MPIRUN)
     return 0 if inside else int(os.environ.get("SLURM_STEP_NUM_TASKS", 0))
 
@@ -26,12 +26,12 @@ def queued_again() -> bool:
 
 
 def restarted() -> bool:
-    """Whether this process belongs to a job that ended before its time and was started again."""
+    """Whether this process belongs to a job that ended early and was restarted."""
     return RESTARTED in os.environ or queued_again()
 
 
 def local_rank() -> int:
-    """The number of this process among those of its machine, as the launcher gives it."""
+    """This process's number among those of its machine, as the launcher gives it."""
     for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
         if name in os.environ:
             return int(os.environ[name])

@@ -1,4 +1,4 @@
-"""A model whose parameters and gradients are views of one flat vector each, so that what is exchanged is a slice."""
+"""A model whose parameters are views of one flat vector, and its gradients of another: an exchange needs only slices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FlatModel:
             parameter.grad = gradient
 
     def watch(self, computed: Callable[[slice], None]) -> None:
-        """From now on call `computed`, in every backward pass, with the place of each parameter whose gradient is complete."""
+        """In every backward pass from now on, call `computed` with each parameter's slice when its gradient is complete."""
         start = 0
         for parameter in self._parameters:
             place = slice(start, start := start + parameter.numel())
@@ -44,7 +44,7 @@ class FlatModel:
 
     @contextmanager
     def using(self, vector: Tensor) -> Iterator[None]:
-        """Give the model the values of `vector` for a while, then its own back, bit for bit."""
+        """In this context, the model has the values of `vector`; afterward it has its own values again, bit for bit."""
         if vector.data_ptr() == self.parameters.data_ptr():
             yield
             return
@@ -56,7 +56,7 @@ class FlatModel:
             self.parameters.copy_(own)
 
     def load(self, tensors: Mapping[str, Tensor], into: Tensor, where: str) -> None:
-        """Copy named tensors into a flat vector; UserError where names or shapes are another model's."""
+        """Copy named tensors into a flat vector; raises UserError if names or shapes differ from those of this model."""
         views = self.named(into)
         for name in sorted(views.keys() ^ tensors.keys()):
             raise UserError(f"{where}: parameter {name} is in only one of checkpoint and model; is it of another model?")
@@ -68,29 +68,27 @@ class FlatModel:
 
 
 def kept(vector: Tensor) -> Tensor:
-    """A copy on the CPU, where all is that leaves a rank or outlasts its worker. Of a vector without values (torch's meta
-    device), another one.
+    """A copy on the CPU, for vectors that leave a rank or outlive its worker. A vector without values (torch's meta device) is
+    copied on its own device.
     """
     return vector.clone() if vector.is_meta else vector.to("cpu", copy=True)
 
 
 def add(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """`left` + `right` in `out`. Of vectors without values (torch's meta device) there is nothing to compute, and torch would
-    take its time for it.
-    """
+    """`left` + `right` in `out`. Does nothing for vectors without values (torch's meta device), to save time."""
     return out if out.is_meta else torch.add(left, right, out=out)
 
 
 def subtract(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """`left` - `right` in `out`, likewise."""
+    """`left` - `right` in `out`. Does nothing for vectors without values (see `add`)."""
     return out if out.is_meta else torch.sub(left, right, out=out)
 
 
 def cut(elements: int, nodes: Sequence[int], most: int | None = None) -> list[slice]:
-    """The shard of each rank: `elements` are cut evenly over nodes, then each node's part over its ranks (thesis 3.6).
+    """The shard of each rank: divide `elements` evenly over the nodes, then each node's part over its ranks (thesis 3.6).
 
-    nodes: the node of each rank; most: how many ranks hold a shard, first one of each node; the others' are empty. Parts of
-    one size differ by at most one element, and a node's part is contiguous.
+    nodes: the node of each rank. most: how many ranks hold a shard, one of each node first; the other shards are empty. The
+    parts of nodes, and the parts within a node, differ by at most one element. The part of a node is contiguous.
     """
     before: Counter[int] = Counter()
     turns = []

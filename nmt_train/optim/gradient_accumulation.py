@@ -1,8 +1,9 @@
-"""How gradients of several batches become one: the same rule wherever that happens.
+"""How the gradients of several batches become one: the same rule for steps, devices and machines.
 
-The joined gradient is the mean per target token of all batches, so that a batch gives the same as its parts, however they are
-spread over steps, devices or machines. Or (batch.reduction: sum) it is the sum of the batches' means, as in the thesis (3.4);
-that is clipped as the mean is. Updates that workers have made themselves are no gradients: a mean of them counts workers.
+The joined gradient is the mean per target token over all batches. A batch therefore gives the same gradient as its parts,
+however these are spread over steps, devices or machines. With batch.reduction: sum, the joined gradient is the sum of the means
+of the batches, as in the thesis (3.4), and is clipped by the same factor as the mean. Finished updates are not gradients: in
+their mean, every worker counts equally.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from nmt_train.optim.optimizer import clip
 
 
 class GradientAccumulator:
-    """Gradients of a worker's steps, which pile up in its flat gradient until they are given away.
+    """Tracks the gradients of a worker's steps, which accumulate in its flat gradient until they are exchanged.
 
-    weight: of what has piled up: target tokens, or, where sums are wanted, batches.
+    weight: the weight of the accumulated gradients: their target tokens, or their batches if gradients are summed.
     """
 
     def __init__(self, sums: bool) -> None:
         self._sums, self.weight, self._first, self._factor = sums, 0, 0, 1.0
 
     def add(self, tokens: int) -> float:
-        """A batch of so many target tokens follows: the factor for its loss, which is a mean per token.
+        """Add a batch with `tokens` target tokens; returns the factor for its loss, which is a mean per token.
 
-        The first has 1, whatever its size, so that a batch that is alone stays as it is to the bit.
+        The first batch has factor 1, whatever its size, so that a single batch stays bit-identical.
         """
         weight = 1 if self._sums else tokens
         self._first = self._first or weight
@@ -34,24 +35,25 @@ class GradientAccumulator:
 
     @property
     def factor(self) -> float:
-        """The last batch's."""
+        """The loss factor of the last batch."""
         return self._factor
 
     @property
     def divisor(self) -> float:
-        """What makes the flat gradient the mean of all that has piled up."""
+        """Dividing the flat gradient by this gives the mean of the accumulated gradients."""
         return self.weight / self._first if self.weight else 1.0
 
     def take(self) -> tuple[float, int]:
-        """Divisor and weight; the pile is then empty."""
+        """Return divisor and weight, and begin a new accumulation."""
         taken = self.divisor, self.weight
         self.weight = self._first = 0
         return taken
 
     def join(self, gradient: Tensor, clip_norm: float) -> tuple[float, int]:
-        """Make the flat gradient one, in place: clipped to clip_norm (0: not); its norm before, and its weight.
+        """Turn the flat gradient into the joined gradient in place, clipped to clip_norm (0: no clipping).
 
-        NotFinite if the norm is infinite or not a number; the pile is then empty as well.
+        Returns the norm before clipping, and the weight. Raises NotFinite if the norm is infinite or not a number; a new
+        accumulation begins in this case too.
         """
         divisor, weight = self.take()
         norm = clip(gradient, clip_norm, divisor)

@@ -25,7 +25,7 @@ def learning_rate(config: OptimizerConfig, update: int) -> float:
 
 
 def for_async_workers(workers: int, config: OptimizerConfig) -> OptimizerConfig:
-    """The settings where so many workers update without waiting for one another."""
+    """The settings for `workers` workers that update without waiting for one another."""
     if workers == 1:
         return config
     beta1 = max(0.0, config.beta1 - (1 - 1 / workers)) if config.async_beta1 is None else config.async_beta1

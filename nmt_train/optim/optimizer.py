@@ -18,8 +18,8 @@ from nmt_train.optim.torch_optimizers import OPTIMIZERS
 class Optimizer:
     """Applies gradients to a flat vector (or a shard of one) in place, by one of torch's optimizers.
 
-    `updates` counts applications; `smoothed` is the running mean of the parameters, or None. adds: what is applied are finished
-    updates.
+    updates: the number of updates so far. smoothed: the running mean of the parameters, or None. adds_updates: `apply` receives
+    finished updates instead of gradients.
     """
 
     adds_updates = False
@@ -43,18 +43,18 @@ class Optimizer:
 
     @property
     def cost_elements(self) -> int:
-        """How many elements, as Adam takes its time for them, an update goes through."""
+        """The cost of an update, as the number of elements that Adam would update in the same time."""
         return self._parameter.numel()
 
     def follow(self, other: Optimizer, updates: int) -> None:
-        """Have the learning rate of `other` after so many updates."""
+        """Use the learning rate that `other` has after `updates` updates."""
         self.updates, self._factor = updates, other._factor
 
     @torch.no_grad()
     def apply(self, gradient: Tensor, share: float = 1.0) -> None:
         """One update by `gradient`, of the same shape as the parameters; the gradient's values may be overwritten.
 
-        share: how much of a step it is to be.
+        share: the fraction of a full step.
         """
         self.updates += 1
         self._torch.param_groups[0]["lr"] = self._step_size() * share
@@ -63,10 +63,10 @@ class Optimizer:
         self.smooth()
 
     def smooth(self, times: int = 1) -> None:
-        """Take the parameters into their running mean, if there is one: once for each of the last so many updates."""
+        """Include the parameters in their running mean, if there is one, once for each of the last `times` updates."""
         if self.smoothed is None or not times:
             return
-        # Young means forget faster, else they would remember the random start (as Marian does).
+        # A young mean forgets faster (as in Marian); otherwise it would remember the random initial parameters.
         weights = [
             max(self.config.smoothing, 9 / (update + 10)) for update in range(self.updates - times + 1, self.updates + 1)
         ]
@@ -77,11 +77,11 @@ class Optimizer:
         return self.learning_rate
 
     def stalled(self) -> None:
-        """A validation brought nothing new: decay the rate by `stall_factor`."""
+        """Called after a validation without a new best: multiplies the rate by `stall_factor`."""
         self._factor *= self.config.stall_factor
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """torch's flat vectors by name, and numbers, from which `load` continues exactly; `smoothed` is kept apart."""
+        """torch's flat vectors by name, and numbers; `load` continues exactly from them. They do not include `smoothed`."""
         vectors = {key: value for key, value in self._state().items() if value.shape == self._parameter.shape}
         numbers = {key: float(value) for key, value in self._state().items() if key not in vectors}
         return vectors, {"updates": self.updates, "factor": self._factor, "torch": numbers}
@@ -98,7 +98,7 @@ class Optimizer:
             self._materialise()
         elif not vectors:
             self._factor = float(numbers["factor"])
-            return  # some of torch's optimizers have vectors from the start on
+            return  # some torch optimizers have vectors before the first update
         expected = self.state()[0]
         if expected.keys() != vectors.keys():
             names = ", ".join(sorted(vectors)) or "nothing"
@@ -112,19 +112,19 @@ class Optimizer:
         self.updates, self._factor = int(numbers["updates"]), float(numbers["factor"])
 
     def anew(self, updates: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What `state` gives of one that remembers nothing, after so many updates."""
+        """The `state` of an optimizer after `updates` updates whose vectors are all zero."""
         self._materialise()
         vectors, numbers = self.state()
         return {name: torch.zeros_like(vector) for name, vector in vectors.items()}, numbers | {"updates": updates}
 
     def packed(self, prefix: str) -> dict[str, Tensor]:
-        """Vectors and numbers of `state` as tensors by `prefix` and name; `updates` is left to the caller."""
+        """Vectors and numbers of `state` as tensors, named by `prefix` plus name; the caller must keep `updates` itself."""
         vectors, numbers = self.state()
         named = vectors | {name: torch.tensor([value]) for name, value in numbers["torch"].items()}
         return {prefix + name: tensor for name, tensor in named.items()}
 
     def unpack(self, prefix: str, tensors: Mapping[str, Tensor], where: str) -> None:
-        """Continue from what `packed` gave, if that is among `tensors`."""
+        """Continue from what `packed` returned, if `tensors` contains it."""
         packed = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         vectors = {name: vector for name, vector in packed.items() if vector.shape == self._parameter.shape}
         numbers = {name: float(value) for name, value in packed.items() if name not in vectors}
@@ -135,7 +135,7 @@ class Optimizer:
         return {key: value for key, value in self._torch.state.get(self._parameter, {}).items() if isinstance(value, Tensor)}
 
     def _materialise(self) -> None:
-        """Make torch allocate its lazily made state by a step that changes nothing."""
+        """Make torch allocate its lazily created state, by a step that changes nothing."""
         kept = self._parameter.detach().clone()
         self._torch.param_groups[0]["lr"] = 0.0
         self._parameter.grad = torch.zeros_like(kept)
@@ -144,7 +144,7 @@ class Optimizer:
 
 
 class _Still:
-    """In the place of torch's optimizer for parameters that have a size but no values (torch's `meta` device)."""
+    """Replaces torch's optimizer for parameters that have a size but no values (torch's `meta` device)."""
 
     def __init__(self) -> None:
         self.param_groups: list[dict[str, Any]] = [{}]
@@ -155,9 +155,10 @@ class _Still:
 
 
 def clip(gradient: Tensor, limit: float, divisor: float) -> float:
-    """Divide a gradient, then shorten it to norm `limit` (0: any), both in place; returns the norm between the two.
+    """Divide a gradient by `divisor`, then clip its norm to `limit` (0: no limit), both in place.
 
-    NotFinite if the norm is infinite or not a number; the gradient is then left as it is. One without values has norm 0.
+    Returns the norm after dividing and before clipping. Raises NotFinite if the norm is infinite or not a number, and then
+    leaves the gradient unchanged. The norm of a gradient without values is 0.
     """
     if gradient.is_meta:
         return 0.0

@@ -1,4 +1,4 @@
-"""torch's optimizers by their names in the configuration. A new one is a row of `OPTIMIZERS`."""
+"""torch's optimizers by their names in the configuration. To add an optimizer, add a row to `OPTIMIZERS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers of finished updates, which workers have made of their gradients: what shards and replicas then do with them."""
+"""Optimizers for finished updates: how shards and replicas apply the updates that workers computed from gradients."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.optimizer import Optimizer
 
-OUTER = "outer."  # begins the names of vectors of an outer optimizer
+OUTER = "outer."  # name prefix of the vectors of an outer optimizer
 
 
 class UpdateAdder(Optimizer):
-    """Adds up finished updates, where the workers optimize; `learning_rate` is what the workers' own would be."""
+    """Adds finished updates of workers to the parameters; `learning_rate` is that of the workers' own optimizers."""
 
     adds_updates = True
 
@@ -25,14 +25,14 @@ class UpdateAdder(Optimizer):
 
     @property
     def cost_elements(self) -> int:
-        return self._parameter.numel() * 3 // 7  # vectors that are read or written, Adam's being seven
+        return self._parameter.numel() * 3 // 7  # it reads or writes three vectors; Adam, seven
 
     def _step_size(self) -> float:
         return -1.0  # plain gradient descent subtracts
 
 
 class OuterOptimizer(Optimizer):
-    """Takes finished updates as gradients of its own steps by Nesterov's momentum (DiLoCo, Douillard et al. 2023)."""
+    """Uses finished updates as gradients for its own steps with Nesterov momentum (DiLoCo, Douillard et al. 2023)."""
 
     adds_updates = True
 
@@ -51,7 +51,7 @@ class OuterOptimizer(Optimizer):
         return {OUTER + name: vector for name, vector in vectors.items()}, numbers
 
     def load(self, vectors: Mapping[str, Tensor], numbers: Mapping[str, Any], where: str) -> None:
-        """What another mode had begins without momentum."""
+        """Continue from the given state; a state that another mode saved begins without momentum."""
         none = {OUTER + "momentum_buffer": torch.zeros_like(self.parameters)} if numbers["updates"] else {}
         super().load(vectors or none, numbers, where)
 

@@ -12,14 +12,14 @@ from nmt_train.optim.optimizer import Optimizer
 
 
 class WorkerOptimizer:
-    """Steps from given parameters."""
+    """Computes updates from given parameters."""
 
     def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
         self._scratch = parameters.clone()
         self.optimizer = Optimizer(dataclasses.replace(config, smoothing=0.0), self._scratch)
 
     def step(self, gradient: Tensor, start: Tensor) -> None:
-        """Replace `gradient` by the step that it makes from `start`."""
+        """Replace `gradient` by the update that it causes at the parameters `start`."""
         self._scratch.copy_(start)
         self.optimizer.apply(gradient)
         subtract(self._scratch, start, out=gradient)

@@ -1,1 +1,1 @@
-"""What a run leaves on disk, and how it counts."""
+"""The files of a run, its progress counters and its stop conditions."""

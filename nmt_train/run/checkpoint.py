@@ -1,7 +1,7 @@
-"""One directory per checkpoint, written beside and renamed: safetensors and JSON, with checksums; loading runs no code.
+"""Checkpoints: one directory each, with safetensors, JSON and checksums; loading runs no code.
 
-A checkpoint holds everything that a run continues from, and everything that translation needs: the parameters by name, the
-configuration and the vocabulary.
+A checkpoint is written under a temporary name, then renamed. It holds everything that a run needs to continue, and everything
+that translation needs: the parameters by name, the configuration and the vocabulary.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Checkpoint:
 
 
 def save(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any], vocabulary: Vocabulary) -> None:
-    """Write a checkpoint so that `path` appears whole or not at all, whenever the process dies or the disk is full.
+    """Write a checkpoint atomically: `path` appears complete or not at all, even if the process dies or the disk is full.
 
-    `tensors`: file name to tensors by name. UserError if the disk cannot take it; nothing is left behind then.
+    tensors: by file name, the tensors by name. Raises UserError if the disk cannot store it, and then leaves no files.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -85,7 +85,7 @@ def save(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping
         for name, named in tensors.items():
             file = beside / f"{name}.safetensors"
             save_file(dict(named), file)
-            file.chmod(mode)  # which safetensors makes private, whatever the umask
+            file.chmod(mode)  # safetensors makes it private, whatever the umask
         files = {file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in sorted(beside.iterdir())}
         manifest = {"format": FORMAT, "vocabulary": vocabulary.digest, "files": files, **facts}
         signed = manifest | {"checksum": _checksum(manifest)}
@@ -94,7 +94,7 @@ def save(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping
             durable.sync(file)
         durable.sync(beside)
         replaced = path.with_name(f".{path.name}.replaced")
-        if path.exists():  # the same update saved again, after a validation that a signal had put off
+        if path.exists():  # the same update is saved again, after a validation that a signal postponed
             path.rename(replaced)
         beside.rename(path)
         durable.sync(path.parent)
@@ -115,7 +115,7 @@ def load(path: Path) -> Checkpoint:
         raise UserError(f"{path / _MANIFEST}: cannot be read ({error}); use another checkpoint of the run") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT or not isinstance(facts.get("files"), dict):
         raise UserError(f"{path / _MANIFEST}: not a checkpoint of format {FORMAT}; use the version that wrote it")
-    checksum = facts.pop("checksum", None)  # which those of version 0.1.0 do not have
+    checksum = facts.pop("checksum", None)  # checkpoints of version 0.1.0 have none
     if checksum not in (None, _checksum(facts)):
         raise UserError(f"{path / _MANIFEST}: was changed since it was saved; use another checkpoint of the run")
     for name, expected in facts["files"].items():
@@ -133,7 +133,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint so that no half of it can be mistaken for a whole one."""
+    """Delete a checkpoint; if interrupted, no partial checkpoint looks like a complete one."""
     doomed = path.with_name(f".{path.name}.{os.getpid()}.old")
     shutil.rmtree(doomed, ignore_errors=True)
     path.rename(doomed)
@@ -141,7 +141,7 @@ def remove(path: Path) -> None:
 
 
 def clean(folder: Path) -> None:
-    """Undo or finish what interrupted saves and removals left, in a folder of checkpoints that no other process uses."""
+    """Undo or finish interrupted saves and removals in a folder of checkpoints; no other process may use the folder."""
     for replaced in folder.glob(".*.replaced"):
         original = folder / replaced.name.split(".")[1]
         if original.exists():

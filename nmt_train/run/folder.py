@@ -1,4 +1,4 @@
-"""A run's folder: who may write in it, where its parts are, and which checkpoints its links name."""
+"""The run folder: its lock, its layout, and its links to checkpoints."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from nmt_train.run import checkpoint
 _CHECKPOINTS = ("checkpoints", "best")
 _SIMULATED = "simulated.yml"
 _WRITTEN = frozenset({"metrics.jsonl", "train.log", "vocabulary.model", "config.yml", _SIMULATED})
-# Seconds. A disk of the network lets go of a lost machine's lock when its lease is over: after 90 s on most NFS servers, some
-# minutes on others.
+# Seconds. A network file system releases the lock of a lost machine when the lease of that machine expires: after 90 s on most
+# NFS servers, after some minutes on others.
 _PATIENCE, _LOOK = 300.0, 2.0
 
 
 class InUse(UserError):
-    """Another process has had the run folder for longer than a lost machine could."""
+    """Another process has held the run folder for longer than a lost machine could hold it."""
 
     status = TRY_AGAIN
 
 
 @dataclass
 class Run:
-    """`checkpoints/<update>/` are whole checkpoints, to the newest of which `last` is a link; `best/<update>/` hold only
-    parameters, and `best-<metric>` are links to them.
+    """`checkpoints/<update>/` are complete checkpoints; the link `last` points to the newest. `best/<update>/` hold only
+    parameters; the links `best-<metric>` point to them.
     """
 
     folder: Path
@@ -42,9 +42,9 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path, patient: bool = False) -> Run:
-        """Make the folder if need be and lock it; UserError if another process has it, or it cannot be written.
+        """Create the folder if necessary and lock it; raises UserError if another process holds it, or if it is not writable.
 
-        patient: whoever has it may be a machine that is lost: wait for some minutes, then InUse.
+        patient: the holder may be a lost machine, so wait for some minutes before raising InUse.
         """
         try:
             for name in _CHECKPOINTS:
@@ -74,29 +74,29 @@ class Run:
         return self.folder / "best" / str(update)
 
     def checkpoints(self) -> list[Path]:
-        """Whole checkpoints, oldest first."""
+        """All complete checkpoints, oldest first."""
         return _numbered(self.folder / "checkpoints")
 
     def last(self) -> Path | None:
-        """The newest checkpoint, or None: the folder tells, since a kill may come between a save and its link."""
+        """The newest checkpoint in the folder, or None. The link may be older: a kill may come before it is set."""
         checkpoints = self.checkpoints()
         return checkpoints[-1] if checkpoints else None
 
     def link(self, name: str, target: Path) -> None:
-        """Point the link `name` at a folder of the run, in one step."""
+        """Point the link `name` to a folder of the run, atomically."""
         beside = self.folder / f".{name}.tmp"
         beside.unlink(missing_ok=True)
         beside.symlink_to(target.relative_to(self.folder))
         durable.replace(beside, self.folder / name)
 
     def keep_best(self, update: int, metrics: Sequence[str]) -> None:
-        """The parameters of this update are the best by these metrics; those that are the best by none are deleted."""
+        """Link the parameters of this update as the best by these metrics; delete parameters that are not the best by any."""
         for metric in metrics:
             self.link(f"best-{metric}", self.best(update))
         self._remove_unlinked(_numbered(self.folder / "best"))
 
     def refuse_other_kind(self, simulated: bool) -> None:
-        """UserError where a simulation would continue a real run, or the other way round: their seconds are not the same."""
+        """Raise UserError if a simulation would continue a real run, or the reverse: simulated seconds are not real seconds."""
         is_simulated = is_simulation(self.folder)
         if simulated and not is_simulated and (self.checkpoints() or (self.folder / "metrics.jsonl").exists()):
             raise UserError(
@@ -124,7 +124,7 @@ class Run:
         durable.write(folder / f"{update}.txt", "".join(line + "\n" for line in lines).encode())
 
     def prune(self, keep: int) -> None:
-        """Delete all but the newest `keep` checkpoints and those that a link names."""
+        """Delete all checkpoints except the newest `keep` and those that a link points to."""
         self._remove_unlinked(self.checkpoints()[:-keep])
 
     def _remove_unlinked(self, paths: Sequence[Path]) -> None:
@@ -134,7 +134,7 @@ class Run:
                 checkpoint.remove(path)
 
     def empty(self) -> None:
-        """Forget everything that training wrote here."""
+        """Delete everything that training wrote in this folder."""
         for name in (*_CHECKPOINTS, "trace", "translations", "tensorboard"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
         for path in self.folder.iterdir():
@@ -173,7 +173,7 @@ def _lock(lock: TextIO, folder: Path, patient: bool) -> None:
 
 
 def newest(path: Path, count: int) -> list[Path]:
-    """The last `count` checkpoints that a user means by `path`; UserError if there are fewer."""
+    """The newest `count` checkpoints at `path` (see `find_checkpoints`); UserError if there are fewer."""
     found = find_checkpoints(path)
     if len(found) < count:
         raise UserError(f"{path}: has {len(found)} checkpoint{'s'[: len(found) != 1]}, not the {count} that --average asks for")
@@ -181,7 +181,7 @@ def newest(path: Path, count: int) -> list[Path]:
 
 
 def find_checkpoints(path: Path) -> list[Path]:
-    """The checkpoints that a user means by `path`, oldest first: one checkpoint (or link), or all of a run folder."""
+    """The checkpoints at `path`, oldest first; `path` is one checkpoint (or a link to one) or a run folder."""
     if (path / "checkpoint.json").exists():
         return [path]
     found = Run(path).checkpoints()

@@ -1,4 +1,4 @@
-"""What a run says: Marian's log lines to the terminal and `train.log`, JSON objects to `metrics.jsonl`, TensorBoard."""
+"""The logs of a run: Marian's log lines on the terminal and in `train.log`, JSON objects in `metrics.jsonl`, TensorBoard."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LogConfig:
 class Log:
     """Lines go to the terminal and `train.log`; events (JSON) to `metrics.jsonl` and, if asked, to TensorBoard.
 
-    virtual: the seconds of events are a simulated cluster's.
+    virtual: the seconds of events are measured on the clock of a simulated cluster.
     """
 
     text: TextIO
@@ -54,7 +54,7 @@ class Log:
         return cls(text, metrics, board, bar, virtual)
 
     def say(self, message: str) -> None:
-        """One line in Marian's shape, `[date time] message`."""
+        """Write one line in Marian's format, `[date time] message`."""
         line = f"[{datetime.now():%Y-%m-%d %H:%M:%S}] {message}"
         with contextlib.suppress(BrokenPipeError):  # mpirun may be gone while its ranks still save
             tqdm.write(line, file=sys.stderr)
@@ -79,7 +79,7 @@ class Log:
         progress.logged()
 
     def ranks(self, progress: Progress, line: str, values: dict[str, Any]) -> None:
-        """What was measured on every rank since the last such line; `line` is empty for one that is alone."""
+        """Log what was measured on every rank since the last such line; `line` is empty if there is only one rank."""
         if line:
             self.say(f"[ranks] Up. {progress.updates} : {line}")
         self._event("ranks", progress, values)
@@ -94,8 +94,9 @@ class Log:
         self._event("validation", progress, dict(scores))
 
     def lost(self, progress: Progress, ended: str, ranks: int, updates: int, again: int) -> None:
-        """Ranks have ended, and so many others go on, without the last few updates of what was lost, and train some of their
-        batches again.
+        """Log that ranks (`ended`) have ended and the other `ranks` ranks continue.
+
+        updates: how many updates of the ended ranks' shards are lost. again: how many batches the other ranks train again.
         """
         others = "the last rank goes" if ranks == 1 else f"the other {ranks} go"
         lost = f"{updates} updates of its shard are lost, {again} batches of those left are trained again"
@@ -103,7 +104,7 @@ class Log:
         self._event("recovery", progress, {"ended": ended, "ranks": ranks, "lost_updates": updates, "batches_again": again})
 
     def advance(self, progress: Progress) -> None:
-        """Move the bar of a terminal."""
+        """Advance the progress bar on a terminal."""
         if self.bar is not None:
             # The run's own clock, which a simulation has as well; the bar itself shows real time.
             said = f"epoch {progress.epoch}, update {progress.updates}, {progress.seconds:.0f} s"
@@ -125,7 +126,7 @@ class Log:
     def close(self) -> None:
         for stream in (self.bar, self.board, self.text, self.metrics):
             if stream is not None:
-                with contextlib.suppress(OSError):  # of what could not be written was said when it was to be
+                with contextlib.suppress(OSError):  # the failed write has already raised an error
                     stream.close()
 
 
@@ -177,7 +178,7 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def rewind_metrics(path: Path, update: int, keep: str = "") -> None:
-    """Take out events after `update`, but not of the kind `keep`: a run that continues from there will write them again."""
+    """Remove events after `update`, except those of kind `keep`; a run that continues from `update` writes them again."""
     if not path.exists():
         return
     kept = [event for event in read_metrics(path) if event["update"] <= update or event["event"] == keep]

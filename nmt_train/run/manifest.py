@@ -1,4 +1,4 @@
-"""What a checkpoint's manifest must say for a run to go on from it."""
+"""Checks that the manifest of a checkpoint holds everything that a run needs to continue from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far training has come, in every unit that a user may count in."""
+"""The progress of training, in every unit in which a user may measure it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _SUMS = ("sentences", "tokens", "source_tokens", "skipped", "cost", "cost_tokens
 
 @dataclass
 class Progress:
-    """Counters of all workers since the very first start, restarts included. Tokens are the target's, its END counted.
+    """Counters of all workers since the first start, including restarts. Tokens are target tokens, including END.
 
-    epochs: completed; batches: so far in the epoch under way; sentences: in the epoch of the last batch; skipped: batches
-    left out as not finite; seconds: wall-clock time; training_seconds: the same without validation and checkpoints;
-    cost, cost_tokens, logged_seconds: summed cost, its tokens and training_seconds since the last log line.
+    epochs: completed epochs. batches: batches done in the current epoch. sentences: sentences in the epoch of the last batch.
+    skipped: batches skipped because they were not finite. seconds: wall-clock time. training_seconds: the same without
+    validation and checkpoints. cost, cost_tokens: summed cost and its tokens since the last log line. logged_seconds: the
+    training_seconds at the last log line.
     """
 
     epochs: int = 0
@@ -42,7 +43,7 @@ class Progress:
     _last: float = field(default=0.0, repr=False)
 
     def advance(self, loss: Tensor, batch: Batch) -> None:
-        """Count one batch. `loss`, its mean cost per token, is read only when logged, so that a GPU need not be waited for."""
+        """Count one batch. loss: its mean cost per token, which is read only when logged, to avoid waiting for the GPU."""
         self._begin_epoch()
         self.sentences += len(batch)
         self.tokens += batch.target_tokens
@@ -55,7 +56,7 @@ class Progress:
         self.skipped += 1
 
     def at(self, epochs: int, batches: int) -> None:
-        """How many epochs are complete, and how many batches of the one under way."""
+        """Set the number of completed epochs, and the number of batches done in the current epoch."""
         self._epoch_is_over |= epochs > self.epochs or not batches
         self.epochs, self.batches = epochs, batches
 
@@ -65,7 +66,7 @@ class Progress:
         self.tick(training=True)
 
     def take(self) -> dict[str, Any]:
-        """What was counted since the last call, for `merge`; the counters start anew."""
+        """Return what was counted since the last call, for `merge`, and reset the counters."""
         self.mean_cost()
         taken = {name: getattr(self, name) for name in _SUMS}
         for name in _SUMS:
@@ -86,12 +87,12 @@ class Progress:
         self._last = now
 
     def start_clock(self, now: Callable[[], float], since: float | None = None) -> None:
-        """Time counts from here on, or from `since`, in seconds of this clock."""
+        """Measure time on the clock `now`, from its current time on, or from `since`, in seconds of this clock."""
         self._now, self._last = now, now() if since is None else since
 
     @property
     def clock(self) -> float:
-        """Up to when time has been counted."""
+        """The time of the last tick."""
         return self._last
 
     def mean_cost(self) -> float:
@@ -108,7 +109,7 @@ class Progress:
         return self.cost_tokens
 
     def logged(self) -> None:
-        """A log line was written: start the next one's sums."""
+        """Reset the sums after a log line."""
         self.cost, self.cost_tokens, self.logged_seconds = 0.0, 0, self.training_seconds
 
     @property
@@ -117,13 +118,13 @@ class Progress:
         return max(1, self.epochs + (self.batches > 0))
 
     def mark(self) -> Mark:
-        """What durations are measured on, as it is now."""
+        """The current progress, on which durations are measured."""
         return Mark(self.epochs, self.updates, self.tokens, self.seconds)
 
     def __post_init__(self) -> None:
         self._epoch_is_over, self._last = not self.batches, self._now()
 
     def state(self) -> dict[str, Any]:
-        """The counters as JSON, from which `Progress(**state)` goes on."""
+        """The counters as JSON; `Progress(**state)` continues from them."""
         self.mean_cost()
         return {kept.name: getattr(self, kept.name) for kept in fields(self) if not kept.name.startswith("_")}

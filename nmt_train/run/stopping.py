@@ -43,7 +43,7 @@ class Verdict:
 
 
 class Patience:
-    """Keeps the best value of each metric; its state travels in checkpoints, so a restart forgets nothing."""
+    """Keeps the best value of each metric; checkpoints save its state, so a restart forgets nothing."""
 
     def __init__(self, config: StopConfig) -> None:
         self._config = config

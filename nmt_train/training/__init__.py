@@ -1,1 +1,1 @@
-"""The life of a rank while it trains."""
+"""How a rank trains: startup, coordination with the other ranks, checkpoints and recovery."""

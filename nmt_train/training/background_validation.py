@@ -1,4 +1,4 @@
-"""Validations of a run that trains on: of a copy of the global parameters, for which nobody waits."""
+"""Validation while training continues: rank 0 validates a copy of the global parameters, and no rank waits for the copy."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from nmt_train.training.worker import Worker
 
 
 class BackgroundValidation:
-    """Only rank 0 receives a copy, and only its device is busy with it; what workers have stays as it is.
+    """Only rank 0 receives the copy, and only its device runs the validation; the workers' state does not change.
 
-    stalled: is called when a validation was no new best; asked_to_stop: whether a signal asks for an end.
+    stalled: called after a validation without a new best. asked_to_stop: returns whether a signal asks training to stop.
     """
 
     def __init__(
@@ -29,16 +29,16 @@ class BackgroundValidation:
     ) -> None:  # fmt: skip
         self._worker, self._run, self._log, self._state, self._test_set = worker, run, log, state, test_set
         self._stalled, self._asked_to_stop = stalled, asked_to_stop
-        self._coming = deque[tuple[Future[Tensor], Progress]]()  # copies, and how far training was
+        self._coming = deque[tuple[Future[Tensor], Progress]]()  # copies, with the progress when they were requested
 
     def request(self) -> None:
-        """Have the parameters validated as they are now, as soon as they have come."""
+        """Request a copy of the current global parameters; `advance` validates it after it has arrived."""
         self._state.progress.tick(training=True)
         self._coming.append((self._worker.schedule.exchange.copy(), copy.copy(self._state.progress)))
         self._state.validation_pending = True
 
     def advance(self, wait: bool = False) -> bool:
-        """Validate what has come; `wait` for what has not. Whether anything was."""
+        """Validate the copies that have arrived; with `wait`, all copies. Returns whether it validated any."""
         any_was = False
         while self._coming and (wait or self._coming[0][0].done()):
             coming, then = self._coming[0]
@@ -46,13 +46,13 @@ class BackgroundValidation:
             scores = self._measure(parameters)
             if scores is None:
                 break
-            self._coming.popleft()  # first, since what follows may find that others have ended, and is not to be done twice
+            self._coming.popleft()  # first: the code below may raise Ended, and must not run twice for one copy
             self._state.validation_pending, any_was = bool(self._coming), True
             self._judge(scores, parameters, then)
         return any_was
 
     def _measure(self, parameters: Tensor) -> Scores | None:
-        """None if it was interrupted."""
+        """The scores of the parameters, or None if a signal interrupted the validation."""
         progress, worker = self._state.progress, self._worker
         progress.tick(training=True)
         try:
@@ -79,5 +79,5 @@ class BackgroundValidation:
             self._stalled()
 
     def _interrupted(self) -> bool:
-        self._state.progress.tick(training=False)  # which says that this rank is alive
+        self._state.progress.tick(training=False)  # reading the clock tells the watchdog that this rank is alive
         return self._asked_to_stop()

@@ -1,4 +1,4 @@
-"""Checkpoints of a run, each written as soon as all ranks have sent their part of it."""
+"""Writes the checkpoints of a run, each as soon as all ranks have sent their parts of it."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from nmt_train.training.worker import Worker
 class CheckpointWriter:
     def __init__(self, worker: Worker, run: Run, state: State) -> None:
         self._worker, self._run, self._state = worker, run, state
-        self._saved: tuple[int, Sequence[Position]] | None = None  # updates and positions of the newest
-        self._coming: tuple[PendingSnapshot, dict[str, Any]] | None = None  # what is to be written, with facts
+        self._saved: tuple[int, Sequence[Position]] | None = None  # updates and positions of the newest checkpoint
+        self._coming: tuple[PendingSnapshot, dict[str, Any]] | None = None  # the snapshot to write, and its facts
 
     def known(self, updates: int, positions: Sequence[Position]) -> None:
-        """The checkpoint that training goes on from."""
+        """Record the checkpoint from which training continues."""
         self._saved = (updates, positions)
 
     def has(self, pending: PendingSnapshot) -> bool:
-        """Whether just this is, or will be, a checkpoint."""
+        """Whether exactly this snapshot has been written as a checkpoint, or will be."""
         return self._saved == (pending.own.numbers["updates"], pending.positions)
 
     def begin(self, pending: PendingSnapshot) -> None:
-        """Write a checkpoint, now or as soon as all of it is there."""
+        """Write a checkpoint now, or as soon as all of its parts have arrived."""
         self._coming = (pending, self._state.facts(pending.own.numbers, self._worker.config))
         self._saved = (pending.own.numbers["updates"], pending.positions)
         self.advance()
 
     def advance(self, wait: bool = False) -> None:
-        """Write what is now whole; `wait` until it is."""
+        """Write the pending checkpoint if all of its parts have arrived; with `wait`, wait for them."""
         if self._coming is None or not (wait or self._coming[0].whole()):
             return
         (pending, facts), self._coming = self._coming, None

@@ -1,6 +1,6 @@
-"""What rank 0 and the other ranks say to each other between two steps: orders, reports, and the barrier at which all meet.
+"""The messages between rank 0 and the other ranks between two steps: orders, reports, and a barrier for all ranks.
 
-Both ends of the protocol are here, so that leader.py and follower.py only say what they do with a message.
+Both ends of the protocol are here, so that leader.py and follower.py only define how they react to a message.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ _REPORTED = ("counted", "position", "settled", "updates", "measured")
 class Order(StrEnum):
     """What rank 0 tells the others to do."""
 
-    EPOCHS = "epochs"  # so many epochs are complete
-    REMEMBER = "remember"  # what rank 0 knows, in case that another rank must lead
+    EPOCHS = "epochs"  # all workers have completed this number of epochs
+    REMEMBER = "remember"  # store the state of rank 0, in case another rank must become rank 0
     STALLED = "stalled"  # a validation brought no new best
     STEP = "step"  # workers in lockstep: take the next step
-    DRAIN = "drain"  # finish what is under way, and meet
-    HAND_OVER = "hand over"  # send this rank's part of a snapshot, and meet
-    REDISTRIBUTE = "redistribute"  # finish what is under way, and meet: the remaining batches will be dealt out again
-    CONTINUE = "continue"  # after a meeting; perhaps with other batches
+    DRAIN = "drain"  # finish the exchanges in flight, then wait at the barrier
+    HAND_OVER = "hand over"  # send this rank's part of a snapshot, then wait at the barrier
+    REDISTRIBUTE = "redistribute"  # drain, then wait at the barrier: rank 0 will redistribute the remaining batches
+    CONTINUE = "continue"  # leave the barrier and train, perhaps with newly assigned batches
     END = "end"
 
 
 class Orders:
-    """Rank 0's end: it gives orders, hears reports, and waits until all others have reached the meeting point."""
+    """Rank 0's end: it gives orders, receives reports, and waits until all other ranks have reached the barrier."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self.followers = range(1, transport.size)
-        self._met = 0  # ranks at the meeting point
-        self._exchanged = 0  # ranks that have exchanged since rank 0 last asked
+        self._met = 0  # number of ranks that have reached the barrier
+        self._exchanged = 0  # number of ranks that have exchanged since the last `begin_exchange`
         self._next = transport.receive(None, Tag.REPORT) if self.followers else None
 
     def give(self, order: Order, **facts: Any) -> None:
@@ -46,7 +46,7 @@ class Orders:
         return self._next is not None and self._next.done()
 
     def report(self) -> tuple[int, dict[str, Any]]:
-        """The next report and the rank that it is from; waits for one."""
+        """Wait for the next report; returns its rank and its facts."""
         assert self._next is not None, "only other ranks report"
         source, message = self._next.result()
         self._next = self._transport.receive(None, Tag.REPORT)
@@ -57,11 +57,11 @@ class Orders:
 
     @property
     def all_met(self) -> bool:
-        """Whether all others are at the meeting point."""
+        """Whether all other ranks have reached the barrier."""
         return self._met >= len(self.followers)
 
     def leave_meeting(self) -> None:
-        """Count anew for the next meeting."""
+        """Reset the number of ranks at the barrier."""
         self._met = 0
 
     @property
@@ -84,7 +84,7 @@ class Reports:
         return self._next.done()
 
     def order(self) -> tuple[Order, dict[str, Any]]:
-        """The next order with its facts; waits for one."""
+        """Wait for the next order; returns it with its facts."""
         message = self._next.result()[1]
         facts = to_facts(message, "do")
         self._next = self._transport.receive(0, Tag.CONTROL)
@@ -92,7 +92,7 @@ class Reports:
             return Order(facts["do"]), facts
 
     def send(self, facts: dict[str, Any]) -> None:
-        """facts: `counted`, `position`, `settled`, `updates` and `measured` at least. met: this rank is at the meeting point;
-        exchanged: it has just exchanged.
+        """Send a report. facts: at least `counted`, `position`, `settled`, `updates` and `measured`. Optional facts: `met` (the
+        rank has reached the barrier) and `exchanged` (the rank has just exchanged).
         """
         self._transport.send(0, Tag.REPORT, from_json(facts))

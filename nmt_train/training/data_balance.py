@@ -1,4 +1,4 @@
-"""What rank 0 knows of how far all workers are in the data, and when what is left is to be dealt out anew."""
+"""Tracks on rank 0 the data position of every worker, and decides when to redistribute the remaining batches."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from nmt_train.run.progress import Progress
 from nmt_train.training.follower import LEAD, last_epoch
 from nmt_train.training.worker import Worker
 
-_TIMES_AT_END = 4  # that what is left of the last epoch is dealt out again
+_TIMES_AT_END = 4  # maximum number of redistributions in the last epoch
 
 
 class DataBalancer:
-    """`positions`: of all that train, as far as they have reported."""
+    """`positions`: the last reported data position of each training worker."""
 
     def __init__(self, worker: Worker, progress: Progress) -> None:
         self._worker, self._progress, self._config = worker, progress, worker.config
         self.positions = [Position() for _ in range(worker.transport.size)]
-        self._settled: dict[int, Position] = {}  # of the others, less what may still be under way
+        self._settled: dict[int, Position] = {}  # of the other ranks, without batches that may be in flight
         self._apart_matters = worker.transport.size > 1 and not worker.schedule.exchange.synchronous
         self._limit = last_epoch(self._config.stop)
         self._evened_at_end = 0
 
     def begin(self, stages: Sequence[Sequence[Position]], size: int) -> None:
-        """So many workers go on from where those stopped that `stages` has last."""
+        """Set the positions from which `size` workers continue; the last entry of `stages` says where the workers stopped."""
         self.positions = [resume(rank, stages, size)[1] for rank in range(size)]
 
     def heard(self, rank: int, position: Sequence[int], settled: Sequence[int]) -> None:
@@ -35,7 +35,7 @@ class DataBalancer:
             self._settled[rank] = Position(*settled)
 
     def count(self) -> bool:
-        """Bring the run's position in the data up to date; whether an epoch is complete."""
+        """Update the run's data position; returns whether all workers have just completed an epoch."""
         self.positions[0] = self._worker.position
         epochs = min(position.epochs for position in self.positions)
         ended = epochs > self._progress.epochs
@@ -48,7 +48,7 @@ class DataBalancer:
         return self._apart_matters and (epoch >= self._limit or epoch > self._progress.epochs + LEAD)
 
     def workers(self) -> int:
-        """How many are to train by now."""
+        """How many workers should train at the current progress."""
         waves = self._config.exchange.join
         return self._worker.transport.size if waves is None else waves.workers(self._progress)
 
@@ -56,9 +56,10 @@ class DataBalancer:
         return self.workers() > self._worker.data_shard.size
 
     def apart(self) -> bool:
-        """Whether a worker is so far behind that the others wait, or soon will: some of what it has left is to be theirs.
+        """Whether a worker is so far behind that the others wait for it, or soon will; they then take over some of its batches.
 
-        Not where workers wait for each other anyway. At the end each time leaves it less, until waiting for it is cheaper.
+        Always False if the exchange makes workers wait for each other anyway. In the last epoch, each redistribution leaves the
+        slow worker fewer batches, until waiting for it is cheaper than another redistribution.
         """
         if not self._apart_matters or self._worker.schedule.exchange.waits_for_others:
             return False
@@ -68,7 +69,10 @@ class DataBalancer:
         return furthest > self._progress.epochs + LEAD
 
     def anew(self) -> dict[str, Any]:
-        """Deal what is left to all that are to train by now; what the others are to be told. All must be drained."""
+        """Redistribute the remaining batches to all workers that should train now; returns the facts for the other ranks.
+
+        All workers must be drained.
+        """
         self._evened_at_end += max(position.epochs for position in self.positions) >= self._limit
         workers, stages = self.workers(), [*self._worker.data_shard.stages, list(self.positions)]
         self._worker.assign(*resume(0, stages, workers, anew=True))
@@ -77,7 +81,7 @@ class DataBalancer:
         return {"workers": workers, "stages": plain(stages)}
 
     def facts(self) -> dict[str, Any]:
-        """Where all are for certain, as JSON."""
+        """The data positions of all workers, without batches that may be in flight, as JSON."""
         settled = dict(enumerate(self.positions)) | self._settled | {0: self._worker.settled_position}
         positions = [astuple(settled[rank]) for rank in range(len(self.positions))]
         return {"positions": positions, "stages": plain(self._worker.data_shard.stages), "deals": self._worker.assignments}

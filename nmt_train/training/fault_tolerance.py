@@ -1,4 +1,4 @@
-"""A process as one of the ranks of a run, for as long as it lasts: where others end, with those that are left."""
+"""Runs this process as a rank until training ends; if processes of other ranks end, it continues with the survivors."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Signals = Callable[[Any], AbstractContextManager[None]]
 
 @dataclass
 class Rank:
-    """What stays the same, whatever the rank's number.
+    """The parts of a rank that stay the same when its number changes.
 
-    make: a worker for a config and a transport; signals: gives those that ask for an end to whom it is called with;
-    take_over: opens the run folder, if this rank is to lead where another one did.
+    make: builds a worker from a config and a transport. signals: a context manager that passes stop signals to its argument.
+    take_over: opens the run folder if this rank replaces a lost rank 0.
     """
 
     config: Config
@@ -33,9 +33,9 @@ class Rank:
     take_over: Callable[[], AbstractContextManager[PreparedRun]]
 
     def train(self, transport: Transport, prepared: PreparedRun | None = None) -> int:
-        """Until training is over, and leave the transport; the exit status. ready: where this is rank 0.
+        """Train until the run is over and close the transport; returns the exit status. prepared: the run, given on rank 0.
 
-        UserError for whatever is wrong with mode or corpus; Lost if ranks end and those that are left cannot go on.
+        Raises UserError if the mode or the corpus is wrong, and Lost if ranks end and the survivors cannot continue.
         """
         first, ranks, stop_request = transport, [transport.rank], StopRequest()
         survivor: SurvivorState | None = None
@@ -59,18 +59,18 @@ class Rank:
                 except Ended:
                     pass
                 except (Exception, KeyboardInterrupt) as error:
-                    if transport is not first:  # which is the caller's
+                    if transport is not first:  # the caller reports errors on the first transport
                         transport.fail(error)
                     raise
                 if worker.leader is not None or survivor is None:
                     survivor = SurvivorState.of(worker, ranks)
                 else:
                     survivor.lost = recovered.lost if recovered else survivor.lost
-                    if worker.placed:  # others may have gone on from this
+                    if worker.placed:  # other ranks may already have continued from this state
                         survivor.recovery_pieces += worker.schedule.exchange.recovery_pieces(transport.rank)
                 transport = transport.regroup()
                 ranks.append(transport.rank)
                 survivor.let_go()
                 stop_request.untell()
-                del worker  # the next one takes as much memory
+                del worker  # free its memory, because the next worker needs as much
                 device.release()

@@ -1,4 +1,4 @@
-"""What every rank but the first does between two steps: report to rank 0, and do as it says."""
+"""What every rank except rank 0 does between two steps: it reports to rank 0 and obeys its orders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def last_epoch(config: StopConfig) -> float:
 
 
 class Follower:
-    """Reports are JSON: what was counted and measured, and answers to what rank 0 has said (see lead.py)."""
+    """Sends reports to rank 0 as JSON: counts, measurements, and answers to orders (see control.py)."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._transport = worker, worker.transport
@@ -33,17 +33,17 @@ class Follower:
         self._epochs = worker.position.epochs  # completed by all workers
         self._reports = Reports(self._transport)
         self._over, self._signal = False, 0
-        self._leader: dict[str, Any] | None = None  # what rank 0 has said that it would go on from
+        self._leader: dict[str, Any] | None = None  # rank 0's state, as last received: a new rank 0 would continue from it
 
     def should_continue(self) -> bool:
-        """Obey what has come, and wait at the end of an epoch for workers that are far behind.
+        """Obey the orders that have arrived, and wait at the end of an epoch for workers that are far behind.
 
-        Where all exchange together, a worker begins what ends with an exchange when it is told to. One that has not joined
-        yet only obeys.
+        With a synchronous exchange, a worker waits for the order STEP before it begins the steps that end with an exchange. A
+        worker that has not joined yet only obeys orders.
         """
         in_step = self._synchronous and not self._worker.schedule.mid_accumulation
         if in_step:
-            self._until(Order.STEP)  # and no further: the next one may have come, where a pipeline is being filled
+            self._until(Order.STEP)  # obey nothing after it: while a pipeline fills, the next STEP may have arrived
         while not self._over and (self._worker.data_shard.idle or (self._reports.has_order() and not in_step)):
             self._obey()
         while not self._over and self._too_far():
@@ -64,7 +64,7 @@ class Follower:
         self._report(said=what)
 
     def ask(self, wanted: signal.Signals) -> None:
-        """A signal asks for an end: rank 0 hears of it with the next report."""
+        """Record a signal that asks training to stop; the next report tells rank 0."""
         self._signal = int(wanted)
 
     def _report(self, **more: Any) -> None:
@@ -81,7 +81,7 @@ class Follower:
         self._reports.send(facts)
 
     def _obey(self) -> Order:
-        """Do what rank 0 says next, and return it."""
+        """Wait for rank 0's next order, obey it, and return it."""
         order, facts = self._reports.order()
         match order:
             case Order.EPOCHS:
@@ -93,13 +93,13 @@ class Follower:
             case Order.DRAIN:
                 self._worker.drain(self)
                 self._report(met=True)
-                self._until(Order.HAND_OVER)  # not a step before
+                self._until(Order.HAND_OVER)  # take no step before that order
             case Order.HAND_OVER:
                 joins = self._worker.data_shard.idle and self._transport.rank < facts["workers"]
                 self._worker.schedule.refresh() if joins else self._worker.schedule.settle()
-                self._transport.send(0, Tag.STATE, self._worker.part().pack())  # goes on its way while training goes on
+                self._transport.send(0, Tag.STATE, self._worker.part().pack())  # sent in the background during training
                 self._report(met=True)
-                self._until(Order.CONTINUE)  # when everybody has handed over
+                self._until(Order.CONTINUE)  # sent after all ranks have handed over
             case Order.REDISTRIBUTE:
                 self._worker.drain(self)
                 self._report(met=True)
@@ -116,7 +116,7 @@ class Follower:
             pass
 
     def begin(self) -> None:
-        """Take rank 0's part over: what a checkpoint held, or its initial parameters."""
+        """Begin with the part that rank 0 sends: the state of a checkpoint, or rank 0's initial parameters."""
         message: Message = self._transport.receive(0, Tag.STATE).result()[1]
         facts = to_facts(message, "workers", "stages", "epochs")
         part = RankState.unpack(Message((), message.tensors[1:], message.origin))
@@ -124,12 +124,12 @@ class Follower:
         self.resume_from(part, data_shard, facts["epochs"], "rank 0's checkpoint")
 
     def resume_from(self, part: RankState, data_shard: DataShard, epochs: int, where: str) -> None:
-        """Begin with this part, when so many epochs are complete, together with all other ranks."""
+        """Begin with `part`, together with all other ranks; epochs: the number of completed epochs."""
         self._epochs = epochs
         self._worker.place(part, data_shard, where)
         self._report(met=True)
-        self._until(Order.CONTINUE)  # when everybody has its part
+        self._until(Order.CONTINUE)  # sent after every rank has its part
         self._worker.schedule.begin()
         self._report(met=True)
-        self._until(Order.CONTINUE)  # when everybody has the parameters, unless nothing is left to do
+        self._until(Order.CONTINUE)  # sent after every rank has the parameters, unless training is over already
         self._worker.begun(lambda: self._leader)

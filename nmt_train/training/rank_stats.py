@@ -1,4 +1,4 @@
-"""Where bytes and time went on every rank, between two log lines."""
+"""Statistics of traffic and time on every rank between two log lines."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _SHOWN = ("forward", "backward", "update", "encode", "sync", "waiting")
 
 
 class RankStatistics:
-    """Keeps the newest totals of every rank and says what was added to them since it last did."""
+    """Keeps the newest totals of every rank, and logs how much they have grown since the previous log line."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         size = worker.transport.size
         self._totals: list[dict[str, Any]] = [{} for _ in range(size)]
         self._before: list[dict[str, Any]] = [{} for _ in range(size)]
-        self._others = worker.progress.words()  # tokens since the last line, of other ranks or from before
+        self._others = worker.progress.words()  # tokens since the last log line: of other ranks, or from before this start
         self._words = [0] * size
         self._since = worker.transport.now()
 
     def report(self, rank: int, words: int, totals: dict[str, Any]) -> None:
-        """Totals as `Worker.measured` gives them; `words` since the last report."""
+        """Record the totals of a rank, as `Worker.measured` returns them; words: its tokens since its last report."""
         self._words[rank] += words
         self._totals[rank] = totals
         if rank:
             self._others += words
 
     def log(self, log: Log, progress: Progress, words: int) -> None:
-        """One line, and one event, for the time since the last call; `words` of all ranks together."""
+        """Write one log line and one event for the time since the last call; words: tokens of all ranks in that time."""
         now = self._worker.transport.now()
         seconds, self._since = max(now - self._since, 1e-9), now
         self.report(0, words - self._others, self._worker.measured())
@@ -82,7 +82,7 @@ def _line(ranks: list[dict[str, Any]], seconds: float) -> str:
 
 
 def sum_of_threads(spent: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Seconds by name of all threads of a rank."""
+    """The seconds of each span name, summed over all threads of a rank."""
     total: dict[str, float] = {}
     for spans in spent.values():
         for name, value in spans.items():

@@ -1,4 +1,4 @@
-"""Begin a run, or continue it where it stopped, as rank 0 or another rank; and sum it up at the end."""
+"""Begin a run or continue it where it stopped, as rank 0 or as another rank, and log a summary at the end."""
 
 from __future__ import annotations
 
@@ -40,9 +40,11 @@ from nmt_train.training.worker import Worker
 
 @dataclass
 class PreparedRun:
-    """What rank 0 has before training begins. `saved` is the checkpoint to go on from; `damaged` says what is wrong with
-    newer ones; overwrite: the run folder is to be emptied; forced: differences from the run's config that --force lets pass;
-    simulated: the cluster file, where time is virtual.
+    """What rank 0 prepares before training begins.
+
+    saved: the checkpoint to continue from. damaged: what is wrong with newer checkpoints. overwrite: whether to empty the run
+    folder. forced: the differences from the run's config that --force allows. simulated: the text of the cluster file if time
+    is virtual.
     """
 
     run: Run
@@ -57,7 +59,7 @@ class PreparedRun:
 
 @contextmanager
 def opened(config: Config, force: bool, overwrite: bool, simulated: str = "") -> Iterator[PreparedRun]:
-    """Lock the run folder and make ready; UserError for all that a user can mend, and the folder is then as it was."""
+    """Lock the run folder and prepare the run. UserError for all that a user can fix, which leaves the folder unchanged."""
     _check_early(config)
     run = Run.open(Path(config.run).expanduser(), patient=launcher.restarted())
     try:
@@ -74,7 +76,7 @@ def opened(config: Config, force: bool, overwrite: bool, simulated: str = "") ->
 
 @contextmanager
 def taken_over(config: Config, vocabulary: Vocabulary, store: Store) -> Iterator[PreparedRun]:
-    """Lock the run folder, which another rank 0 has had, or make one."""
+    """Lock the run folder that a previous rank 0 has used, or create one."""
     run = Run.open(Path(config.run).expanduser(), patient=True)
     try:
         yield PreparedRun(run, *_newest(run), vocabulary, store, overwrite=False)
@@ -83,7 +85,7 @@ def taken_over(config: Config, vocabulary: Vocabulary, store: Store) -> Iterator
 
 
 def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recovered: RecoveredState | None = None) -> int:
-    """Train as rank 0; the exit status. wish: for an end; again: where training goes on without ranks that have ended."""
+    """Train as rank 0; returns the exit status. recovered: given if training continues without ranks that have ended."""
     run, config = prepared.run, worker.config
     _check_local_steps(worker)
     test_set = TestSet(config.corpus.valid, "corpus.valid", prepared.vocabulary, config.corpus.max_ratio)
@@ -108,13 +110,13 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
         stop_request.tell(leader.ask)
         if recovered is None:
             leader.begin(snapshot)
-            del snapshot  # as large as all ranks together
+            del snapshot  # free it: it is as large as the state of all ranks
             _introduce(worker, log, prepared, in_force)
         else:
             leader.resume_from(recovered.part, recovered.data_shard, recovered.stages, "what is left of the run")
             state.progress.start_clock(worker.transport.now, recovered.leader["clock"])
         if worker.transport.ended:
-            lost, repeated = (recovered.lost, recovered.repeated_batches) if recovered else (0, 0)  # or nobody left had begun
+            lost, repeated = (recovered.lost, recovered.repeated_batches) if recovered else (0, 0)  # else no survivor had begun
             log.lost(state.progress, worker.transport.ended, worker.transport.size, lost, repeated)
         leader.first()
         worker.run(leader)
@@ -139,7 +141,7 @@ def follow(worker: Worker, stop_request: StopRequest, recovered: RecoveredState 
 
 
 def maker(config: Config, own: torch.device, vocabulary: Vocabulary, store: Store) -> Callable[[Config, Transport], Worker]:
-    """What makes workers on a device, for a config and a transport; UserError for whatever is wrong with mode or corpus."""
+    """A function that builds a worker on `own` from a config and a transport; UserError if the mode or the corpus is wrong."""
     batches = Batches(store, config.corpus, config.batch, vocabulary, config.seed)
 
     def make(config: Config, transport: Transport) -> Worker:
@@ -148,14 +150,14 @@ def maker(config: Config, own: torch.device, vocabulary: Vocabulary, store: Stor
         if config.compile:
             model.train_by(device.compiled(model.states, own))
         if transport.rank:
-            torch.manual_seed(config.seed + 0x9E3779B9 * transport.rank)  # every worker drops out others
+            torch.manual_seed(config.seed + 0x9E3779B9 * transport.rank)  # every worker draws other dropout masks
         return Worker(config, transport, model, batches)
 
     return make
 
 
 def _check_early(config: Config) -> None:
-    """What would be a pity to find only after a vocabulary was trained and a corpus tokenized."""
+    """Find errors in the corpus files before a vocabulary is trained and a corpus is tokenized."""
     for path in (path for side in sides(config.corpus.train, "corpus.train") for path in side):
         next(read_lines(path, config.corpus.max_ratio), None)
     for _ in read_pairs(config.corpus.valid, "corpus.valid", config.corpus.max_ratio):
@@ -163,11 +165,11 @@ def _check_early(config: Config) -> None:
 
 
 def _check_local_steps(worker: Worker) -> None:
-    """UserError if workers would never exchange before the end."""
+    """Raise UserError if workers would never exchange before training ends."""
     config, size, batches = worker.config, worker.transport.size, worker.batches
     mode = modes.row(config)
     every = modes.with_mode_defaults(mode, config).local.every
-    spans = [span for span in config.stop.after if span.unit in ("e", "t")]  # of others nobody knows how many steps they are
+    spans = [span for span in config.stop.after if span.unit in ("e", "t")]  # other units give no number of steps
     if mode.schedule != "local-steps" or not every or not spans or not isinstance(batches, Batches):
         return
     tokens = batches.target_tokens()
@@ -181,7 +183,7 @@ def _check_local_steps(worker: Worker) -> None:
 
 
 def _explained(config: Config, in_force: Mapping[str, str], prepared: PreparedRun) -> str:
-    """The configuration (YAML), below comments that say what else is true of the run."""
+    """The configuration (YAML) after comments that state the settings in force, forced differences and a simulation."""
     lines = [f"in force: {name}: {value}" for name, value in in_force.items()]
     lines += [f"forced: {difference}" for difference in prepared.forced]
     lines += ["simulated: all times are virtual; simulated.yml has the cluster"] * bool(prepared.simulated)
@@ -223,7 +225,7 @@ def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
 
 
 def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
-    """What is forced; UserError for differences that are not, and for those that cannot be."""
+    """The differences that --force allows; UserError for differences without --force, and for those that it cannot allow."""
     changed = configuration.differences(saved.facts["config"], config)
     fixed = [difference for difference in changed if difference.split(" was ")[0] in configuration.FIXED]
     if fixed and force:
@@ -240,7 +242,7 @@ def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
 
 
 def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: bool) -> Vocabulary:
-    """The run's vocabulary: the one it has (unless it is to be forgotten), else a given one, else one trained on the corpus."""
+    """The vocabulary of the run (unless `overwrite`), else the given one, else the checkpoint's, else a newly trained one."""
     path, wanted = run.folder / "vocabulary.model", config.corpus.vocabulary
     given = Vocabulary.load(wanted.path) if wanted.path else None
     if overwrite or not path.exists():

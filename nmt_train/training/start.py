@@ -1,4 +1,4 @@
-"""Start training: alone or with other ranks, which must first find that they mean the same."""
+"""Start training: alone, or with other ranks after all have agreed on version, configuration and corpus."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from nmt_train.training.stop_request import handling
 
 _ALONE = Job()
 _LINGER = 3.0  # seconds
-# What may differ between ranks without harm.
+# Configuration keys that may differ between ranks.
 _LOCAL = ("run", "threads", "devices", "corpus.train", "corpus.valid")
 
 
 def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE) -> int:
-    """Train as `config` says; returns the exit status: 0, or 128 + the signal that ended it.
+    """Train as `config` says; returns the exit status: 0, or 128 + the number of the signal that ended training.
 
-    force: continue although the configuration changed; overwrite: forget what the run folder holds; job: how to run the command
-    as several ranks, where that is wanted. UserError for all that a user can mend; the run folder is then as it was.
+    force: continue although the configuration changed. overwrite: discard what the run folder holds. job: how to run the
+    command as several ranks, if wanted. Raises UserError for all that a user can fix, and leaves the run folder unchanged.
     """
     devices = check(config, job.hosts)
     if (len(devices) > 1 or job.hosts or job.restarts) and not launcher.launched():
@@ -52,7 +52,7 @@ def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE) -> in
     try:
         status = _lead(config, transport, force, overwrite) if transport.rank == 0 else _follow(config, transport)
     except Aborted:
-        time.sleep(_LINGER)  # the rank that failed has said why, and its exit status is to be the job's
+        time.sleep(_LINGER)  # the failed rank has reported why; its exit status should become that of the job
         return 1
     except BaseException as error:
         transport.fail(error)
@@ -63,14 +63,14 @@ def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE) -> in
 
 
 def check(config: Config, hosts: Sequence[Host] = ()) -> list[torch.device]:
-    """The devices of this machine; UserError for what is wrong on every rank alike, before they meet on these hosts.
+    """The devices of this machine; raises UserError for errors that all ranks have in common, before the ranks connect.
 
-    A machine that only starts the job on hosts needs none.
+    hosts: where the job will run; a machine that only starts the job on hosts needs no device.
     """
     devices = device.choose(config.devices) if launcher.launched() or not hosts else []
     device.known(config.devices)
     if launcher.launched():
-        modes.row(config)  # how many ranks there are is known when they have met
+        modes.row(config)  # the number of ranks is known only after they have connected
     else:
         nodes = tuple(node for node, host in enumerate(hosts) for _ in range(host.slots))
         modes.check(config, nodes or (0,) * len(devices))
@@ -78,7 +78,7 @@ def check(config: Config, hosts: Sequence[Host] = ()) -> list[torch.device]:
 
 
 def connect(config: TransportConfig) -> Transport:
-    """This process as a rank: of MPI's, where its launcher started it, else alone."""
+    """The transport of this rank: MPI if an MPI launcher started this process, else a local one for a single rank."""
     if not launcher.launched():
         return LocalTransport()
     from nmt_train.distributed.transport.mpi.transport import MpiTransport
@@ -87,9 +87,9 @@ def connect(config: TransportConfig) -> Transport:
 
 
 def _refuse_worlds_of_one() -> int:
-    """UserError in the first of srun's tasks; in the others, which find the same, the exit status."""
+    """Raise UserError in the first srun task; return its exit status in the other tasks, which find the same error."""
     if os.environ.get("SLURM_PROCID", "0") != "0":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of srun --kill-on-bad-exit, when the first one has said it
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # srun --kill-on-bad-exit sends it after the first task has failed
         time.sleep(_LINGER)
         return UserError.status
     offered = os.environ.get("SLURM_MPI_TYPE", "none")
@@ -107,7 +107,7 @@ def _lead(config: Config, transport: Transport, force: bool, overwrite: bool) ->
     with opened(config, force, overwrite) as prepared:
         _agree(config, transport, prepared.vocabulary, prepared.store)
         status = _rank(config, own, prepared.vocabulary, prepared.store).train(transport, prepared)
-        return status if transport.size == 1 or launcher.tasks() else 0  # mpirun says what ended its ranks
+        return status if transport.size == 1 or launcher.tasks() else 0  # mpirun itself reports what ended its ranks
 
 
 def _follow(config: Config, transport: Transport) -> int:
@@ -116,7 +116,7 @@ def _follow(config: Config, transport: Transport) -> int:
     vocabulary = _accept(config, transport)
     first = transport.nodes.index(transport.nodes[transport.rank])
     if first != transport.rank:
-        transport.receive(first, Tag.HELLO).result()  # it has made the store
+        transport.receive(first, Tag.HELLO).result()  # sent when that rank has built the store
     store = open_store(
         config.corpus.train, "corpus.train", vocabulary, Path(config.run).expanduser() / "store", config.corpus.max_ratio
     )
@@ -133,7 +133,7 @@ def _rank(config: Config, own: torch.device, vocabulary: Vocabulary, store: Stor
 
 
 def _compare_devices(config: Config, transport: Transport, own: torch.device) -> None:
-    """Rank 0 hears of all; UserError names ranks that compute on one GPU and may not."""
+    """Send the GPU of each rank to rank 0, which raises UserError if ranks share a GPU without permission."""
     mine = {"gpu": device.identity(own), "permitted": device.permitted(config.devices)}
     if transport.rank:
         transport.send(0, Tag.HELLO, from_json(mine))
@@ -157,12 +157,12 @@ def _compare_devices(config: Config, transport: Transport, own: torch.device) ->
 
 
 def _agree(config: Config, transport: Transport, vocabulary: Vocabulary, store: Store) -> None:
-    """Give the vocabulary to the other ranks; UserError names the first that has another code, configuration or corpus."""
+    """Send the vocabulary to the other ranks; UserError names the first one with other code, configuration or corpus."""
     for rank in range(1, transport.size):
         transport.send(rank, Tag.HELLO, from_bytes(vocabulary.model))
     for rank in range(1, transport.size):
         if transport.nodes[rank] == transport.nodes[0]:
-            transport.send(rank, Tag.HELLO, Message())  # the store of this machine is made
+            transport.send(rank, Tag.HELLO, Message())  # the store on this machine is ready
     mine = _identity(config, store)
     for rank in range(1, transport.size):
         theirs = to_facts(transport.receive(rank, Tag.HELLO).result()[1], "version")

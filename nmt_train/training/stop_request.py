@@ -1,4 +1,4 @@
-"""The signals that ask training for an end."""
+"""The signals that ask training to stop."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # what asks training for an end
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the signals that ask training to stop
 _REPEATS = 1.0  # seconds
 
 
 class StopRequest:
-    """The first signal that asks for an end, and to whom it is told: whoever listens, also one that begins only later."""
+    """Keeps the signal that asks training to stop, and passes it to the listener, even to one that is set only later."""
 
     def __init__(self) -> None:
         self._signal: signal.Signals | None = None
@@ -25,25 +25,25 @@ class StopRequest:
             self._tell(wanted)
 
     def untell(self) -> None:
-        """Nobody listens until the next `tell`."""
+        """Remove the listener until the next `tell`."""
         self._tell = None
 
     def tell(self, listener: Callable[[signal.Signals], None]) -> None:
-        """From now on, instead of who listened before."""
+        """Set the listener in place of the previous one, and pass it a signal that has already come."""
         self._tell = listener
         if self._signal is not None:
             listener(self._signal)
 
 
 class SignalFilter:
-    """Tells wishes from signals that repeat one: Slurm sends SIGTERM to its tasks and to srun, which passes it on to them."""
+    """Tells new requests from repeated signals: Slurm sends SIGTERM to its tasks and to srun, which forwards it to them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last: float | None = None
 
     def is_new(self) -> bool:
-        """Whether a signal that comes now is a wish of its own: none came within the second before it."""
+        """Whether a signal that comes now is a new request: the last new request came at least a second ago."""
         now = self._clock()
         repeats = self._last is not None and now - self._last < _REPEATS
         self._last = self._last if repeats else now
@@ -52,7 +52,7 @@ class SignalFilter:
 
 @contextmanager
 def handling(ask: Callable[[signal.Signals], None], clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Give the first of SIGINT, SIGTERM and SIGUSR1 to `ask`, for a while; a second wish is a KeyboardInterrupt."""
+    """In this context, pass the first SIGINT, SIGTERM or SIGUSR1 to `ask`; a second request raises KeyboardInterrupt."""
     asked, wishes = False, SignalFilter(clock)
 
     def handle(number: int, frame: FrameType | None) -> None:

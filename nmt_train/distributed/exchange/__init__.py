@@ -1,4 +1,4 @@
-"""With whom workers exchange. A new exchange is a file here and a row of `EXCHANGES`."""
+"""The exchanges: how workers communicate. To add an exchange, add a file here and a row in `EXCHANGES`."""
 
 from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.exchange import Exchange

@@ -1,4 +1,4 @@
-"""Synchronous data parallelism: gradients of all ranks are joined, and every rank makes the same update (Arnold Alg. 1)."""
+"""Synchronous data parallelism: all-reduce the gradients, then make the same update on every rank (Arnold Alg. 1)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from nmt_train.trace import Trace
 
 
 class AllReduce(Exchange):
-    """Each rank holds all parameters with the whole optimizer state; rank 0's is what checkpoints hold.
+    """Each rank holds all parameters and the whole optimizer state; checkpoints save those of rank 0.
 
-    `optimizer` updates the vector that it was made for: by joined gradients, clipped to clip_norm (0: not), or by means of
-    finished updates. sums: gradients are joined by their sum (see joining.py).
+    `optimizer` updates the vector that it was created for: with reduced gradients, clipped to clip_norm (0: no clipping), or
+    with the mean of finished updates. sums: gradients are summed, not averaged (see optim/gradient_accumulation.py).
     """
 
     codec_needs = "summable"
@@ -68,12 +68,12 @@ class AllReduce(Exchange):
         self.apply(gradient, parameters, joined)
 
     def transfer(self, gradient: Tensor, weight: int) -> Reduction:
-        """The half that the network does: join the gradient, or a part of it, with all ranks'."""
+        """The communication half of `sync`: all-reduce the gradient, or a part of it, in place."""
         return self._reducer.reduce(gradient, self.updates, weight)
 
     @torch.no_grad()
     def apply(self, gradient: Tensor, parameters: Tensor, joined: Reduction) -> None:
-        """The other half: update. NotFinite, on all ranks alike, if the gradient is infinite or not a number."""
+        """The update half of `sync`; raises NotFinite, on all ranks alike, if the gradient is infinite or not a number."""
         norm = clip(gradient, self._clip_norm, joined.divisor)
         if self._sums and joined.weight > 1:
             gradient.mul_(joined.weight)

@@ -78,8 +78,9 @@ class ExchangeConfig:
     )
 
     def knows_own(self, exchanges_updates: bool, feedback: bool) -> bool:
-        """Whether a worker goes on from all of its own updates, and deltas are without them.
+        """Whether a worker continues from received parameters plus all of its own updates, which deltas then leave out.
 
-        Of a bundle that is not full a delta knows nothing yet: own updates would be taken back.
+        Not if bundle is above 1: before a bundle is full, a delta does not know its pushes, and would take the worker's own
+        updates back.
         """
         return exchanges_updates and feedback and self.own_updates and self.bundle in (None, 1)

@@ -1,4 +1,4 @@
-"""Sums over all ranks by the transport's own means: an MPI library's all-reduce, or torch.distributed's (NCCL, gloo)."""
+"""All-reduce by a library through the transport: the MPI library's, or torch.distributed's (NCCL, gloo)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nmt_train.trace import Trace
 
 
 class LibraryAllReduce(Reducer):
-    """The library chooses how; it sums in full precision."""
+    """The library chooses the algorithm; it sums in full precision."""
 
     def __init__(self, transport: Transport, by: str, trace: Trace) -> None:
         self._transport, self._by, self._trace = transport, by, trace

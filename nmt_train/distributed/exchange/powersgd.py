@@ -1,4 +1,4 @@
-"""Sums of gradients as products of two thin matrices (PowerSGD, Vogels et al. 2019, Algorithms 1 and 2)."""
+"""All-reduce of gradients as products of two low-rank factors (PowerSGD, Vogels et al. 2019, Algorithms 1 and 2)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from nmt_train.distributed.exchange.exchange import RESIDUAL, Vectors
 from nmt_train.distributed.exchange.ring import Reducer, Reduction
 from nmt_train.trace import Trace
 
-_Q = "low-rank.q"  # among the vectors that a worker carries
-_SEED = 20_190_531  # of the first right factors, the same on all ranks
+_Q = "low-rank.q"  # name of the right factors in a worker's state
+_SEED = 20_190_531  # seeds the initial right factors, which are the same on all ranks
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -28,7 +28,7 @@ class LowRankConfig:
 
 
 class PowerSGD(AllReduce):
-    """All-reduce of products of thin matrices; the codec encodes the factors."""
+    """All-reduce of low-rank factors of the gradient matrices; the codec encodes the factors."""
 
     in_parts = False  # whole matrices are needed
 
@@ -42,11 +42,13 @@ class PowerSGD(AllReduce):
 
 
 class LowRankReducer(Reducer):
-    """Of every matrix M the mean over ranks of P = M Q is made orthonormal, then Q = M^T P is averaged; P Q^T is the mean.
+    """Approximates the mean of every gradient matrix M over all ranks by P Q^T.
 
-    layout: shapes of the parameters in the order of the vector; those that are no matrices, or too small to gain, are averaged
-    as they are. What the product leaves out of a rank's gradient is added to its next one. inner: joins what remains to be
-    joined.
+    It averages P = M Q over the ranks and makes P orthonormal; then it averages Q = M^T P. Error feedback adds what P Q^T
+    leaves out of a rank's gradient to the next gradient of that rank.
+
+    layout: shapes of the parameters in the order of the vector. Parameters that are not matrices, or are too small to gain,
+    are averaged without compression. inner: the reducer for the factors and the uncompressed parameters.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class LowRankReducer(Reducer):
     @torch.no_grad()
     def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Reduction:
         with self._trace.span("encode", vector.numel()):
-            if weight:  # else what is owed waits for a batch to travel with
+            if weight:  # without a batch, the residual waits for the next gradient
                 vector.add_(self._error)
             left = [vector[place].view(rows, columns) @ q for (place, rows, columns), q in self._with_q()]
             first = _joined([*left, *(vector[place] for place in self._others)], vector)
@@ -103,7 +105,7 @@ class LowRankReducer(Reducer):
         return Reduction(1.0, joined.weight)
 
     def _owe(self, mean: Tensor) -> None:
-        """What `mean` lacks of this rank's own vector is still to be sent."""
+        """Keep what `mean` lacks of this rank's own vector as the residual."""
         for place, _, _ in self._matrices:
             self._error[place].sub_(mean[place])
         for place in self._others:
@@ -115,7 +117,7 @@ class LowRankReducer(Reducer):
         return [(its, q.view(-1, self._rank)) for its, q in zip(self._matrices, factors, strict=True)]
 
     def _forget(self) -> None:
-        """Begin anew, on all ranks alike, after a sum that was not finite."""
+        """Reset residual and right factors, on all ranks alike, after a sum that was not finite."""
         self._error.zero_()
         self._q = torch.randn(self._q.shape, generator=torch.Generator().manual_seed(_SEED)).to(self._q)
 
@@ -126,7 +128,7 @@ class LowRankReducer(Reducer):
         return {RESIDUAL: self._error}
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
-        """What is owed is paid with the next gradient."""
+        """Restore the right factors; the exchange itself adds the saved residual to the next gradient."""
         self._error.zero_()
         if _Q in vectors and vectors[_Q].shape == self._q.shape:
             self._q = vectors[_Q].to(self._q)
@@ -137,7 +139,7 @@ def _joined(parts: Sequence[Tensor], like: Tensor) -> Tensor:
 
 
 def _orthonormal(matrix: Tensor) -> Tensor:
-    """Columns made orthogonal and of length 1, one after the other (Gram and Schmidt)."""
+    """Make the columns orthonormal in place, one after the other (Gram-Schmidt)."""
     if matrix.is_meta:
         return matrix
     for column in range(matrix.shape[1]):

@@ -1,4 +1,4 @@
-"""A part of the global parameters, as one rank knows it: what recovery puts together after ranks have ended."""
+"""A part of the global parameters as one rank knows it; recovery combines these pieces after ranks have ended."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from nmt_train.optim.optimizer import Optimizer
 
 @dataclass
 class RecoveryPiece:
-    """A part of the global parameters as somebody has it, after so many updates.
+    """The slice `place` of the global parameters, as one rank has it, after `updates` updates.
 
-    vectors: on the CPU, by name, each as long as the place: the parameters, and, where they are known, their running mean and
-    the optimizer's, whose `numbers` then are as in `Optimizer.state`. exact: the parameters are what they were after these
-    updates; else some of what changed has not been told, or others have been.
+    vectors: on the CPU, by name, each as long as `place`: the parameters and, if known, their running mean and the optimizer's
+    vectors. numbers: those of the optimizer, as in `Optimizer.state`, if its vectors are known. exact: the parameters are
+    exactly those after these updates; otherwise some changes may be missing, or other changes included.
     """
 
     place: slice
@@ -29,12 +29,12 @@ class RecoveryPiece:
 
     @classmethod
     def of(cls, place: slice, optimizer: Optimizer) -> RecoveryPiece:
-        """A copy of all that an optimizer has."""
+        """A piece with a copy of all vectors and numbers of an optimizer."""
         vectors, numbers = optimizer.everything()
         return cls(place, optimizer.updates, {name: kept(vector) for name, vector in vectors.items()}, numbers)
 
     def facts(self) -> dict[str, Any]:
-        """All but the vectors' values."""
+        """Everything except the values of the vectors."""
         place = [self.place.start, self.place.stop]
         return {"place": place, "updates": self.updates, "names": list(self.vectors), "numbers": self.numbers,
                 "exact": self.exact}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Workers that each hold all parameters, and must hold the same: the comparison that finds where they do not."""
+"""Checks that workers that each hold all parameters hold the same parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from nmt_train.distributed.transport import Tag, Transport, describe
 
 
 def compare(transport: Transport, vector: Tensor) -> None:
-    """Compare bits with the rank before, while all ranks do; UserError says which two differ."""
+    """Compare this rank's vector bit by bit with that of the previous rank; UserError names two ranks that differ.
+
+    All ranks must call this together.
+    """
     if transport.size == 1 or vector.is_meta:
         return
     mine = hashlib.blake2b(vector.cpu().numpy().tobytes(), digest_size=16).digest()

@@ -1,7 +1,8 @@
-"""Sums over all ranks, the same bits on every one of them: around a ring (Patarasu & Yuan 2009).
+"""Ring all-reduce (Patarasu & Yuan 2009), whose sums have the same bits on every rank.
 
-The vector is cut into as many blocks as there are ranks. A block's sum grows from rank to rank, always in the same order, and
-what its last rank has sent is what everybody takes over, that rank too: so what codecs round is rounded alike everywhere.
+The vector is cut into as many blocks as there are ranks. The partial sum of a block passes from rank to rank, always in the
+same order. The last rank encodes the sum, and all ranks, including that one, decode the same message. Therefore a codec rounds
+the sum in the same way on every rank.
 """
 
 from __future__ import annotations
@@ -24,39 +25,40 @@ _FINITE, _NOT_FINITE = 1, 0  # the first number of a message
 
 
 class Reduction(NamedTuple):
-    """divisor: what makes a weighted sum the mean; weight: of all ranks together."""
+    """divisor: dividing the weighted sum by it gives the mean. weight: total weight of all ranks."""
 
     divisor: float
     weight: int
 
 
 class Reducer(ABC):
-    """Joins vectors of all ranks, which all call it at the same point of their work."""
+    """Sums the vectors of all ranks; all ranks must call it at the same point of training."""
 
     @abstractmethod
     def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Reduction:
-        """Replace `vector` (elements,) by the sum of all ranks' vectors, each times its weight, the same bits everywhere.
+        """Replace `vector` (elements,) by the weighted sum of all ranks' vectors, with the same bits on every rank.
 
-        A weight of 0 leaves a rank out, which had nothing to give. The sum may be divided already, as `Joined` says.
+        Weight 0 leaves out a rank that has nothing to contribute. The reducer may already divide the sum; the returned
+        `Reduction` has the divisor that remains.
 
-        Where a rank's vector is infinite or not a number, so is everybody's sum: no rank is left waiting.
+        If the vector of a rank is infinite or not a number, the sum on every rank is too; no rank is left waiting.
         """
 
     def worker_state(self) -> Vectors:
-        """What is kept from one sum to the next, as of `Exchange`."""
+        """The vectors that the reducer keeps from one sum to the next (see `Exchange.worker_state`)."""
         return {}
 
     def rescued(self) -> Vectors:
-        """`carried`, where a sum may have been cut short: without what all ranks must have alike."""
+        """`worker_state` after a sum that may have been interrupted: without vectors that must be equal on all ranks."""
         return self.worker_state()
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
-        """Go on with what `carried` gave."""
+        """Continue from what `worker_state` returned."""
         return None
 
 
 class RingAllReduce(Reducer):
-    """2 (n - 1) / n of the vector leaves each of n ranks, and as much comes in, encoded anew at every hop by `codec`."""
+    """Each of n ranks sends 2 (n - 1) / n of the vector and receives as much; `codec` encodes each partial sum at every hop."""
 
     def __init__(self, transport: Transport, codec: Codec, trace: Trace) -> None:
         self._transport, self._codec, self._trace = transport, codec, trace
@@ -64,7 +66,7 @@ class RingAllReduce(Reducer):
 
     @torch.no_grad()
     def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Reduction:
-        """Behind each block travels the weight of those ranks whose sum it is."""
+        """The message of each block also carries the total weight of the ranks that the block sums."""
         size, rank = self._transport.size, self._transport.rank
         if size == 1:
             return Reduction(1.0, weight)
@@ -82,7 +84,7 @@ class RingAllReduce(Reducer):
             sent.append(self._send(message))
             message = self._take(blocks[(mine - hop - 1) % size], add=False)
         for done in sent:
-            done.result()  # until then the vector may not be overwritten
+            done.result()  # the vector must not be overwritten before
         return Reduction(max(1, total), total)
 
     def _send(self, message: Message) -> Any:
@@ -96,7 +98,7 @@ class RingAllReduce(Reducer):
                 return Message((_NOT_FINITE, weight))
 
     def _take(self, block: Tensor, add: bool) -> Message:
-        """Add what comes from the rank before to a block, or put it there."""
+        """Receive a block from the previous rank; add it to `block`, or replace `block` by it."""
         with self._trace.span("waiting"):
             message: Message = self._transport.receive(self._before, Tag.RING).result()[1]
         with self._trace.span("decode", block.numel() if add else self._codec.cost_elements(block.numel())):

@@ -24,9 +24,9 @@ class SingleRank(Exchange):
         self.initial_slices = self.snapshot_slices = [slice(0, optimizer.parameters.numel())]
 
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
-        """`parameters` is the vector that the optimizer was made for, so it is up to date as soon as it is updated."""
+        """Update in place: `parameters` is the vector that the optimizer was created for, so nothing needs to be copied."""
         with self._trace.span("update", gradient.numel()):
             self.optimizer.apply(gradient)
 
     def refresh(self, parameters: Tensor) -> None:
-        """They always are the global ones."""
+        """Nothing to do: `parameters` always are the global parameters."""

@@ -1,4 +1,4 @@
-"""Workers that join in waves, as `{4: 0u, 8: 2000u}`: four at first, eight after 2,000 updates (Farrell & Yang 2016, 7)."""
+"""Workers join in waves: `{4: 0u, 8: 2000u}` means four at first and eight after 2,000 updates (Farrell & Yang 2016, 7)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FORM = "workers and when, first those from the start, as in {4: 0u, 8: 2000u}"
 
 @dataclass(frozen=True)
 class Waves:
-    """How many workers train: `first`, and more of them from each span on; both grow."""
+    """How many workers train: `first` at the start, then those of each entry in `later`; worker counts and spans increase."""
 
     first: int
     later: tuple[tuple[int, Span], ...] = ()
@@ -49,7 +49,7 @@ class Waves:
         return self.later[-1][0] if self.later else self.first
 
     def workers(self, progress: Progressed) -> int:
-        """How many train when so much has gone by."""
+        """How many workers train at this progress."""
         return max([self.first, *(count for count, span in self.later if span.reached(progress))])
 
     def __str__(self) -> str:

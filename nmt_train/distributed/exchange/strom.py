@@ -1,7 +1,8 @@
-"""No server: every worker tells all others what changes, and goes on while that travels (Strom 2015, section 2.6).
+"""Exchange without a server: every worker sends its changes to all others, and computes meanwhile (Strom 2015, section 2.6).
 
-Messages hold plus or minus a threshold, a multiple of 2^-30, and are added up in 64 bits, where such sums are exact: in
-whatever order they come, once all have arrived all workers have the same parameters to the bit.
+Messages hold plus or minus a threshold, which is a multiple of 2^-30. Workers add them up in 64 bits, where such sums are
+exact. Therefore the order of arrival does not matter: after all messages have arrived, all workers have bit-identical
+parameters.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from nmt_train.optim.update_optimizers import UpdateAdder
 from nmt_train.optim.worker_optimizer import WorkerOptimizer
 from nmt_train.trace import Trace
 
-_CHANGE, _ALL = 1, 0  # a message's first number: a change, or that all before it has been sent
+_CHANGE, _ALL = 1, 0  # first number of a message: it is a change, or the sender has sent all its changes
 
 
 class StromExchange(Exchange):
-    """Every rank holds all parameters; rank 0's are what checkpoints hold.
+    """Every rank holds all parameters; checkpoints save those of rank 0.
 
-    prepares: gradients become updates here, by the worker's own optimizer, and not in the schedule.
+    prepares: this exchange, not the schedule, turns gradients into updates with the worker's own optimizer.
     """
 
     codec_needs = "exact_sums"
@@ -57,15 +58,15 @@ class StromExchange(Exchange):
         whole, none = slice(0, parameters.numel()), slice(0, 0)
         self.initial_slices, self.snapshot_slices = [whole] * transport.size, [whole] + [none] * (transport.size - 1)
         self._transport, self._trace = transport, trace
-        self._exact = torch.empty_like(parameters, dtype=torch.float64)  # the parameters, in whole grains
+        self._exact = torch.empty_like(parameters, dtype=torch.float64)  # the parameters, as multiples of GRAIN
         self._codec = ErrorFeedback(codec, torch.zeros_like(parameters))
         self._local = WorkerOptimizer(optimizer, parameters) if prepares else None
-        # Everybody begins with another peer: else all would queue at the first.
+        # Every rank starts with a different peer; otherwise all ranks would send to the same one first.
         self._others = [*range(transport.rank + 1, transport.size), *range(transport.rank)]
         self._lock, self._heard_all = transport.lock(), transport.event()
-        self._complete: set[int] = set()  # peers that have sent all
-        self._unpublished = 0  # updates that `optimizer.parameters` do not have yet
-        self._leaving: list[Future[None]] = []  # the last change, on its way to every peer
+        self._complete: set[int] = set()  # peers that have sent all their changes
+        self._unpublished = 0  # updates that are not in `optimizer.parameters` yet
+        self._leaving: list[Future[None]] = []  # the sends of the last change, one to every peer
         self._base()
         if self._others:
             transport.spawn("peers", self._hear)
@@ -93,7 +94,7 @@ class StromExchange(Exchange):
                 parameters.copy_(self.optimizer.parameters)
 
     def _wait_for_the_last(self) -> None:
-        """On a link that is too slow messages would pile up, and all become older and older."""
+        """Wait until the last change has been sent: on a slow link, messages would otherwise queue and grow ever more stale."""
         with self._trace.span("waiting"):
             for left in self._leaving:
                 left.result()
@@ -105,14 +106,14 @@ class StromExchange(Exchange):
         self._unpublished += 1
 
     def _publish(self) -> None:
-        """Changes that others have made since the last time are updates as well."""
+        """Copy the exact sums to the parameters; changes of other ranks since the last call count as updates too."""
         self.optimizer.parameters.copy_(self._exact)
         self.optimizer.smooth(self._unpublished)
         self._unpublished = 0
 
     @torch.no_grad()
     def _hear(self) -> None:
-        """Take in what the others change, until the transport is closed."""
+        """Apply the changes of the other ranks until the transport is closed."""
         while True:
             source, message = self._transport.receive(None, Tag.PEER).result()
             if message.number() == _CHANGE:
@@ -125,7 +126,7 @@ class StromExchange(Exchange):
 
     @torch.no_grad()
     def refresh(self, parameters: Tensor) -> None:
-        """Wait for all that was sent; UserError if the replicas are then not equal."""
+        """Wait until all changes have arrived; raises UserError if the replicas then differ."""
         for rank in self._others:
             self._transport.send(rank, Tag.PEER, Message((_ALL,)))
         if self._others:
@@ -134,19 +135,19 @@ class StromExchange(Exchange):
             self._complete.clear()
         with self._lock:
             self._publish()
-            self._base()  # before anybody can go on, which takes this rank's comparison
+            self._base()  # before `compare`, because another rank needs this rank's checksum to continue
         compare(self._transport, self.optimizer.parameters)
         parameters.copy_(self.optimizer.parameters)
 
     def _base(self) -> None:
-        """Begin the exact sums with the parameters as checkpoints hold them."""
+        """Reset the exact sums to the parameters that checkpoints hold."""
         torch.div(self.optimizer.parameters.double(), GRAIN, out=self._exact).round_().mul_(GRAIN)
 
     @torch.no_grad()
     def recovery_pieces(self, rank: int) -> list[RecoveryPiece]:
         with self._lock:
             self.optimizer.parameters.copy_(self._exact)
-            # As many changes as another has need not be the same ones.
+            # Not exact: two ranks with equally many changes need not have the same changes.
             return [replace(piece, exact=False) for piece in super().recovery_pieces(rank)]
 
     def worker_state(self) -> Vectors:

@@ -1,4 +1,4 @@
-"""When workers exchange their gradients. A new schedule is a file here and a row of `SCHEDULES`."""
+"""The schedules: when workers exchange their gradients. To add a schedule, add a file here and a row in `SCHEDULES`."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def chosen(name: str, settings: Any) -> type[Schedule]:
-    """The class of a schedule, as settings vary it; settings: the whole configuration."""
+    """The class for a schedule name, or the variant of it that the settings select; settings: the whole configuration."""
     schedule = SCHEDULES[name]
     if schedule is EveryStep and (settings.exchange.buckets or 1) > 1:
         return Bucketed

@@ -1,4 +1,4 @@
-"""A task that carries vectors while its worker computes."""
+"""A background task that exchanges vectors while its worker computes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from nmt_train.trace import Trace
 
 
 class BackgroundTask:
-    """Carries one vector after the other, in the order in which they are given: workers that give them in the same order meet.
+    """Exchanges vectors one after the other, in the order of `give`; all workers must give them in the same order.
 
-    under_way: how many have been given and not been taken back.
+    under_way: the number of vectors that have been given but not taken back.
     """
 
-    def __init__(self, transport: Transport, trace: Trace, load_worker_state: Callable[[Tensor, int], Reduction]) -> None:
-        """`carry` is called in the task with every vector and its weight, and may change the vector."""
-        self._trace, self._carry = trace, load_worker_state
+    def __init__(self, transport: Transport, trace: Trace, exchange: Callable[[Tensor, int], Reduction]) -> None:
+        """exchange: exchanges one vector, which it may change; the task calls it with the vector and its weight."""
+        self._trace, self._exchange = trace, exchange
         self._given, self._done = deque[tuple[Tensor, int]](), deque[tuple[Tensor, Reduction]]()
         self.under_way = 0
         self._work, self._news = transport.event(), transport.event()
@@ -32,7 +32,7 @@ class BackgroundTask:
         self._work.set()
 
     def take(self) -> tuple[Tensor, Reduction]:
-        """Wait for the oldest that is under way, and what `carry` said of it; what `carry` has raised."""
+        """Wait for the oldest vector in flight; returns it and its `Reduction`. Raises the error of a failed exchange."""
         with self._trace.span("waiting"):
             while not self._done:
                 self._news.clear()
@@ -51,6 +51,6 @@ class BackgroundTask:
                     self._work.wait()
             vector, weight = self._given.popleft()
             with self._trace.span("sync"):
-                joined = self._carry(vector, weight)
+                joined = self._exchange(vector, weight)
             self._done.append((vector, joined))
             self._news.set()

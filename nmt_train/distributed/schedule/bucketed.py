@@ -1,7 +1,7 @@
-"""Exchange after every step, in parts: gradients of later layers travel while those of earlier ones are computed.
+"""Exchange after every step, in buckets: a worker sends gradients of later layers while it computes those of earlier ones.
 
-As in Li et al. 2020 (PyTorch Distributed, 3.2.3): a part sets out once the backward pass has been through all of its
-parameters, and not before the part behind it in the vector, so that all workers sum them in the same order.
+As in Li et al. 2020 (PyTorch Distributed, 3.2.3): a worker sends a bucket when the backward pass has computed all its
+gradients, but not before the next bucket in the vector, so that all workers sum the buckets in the same order.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from nmt_train.trace import Trace
 
 
 class Bucketed(EveryStep):
-    """The vector is cut into buckets of one size, which leave from its end, where the last layers are, to its beginning.
+    """Cuts the vector into buckets of equal size, and sends them from its end, where the last layers are, to its beginning.
 
-    Where tasks do not go on while another computes, as on a simulated clock, buckets set out after the backward pass, each when
-    its share of the pass's time is over.
+    If tasks cannot run while another task computes, as on a simulated clock, the worker sends the buckets after the backward
+    pass, each when its share of the time of the pass is over.
     """
 
     works_with = AllReduce
@@ -50,13 +50,13 @@ class Bucketed(EveryStep):
         sums: bool = False,
     ) -> None:
         super().__init__(flat, exchange, 0.0, accumulate, sums)
-        self._all_reduce, self._trace = exchange, trace  # with both of its halves
+        self._all_reduce, self._trace = exchange, trace  # `sync` in two halves: `transfer` and `apply`
         count = flat.gradient.numel()
         buckets = min(buckets, count)
         self._buckets = [slice(count * part // buckets, count * (part + 1) // buckets) for part in reversed(range(buckets))]
-        self._waiting = deque[slice]()  # buckets of this exchange that have not set out
-        self._missing: dict[int, int] = {}  # elements that the backward pass still owes to a bucket, by its beginning
-        self._begun = False  # whether some bucket of this exchange may have set out
+        self._waiting = deque[slice]()  # buckets of this exchange that have not been sent
+        self._missing: dict[int, int] = {}  # by the start of each bucket: elements still to be computed
+        self._begun = False  # whether buckets of this exchange may have been sent
         self._weight = 0  # of this exchange
         self._background = BackgroundTask(transport, trace, exchange.transfer)
         if transport.parallel:
@@ -72,10 +72,10 @@ class Bucketed(EveryStep):
         while len(self._waiting) > 1:
             self._give()
             with trace.span("backward", tokens, parts):
-                pass  # all is computed; on a simulated clock it would be now
+                pass  # already computed; a simulated clock advances here
 
     def _begin(self) -> float:
-        """By what gradients are divided to be the mean; the last one may still be to come."""
+        """Begin an exchange, perhaps before the last gradient is computed; returns the divisor that makes the sum the mean."""
         self._begun = True
         divisor, self._weight = self.accumulator.take()
         if divisor != 1.0:
@@ -86,7 +86,7 @@ class Bucketed(EveryStep):
         return divisor
 
     def _computed(self, place: slice) -> None:
-        """The gradient of one parameter is there."""
+        """Called when the gradient of one parameter is complete: sends the buckets that are now complete."""
         for bucket in self._waiting:
             self._missing[bucket.start] -= max(0, min(bucket.stop, place.stop) - max(bucket.start, place.start))
         while self._waiting and not self._missing[self._waiting[0].start]:
@@ -96,7 +96,7 @@ class Bucketed(EveryStep):
         self._background.give(self._flat.gradient[self._waiting.popleft()], self._weight)
 
     def _give_away(self) -> None:
-        if not self._begun:  # its last step had no batch, or nobody knew that it was the last
+        if not self._begun:  # the last step had no batch, or was not known to be the last
             self._begin()
         while self._waiting:
             self._give()

@@ -1,4 +1,4 @@
-"""Giving gradients away and fetching parameters each every so many steps, on their own (Dean et al. 2012)."""
+"""Pushes gradients and fetches parameters independently, each after its own number of steps (Dean et al. 2012)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nmt_train.distributed.exchange.exchange import Exchange, Vectors
 from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.optim.flat_model import FlatModel
 
-_SINCE = "downpour.since"  # steps since the last fetch, among what a worker carries
+_SINCE = "downpour.since"  # name of the steps since the last fetch in a worker's state
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -27,7 +27,7 @@ class DownpourConfig:
 
 
 class Downpour(Schedule):
-    """The gradients of `push` steps are given away as one; every `fetch` steps a worker takes the shards' parameters over."""
+    """A worker pushes the joined gradients of every `push` steps, and fetches the shards' parameters every `fetch` steps."""
 
     one_call = False
 
@@ -41,7 +41,7 @@ class Downpour(Schedule):
     ) -> None:
         super().__init__(exchange, flat.parameters, sums)
         self._flat, self._config, self._clip_norm = flat, config, clip_norm
-        self._piled = self._since = 0  # steps whose gradients are not given away; steps since the last fetch
+        self._piled = self._since = 0  # steps with gradients not pushed yet; steps since the last fetch
 
     @property
     def mid_accumulation(self) -> bool:

@@ -13,14 +13,14 @@ from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import FlatModel, subtract
 from nmt_train.trace import Trace
 
-_OWN = "elastic.parameters"  # among the vectors that a worker carries
+_OWN = "elastic.parameters"  # name of the worker's own parameters in its state
 
 
 class EASGD(LocalSGD):
-    """Every so many steps a worker and the center move towards each other by a share of the distance between them.
+    """Every `local.every` steps, a worker and the center move toward each other by a share of the distance between them.
 
-    The global parameters are the center's. With a server each worker does so at its own pace; with all-reduce all at the same
-    step, and the center moves by the mean of their ways.
+    The global parameters are the center. With a server, each worker exchanges at its own pace. With all-reduce, all workers
+    exchange at the same step, and the center moves by the mean of their moves.
     """
 
     one_call = False
@@ -55,7 +55,7 @@ class EASGD(LocalSGD):
         return super().own_state() | {_OWN: self._flat.parameters}
 
     def rescued(self) -> Vectors:
-        """Its parameters are its own, and no way is owed."""
+        """With the worker's own parameters; unlike other local steps, they leave no unsent update."""
         return self.exchange.rescued() | self.own_state()
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:

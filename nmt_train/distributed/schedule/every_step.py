@@ -9,7 +9,7 @@ from nmt_train.optim.flat_model import FlatModel
 
 
 class EveryStep(Schedule):
-    """Gradients pile up in the flat gradient over `accumulate` steps and are then exchanged as one."""
+    """Accumulates the gradients of `accumulate` steps in the flat gradient, then exchanges them as one."""
 
     alone = in_lockstep = accumulates = in_parts = True
 
@@ -54,7 +54,7 @@ class EveryStep(Schedule):
         self.exchange.sync(gradient, parameters, weight)
 
     def drain(self) -> None:
-        """Nothing is ever in flight; a sum of fewer than `accumulate` gradients is given away as it is."""
+        """Exchange an accumulated gradient of fewer than `accumulate` steps; nothing else is ever in flight."""
         if self._steps:
             self._exchange()
         self.exchange.leave_round()

@@ -1,4 +1,4 @@
-"""Exchange while computing on: a second task, the background task, exchanges gradients while the next ones pile up.
+"""Overlap of exchange and computation: a background task exchanges gradients while the worker accumulates the next ones.
 
 Thesis 3.4, Algorithms 5 (background task) and 6 (worker).
 """
@@ -25,7 +25,7 @@ from nmt_train.optim.flat_model import FlatModel
 from nmt_train.optim.optimizer import Optimizer, clip
 from nmt_train.trace import Trace
 
-_PREFIX = "local."  # of the vectors of the optimizer that updates a worker's own copy
+_PREFIX = "local."  # name prefix of the vectors of the optimizer that updates a worker's own parameters
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -46,8 +46,8 @@ class OverlapConfig:
 
 
 class Overlap(Schedule):
-    """Gradients pile up in the flat gradient; whenever the background task is idle, parameters are swapped in and the pile
-    out.
+    """Accumulates gradients in the flat gradient. Whenever the background task is idle, the worker takes the received
+    parameters from it and gives it the accumulated gradient.
     """
 
     max_in_flight = 1
@@ -71,7 +71,7 @@ class Overlap(Schedule):
         self._flat, self._trace, self._config, self._clip_norm = flat, trace, config, optimizer.clip_norm
         self._given, self._weight = flat.gradient.clone(), 0  # the joined gradient that the background task has
         self._step_gradient = flat.gradient.clone() if config.local_update == "optimizer" else None
-        # Where the exchange makes updates of gradients, these are what is laid over what is swapped in.
+        # If the exchange turns gradients into updates, the worker adds these updates to the received parameters.
         own = config.local_update == "optimizer" or (config.local_update == "sum" and not exchange.exchanges_updates)
         self._local = Optimizer(dataclasses.replace(optimizer, smoothing=0.0), flat.parameters) if own else None
         self._steps, self._in_flight = 0, False
@@ -85,7 +85,7 @@ class Overlap(Schedule):
 
     def step(self) -> bool:
         if self._task.done():
-            self._task.result()  # an exchange has failed: nothing would ever come back
+            self._task.result()  # raises the error of a failed exchange, after which none would ever end
         self._steps += 1
         if not self._idle.is_set():
             if not self._config.bound or self._steps < self._config.bound:
@@ -96,7 +96,7 @@ class Overlap(Schedule):
         return self._swap()
 
     def drain(self) -> None:
-        """Exchange what has piled up, and take over what comes back; NotFinite as in `step`: drain again then."""
+        """Exchange the accumulated gradient and take the received parameters. After NotFinite, as in `step`, drain again."""
         self._wait()
         if self._steps:
             self._swap()
@@ -113,7 +113,7 @@ class Overlap(Schedule):
             self._task.result()
 
     def _swap(self) -> bool:
-        """Take over what the background task brought, and give it what has piled up."""
+        """Take the received parameters from the background task, and give it the accumulated gradient."""
         gradient = self._flat.gradient
         steps, self._steps = self._steps, 0
         try:
@@ -137,7 +137,7 @@ class Overlap(Schedule):
 
     @torch.no_grad()
     def _lay_over(self, given: Tensor) -> None:
-        """Update what was swapped in by what has just been given away, which it lacks."""
+        """Update the received parameters by the gradient that was just given away and that they do not include."""
         if self._local is None:
             self._flat.parameters.add_(given)
         else:
@@ -146,14 +146,14 @@ class Overlap(Schedule):
                 self._local.apply(given)
 
     def _update_locally(self) -> None:
-        """Between two exchanges: step by the newest gradient alone, which is the pile less what it was before."""
+        """Between two exchanges: update by the newest gradient alone, the difference of the accumulated gradients."""
         if self._local is None or self._step_gradient is None:
             return
         newest = self._flat.gradient - self._step_gradient
         self._step_gradient.copy_(self._flat.gradient)
         try:
             clip(newest, self._clip_norm, self.accumulator.factor)
-        except NotFinite:  # and so is the pile
+        except NotFinite:  # the accumulated gradient is not finite either
             self.accumulator.take()
             self._steps = 0
             self._flat.gradient.zero_()

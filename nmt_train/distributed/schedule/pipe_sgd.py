@@ -1,8 +1,8 @@
-"""Exchange while computing, all workers in step: Pipe-SGD (Li et al. 2018, Algorithm 1).
+"""Overlap of exchange and computation with all workers in lockstep: Pipe-SGD (Li et al. 2018, Algorithm 1).
 
-The gradient of a step is on its way to the other workers while the next steps are computed, and its mean is applied a fixed
-number of steps later: with width 2 that of step t - 1 at step t. `Overlap` exchanges whenever the channel is free; here what is
-applied when does not depend on how fast anything is, so that replicas stay equal to the bit.
+The workers sum the gradient of a step while they compute the next steps, and apply its mean a fixed number of steps later: with
+width 2, they apply the mean of step t - 1 at step t. `Overlap` exchanges whenever the channel is free. Here, speed does not
+affect which mean is applied at which step, so replicas stay bit-identical.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PipelineConfig:
 
 
 class PipeSGD(Schedule):
-    """While a batch is computed, the sums of the `width` - 1 batches before it are under way."""
+    """While a worker computes a batch, the gradient sums of the previous `width` - 1 batches are in flight."""
 
     works_with = AllReduce
     in_lockstep = True
@@ -56,18 +56,18 @@ class PipeSGD(Schedule):
     ) -> None:
         super().__init__(exchange, flat.parameters, sums)
         self.max_in_flight = config.width - 1
-        self._all_reduce = exchange  # with both of its halves
+        self._all_reduce = exchange  # `sync` in two halves: `transfer` and `apply`
         self._flat, self._trace, self._config = flat, trace, config
         self._free = [flat.gradient.clone() for _ in range(config.width)]
         self._background = BackgroundTask(transport, trace, exchange.transfer)
 
     def step(self) -> bool:
-        """NotFinite if the sum that is now applied is not finite: on all workers alike."""
+        """Raises NotFinite, on all workers alike, if the sum that this step applies is not finite."""
         width = 1 if self.exchange.updates < self._config.warmup else self._config.width
         if width == 1:
             self.drain()
             return self._at_once()
-        self._give()  # first: the network goes on with it as soon as it has done the one before
+        self._give()  # first, so that the background task can exchange it right after the previous one
         return self._take() if self._background.under_way == width else False
 
     def _at_once(self) -> bool:

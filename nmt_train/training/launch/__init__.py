@@ -1,1 +1,1 @@
-"""Starting ranks, and starting them again."""
+"""Launching ranks, and restarting a job that ended early."""

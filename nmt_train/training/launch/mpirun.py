@@ -17,14 +17,16 @@ from types import FrameType
 from nmt_train.common.errors import UserError
 from nmt_train.training.stop_request import ENDS, SignalFilter
 
-_ENDS = ("error: ", "MPI_ABORT was invoked")  # how a rank's last words begin
-_STATUS = re.compile(r"\s*Errorcode:\s+(\d+)")  # of MPI_Abort: mpirun's own may be another rank's
-_GRACE, _LOOK = 10.0, 0.5  # seconds that mpirun has to end after them; between two looks
+_ENDS = ("error: ", "MPI_ABORT was invoked")  # how the last line of a failing rank begins
+_STATUS = re.compile(r"\s*Errorcode:\s+(\d+)")  # the status given to MPI_Abort; mpirun's own status may be that of another rank
+_GRACE, _LOOK = 10.0, 0.5  # seconds: for mpirun to exit after its ranks have ended; between two polls
 
 
 def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: Callable[[str], None]) -> int:
-    """Run nmt-train again as so many ranks, which go on where some of them end; its exit status, or 128 + the signal that asked
-    for an end. options: of mpirun; heard: is given every line of stderr. UserError if there is no mpirun.
+    """Run nmt-train under mpirun with this number of ranks; if some of them end, the others continue.
+
+    Returns the exit status of the job, or 128 + the number of the signal that asked it to stop. options: options of mpirun.
+    heard: called with every line of stderr. Raises UserError if there is no mpirun.
     """
     beside = Path(sys.executable).parent / "mpirun"
     found = str(beside) if beside.exists() else shutil.which("mpirun")
@@ -65,7 +67,7 @@ def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: 
 
 
 def _follow(job: subprocess.Popen[str], heard: Callable[[str], None]) -> int:
-    """Pass on what mpirun says, until it ends; the status of the rank that ended the job, if one has, else its own."""
+    """Forward mpirun's stderr until it exits; returns the status of the rank that aborted the job, if any, else mpirun's."""
     aborted: list[int] = []
     over = threading.Event()
 
@@ -87,9 +89,10 @@ def _follow(job: subprocess.Popen[str], heard: Callable[[str], None]) -> int:
 
 
 def _wait(job: subprocess.Popen[str], over: threading.Event) -> int:
-    """Until mpirun ends; where its ranks have, it may wait for ever for a machine that it cannot reach any more.
+    """Wait for mpirun to exit, and return its status; kill it if it does not exit soon after its ranks have ended.
 
-    They may have said so (`over`), and of those on this machine it is seen.
+    mpirun may wait forever for a machine that it can no longer reach. Its ranks have ended if one has printed its last line
+    (`over`), or if this machine has no ranks any more.
     """
     left, began = _GRACE, False
     while True:
@@ -108,7 +111,7 @@ def _wait(job: subprocess.Popen[str], over: threading.Event) -> int:
 
 
 def _has_ranks(mpirun: int) -> bool:
-    """Whether it has any on this machine that live."""
+    """Whether this mpirun process has live ranks on this machine."""
     for children in Path(f"/proc/{mpirun}/task").glob("*/children"):
         with suppress(OSError):
             for child in children.read_text().split():
@@ -119,7 +122,7 @@ def _has_ranks(mpirun: int) -> bool:
 
 
 def _session(leader: int) -> list[int]:
-    """The processes of a session: mpirun's own ranks, and what reaches other machines for it."""
+    """The processes of a session: mpirun's ranks on this machine, and the processes that connect it to other machines."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Starting a job again when it has ended before its time: on the machines that answer then, from its last checkpoint."""
+"""Restarts a job that ended early: on the machines that answer at that time, from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from nmt_train.common.errors import TRY_AGAIN, UserError
 from nmt_train.training.launch import mpirun as launch
 from nmt_train.training.stop_request import ENDS
 
-_ANSWER = 10.0  # seconds that a machine has to say that it is there
-_STOPPED, _ANEW = "] stopped: ", "] begun anew"  # what a run says at its end, and when it has emptied its folder
+_ANSWER = 10.0  # seconds for a machine to answer
+_STOPPED, _ANEW = "] stopped: ", "] begun anew"  # log messages of a run: at its end, and after it has emptied its folder
 _PAUSE = 2.0  # seconds between an end and the next start
-# Done, a user's mistake, or a user's wish: SIGINT, SIGUSR1 and SIGTERM. After anything else a new start may help.
+# Success, a user error, or a stop by SIGINT, SIGUSR1 or SIGTERM. After any other status, a restart may help.
 _FINAL = frozenset({0, 2, 128 + 2, 128 + 10, 128 + 15})
-# Strict, for ssh and what else starts processes elsewhere would take other words for options or commands.
+# Strict, because ssh and other remote launchers could interpret other text as options or commands.
 _NAME, _ADDRESS = r"\w[\w.-]*", r"[0-9a-f:]*:[0-9a-f:.]*(?:%\w+)?"  # names and IPv4; IPv6
 _LINE = re.compile(rf"((?:{_NAME}@)?(?:{_NAME}|{_ADDRESS}))(?:\s+slots\s*=\s*(\d{{1,5}}))?", re.ASCII | re.IGNORECASE)
 
@@ -37,7 +37,7 @@ class Host:
 
 
 def read_hosts(path: Path) -> list[Host]:
-    """The machines of a file in mpirun's form, `NAME slots=RANKS` a line; UserError names what is wrong."""
+    """Read a hostfile in mpirun's format, with one `NAME slots=RANKS` per line; UserError names what is wrong."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeError) as error:
@@ -56,10 +56,10 @@ def read_hosts(path: Path) -> list[Host]:
 
 
 def answering(hosts: Sequence[Host]) -> list[Host]:
-    """Those machines that can be reached as mpirun would reach them: by ssh, or by what PRTE_MCA_plm_ssh_agent names."""
+    """The hosts that can be reached as mpirun reaches them: by ssh, or by the agent that PRTE_MCA_plm_ssh_agent names."""
     agent = os.environ.get("PRTE_MCA_plm_ssh_agent")  # noqa: SIM112 - Open MPI writes it so
     reach = agent.split() if agent else ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_ANSWER:.0f}"]
-    end = ["--"] if Path(reach[0]).name == "ssh" else []  # of options; others may not know it
+    end = ["--"] if Path(reach[0]).name == "ssh" else []  # ends the options of ssh; other agents may not know it
 
     def answers(host: Host) -> bool:
         try:
@@ -75,7 +75,7 @@ def answering(hosts: Sequence[Host]) -> list[Host]:
 
 @dataclass(frozen=True)
 class Job:
-    """How this command is run as several ranks. hosts: none: on this machine; arguments: the command's own."""
+    """How to run this command as several ranks. hosts: if empty, this machine. arguments: the arguments of the command."""
 
     hosts: Sequence[Host] = ()
     restarts: int = 0
@@ -83,13 +83,14 @@ class Job:
 
 
 class _Asked(BaseException):
-    """A signal asks for an end while no job runs; the argument is its number."""
+    """Raised when a signal asks to stop while no job runs; the argument is the number of the signal."""
 
 
 def supervise(job: Job, ranks: int) -> int:
-    """Run nmt-train under mpirun, and again if need be; the last exit status, or 128 + the signal that asked for an end.
+    """Run nmt-train under mpirun, and restart it if necessary.
 
-    With as many ranks as the hosts have slots, or, on this machine, with `ranks`. UserError if no machine answers at first.
+    Returns the last exit status, or 128 + the number of the signal that asked to stop. The number of ranks is the number of
+    slots of the hosts, or `ranks` if the job runs on this machine. Raises UserError if no host answers before the first start.
     """
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -111,7 +112,7 @@ def _repeat(job: Job, ranks: int) -> int:
         status, anew = _run(job.hosts, ranks, arguments, again=left < job.restarts)
         if status in _FINAL or not left:
             break
-        if anew:  # what there is by now is to be kept
+        if anew:  # the restart must keep what the run has written by now
             arguments = [argument for argument in arguments if argument != "--overwrite"]
         _say(f"the job ended with status {status}: starting it again ({left - 1} restarts are left after this)")
         time.sleep(_PAUSE)
@@ -119,7 +120,7 @@ def _repeat(job: Job, ranks: int) -> int:
 
 
 def _run(hosts: Sequence[Host], ranks: int, arguments: Sequence[str], again: bool) -> tuple[int, bool]:
-    """The exit status, and whether the run has emptied its folder and begun."""
+    """Run the job once; returns its exit status, and whether the run has emptied its folder and begun."""
     there = answering(hosts) if hosts else []
     if hosts and not there:
         nobody = f"none of {', '.join(host.name for host in hosts)} answers; look at the machines and at ssh"
@@ -139,7 +140,7 @@ def _run(hosts: Sequence[Host], ranks: int, arguments: Sequence[str], again: boo
         file.flush()
         options = [*(("--hostfile", file.name) if there else ()), *(("-x", f"{launcher.RESTARTED}=1") if again else ())]
         status = launch.mpirun(sum(host.slots for host in there) or ranks, arguments, options, heard)
-    return status or (0 if _STOPPED in said else TRY_AGAIN), _ANEW in said  # mpirun may call a job a success that never began
+    return status or (0 if _STOPPED in said else TRY_AGAIN), _ANEW in said  # mpirun may return 0 for a job that never began
 
 
 def _say(text: str) -> None:

@@ -1,1 +1,1 @@
-"""A parameter server in shards."""
+"""A sharded parameter server."""

@@ -1,7 +1,7 @@
-"""A worker's end of an asynchronous parameter server in shards (thesis 3.3, 3.5, 3.6; sparse: 3.8, Algorithms 8, 9).
+"""A worker's client of a sharded asynchronous parameter server (thesis 3.3, 3.5, 3.6; sparse: 3.8, Algorithms 8, 9).
 
-A worker pushes a slice of its gradient to every shard at once; each shard updates when a push arrives, and answers with its
-parameters, or with what changed since the worker's last answer.
+A worker pushes a slice of its gradient to each of the shards at the same time. Each shard updates when a push arrives, and
+answers with its parameters, or with the delta since its last answer to that worker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from nmt_train.optim.update_optimizers import UpdateAdder
 from nmt_train.optim.worker_optimizer import WorkerOptimizer
 from nmt_train.trace import Trace
 
-_AHEAD = 2  # pushes to a shard that it may not have applied yet, where the worker does not wait for answers
+_AHEAD = 2  # maximum number of unapplied pushes per shard if the worker does not wait for answers
 _RECEIVED, _SEEN = "server.received", "server.seen"  # among the vectors of a worker's state
 
 
@@ -76,7 +76,7 @@ class ParameterServer(Exchange):
         self.exchanges_updates, self.waits_for_others = traffic.exchanges_updates, traffic.rule.holds
         self._told = 0  # updates of the shard that answered last
         self._heard: dict[int, int] = {}  # updates of each rank's shard at its last answer
-        self._latest: Tensor | None = None  # the parameters as these answers gave them
+        self._latest: Tensor | None = None  # the parameters in these answers
         # Whether a worker continues from what it received plus all of its own updates, which deltas then leave out.
         self._whole = config.knows_own(traffic.exchanges_updates, traffic.feedback)
         self._owes = UNSENT if traffic.exchanges_updates else RESIDUAL
@@ -101,7 +101,7 @@ class ParameterServer(Exchange):
         self._bypass = config.bypass and self.service.serves and not traffic.rule.holds
         self._holders = [rank for rank, shard in enumerate(self.shards) if shard.start < shard.stop]
         others = [other for other in self._holders if other != rank or not self._bypass]
-        # Every worker begins with another shard: otherwise all would queue at the first.
+        # Every worker starts with a different shard; otherwise all workers would push to the same one first.
         self._others = [other for other in others if other > rank] + [other for other in others if other <= rank]
         self._up: dict[int, Codec] = {}
         for other in self._others if self._pushes else []:
@@ -109,7 +109,7 @@ class ParameterServer(Exchange):
             residual = torch.zeros_like(parameters[self.shards[other]])
             self._up[other] = ErrorFeedback(codec, residual) if traffic.feedback else codec
         self.keeps = bool(self._others)
-        self._applied: dict[int, deque[Future[Any]]] = defaultdict(deque)  # by rank, acknowledgements that will come
+        self._applied: dict[int, deque[Future[Any]]] = defaultdict(deque)  # by rank, outstanding acknowledgments
 
     @property
     def updates(self) -> int:
@@ -138,18 +138,18 @@ class ParameterServer(Exchange):
             self._combine(received, parameters)
 
     def _counted(self, weight: int) -> int:
-        """How much a push counts in a mean: finished updates count workers."""
+        """The weight of a push in a mean: of finished updates, that of every worker is 1 (0 without a batch)."""
         return min(weight, 1) if self.exchanges_updates else weight
 
     def _step(self, gradient: Tensor, start: Tensor) -> None:
-        """Turn a gradient into the update that the worker's own optimizer makes of it."""
+        """Replace a gradient by the update that the worker's own optimizer computes from it."""
         if self._local is not None:
             with self._trace.span("update", gradient.numel()):
                 self._local.optimizer.follow(self.optimizer, self.updates)
                 self._local.step(gradient, start)
 
     def _combine(self, received: Tensor, parameters: Tensor) -> None:
-        """`parameters`: what was received, plus all of the worker's own updates, or plus the update by its last gradient."""
+        """Set `parameters` to the received ones plus all of the worker's own updates, or plus that by its last gradient."""
         if self._received is None:
             return
         parameters.copy_(received)
@@ -162,7 +162,7 @@ class ParameterServer(Exchange):
 
     @torch.no_grad()
     def give(self, gradient: Tensor, weight: int = 1) -> None:
-        """`sync` without answers. Returns when the gradient has left, and no shard has more than a few still to apply."""
+        """`sync` without answers; returns when the gradient has been sent and no shard has more than a few unapplied pushes."""
         weight = self._counted(weight)
         with self._trace.span("sync"):
             self._pay(self._owes, gradient)
@@ -178,7 +178,7 @@ class ParameterServer(Exchange):
                 done.result()
 
     def _wait_for_applied(self, most: int) -> None:
-        """Until every shard has acknowledged all but `most` of the pushes that get no answer."""
+        """Wait until every shard has acknowledged all except at most `most` of the pushes without answers."""
         for waiting in self._applied.values():
             while len(waiting) > most:
                 with self._trace.span("waiting"):
@@ -240,7 +240,7 @@ class ParameterServer(Exchange):
 
     @torch.no_grad()
     def settle(self, parameters: Tensor) -> None:
-        """The worker keeps what it has received, and the shards what they know of that."""
+        """The worker keeps its received parameters, and the shards keep their record of them."""
         self.service.flush()
         for _, answer in self._ask(Pull.EXPECT):
             self._told = answer.result()[1].number()
@@ -259,7 +259,7 @@ class ParameterServer(Exchange):
         return _Copy(self._elements, [(self.shards[rank], answer) for rank, answer in self._ask(Pull.COPY, None, wants_mean)])
 
     def _ask(self, kind: Pull, has: Tensor | None = None, wants_mean: bool = False) -> list[tuple[int, Future[Any]]]:
-        """Ask all shards, beside the pushes; their answers, by rank."""
+        """Send a request to all shards, independently of the pushes; returns the rank and the future answer of each shard."""
         asked = []
         for rank in self._holders:
             vectors = () if has is None else (has[self.shards[rank]].clone(),)
@@ -294,7 +294,7 @@ class ParameterServer(Exchange):
         return vectors | {_SEEN: torch.tensor([self._transport.size, *seen.flatten().tolist()])}
 
     def rescued(self) -> Vectors:
-        """All survivors continue from the same parameters."""
+        """`worker_state` without the record of received parameters: all survivors continue from the same parameters."""
         return {name: vector for name, vector in self.worker_state().items() if name not in (_RECEIVED, _SEEN)}
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
@@ -312,12 +312,12 @@ class ParameterServer(Exchange):
             self._local.optimizer.unpack(OPTIMIZER, vectors, "the worker's optimizer")
         if self._received is not None and _RECEIVED in vectors:
             self._received.copy_(vectors[_RECEIVED])
-        if _SEEN in vectors and vectors[_SEEN][0] == self._transport.size:  # with other ranks the numbers would be others'
+        if _SEEN in vectors and vectors[_SEEN][0] == self._transport.size:  # for another number of ranks they are invalid
             self.service.load_seen(vectors[_SEEN][1:].view(self._transport.size, -1))
 
 
 class _Copy:
-    """A vector (elements,) whose slices are on their way; a future."""
+    """A future of a vector (elements,) whose slices are still being received."""
 
     def __init__(self, elements: int, parts: list[tuple[slice, Future[Any]]]) -> None:
         self._elements, self._parts = elements, parts

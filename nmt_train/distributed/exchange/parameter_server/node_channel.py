@@ -13,7 +13,7 @@ from nmt_train.distributed.transport import Tag, Transport
 
 
 class NodeChannel(ExchangeWrapper):
-    """Any exchange, behind the node's channel."""
+    """Wraps any exchange; a rank uses it only while the node's channel is granted to this rank."""
 
     def __init__(self, exchange: Exchange, transport: Transport) -> None:
         super().__init__(exchange)

@@ -1,4 +1,4 @@
-"""One exchange per node (thesis 3.7): gradients of a node's devices are joined first, and all consume what comes back."""
+"""One exchange per node (thesis 3.7): a node first joins the gradients of its devices, and all of them use the answer."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Tag, Transport
 
 _REST, _GIVE, _EXPECT = range(3)  # the first number of a message
-_RECEIVED = "node.received"  # what the node last received, among the vectors that its first rank carries
+_RECEIVED = "node.received"  # name of the node's last received parameters in the state of its first rank
 
 
 def first_ranks(nodes: Sequence[int]) -> list[int]:
-    """Of every node the rank that exchanges for it; nodes: the node of each rank."""
+    """The first rank of every node, which exchanges for the node; nodes: the node of each rank."""
     return [rank for rank, node in enumerate(nodes) if nodes.index(node) == rank]
 
 
 class PerNode(ExchangeWrapper):
     """Any exchange, used by the first rank of each node for all of the node's ranks.
 
-    It waits for the gradients of all that have not said that they rest; the node rests when all its ranks do. sums: gradients
-    are joined by their sum, not by their mean (see joining.py).
+    It waits for the gradients of all ranks that have not left the round; the node leaves the round when all its ranks have.
+    sums: gradients are summed, not averaged (see optim/gradient_accumulation.py).
     """
 
     def __init__(self, exchange: Exchange, transport: Transport, parameters: Tensor, sums: bool = False) -> None:
@@ -43,7 +43,7 @@ class PerNode(ExchangeWrapper):
         return max(self._exchange.updates, self._told)
 
     def prepare(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
-        """The joined gradient will be prepared."""
+        """Nothing to do: the first rank of the node prepares the joined gradient."""
 
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         self._transport.send(self._members[0], Tag.NODE, Message((_GIVE, weight), (gradient,)))
@@ -80,7 +80,7 @@ class PerNode(ExchangeWrapper):
                 given.clear()
 
     def _note(self, source: int, what: int, resting: set[int]) -> None:
-        """A rank rests, or is to be waited for again."""
+        """Record that a rank has left the round or takes part again."""
         if what == _REST:
             resting.add(source)
             if len(resting) == len(self._members):
@@ -88,11 +88,11 @@ class PerNode(ExchangeWrapper):
         self._transport.send(source, Tag.GRANT, Message((self._exchange.updates,)))
 
     def _exchange_for(self, given: Mapping[int, Message], joined: Tensor) -> None:
-        """Join in the order of the ranks, whoever came first, so that sums are the same bits in every run."""
+        """Join the gradients in the order of the ranks, not of arrival, so that sums have the same bits in every run."""
         assert self._received is not None
         weights = [given[rank].number(1) for rank in sorted(given)]
         vectors = [given[rank].vector(joined.numel()).to(joined.device) for rank in sorted(given)]
-        joined.copy_(vectors[0])  # which stays exact if it is alone
+        joined.copy_(vectors[0])  # a single gradient stays exact
         mean, weight = not self._sums and len(given) > 1, sum(weights)
         if mean:
             joined.mul_(weights[0])

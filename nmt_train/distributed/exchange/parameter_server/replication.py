@@ -1,4 +1,4 @@
-"""Copies of shards in the memory of other machines, so that what a process held outlives it."""
+"""Copies of shards in the memory of other machines, so that a shard survives the end of its process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RecoveryConfig:
 
 
 def keeper(rank: int, nodes: Sequence[int]) -> int:
-    """Which rank keeps the copy of a rank's shard: one of the next machine, or, if there is one machine, the next rank."""
+    """The rank that keeps the copy of a rank's shard: one on the next machine, or the next rank on a single machine."""
     count = max(nodes) + 1
     if count == 1:
         return (rank + 1) % len(nodes)
@@ -46,9 +46,10 @@ def keeper(rank: int, nodes: Sequence[int]) -> int:
 
 
 class Replication:
-    """Of several ranks, sends copies of this one's shard, and keeps those of others' (`kept`, by rank).
+    """Sends copies of this rank's shard to another rank, and keeps copies of other ranks' shards (`copies`, by rank).
 
-    A copy leaves only when the one before has arrived, piece by piece between training's own messages.
+    It sends a copy only after the previous one has been delivered, in chunks between the messages of training. It needs at
+    least two ranks.
     """
 
     def __init__(self, transport: Transport, shards: Sequence[slice], config: RecoveryConfig) -> None:
@@ -56,11 +57,11 @@ class Replication:
         self._keeper = keeper(transport.rank, transport.nodes)
         self.copies: dict[int, RecoveryPiece] = {}
         self._leaving: Future[None] | None = None
-        self._last: Mark | None = None  # when the last one left
+        self._last: Mark | None = None  # when the last copy was sent
         transport.spawn("copies", self._keep)
 
     def updated(self, optimizer: Optimizer) -> None:
-        """After an update of the shard: copy it if it is time to."""
+        """Called after each update of the shard: sends a copy if one is due."""
         now = Mark(0, optimizer.updates, 0, self._transport.now())
         due = self._last is None or self._every.crossed(self._last, now)
         if due and (self._leaving is None or self._leaving.done()):

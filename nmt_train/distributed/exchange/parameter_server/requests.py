@@ -1,4 +1,4 @@
-"""What workers ask of shards: the first number of their messages."""
+"""The requests of workers to shards, which are the first number of their messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Push(IntEnum):
 class Pull(IntEnum):
     """Requests under the tag PULL, which may overtake pushes."""
 
-    ALL = 4  # all parameters; while no worker has a push under way
+    ALL = 4  # all parameters; only while no worker has a push in flight
     EXPECT = 5  # wait for this worker from now on
-    HAS = 6  # the same; it has the parameters that the message holds
-    COPY = 7  # all parameters, at any time, or their running mean
+    HAS = 6  # the same, and record that the worker has the parameters in this message
+    COPY = 7  # all parameters or their running mean, at any time

@@ -1,4 +1,4 @@
-"""A rank's shard at the service of all workers: two tasks that answer their requests (thesis 3.3, 3.6)."""
+"""Serves a rank's shard to all workers: two tasks answer their requests (thesis 3.3, 3.6)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nmt_train.trace import Trace
 
 
 class ShardService:
-    """Every use of the shard holds the lock. replication: copies it to another machine, if it must outlive its rank."""
+    """Holds a lock during every use of the shard. replication: copies the shard to another machine, if it must survive."""
 
     def __init__(self, shard: Shard, transport: Transport, trace: Trace, replication: Replication | None = None) -> None:
         self._shard, self._transport, self._trace, self._replication = shard, transport, trace, replication
@@ -30,7 +30,7 @@ class ShardService:
             transport.spawn("pulls", self._serve_pulls)
 
     def push_directly(self, gradient: Tensor, weight: int, parameters: Tensor | None = None) -> None:
-        """Update with the gradient of this rank's own worker, which may be overwritten, and bring its parameters up to date."""
+        """Push the gradient of this rank's own worker and update its parameters; the gradient may be overwritten."""
         with self._lock, self._trace.span("update", self.optimizer.cost_elements):
             self._shard.push_directly(self._transport.rank, gradient, weight)
             if parameters is not None:
@@ -38,12 +38,12 @@ class ShardService:
             self._updated()
 
     def copy_to(self, parameters: Tensor) -> None:
-        """The parameters for this rank's own worker."""
+        """Copy the shard's parameters to `parameters`, those of this rank's own worker."""
         with self._lock:
             self._shard.copy_to(self._transport.rank, parameters)
 
     def flush(self) -> None:
-        """Update with pushes that wait for more."""
+        """Apply pushes that are waiting for further pushes."""
         with self._lock:
             if self._shard.flush():
                 self._updated()
@@ -55,7 +55,7 @@ class ShardService:
             return {name: vector.clone() for name, vector in vectors.items()}, numbers
 
     def recovery_pieces(self, place: slice) -> list[RecoveryPiece]:
-        """This shard, which is at `place` of the parameters, and the copies of others' shards."""
+        """A piece with this shard (the slice `place` of the parameters), and the copies of other ranks' shards."""
         with self._lock:
             found = [RecoveryPiece.of(place, self.optimizer)]
         return found + (list(self._replication.copies.values()) if self._replication is not None else [])
@@ -86,7 +86,7 @@ class ShardService:
                 self._transport.send(rank, Tag.ANSWER, answer)
 
     def _push(self, source: int, message: Message) -> list[int]:
-        """The workers to be answered now that this message has come."""
+        """Process a push; returns the workers to answer now."""
         kind = message.number()
         if kind == Push.FETCH:
             return [source]

@@ -1,4 +1,4 @@
-"""What travels between workers and shards, as the mode and the configuration say."""
+"""What workers and shards send each other, as set by the mode and the configuration."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from nmt_train.distributed.exchange.parameter_server.update_rules import RULES, 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What workers push and shards answer, on all ranks alike.
+    """What workers push and what shards answer; the same on all ranks.
 
-    up makes the codec of pushes; down that of deltas (None: shards send parameters); feedback: pushes have error feedback.
-    at_worker: workers push finished updates, and shards add them up; prepares: `prepare` makes them from gradients, not the
-    schedule. delay: answers that a worker receives between the parameters that a gradient is computed on and its push: 1 where
-    exchanges overlap with computation. sums: gradients are joined by their sum, not by their mean.
+    up: creates the codec of pushes. down: creates the codec of deltas (None: shards send parameters). feedback: pushes use
+    error feedback. exchanges_updates: workers push finished updates, and shards add them up. prepares: `prepare`, not the
+    schedule, turns gradients into updates. delay: how many answers a worker receives after it has received the parameters for a
+    gradient and before it pushes that gradient; 1 if exchanges overlap with computation. sums: gradients are summed, not
+    averaged.
     """
 
     up: Callable[[], Codec]

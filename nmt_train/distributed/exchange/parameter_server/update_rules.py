@@ -1,4 +1,4 @@
-"""When a shard updates, by how much of what it was given, and when it answers (Arnold 2016, section 3.3)."""
+"""Update rules: when a shard updates, how much each push counts, and when the shard answers (Arnold 2016, section 3.3)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class UpdateRule(ABC):
-    """holds: answers wait for the update. mean: an update is by the mean of what was given for it, not by the sum."""
+    """holds: answers wait for the update. mean: an update uses the mean of its pushes, not their sum."""
 
     holds: bool = False
     mean: bool = False
@@ -18,20 +18,20 @@ class UpdateRule(ABC):
         return cls()
 
     def share(self, staleness: int) -> float:
-        """How much of a step a push is worth whose parameters were so many updates old."""
+        """The fraction of a step for which a push with this staleness counts; staleness: age of its parameters in updates."""
         return 1.0
 
     def late(self, staleness: int) -> bool:
-        """Whether such a push comes too late to count."""
+        """Whether a push with this staleness comes too late to count."""
         return False
 
     @abstractmethod
     def due(self, pushes: int, expected: int) -> bool:
-        """Whether it is time to update, with so many pushes of `expected` workers, those that rest left out."""
+        """Whether to update now. pushes: number of waiting pushes. expected: number of workers that have not left the round."""
 
 
 class Asynchronous(UpdateRule):
-    """As soon as a bundle of pushes is full (one: at once), and nobody waits for it."""
+    """Updates as soon as a bundle of pushes is full (with 1: at every push); no worker waits for it."""
 
     def __init__(self, bundle: int) -> None:
         self._bundle = bundle
@@ -52,13 +52,13 @@ class StalenessAware(Asynchronous):
 
 
 class SoftSync(Asynchronous):
-    """By the mean of n pushes, whoever they are from: between asynchronous, n = 1, and synchronous, n = the workers."""
+    """Updates by the mean of n pushes from any workers: between asynchronous (n = 1) and synchronous (n = all workers)."""
 
     mean = True
 
 
 class Rounds(UpdateRule):
-    """All workers of a round but the slowest few, whose pushes are dropped when they come (Chen et al. 2016)."""
+    """Updates when all workers except the slowest `backup` have pushed; drops their late pushes (Chen et al. 2016)."""
 
     holds = mean = True
 
