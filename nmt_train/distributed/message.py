@@ -1,4 +1,4 @@
-"""What ranks say to each other: a few numbers, and tensors. Receivers look before they believe."""
+"""The messages between ranks: a few numbers and tensors. Receivers validate a message before they use it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = (torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, 
 
 
 class Malformed(UserError):
-    """A message does not hold what its receiver expects; it says from whom the message came."""
+    """A message does not hold what its receiver expects; the error text names the sender."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Message:
 
     @property
     def bytes(self) -> int:
-        """Size of the tensors. The numbers travel in a transport's own few bytes of framing, which are left out."""
+        """Size of the tensors. The numbers are not counted: they are part of the transport's short header."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def and_numbers(self, *numbers: int) -> Message:
-        """The same message with further numbers in front."""
+        """The same message with more numbers at the front."""
         return Message(numbers + self.numbers, self.tensors, self.origin)
 
     def without_numbers(self, count: int) -> Message:
@@ -54,7 +54,7 @@ class Message:
         return self.numbers[place]
 
     def vectors(self, *expected: tuple[torch.dtype, int | None]) -> tuple[Tensor, ...]:
-        """The tensors, if they have these types and lengths (None: any), else Malformed."""
+        """The tensors. Raises Malformed if they do not have these types and lengths (None: any length)."""
         if len(self.tensors) != len(expected) or any(
             tensor.dtype != dtype or length not in (None, tensor.numel())
             for tensor, (dtype, length) in zip(self.tensors, expected, strict=True)
@@ -64,7 +64,7 @@ class Message:
         return self.tensors
 
     def vector(self, elements: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The one tensor, if it is of this length and type, else Malformed."""
+        """The only tensor. Raises Malformed if it does not have this length and type."""
         return self.vectors((dtype, elements))[0]
 
     def malformed(self, what: str) -> Malformed:
@@ -75,7 +75,7 @@ class Message:
 
     @contextmanager
     def understood(self) -> Iterator[None]:
-        """A context in which the contents are taken apart: what goes wrong there is the message's fault."""
+        """A context for parsing the contents: converts errors inside it to Malformed."""
         try:
             yield
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError, StopIteration, OverflowError) as error:
@@ -93,7 +93,7 @@ def to_json(message: Message) -> Any:
 
 
 def to_facts(message: Message, *keys: str) -> dict[str, Any]:
-    """A JSON object that has these keys at least; Malformed for anything else."""
+    """The JSON object in a message. Raises Malformed if it is not an object with at least these keys."""
     facts = to_json(message)
     if not isinstance(facts, dict) or not set(keys) <= facts.keys():
         raise message.malformed(f"no {' and '.join(keys)} in it")

@@ -1,1 +1,1 @@
-"""A simulated cluster: its clock, its network, and the tool around it."""
+"""A simulated cluster: its clock, its network, and the code of `nmt-simulate`."""

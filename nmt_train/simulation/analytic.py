@@ -1,4 +1,4 @@
-"""What Pipe-SGD's equations say of a cluster file, beside what the simulator finds."""
+"""Compares the predictions of the Pipe-SGD equations for a cluster file with the results of the simulator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEGMENTS = 8  # L of Eq. 6
 
 @dataclass(frozen=True)
 class Symbols:
-    """The paper's, for one cluster, model and codec; seconds, bytes."""
+    """The symbols of the paper for one cluster, model and codec; in seconds and bytes."""
 
     p: int
     n: float
@@ -43,12 +43,12 @@ class Symbols:
 
 
 def symbols(cluster: ClusterConfig, elements: int, codec: Codec, tokens: float) -> Symbols:
-    """For batches of so many target tokens and a model of so many elements, before the cluster file's scale."""
+    """The symbols for batches of `tokens` target tokens and a model of `elements` elements, before the cluster file's scale."""
     costs, ranks = cluster.device or DeviceConfig(), len(cluster.ranks())
     charged = cluster.scale.parameters if cluster.scale else float(elements)
     size = codec.encode_shape(torch.empty(elements, device="meta")).bytes / elements * charged
     link = cluster.network if len(cluster.nodes) > 1 else cluster.inside
-    adding = costs.decode.per_unit + costs.encode.per_unit * codec.cost_elements(1)  # of an element
+    adding = costs.decode.per_unit + costs.encode.per_unit * codec.cost_elements(1)  # seconds per element
     return Symbols(
         p=ranks, n=size, alpha=link.latency, beta=1 / link.bandwidth, gamma=adding * charged / size,
         l_up=costs.update.of(charged), l_for=costs.forward.of(tokens), l_back=costs.backward.of(tokens),
@@ -56,7 +56,7 @@ def symbols(cluster: ClusterConfig, elements: int, codec: Codec, tokens: float) 
 
 
 def predict(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequence[int], steps: int) -> str:
-    """A table of seconds per step and of efficiency; UserError if the cluster has one rank only."""
+    """A table of seconds per step and scaling efficiency. Raises UserError if the cluster has only one rank."""
     if len(cluster.ranks()) < 2:
         raise UserError("--model: is of several ranks that exchange, but the cluster has one; give another cluster file")
     mean, elements = sum(tokens) / len(tokens), count(shapes)
@@ -82,5 +82,5 @@ def predict(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
 
 
 def _seconds(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequence[int], steps: int) -> float:
-    """Of a step, as simulated."""
+    """The simulated duration of a step."""
     return len(cluster.ranks()) * sum(tokens) / len(tokens) / measure(config, cluster, shapes, tokens, steps).words_per_second

@@ -1,4 +1,4 @@
-"""A cluster file: machines, devices and network as they are to be simulated, and how long everything takes there."""
+"""The cluster file: the machines, devices and network to simulate, and how long each kind of work takes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBER = r"(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*"
 
 
 def _seconds(text: Any) -> float:
-    """`100us`, `0.9 s`, `2h`: seconds. In code also a number of them."""
+    """Parse a time such as `100us`, `0.9 s` or `2h` into seconds. Code may also pass a number of seconds."""
     if isinstance(text, (int, float)):
         return float(text)
     match = re.fullmatch(_NUMBER + r"(s|ms|us|ns|min|h)", str(text).strip())
@@ -33,7 +33,7 @@ def _seconds(text: Any) -> float:
 
 
 def _bandwidth(text: Any) -> float:
-    """`10 Gbit/s`, `375 MB/s`: bytes per second. In code also a number of them."""
+    """Parse a bandwidth such as `10 Gbit/s` or `375 MB/s` into bytes per second. Code may also pass a number."""
     if isinstance(text, (int, float)):
         return float(text)
     match = re.fullmatch(_NUMBER + r"([kMG]?)(bit|B)/s", str(text).strip())
@@ -43,7 +43,7 @@ def _bandwidth(text: Any) -> float:
 
 
 def _count(text: Any) -> float:
-    """`110.7M`: a number of elements. In code also a number."""
+    """Parse a number of elements such as `110.7M`. Code may also pass a number."""
     if isinstance(text, (int, float)):
         return float(text)
     match = re.fullmatch(_NUMBER + r"([kMG]?)", str(text).strip())
@@ -53,7 +53,7 @@ def _count(text: Any) -> float:
 
 
 def _nodes(text: Any) -> Any:
-    """`1000 x 1`: so many machines of so many devices. Also a list."""
+    """Parse `1000 x 1`, that is, 1000 machines with one device each. A list of device counts is returned unchanged."""
     if not isinstance(text, str):
         return text
     match = re.fullmatch(r"(\d{1,5})\s*x\s*(\d{1,5})", text.strip())
@@ -69,7 +69,7 @@ Count = Annotated[float, BeforeValidator(_count)]
 
 @dataclass(frozen=True, config=STRICT)
 class Cost:
-    """How long one kind of work takes a device: `seconds` each time, and `per_unit` for each token or element."""
+    """How long one kind of work takes on a device: `seconds` each time, plus `per_unit` for each token, byte or element."""
 
     seconds: Seconds = Field(default=0.0, description="each time")
     per_unit: Seconds = Field(
@@ -82,7 +82,7 @@ class Cost:
 
 @dataclass(frozen=True, config=STRICT)
 class DeviceConfig:
-    """What the work of a rank costs its device; tasks of one rank share it. `nmt-simulate --profile` measures this."""
+    """How long each kind of work takes on a rank's device, which its tasks share. `nmt-simulate --profile` measures it."""
 
     forward: Cost = Field(default_factory=Cost, description="of a batch, by its target tokens")
     backward: Cost = Field(default_factory=Cost, description="of a batch, by its target tokens")
@@ -98,7 +98,7 @@ class DeviceConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class LinkConfig:
-    """Each direction of a network card, or of a device's connection to the others of its machine."""
+    """The speed, in each direction, of a network card or of a device's connection to the other devices of its machine."""
 
     bandwidth: Bandwidth = Field(description="in each direction, shared by the transfers in it")
     latency: Seconds = Field(default=0.0, description="from the last byte sent to the last byte received")
@@ -106,7 +106,7 @@ class LinkConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class Crash:
-    """A machine that ends."""
+    """The failure of a machine."""
 
     node: int = Field(ge=0, description="which, counted from 0")
     at: Seconds = Field(description="when")
@@ -114,7 +114,7 @@ class Crash:
 
 @dataclass(frozen=True, config=STRICT)
 class Kill:
-    """A process that ends, while its machine goes on."""
+    """The failure of one process, whose machine keeps running."""
 
     rank: int = Field(ge=0, description="which, counted from 0 over all machines")
     at: Seconds = Field(description="when")
@@ -122,7 +122,7 @@ class Kill:
 
 @dataclass(frozen=True, config=STRICT)
 class Cut:
-    """A machine whose network is gone for a while."""
+    """A temporary network outage of one machine."""
 
     node: int = Field(ge=0, description="which, counted from 0")
     at: Seconds = Field(description="from when on")
@@ -139,7 +139,7 @@ class Straggler:
 
 @dataclass(frozen=True, config=STRICT)
 class ScaleConfig:
-    """Charge as if the model had another size."""
+    """Charge costs as if the model had a different size."""
 
     parameters: Count = Field(description="elements that transfers, updates, encoding and decoding are charged for")
 
@@ -181,7 +181,7 @@ _NOTHING: Mapping[str, str] = {}
 
 
 def entries(section: Any = ClusterConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every key that one value sets, dotted, and what it is."""
+    """Yield the dotted name and the description of every key that holds a single value."""
     for name, info in section.__pydantic_fields__.items():
         inner = [kind for kind in (info.annotation, *get_args(info.annotation)) if kind in _SECTIONS]
         if inner and get_origin(info.annotation) is not list:
@@ -191,9 +191,10 @@ def entries(section: Any = ClusterConfig, prefix: str = "") -> Iterator[tuple[st
 
 
 def load(path: Path, overrides: Mapping[str, str] = _NOTHING) -> ClusterConfig:
-    """A file, of which `overrides` (dotted key to YAML text, from the command line) replace values.
+    """Read a cluster file; `overrides` (dotted key to YAML text, from the command line) replace values of the file.
 
-    UserError names file, line and key of what is wrong; `profile` is replaced by the `device` that it holds.
+    Replaces `profile` by the `device` that the profile file holds. Raises UserError, which names the file, line and key of
+    the mistake.
     """
     where: dict[str, str] = {}
     values = read(path, where, "give an existing cluster file to --cluster")
@@ -235,13 +236,13 @@ def load(path: Path, overrides: Mapping[str, str] = _NOTHING) -> ClusterConfig:
 
 
 def described(cluster: ClusterConfig) -> str:
-    """All that a cluster file says, profiles and options included, as YAML: seconds, and bytes per second."""
+    """The cluster configuration as YAML, including profile and options; times in seconds, bandwidths in bytes per second."""
     text: str = yaml.safe_dump(_CLUSTER.dump_python(cluster, mode="json"), sort_keys=False)
     return text
 
 
 def to_yaml(device: DeviceConfig, title: str) -> str:
-    """A file that `profile` can name."""
+    """The contents of a file that the key `profile` can name."""
     lines = [f"# {title}"]
     for kind in dataclasses.fields(DeviceConfig):
         cost = getattr(device, kind.name)

@@ -1,4 +1,4 @@
-"""A simulated cluster at work: its ranks on one clock, and what carries their messages."""
+"""Runs a simulated cluster: executes all ranks on one virtual clock and carries their messages."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from nmt_train.simulation.virtual_transport import VirtualTransport
 
 
 class Engine:
-    """The ranks of a cluster, and what moves between them."""
+    """The ranks of a cluster, and the messages between them."""
 
     def __init__(self, network: Network, deadline: float, random: bool = True, start: float = 0.0) -> None:
-        """deadline: seconds after which silent ranks are given up; random: keep a state of torch's random generator for each
-        rank; start: seconds on the clock at the beginning.
+        """deadline: seconds of silence after which a rank is considered lost; random: keep a separate state of torch's random
+        generator for each rank; start: seconds on the clock at the beginning.
         """
         self.network, self.kernel = network, Kernel(self._enter, start)
         self.shares = Shares(self.kernel.env)
         self._random: dict[int, Any] | None = {} if random else None
-        self._entered = 0  # the seat of the rank whose task runs
-        self._dead: set[int] = set()  # seats of ranks that have ended
-        self._coming: dict[int, simpy.Event] = {}  # seats of ranks that wait for the other survivors
+        self._entered = 0  # the original rank whose task runs
+        self._dead: set[int] = set()  # original ranks that have ended
+        self._coming: dict[int, simpy.Event] = {}  # original ranks that wait for the other survivors
         self.transports: list[VirtualTransport] = []
         self._connect(range(len(network.nodes)))
         faults.schedule(self, deadline)
@@ -51,10 +51,10 @@ class Engine:
         self.transports = transports
 
     def run(self, mains: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run one function as each rank until all have returned: their results, without those of ranks that ended before; or
-        the first error that is not another one's consequence.
+        """Run one function per rank until all have returned; return their results, except those of ranks whose process ended.
 
-        UserError if all ranks wait for something that cannot happen, with what each task waits for.
+        Raises the first error that is not a consequence of another rank's error. Raises UserError if all ranks wait for
+        something that cannot happen; the message says what each task waits for.
         """
         tasks = [
             self.kernel.spawn(transport, "MainThread", main) for transport, main in zip(self.transports, mains, strict=True)
@@ -82,7 +82,7 @@ class Engine:
         return UserError(f"simulation: at {self.kernel.now():.3f} s everybody waits for ever: {'; '.join(waits)}")
 
     def _enter(self, transport: VirtualTransport) -> None:
-        """A task of this rank continues: torch's random numbers are its rank's."""
+        """Called when a task of this rank continues: switches torch's random generator to the state of this rank."""
         if self._random is not None and transport.original_rank != self._entered:
             self._random[self._entered] = torch.get_rng_state()
             if transport.original_rank in self._random:
@@ -95,16 +95,16 @@ class Engine:
             current().wait(self.shares.use(seconds, self.network.devices[rank.original_rank]), f"its device, for {name}")
 
     def carry(self, transport: VirtualTransport, to: int, tag: Tag, message: Message, done: Future) -> None:
-        """Move a message at the speed of what it passes, all of which is shared, and deliver it in its turn.
+        """Move a message at the speed of its route, whose capacities are shared, and deliver it in the order of sending.
 
-        From one rank to another there is one connection: what it carries goes one after the other.
+        One connection leads from each rank to each other rank; it carries one message at a time.
         """
         entry, start, receiver = transport.departs(to, tag, message), [transport.now()], transport.peers[to]
         route, line = self.network.route(transport.original_rank, receiver.original_rank), transport.lines[to]
         size = self.network.size(tag, message)
 
         def leave() -> None:
-            if isinstance(transport.failure, Ended):  # what still waits is lost
+            if isinstance(transport.failure, Ended):  # messages that have not left yet are lost
                 line.clear()
                 return
             start[0] = transport.now()
@@ -134,7 +134,7 @@ class Engine:
             self.kernel.soon(left)
 
     def add_up(self, transport: VirtualTransport, vector: Tensor, done: Future) -> None:
-        """Once all ranks have given a vector, replace each by the sum."""
+        """Once every rank has passed a vector, replace each vector by the sum of all."""
         transport.addends.append((vector, done))
         if not all(peer.addends for peer in transport.peers):
             return
@@ -143,7 +143,7 @@ class Engine:
             whole = torch.stack([its for its, _ in now]).sum(0)
             for its, _ in now:
                 its.copy_(whole)
-        elements = vector.numel() * self.network.scale if vector.numel() > 1 else 0  # one number is not the model's
+        elements = vector.numel() * self.network.scale if vector.numel() > 1 else 0  # a single number is not model data
         size = 2 * (ranks - 1) / ranks * elements * vector.element_size()
         for peer, (_, summed) in zip(transport.peers, now, strict=True):
             route = self.network.route(peer.original_rank, transport.peers[(peer.rank + 1) % ranks].original_rank)
@@ -159,13 +159,13 @@ class Engine:
             transport.observe(name, "network in" if arrives else "network out", start, transport.now())
 
     def stop(self, ranks: Collection[VirtualTransport], error: BaseException) -> None:
-        """End every wait of these ranks except the calling task's, and all that they would begin."""
+        """End the current waits of these ranks, except that of the calling task, and every wait that they begin later."""
         for transport in ranks:
             transport.failure = transport.failure or error
         self.kernel.stop(ranks, error)
 
     def kill(self, original_ranks: Sequence[int]) -> None:
-        """Processes end: their tasks with them, and nothing more comes from them."""
+        """End these processes and all their tasks; they send nothing more."""
         self._dead.update(original_ranks)
         for transport in self.transports:
             if transport.original_rank in original_ranks:
@@ -181,7 +181,7 @@ class Engine:
         return transport.original_rank in self._dead
 
     def notice(self) -> None:
-        """The others see that processes have ended; what they wait for ends as well."""
+        """Tell the surviving ranks that processes have ended; this ends all their waits."""
         left = [
             transport
             for transport in self.transports
@@ -191,7 +191,7 @@ class Engine:
             self.stop(left, Ended("another rank's process has ended"))
 
     def regroup(self, transport: VirtualTransport) -> VirtualTransport:
-        """The rank's new end, when all that are left have come."""
+        """Wait until all surviving ranks have called this; return the new transport of this rank."""
         if not isinstance(transport.failure, Ended):
             raise transport.failure or Lost("no rank has ended")
         task, came = current(), simpy.Event(self.kernel.env)
@@ -202,7 +202,7 @@ class Engine:
         return following
 
     def regroup_if_complete(self) -> None:
-        """Connect those anew that are left, if all of them wait for it."""
+        """Create new transports for the surviving ranks if all of them wait in `regroup`."""
         left = [
             transport
             for transport in self.transports
@@ -220,10 +220,10 @@ class Engine:
                 came.succeed()
 
     def give_up(self, node: int, deadline: float) -> None:
-        """The others have waited long enough for a machine."""
+        """Raise Lost in all other ranks, because the ranks of this machine have been silent for `deadline` seconds."""
         ranks = [transport.rank for transport in self.transports if self.network.nodes[transport.original_rank] == node]
         if not ranks:
-            return  # they had ended before, one by one
+            return  # the processes of its ranks had already ended
         lost = Lost(f"{describe(self.transports[ranks[0]], ranks[0])} has been silent for {deadline:g} s (transport.deadline)")
         for transport in self.transports:
             if transport.rank not in ranks:

@@ -1,14 +1,14 @@
-"""How long synchronous training takes, by the equations of Pipe-SGD (Li et al. 2018, section 3), in the paper's symbols.
+"""The duration of synchronous training by the equations of Pipe-SGD (Li et al. 2018, section 3), in the paper's symbols.
 
-Times are in seconds: l_up of an update, l_comp of a batch's forward and backward pass, l_comm of an exchange. T counts
-iterations.
+Times are in seconds: an update takes l_up, the forward and backward pass of a batch l_comp, and an exchange l_comm. T is the
+number of iterations.
 """
 
 from __future__ import annotations
 
 
 def total_sync(T: float, l_up: float, l_comp: float, l_comm: float) -> float:  # noqa: N803
-    """Eq. 2: one after the other."""
+    """Eq. 2: no pipeline; update, computation and exchange run one after the other."""
     return T * (l_up + l_comp + l_comm)
 
 
@@ -18,25 +18,25 @@ def total_pipe_unlimited(T: float, K: int, l_up: float, l_comp: float, l_comm: f
 
 
 def total_pipe(T: float, l_up: float, l_comp: float, l_comm: float) -> float:  # noqa: N803
-    """Eq. 4: of any width from 2 on, where computing and the network are there once."""
+    """Eq. 4: a pipeline of any width from 2 on, whose stages share one processor and one network."""
     return T * max(l_up + l_comp, l_comm)
 
 
 def ring(p: int, n: float, alpha: float, beta: float, gamma: float, S: float = 0.0) -> float:  # noqa: N803
     """The exchange in Eq. 5: p workers sum n bytes around a ring.
 
-    alpha: latency; beta: seconds to send a byte; gamma: to add it; S: to synchronize.
+    alpha: latency; beta: seconds to send a byte; gamma: seconds to add a byte; S: seconds to synchronize.
     """
     share = (p - 1) / p
     return 2 * (p - 1) * alpha + 2 * share * n * beta + share * n * gamma + S
 
 
 def segmented_ring(p: int, n: float, L: int, alpha: float, beta: float, gamma: float, S: float = 0.0) -> float:  # noqa: N803
-    """The exchange in Eq. 6: in L segments, each as soon as it is computed."""
+    """The exchange in Eq. 6: the bytes are summed in L segments, each as soon as it is computed."""
     share = (p - 1) / p
     return 2 * (p - 1) * L * alpha + 2 * share * n * beta + share * n * gamma + L * S
 
 
 def scaling_efficiency(l_up: float, l_comp: float, l_comm: float) -> float:
-    """Eq. 7: of p times one worker's speed, how much a pipeline of p workers has."""
+    """Eq. 7: the speed of a pipeline of p workers, as a fraction of p times the speed of one worker."""
     return (l_up + l_comp) / max(l_up + l_comp, l_comm)

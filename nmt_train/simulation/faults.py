@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated cluster, and when: links that are cut, machines and processes that end."""
+"""The faults of a simulated cluster and their times: network outages, machine failures and process failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nmt_train.simulation.fluid import Shares
 from nmt_train.simulation.kernel import Kernel
 from nmt_train.simulation.network import Network
 
-_NOTICED = 0.05  # seconds until MPI tells the others that a process has ended
+_NOTICED = 0.05  # seconds until MPI tells the other ranks that a process has ended
 
 
 class Victim(Protocol):
@@ -23,17 +23,17 @@ class Victim(Protocol):
     network: Network
 
     def kill(self, original_ranks: Sequence[int]) -> None:
-        """Processes end."""
+        """End the processes of these ranks."""
 
     def notice(self) -> None:
-        """The other ranks learn of it."""
+        """Tell the other ranks that processes have ended."""
 
     def give_up(self, node: int, deadline: float) -> None:
-        """The other ranks have waited long enough for a machine."""
+        """Raise Lost in all other ranks, because the ranks of this machine have been silent for `deadline` seconds."""
 
 
 def schedule(victim: Victim, deadline: float) -> None:
-    """Let the faults of the cluster file happen; deadline: seconds after which silent ranks are given up."""
+    """Schedule the faults of the cluster file; deadline: seconds of silence after which a rank is considered lost."""
     kernel, network = victim.kernel, victim.network
     cluster = network.cluster
 

@@ -1,4 +1,4 @@
-"""Things that are used together: a network card's directions by its transfers, a device by its tasks."""
+"""Shared capacities: transfers share each direction of a network card, and tasks share a device."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections.abc import Sequence
 
 import simpy
 
-SECOND = 1_000_000_000  # of the virtual clock, which counts nanoseconds: whole numbers, so that sums are exact
-_LAST = 10  # a priority: after everything else of the same instant
+SECOND = 1_000_000_000  # ticks of the virtual clock, which counts whole nanoseconds, so that sums are exact
+_LAST = 10  # event priority: after all other events of the same time
 
 
 class Capacity:
-    """`rate` units per second, divided equally among all that use it."""
+    """`rate` units per second, divided equally among all current uses."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
         self.uses: dict[Use, None] = {}  # in order of arrival
-        self.free = 0  # when what takes turns with it will have left it, on the virtual clock
+        self.free = 0  # virtual time at which the last transfer in turns ends
 
     def share(self) -> float:
         return self.rate / len(self.uses)
 
 
 class Use(simpy.Event):
-    """An amount that is served by all of `capacities` at once, at the least of their shares; triggers when it is."""
+    """An amount that all `capacities` serve at the same time, at the smallest of their shares; triggers when it is served."""
 
     def __init__(self, shares: Shares, amount: float, capacities: Sequence[Capacity]) -> None:
         super().__init__(shares.env)
         self.capacities, self._shares = capacities, shares
         self._left, self._rate, self._since = amount, 0.0, int(shares.env.now)
-        self._alarm: int | None = None  # when it will next be looked at
+        self._alarm: int | None = None  # virtual time of the next check
 
     def adjust(self) -> None:
-        """Go on at the rate that there is now."""
+        """Continue at the current rate."""
         now = int(self.env.now)
         self._left = max(0.0, self._left - self._rate * (now - self._since) / SECOND)
         self._since, self._rate = now, min(capacity.share() for capacity in self.capacities)
@@ -43,7 +43,7 @@ class Use(simpy.Event):
             self.env.timeout(end - now).callbacks.append(self._look)
 
     def _end(self) -> int | None:
-        """When it is served, if nothing changes; None: never."""
+        """The virtual time at which the amount is served if no rate changes; None: never."""
         if not self._left:
             return self._since
         return self._since + math.ceil(self._left * SECOND / self._rate - 1e-6) if self._rate else None
@@ -51,7 +51,7 @@ class Use(simpy.Event):
     def _look(self, event: simpy.Event) -> None:
         now = int(self.env.now)
         if self.triggered or now != self._alarm:
-            return  # done, or to be looked at sooner
+            return  # already served, or an earlier check was scheduled
         end = self._end()
         self._alarm = None
         if end is not None and end <= now:
@@ -62,7 +62,7 @@ class Use(simpy.Event):
 
 
 class Shares:
-    """Keeps the rates of everything in use; those that a change touches are adjusted once per instant."""
+    """Maintains the rates of all uses; adjusts the uses that a change affects once per point in virtual time."""
 
     def __init__(self, env: simpy.Environment) -> None:
         self.env = env
@@ -76,7 +76,10 @@ class Shares:
         return use
 
     def turn(self, amount: float, *capacities: Capacity) -> simpy.Event:
-        """The same where uses take turns: it passes one capacity after the other, its end following close on its beginning."""
+        """Same as `use`, but each capacity serves one amount at a time.
+
+        The capacities form a pipeline: an amount may enter the next capacity before it has left the previous one.
+        """
         now = start = int(self.env.now)
         end = now
         for capacity in capacities:
@@ -93,7 +96,7 @@ class Shares:
             use.succeed()
 
     def change(self, capacity: Capacity) -> None:
-        """Its rate or its uses are other ones."""
+        """Record that the rate or the uses of `capacity` have changed."""
         if not self._changed:
             event = simpy.Event(self.env)
             event._ok, event._value = True, None

@@ -1,6 +1,6 @@
-"""The virtual clock, and tasks on it: greenlets that wait for futures, events and locks.
+"""The virtual clock and its tasks: greenlets that wait for futures, events and locks.
 
-Blocking code runs as it is: where one task waits, another one runs. Computation takes no virtual time by itself.
+Blocking code runs unchanged: while one task waits, another task runs. Computation alone takes no virtual time.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Owner(Protocol):
     failure: BaseException | None
 
     def check(self) -> None:
-        """Raise what went wrong on this rank, if anything did."""
+        """Raise the error of this rank, if it has failed."""
 
     def fail(self, error: BaseException) -> None:
-        """A task of this rank has raised an error."""
+        """Called when a task of this rank has raised an error."""
 
 
 class Kernel:
@@ -45,26 +45,26 @@ class Kernel:
         return self.env.now / SECOND
 
     def spawn(self, owner: Owner, name: str, function: Callable[[], Any]) -> Task:
-        """Begin a task at this instant."""
+        """Start a task at the current virtual time."""
         task = Task(self, owner, name, function)
         self.tasks[task] = None
         return task
 
     def soon(self, callback: Callback) -> None:
-        """Call it at this instant, after what is already due."""
+        """Call `callback` at the current virtual time, after all callbacks that are already due."""
         self.env.timeout(0).callbacks.append(callback)
 
     def after(self, seconds: float, callback: Callback) -> None:
         self.env.timeout(round(seconds * SECOND)).callbacks.append(callback)
 
     def at(self, seconds: float, callback: Callback) -> None:
-        """Call it at this time of the clock, unless that is in the past."""
+        """Call `callback` when the clock shows `seconds`; do nothing if that time is in the past."""
         wait = round(seconds * SECOND) - int(self.env.now)
         if wait >= 0:
             self.env.timeout(wait).callbacks.append(callback)
 
     def run(self, tasks: Collection[Task]) -> bool:
-        """Advance the clock until these tasks have ended; False if nothing can happen any more before that."""
+        """Advance the clock until these tasks have ended; return False if no events are left before that."""
         running = list(tasks)
         while running:
             if running[-1].future.done():
@@ -74,7 +74,7 @@ class Kernel:
             else:
                 self.env.step()
         while self.env.peek() == self.env.now:
-            self.env.step()  # tasks that end with their ranks
+            self.env.step()  # lets the other tasks of these ranks end
         return True
 
     def end_tasks(self) -> None:
@@ -83,7 +83,7 @@ class Kernel:
             task.throw(GreenletExit)
 
     def stop(self, owners: Collection[Owner], error: BaseException) -> None:
-        """End every wait of these ranks' tasks, except for the calling task."""
+        """End the current wait of every task of these ranks, except the calling task."""
         for task in list(self.tasks):
             if task.owner in owners and task is not getcurrent():
                 task.stop(task.owner.failure or error)
@@ -110,7 +110,7 @@ class Task(greenlet):
             self.future.set_exception(error)
         finally:
             self._kernel.tasks.pop(self, None)
-            # An event that never comes may keep this task alive, which must not keep the model that it worked on.
+            # An event that never triggers may keep this task alive; the task must not keep the model of its function alive.
             del self._function
 
     def wait(self, event: simpy.Event, what: str) -> None:
@@ -119,7 +119,7 @@ class Task(greenlet):
         self.hold(event, what)
 
     def hold(self, event: simpy.Event, what: str) -> None:
-        """`wait` even if the owner has failed. Restores what torch keeps per thread."""
+        """Same as `wait`, but also works if the owner has failed. Restores the state that torch keeps per thread."""
         gradients = torch.is_grad_enabled()
         self._awaited, self.waits_for = event, what
         event.callbacks.append(self._resume)
@@ -141,13 +141,13 @@ class Task(greenlet):
             self.switch()
 
     def stop(self, error: BaseException) -> None:
-        """End its wait with an error, at this instant."""
+        """End the task's current wait with an error, at the current virtual time."""
         awaited = self._awaited
 
         def throw(event: simpy.Event) -> None:
             if self._awaited is awaited and awaited is not None:
                 self._kernel.on_enter(self.owner)
-                # Each task gets its own exception: a shared one would keep the frames of all.
+                # Each task gets its own exception: a shared exception would keep the frames of all tasks alive.
                 self.throw(Ended(*error.args) if isinstance(error, Ended) else error)
 
         if awaited is not None:
@@ -185,7 +185,7 @@ class Future:
 
 
 class Event:
-    """Can be set and cleared any number of times."""
+    """A flag that tasks wait for; it can be set and cleared repeatedly."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel, self._set = kernel, False
@@ -210,7 +210,7 @@ class Event:
 
 
 class Lock:
-    """Mutual exclusion of a rank's tasks, first come, first served; works even if the rank has failed."""
+    """A lock for the tasks of one rank, granted in the order of requests; works even if the rank has failed."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel, self._held = kernel, False
@@ -224,7 +224,7 @@ class Lock:
         self._queue.append(turn)
         try:
             current().hold(turn, "a lock of its own rank")
-        except BaseException:  # this task will not take its turn: nobody may wait for it
+        except BaseException:  # this task gives up its turn, so that no other task waits for it
             if turn in self._queue:
                 self._queue.remove(turn)
             else:

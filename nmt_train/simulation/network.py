@@ -1,4 +1,4 @@
-"""How long work and messages take on a simulated cluster, and what they share."""
+"""How long work and messages take on a simulated cluster, and which devices and links they share."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _BY_TOKENS = ("forward", "backward")
 
 @dataclass(frozen=True)
 class Route:
-    """What a message passes, all at once, and how long its last byte is then on its way."""
+    """The capacities that a message uses at the same time, and the latency of its last byte."""
 
     capacities: tuple[Capacity, ...]
     latency: float
 
 
 class Network:
-    """The cluster of a file, in motion. `scale`: elements charged for each element that there is.
+    """The devices and links of a cluster file during a simulation. `scale`: number of elements charged per actual element.
 
-    only_training: snapshots, and what ranks begin with, are not charged, where only the speed of training is asked for.
+    only_training: do not charge for snapshots and for the initial state of ranks, to measure only the training speed.
     """
 
     def __init__(
@@ -47,18 +47,18 @@ class Network:
         self._shuffle = None if shuffle_seed is None else np.random.default_rng(shuffle_seed)
 
     def seconds(self, rank: int, name: str, work: float, parts: int = 1) -> float:
-        """How long one of equal parts of work of this kind would take a rank's device if it did nothing else."""
+        """Seconds that a rank's device needs for one of `parts` equal parts of this work if it does nothing else."""
         cost = getattr(self._costs, name, None)
         if cost is None:
             return 0.0
         seconds = cost.of(work if name in _BY_TOKENS else work * self.scale) / parts * self._slower[rank]
         if self.cluster.jitter:
-            deviation = self.cluster.jitter * math.sqrt(parts)  # so that of the whole is as large as without parts
+            deviation = self.cluster.jitter * math.sqrt(parts)  # the whole deviates as much as without parts
             seconds *= max(0.0, 1 + deviation * self._random[rank].standard_normal())
         return float(seconds)
 
     def size(self, tag: Tag, message: Message) -> float:
-        """The bytes that a message is charged with."""
+        """The number of bytes charged for a message."""
         return 0.0 if self._only_training and tag in WHOLE else of_model(tag, message) * self.scale
 
     def route(self, start: int, end: int) -> Route:
@@ -71,7 +71,7 @@ class Network:
         return Route((self._cards_out[one], self._cards_in[other]), self.cluster.network.latency)
 
     def transfer(self, shares: Shares, size: float, route: Route) -> simpy.Event:
-        """What happens when `size` bytes have passed what they pass."""
+        """An event that triggers when `size` bytes have passed all capacities of the route."""
         pass_on = shares.use if self.cluster.transfers == "share" else shares.turn
         return pass_on(size, *route.capacities)
 
@@ -82,7 +82,7 @@ class Network:
                 shares.use(self.seconds(rank, "carry", size), self.devices[rank])
 
     def delay(self, start: int, end: int) -> float:
-        """How much later than the route says a message comes."""
+        """Seconds by which a message is delayed beyond the latency of its route."""
         late = 0.0
         if self.nodes[start] != self.nodes[end]:
             while self.cluster.loss and self._random[start].random() < self.cluster.loss:
@@ -92,7 +92,7 @@ class Network:
         return late
 
     def set_rate(self, shares: Shares, node: int, rate: float) -> None:
-        """Change what a machine's network card carries, in each direction [bytes per second]."""
+        """Set the bandwidth of a machine's network card in each direction [bytes per second]."""
         for card in (self._cards_out[node], self._cards_in[node]):
             card.rate = rate
             shares.change(card)

@@ -1,4 +1,4 @@
-"""What training costs the device at hand, found by training on it: the `device` of a cluster file."""
+"""Measures what training costs on this device, by training on it; the result is the `device` of a cluster file."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from nmt_train.simulation.cluster import Cost, DeviceConfig
 from nmt_train.training.setup import PreparedRun, maker, opened
 
 _SETTLING = 3  # steps that are not counted
-# Where each kind of work is done by itself: nothing else has the device meanwhile.
+# The mode in which each kind of work is measured: there, no other work uses the device at the same time.
 _MODES = {"single": ("forward", "backward"), "sparse": ("update", "encode", "decode"), "overlap": ("swap",)}
 _BY_TOKENS = ("forward", "backward")
-_ROUNDS = 3  # alone, and beside messages
-_BLOCK, _WINDOW = 1 << 20, 4  # bytes of a message that is sent for nothing, and how many are under way
+_ROUNDS = 3  # of two measurements each: without and with message traffic
+_BLOCK, _WINDOW = 1 << 20, 4  # bytes of each message of the test traffic, and how many are in flight
 
-Done = dict[str, list[tuple[float, float]]]  # by kind of work: how much, and seconds
+Done = dict[str, list[tuple[float, float]]]  # for each kind of work: (amount, seconds)
 
 
 def measure(config: Config, steps: int, transport: Transport) -> DeviceConfig:
-    """Train for some steps in several modes; UserError for what is wrong with the configuration.
+    """Train for `steps` steps in each of several modes. Raises UserError for mistakes in the configuration.
 
-    Of several ranks on `transport` all measure at the same time, and at last while they send each other what the network takes.
+    If `transport` has several ranks, all of them measure at the same time, and finally also while they send each other as much
+    data as the network carries.
     """
     own = device.prepare(config.devices, config.threads)
     costs: dict[str, Cost] = {}
@@ -41,7 +42,7 @@ def measure(config: Config, steps: int, transport: Transport) -> DeviceConfig:
             done, seconds = _train(dataclasses.replace(config, mode=mode), own, ready, steps)
             for kind in kinds:
                 costs[kind] = _by_tokens(done[kind]) if kind in _BY_TOKENS else _by_elements(done[kind])
-            if mode == "single":  # batches, logs: what a step takes beside all that
+            if mode == "single":  # time of a step outside the recorded work: batches, logs
                 beside = (seconds - sum(took for times in done.values() for _, took in times)) / steps
                 forward = costs["forward"]
                 costs["forward"] = dataclasses.replace(forward, seconds=forward.seconds + max(0.0, beside))
@@ -51,7 +52,7 @@ def measure(config: Config, steps: int, transport: Transport) -> DeviceConfig:
 
 
 class _Watched(LocalTransport):
-    """A rank alone, whose work is written down."""
+    """The transport of a single rank that records the work it does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +63,7 @@ class _Watched(LocalTransport):
 
 
 class _Steps:
-    """Duties of a worker that takes so many steps, the first of which are not counted."""
+    """Makes a worker take `steps` steps after the first few, which are not measured."""
 
     def __init__(self, transport: _Watched, steps: int) -> None:
         self._transport, self._steps, self._taken = transport, steps, -_SETTLING
@@ -79,13 +80,13 @@ class _Steps:
         self._taken += 1
 
     def skipped(self, what: str) -> None:
-        """It took its time all the same."""
+        """Do nothing: a skipped update takes time, too."""
 
 
 def _train(config: Config, own: torch.device, ready: PreparedRun, steps: int) -> tuple[Done, float]:
     config = dataclasses.replace(
         config,
-        trace=True,  # so that a GPU's work is waited for
+        trace=True,  # makes spans wait for the work of a GPU
         batch=dataclasses.replace(config.batch, accumulate=1),
         override=OverrideConfig(exchange=None if config.mode == "single" else "server"),
         exchange=dataclasses.replace(config.exchange, bypass=False),
@@ -101,14 +102,14 @@ def _train(config: Config, own: torch.device, ready: PreparedRun, steps: int) ->
 
 
 def _carrying(config: Config, own: torch.device, ready: PreparedRun, steps: int, transport: Transport) -> Cost:
-    """By how much longer training takes while messages flow, for each of their bytes."""
+    """The extra time that training takes while messages are transferred, per byte of these messages."""
 
     def pace() -> float:
         done, _ = _train(config, own, ready, steps)
         tokens = sum(work for work, _ in done["forward"])
         return sum(took for kind in _BY_TOKENS for _, took in done[kind]) / tokens
 
-    shares = []  # of a device that a byte per second takes
+    shares = []  # fraction of the device that each byte per second takes
     for _ in range(_ROUNDS):
         alone = pace()
         start, traffic = transport.now(), _Traffic(transport)
@@ -118,7 +119,7 @@ def _carrying(config: Config, own: torch.device, ready: PreparedRun, steps: int,
 
 
 class _Traffic:
-    """From the present rank to the next and from the one before, as much as the network takes, until all ranks stop it."""
+    """Sends data to the next rank and receives data from the previous one, at full network speed, until all ranks stop."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport, self._on, self._bytes = transport, True, 0
@@ -126,7 +127,7 @@ class _Traffic:
         self._tasks = [transport.spawn("sender", self._send), transport.spawn("receiver", self._receive)]
 
     def stop(self) -> int:
-        """How many bytes there were, in both directions."""
+        """Stop the traffic; return the number of bytes sent and received."""
         self._on = False
         for task in self._tasks:
             task.result()
@@ -148,7 +149,7 @@ class _Traffic:
 
 
 def _by_tokens(times: list[tuple[float, float]]) -> Cost:
-    """The straight line through all of them; through nothing where that would begin below it."""
+    """Fit a straight line to the measurements; if its intercept or slope would be negative, fit one through the origin."""
     tokens, seconds = np.array(times).T
     slope, start = np.polyfit(tokens, seconds, 1) if np.ptp(tokens) > 0 else (0.0, float(seconds.mean()))
     if start < 0 or slope < 0:

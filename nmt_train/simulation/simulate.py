@@ -1,4 +1,4 @@
-"""Train on a simulated cluster: the code of `nmt-train`, every rank of it in this process, on a virtual clock."""
+"""Train on a simulated cluster: run all ranks of `nmt-train` in this process, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ from nmt_train.training.start import connect
 
 
 def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: bool, shuffle_seed: int | None = None) -> int:
-    """Train as `config` says and as if on `cluster`; the exit status, as of training.
+    """Train with `config` on the simulated `cluster`; return the exit status that training would return.
 
-    shuffle_seed: hold messages back at random, to try other orders of delivery. UserError for all that a user can mend.
+    shuffle_seed: delay messages randomly, to test other orders of delivery. Raises UserError for mistakes that a user can
+    correct.
     """
     modes.check(config, cluster.ranks())
     own = device.prepare(config.devices, config.threads)
@@ -54,9 +55,9 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
 
 
 def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
-    """Let every rank take so many steps with batches as long as the corpus gives them, without computing anything.
+    """Simulate `steps` steps on every rank with the batch sizes of the corpus, without computing anything.
 
-    Leaves `timing.json` in the run folder, and traces if configured.
+    Writes `timing.json` to the run folder, and traces if configured.
     """
     modes.check(config, cluster.ranks())
     start = time.perf_counter()
@@ -69,15 +70,16 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
 
 
 def predict(config: Config, cluster: ClusterConfig, steps: int) -> None:
-    """Print what equations say of the cluster, and what so many simulated steps do."""
+    """Print the predictions of the equations for the cluster, and the results of `steps` simulated steps."""
     with opened(config, False, False, described(cluster)) as ready:
         print(prediction.predict(config, cluster, _shapes(config, ready), _tokens(config, ready), steps), end="")
 
 
 def profile(config: Config, steps: int, output: Path) -> None:
-    """Write what training costs this machine's device to a file that a cluster file can name; UserError if it cannot be.
+    """Measure what training costs on this device, and write it to a file that a cluster file can name.
 
-    As one of several ranks: what it costs beside the thread that carries messages, and what carrying costs.
+    If this process is one of several ranks, the costs include the influence of the thread that carries messages, and the file
+    also holds the cost of carrying messages. Raises UserError if the file cannot be written.
     """
     if not output.parent.is_dir():
         raise UserError(f"{output}: its folder does not exist; make it, or name another")

@@ -1,4 +1,4 @@
-"""Only the timing of training on a simulated cluster: the same workers and servers, but vectors have sizes and no values."""
+"""Simulates only the timing of training: the same workers and servers run, but vectors have sizes and no values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nmt_train.trace import Span, write_spans
 from nmt_train.training.worker import Worker
 
 Shapes = Sequence[tuple[int, ...]]
-_SETTLING = 5  # steps that are not counted: all ranks begin at once, and that wears off
+_SETTLING = 5  # first steps, which are not measured: ranks start in lockstep and drift apart
 
 
 def count(shapes: Shapes) -> int:
@@ -34,9 +34,9 @@ def count(shapes: Shapes) -> int:
 
 @dataclass(frozen=True)
 class RankTiming:
-    """Of one rank, which took `seconds` for its steps.
+    """The timing of one rank, whose steps took `seconds`.
 
-    spent: seconds by thread and name of span; sent: bytes, as charged; spans: kept if traced.
+    spent: seconds by thread and span name; sent: bytes charged for sent messages; spans: recorded if tracing is on.
     """
 
     node: int
@@ -47,14 +47,14 @@ class RankTiming:
     spans: list[Span]
 
     def share(self, *names: str) -> float:
-        """Of the worker's own time, the part in spans of these names."""
+        """The fraction of the time that the worker's main thread spent in spans of these names."""
         main = self.spent["MainThread"]
         return sum(main.get(name, 0.0) for name in names) / self.seconds
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What training a model of so many `elements` would do in `seconds`."""
+    """The timing of all ranks that train a model of `elements` elements for `seconds` seconds."""
 
     ranks: list[RankTiming]
     seconds: float
@@ -65,7 +65,7 @@ class Timing:
         return sum(rank.words_per_second for rank in self.ranks)
 
     def table(self) -> str:
-        """One line per machine, and one for all."""
+        """A table with one line per machine and one line for all machines."""
         lines = ["node   ranks   words/s   computing   exchanging   sent MB/s"]
         for node in dict.fromkeys(rank.node for rank in self.ranks):
             lines.append(self._line(str(node), [rank for rank in self.ranks if rank.node == node]))
@@ -79,7 +79,7 @@ class Timing:
         return f"{name:<7}{len(ranks):<8}{words:<10,.0f}{computing:<12.1%}{exchanging:<13.1%}{sent:.2f}"
 
     def write(self, folder: Path) -> None:
-        """`timing.json`, and `trace/` if spans were kept."""
+        """Write `timing.json`, and `trace/` if spans were recorded."""
         values = {"seconds": self.seconds, "words_per_second": self.words_per_second, "elements": self.elements}
         ranks = [{key: value for key, value in vars(rank).items() if key != "spans"} for rank in self.ranks]
         (folder / "timing.json").write_text(json.dumps({**values, "ranks": ranks}) + "\n", encoding="utf-8")
@@ -89,7 +89,7 @@ class Timing:
 
 
 class _Silent(nn.Module):
-    """Parameters of these shapes, whose cost is nothing and takes no time to compute."""
+    """A model with parameters of these shapes; its loss is always zero and takes no time to compute."""
 
     def __init__(self, shapes: Shapes) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class _Silent(nn.Module):
 
 @dataclass(frozen=True)
 class _Length:
-    """Of a batch, only how long it is."""
+    """Stands for a batch of which only the length is known."""
 
     target_tokens: int
     source_tokens: int = 0
@@ -114,7 +114,7 @@ class _Length:
 
 
 class _Lengths:
-    """Batches of the given lengths, dealt to workers in turn and again and again."""
+    """Batches of the given lengths, assigned to workers in round-robin order; the list of lengths repeats endlessly."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
@@ -127,7 +127,7 @@ class _Lengths:
 
 
 class _Steps:
-    """Duties of a worker that takes a number of steps and measures from the first that counts."""
+    """Makes a worker take `steps` steps, and measures its speed after the first few."""
 
     def __init__(self, worker: Worker, steps: int) -> None:
         self.worker, self._steps, self._done = worker, steps, 0
@@ -152,9 +152,9 @@ class _Steps:
 
 
 def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequence[int], steps: int) -> Timing:
-    """Let every rank of `cluster` take `steps` steps with batches of so many target tokens and parameters of these `shapes`.
+    """Let every rank of `cluster` take `steps` steps with parameters of these `shapes`.
 
-    UserError if the mode is wrong for these ranks.
+    tokens: number of target tokens of each batch. Raises UserError if the mode does not work with these ranks.
     """
     config = dataclasses.replace(config, precision="fp32")
     elements = count(shapes)
@@ -167,7 +167,7 @@ def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
         coordinator.append(mine)
         worker.schedule.refresh()
         worker.run(mine)
-        worker.schedule.drain()  # nobody should wait for it
+        worker.schedule.drain()  # so that no other rank waits for this one
 
     engine.run([partial(run, transport) for transport in engine.transports])
     now = engine.transports[0].now()

@@ -1,4 +1,4 @@
-"""A simulated rank's transport: messages travel, and work takes its time, on the virtual clock."""
+"""The transport of a simulated rank: transfers and work take time on the virtual clock."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from nmt_train.simulation.kernel import Event, Future, Kernel, Lock, current
 
 @dataclass
 class _Lane:
-    """The messages of one rank to another under one tag that have not been delivered yet, in the order of sending."""
+    """Undelivered messages with the same sender, receiver and tag, in the order of sending."""
 
     waiting: deque[list[Any]] = field(default_factory=deque)  # [arrived?, message]
 
 
 class Carrier(Protocol):
-    """What a simulated rank needs of the cluster around it."""
+    """The functions of the simulated cluster that a rank uses."""
 
     kernel: Kernel
 
     def carry(self, sender: VirtualTransport, to: int, tag: Tag, message: Message, done: Future) -> None:
-        """Move a message; `done` when it has left."""
+        """Move a message; `done` completes when the message has left the sender."""
 
     def add_up(self, rank: VirtualTransport, vector: Tensor, done: Future) -> None:
-        """Replace the vectors of all ranks by their sum, once all have given theirs."""
+        """Once every rank has passed its vector, replace all vectors by their sum."""
 
     def compute(self, rank: VirtualTransport, name: str, work: float, parts: int) -> None:
-        """Let the time pass that this work takes."""
+        """Wait for the virtual time that this work takes."""
 
     def stop(self, ranks: Collection[VirtualTransport], error: BaseException) -> None:
         """End every wait of these ranks."""
@@ -48,10 +48,11 @@ class Carrier(Protocol):
 
 
 class VirtualTransport:
-    """One rank's end.
+    """The transport of one simulated rank.
 
-    seat: the rank's place in the cluster file, whatever its number is now; peers: the ends of all ranks; lines: by receiver,
-    what waits to leave for it; addends: vectors that this rank has given to be summed.
+    original_rank: the rank's number in the cluster file, which stays the same when ranks are renumbered; peers: the transports
+    of all ranks; lines: for each receiver, the messages that wait to leave; addends: this rank's vectors that are not summed
+    yet.
     """
 
     parallel = False
@@ -65,7 +66,7 @@ class VirtualTransport:
         peers: list[VirtualTransport],
         fault_tolerant: bool,
     ) -> None:
-        """seats, places: of all ranks, the places in the cluster file and the machines."""
+        """original_ranks, places: for each rank, its number in the cluster file and its machine."""
         self._carrier, self._kernel = carrier, carrier.kernel
         self.rank, self.size, self.peers = rank, len(original_ranks), peers
         self.original_rank: int = original_ranks[rank]
@@ -98,20 +99,20 @@ class VirtualTransport:
         return future
 
     def add_up(self, vector: Tensor, by: str = "mpi") -> Future:
-        """As long as a ring takes for it, and in the order of the ranks."""
+        """Add in the order of the ranks, in the time that a ring all-reduce takes."""
         self.check()
         done = Future(self._kernel, "the sum of all ranks' vectors")
         self._carrier.add_up(self, vector, done)
         return done
 
     def departs(self, to: int, tag: Tag, message: Message) -> list[Any]:
-        """The message's place in the order of delivery."""
+        """Add a message to the order of delivery; return its entry."""
         entry = [False, message]
         self._lanes[to, tag].waiting.append(entry)
         return entry
 
     def arrived(self, source: int, tag: Tag, entry: list[Any]) -> None:
-        """A message from `source` is here; it is delivered once all that were sent before it are."""
+        """A message from `source` has arrived; deliver it once all messages sent before it have been delivered."""
         entry[0], lane = True, self.peers[source]._lanes[self.rank, tag]
         while lane.waiting and lane.waiting[0][0]:
             message = lane.waiting.popleft()[1]
@@ -145,7 +146,7 @@ class VirtualTransport:
 
     def fail(self, error: BaseException) -> None:
         if self._carrier.has_ended(self):
-            return  # nobody hears it
+            return  # the rank has ended, so it cannot tell the others
         self.failure = self.failure or error
         self._carrier.stop([self], error)
         self._carrier.stop(self.peers, Aborted(f"{describe(self, self.rank)} failed"))
@@ -154,8 +155,8 @@ class VirtualTransport:
         return self._carrier.regroup(self)
 
     def check(self) -> None:
-        """Raise what went wrong on this transport, or Aborted when it is closed."""
+        """Raise the error of this transport, if it has failed, or Aborted if it is closed."""
         if isinstance(self.failure, Ended):
-            raise Ended(*self.failure.args)  # a new one each time: a shared one would keep all frames that it has passed
+            raise Ended(*self.failure.args)  # a new exception each time: a shared one would keep the frames of all tasks alive
         if self.failure is not None:
             raise self.failure

@@ -1,4 +1,4 @@
-"""How vectors are encoded in messages. A new codec is a file here and a row of `CODECS`."""
+"""The codecs, which encode vectors as messages. To add a codec, add a file here and a row to `CODECS`."""
 
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.dense import BFloat16, Dense

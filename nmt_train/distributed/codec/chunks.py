@@ -1,4 +1,4 @@
-"""A vector by stretches that stay in a processor's cache, so that several passes over it cost little more than one."""
+"""Splits a vector into blocks that fit in a processor's cache, so that several passes cost little more than one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BLOCK = 1 << 18  # elements
 
 
 def blocks(vector: Tensor) -> Iterator[slice]:
-    """On a GPU the whole vector at once."""
+    """The slices of all blocks of `vector`; on a GPU, one slice for the whole vector."""
     size = max(1, vector.numel()) if vector.is_cuda else _BLOCK
     for start in range(0, vector.numel(), size):
         yield slice(start, start + size)

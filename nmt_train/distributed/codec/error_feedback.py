@@ -1,4 +1,4 @@
-"""Error feedback around any codec: what a message left out is kept and added to the next vector (Seide et al. 2014)."""
+"""Error feedback for any codec: keeps the part that a message leaves out and adds it to the next vector (Seide et al. 2014)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from nmt_train.optim.flat_model import add
 
 
 class ErrorFeedback(Codec):
-    """`residual` (elements,) is what is still owed. `residual` before + vector == decoded message + `residual` after."""
+    """`residual` (elements,) is what has not been sent yet: old residual + vector == decoded message + new residual."""
 
     def __init__(self, codec: Codec, residual: Tensor) -> None:
         self._codec, self.residual = codec, residual
         self._sum = torch.empty_like(residual)
 
     def encode(self, vector: Tensor, update: int) -> Message:
-        """The message for `vector` and what is owed; NotFinite leaves the residual as it was."""
+        """The message for `vector` plus the residual. If it raises NotFinite, the residual is unchanged."""
         add(self.residual, vector, out=self._sum)
         message = self._codec.encode(self._sum, update)
         self.residual, self._sum = self._sum, self.residual

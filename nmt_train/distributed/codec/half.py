@@ -1,4 +1,4 @@
-"""Half precision with an exponent of its own: what counts is an element's size beside the largest, not beside 6e-8."""
+"""Half precision with a shared exponent: precision is relative to the largest element, not limited by the fp16 minimum 6e-8."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from nmt_train.distributed.codec.chunks import blocks
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.message import Message
 
-_TOP = 14  # the largest element becomes one below 2^14, so that its rounding cannot overflow
-_LOWEST, _HIGHEST = -110, 128 - _TOP  # others would leave the range of fp32
+_TOP = 14  # the largest element is scaled to less than 2^14, so that rounding cannot overflow
+_LOWEST, _HIGHEST = -110, 128 - _TOP  # other exponents would exceed the range of fp32
 
 
 def to_half(vector: Tensor) -> tuple[int, Tensor]:
     """The exponent, and `vector` (elements,) divided by 2^exponent as fp16; NotFinite if an element is not finite.
 
-    Elements are exact to 11 bits down to 2^-28 of the largest, and are lost only below 2^-39 of it.
+    Elements keep 11 bits down to 2^-28 of the largest element, and become zero only below 2^-39 of it.
     """
     low, high = vector.aminmax() if vector.numel() else (vector.new_zeros(()),) * 2
     largest = torch.maximum(-low, high)
@@ -31,9 +31,9 @@ def to_half(vector: Tensor) -> tuple[int, Tensor]:
 
 
 def from_half(message: Message, place: int, rounded: Tensor, like: Tensor) -> Tensor:
-    """What `to_half` was given, rounded, in the type and on the device of `like`; the exponent is the message's number `place`.
+    """Undo `to_half`, except for rounding, in the type and on the device of `like`; message number `place` is the exponent.
 
-    Malformed if that is none that `to_half` makes.
+    Raises Malformed if `to_half` cannot have produced this exponent.
     """
     exponent = message.number(place)
     if not _LOWEST <= exponent <= _HIGHEST:

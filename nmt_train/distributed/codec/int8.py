@@ -1,4 +1,4 @@
-"""Eight bits per element, scaled by the largest (Pipe-SGD, Li et al. 2018, section 3.2)."""
+"""Eight bits per element, scaled by the largest magnitude (Pipe-SGD, Li et al. 2018, section 3.2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEVELS = 127
 
 
 class Int8(Codec):
-    """A message holds the size of a level, and of each element the nearest level."""
+    """A message holds the step size between levels, and the nearest level for each element."""
 
     summable = True
 

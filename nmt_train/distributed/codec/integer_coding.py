@@ -1,7 +1,7 @@
-"""Whole numbers in few bits: of a fixed width, unary, Elias's gamma code, Golomb's and Rice's code. Arrays of numpy.
+"""Compact codes for arrays of integers: fixed width, unary, Elias gamma and Golomb-Rice. All arrays are NumPy arrays.
 
-Codes are laid out in planes: first all unary parts, then all first bits of the rest, and so on, so that no loop goes over
-numbers. That takes the same number of bits as one code after the other, and up to seven more for each plane.
+Codes are stored in planes, so that no loop over the numbers is needed: first the unary parts of all numbers, then the first
+bits of all remaining parts, and so on. Planes take as many bits as consecutive codes, plus up to seven bits per plane.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Whole = NDArray[np.int64]
 
 
 def fixed(values: Whole, width: int) -> Bytes:
-    """The lowest `width` bits of each value, as planes: the first bits of all, then the second."""
+    """The lowest `width` bits of each value, as planes: the first bits of all values, then the second bits, and so on."""
     planes = ((values >> place) & 1 for place in range(width))
     return np.concatenate([np.packbits(plane.astype(np.uint8)) for plane in planes] or [np.empty(0, np.uint8)])
 
@@ -33,7 +33,7 @@ def from_fixed(packed: Bytes, count: int, width: int) -> Whole:
 
 
 def unary(values: Whole) -> Bytes:
-    """So many zeros as each value says, and a one."""
+    """Encode each value as that many zeros followed by a one."""
     ends = np.cumsum(values + 1) - 1
     bits = np.zeros(int(ends[-1]) + 1 if len(ends) else 0, np.uint8)
     bits[ends] = 1
@@ -44,7 +44,7 @@ def from_unary(packed: Bytes, count: int) -> tuple[Whole, int]:
     """The values, and how many bytes they took."""
     if not count:
         return np.empty(0, np.int64), 0
-    looked_at = count // 4 + 8  # bytes: two bits each, and more if that is not enough
+    looked_at = count // 4 + 8  # bytes: two bits per value; doubled until it is enough
     while len(ends := np.flatnonzero(np.unpackbits(packed[:looked_at]).view(bool))) < count:
         if looked_at >= len(packed):
             raise ValueError(f"{count} numbers are not in {len(packed)} bytes")
@@ -54,7 +54,7 @@ def from_unary(packed: Bytes, count: int) -> tuple[Whole, int]:
 
 
 def gamma(values: Whole) -> Bytes:
-    """Elias's gamma code of values of at least 1: the number of bits after the first, in unary, and these bits."""
+    """The Elias gamma code of values of at least 1: the number of bits after the leading one, in unary, and these bits."""
     lengths = np.frexp(values.astype(np.float64))[1].astype(np.int64) - 1
     planes = [unary(lengths)]
     for place in range(int(lengths.max(initial=0))):
@@ -76,12 +76,12 @@ def from_gamma(packed: Bytes, count: int) -> Whole:
 
 
 def rice_width(density: float) -> int:
-    """The number of fixed bits that suits gaps between elements of which a share of `density` is there (Golomb 1966)."""
+    """The number of fixed bits for gaps between selected elements; density: the fraction that is selected (Golomb 1966)."""
     return max(0, round(math.log2(math.log(2) / density))) if 0 < density < 1 else 0
 
 
 def rice(values: Whole, width: int) -> Bytes:
-    """Golomb's code with a power of two (Rice): what `width` bits do not hold in unary, then these bits."""
+    """The Golomb code with a power of two (Rice): the part above the lowest `width` bits in unary, then these bits."""
     return np.concatenate([unary(values >> width), fixed(values, width)])
 
 

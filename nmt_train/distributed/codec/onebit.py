@@ -1,6 +1,6 @@
-"""One bit per element: its sign, and for each sign the mean of what had it (Seide et al. 2014).
+"""One bit per element, its sign; each sign stands for the mean of the elements that have it (Seide et al. 2014).
 
-The paper takes means per column of a weight matrix; a flat vector has stretches of a fixed length instead.
+The paper computes means per column of a weight matrix; here, a column is a segment of fixed length of a flat vector.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.message import Message
 
-COLUMN = 512  # elements that share their two means
+COLUMN = 512  # number of elements that share two means
 
 
 class OneBit(Codec):
-    """A message holds the means of the negative and of the other elements of each column, and the signs."""
+    """A message holds, for each column, the mean of its negative elements and the mean of the others, and all signs."""
 
     def encode(self, vector: Tensor, update: int) -> Message:
         columns = _columns(vector)
@@ -48,7 +48,7 @@ class OneBit(Codec):
 
 
 def _columns(vector: Tensor) -> Tensor:
-    """(columns, COLUMN), filled up with zeros."""
+    """Reshape to (columns, COLUMN), padded with zeros."""
     return torch.nn.functional.pad(vector, (0, -vector.numel() % COLUMN)).view(-1, COLUMN)
 
 

@@ -1,4 +1,4 @@
-"""Random rounding to a few levels, right on average (QSGD, Alistarh et al. 2017)."""
+"""Unbiased random rounding to a few levels (QSGD, Alistarh et al. 2017)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class QsgdConfig:
 
 
 class Qsgd(Codec):
-    """Each stretch of `bucket` elements is sent as its norm, and of each element its sign and one of `levels` levels: the one
-    below or above, by chance, so that the expected value is the element's.
+    """Sends each bucket of `bucket` elements as its norm, and each element as its sign and a level from 0 to `levels`. The
+    level is chosen at random between the next lower and the next higher one, so that the expected value is the element.
 
     With b elements in a bucket and s levels the squared error is about min(b / s^2, sqrt(b) / s) of the vector's square
     (Lemma 3.1): a tenth with the default settings, but more than the vector itself with 512 and 7.
@@ -59,7 +59,7 @@ class Qsgd(Codec):
         return Message((), (norms.flatten(), torch.from_numpy(signs), torch.from_numpy(code)))
 
     def encode_shape(self, vector: Tensor) -> Message:
-        """With Elias's code as long as the plain one: how much shorter it is depends on the values."""
+        """Assumes the plain code for elias, too: the length of the Elias gamma code depends on the values."""
         elements = vector.numel()
         codes = [vector.new_empty(-(-elements // 8) * planes, dtype=torch.uint8) for planes in (1, self._width)]
         return Message((), (vector.new_empty(-(-elements // self._config.bucket)), *codes))

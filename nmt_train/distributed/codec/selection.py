@@ -1,4 +1,4 @@
-"""Which elements of a vector are the largest: by a threshold estimated on a sample (Aji & Heafield 2017), or exactly."""
+"""Selects the largest elements of a vector: exactly, or by a threshold estimated on a sample (Aji & Heafield 2017)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_BLOCK = 1 << 20  # elements at a time: many small calls would each wait for the interpreter beside a busy worker
+_BLOCK = 1 << 20  # elements per call: each of many small calls would wait for the interpreter lock while a worker is busy
 
 
 class Sample:
-    """Looks at `size` elements at even distances, shifted each time, so that over time every element is looked at."""
+    """Samples `size` evenly spaced elements; the positions shift with each call, so that over time every element is sampled."""
 
     def __init__(self, size: int) -> None:
         self._size, self._shift = size, 0
 
     def threshold(self, vector: Tensor, count: int) -> float:
-        """What about `count` elements reach; infinite if the sample holds what is not a number."""
+        """The magnitude that about `count` elements reach; infinite if the sample contains NaN."""
         elements, sample = vector.numel(), min(self._size, vector.numel())
         self._shift = (self._shift + 7919) % elements
         places = (torch.arange(sample, device=vector.device) * elements // sample + self._shift) % elements
@@ -28,8 +28,8 @@ class Sample:
 
 
 def reaching(vector: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Where |vector| is not below the threshold, and the elements there; what is not a number counts as large, so that it is
-    noticed.
+    """Positions and values of the elements whose magnitude is not below the threshold. NaN counts as large, so that callers
+    can detect it.
     """
     if vector.is_cuda:
         positions = (~(vector.abs() < threshold)).nonzero().flatten()
@@ -48,7 +48,7 @@ def reaching(vector: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
 
 
 def exactly(positions: Tensor, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Of elements in ascending order, with their positions, the `count` largest, zeros left out."""
+    """Positions and values of the `count` largest elements, without zeros; the positions remain in ascending order."""
     magnitude = values.abs()
     magnitude[torch.isnan(magnitude)] = math.inf
     chosen = magnitude.topk(min(count, positions.numel())).indices

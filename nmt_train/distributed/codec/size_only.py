@@ -9,7 +9,7 @@ from nmt_train.distributed.message import Message
 
 
 class SizeOnly(Codec):
-    """Any codec for vectors that have a size but no values: messages have their lengths, and there is nothing to decode."""
+    """Wraps any codec for vectors that have a size but no values: messages have the right length, and decoding does nothing."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec, self.biased = codec, codec.biased

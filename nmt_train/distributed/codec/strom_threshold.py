@@ -1,4 +1,4 @@
-"""What has grown to a threshold is sent as plus or minus the threshold, the rest waits (Strom 2015, sections 2.4 to 2.6)."""
+"""Sends elements that reach a threshold, as plus or minus the threshold; the rest waits (Strom 2015, sections 2.4 to 2.6)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.selection import Sample, reaching
 from nmt_train.distributed.message import Message
 
-GRAIN = 2.0**-30  # thresholds are multiples of it, so that sums of many do not depend on their order
+GRAIN = 2.0**-30  # thresholds are multiples of this, so that sums do not depend on the order of addition
 _LOW = 0x7FFF_FFFF  # bits of a position in a word
 
 
@@ -41,8 +41,8 @@ class ThresholdConfig:
 
 
 class StromThreshold(Codec):
-    """A message holds the threshold, and of each element that reached it place and sign: in a word of 32 bits (31 for the
-    place), or as gap in Golomb's and Rice's code and a bit. Its number says how many.
+    """A message holds the threshold, and the position and sign of each element that reached it: in a word of 32 bits (31 for
+    the position), or as the gap in Golomb-Rice code and a sign bit. The message's number is the number of these elements.
     """
 
     exact_sums = True
@@ -79,7 +79,7 @@ class StromThreshold(Codec):
     def encode_shape(self, vector: Tensor) -> Message:
         count = round(vector.numel() * self._config.density)
         width = bits.rice_width(self._config.density)
-        each = 4.0 if self._config.coding == "words" else (width + 1 + 1.5) / 8  # unary parts are of about 1.5 bits
+        each = 4.0 if self._config.coding == "words" else (width + 1 + 1.5) / 8  # unary parts take about 1.5 bits
         return Message((count,), (vector.new_empty(1), vector.new_empty(round(count * each), dtype=torch.uint8)))
 
     def decode(self, message: Message, into: Tensor) -> None:
@@ -95,7 +95,7 @@ class StromThreshold(Codec):
         into.index_add_(0, torch.from_numpy(positions).to(into.device), torch.from_numpy(signs).to(into), alpha=scale * tau)
 
     def _unpacked(self, message: Message, elements: int) -> tuple[np.ndarray, np.ndarray]:
-        """Positions, and signs as 1 and -1."""
+        """The positions of the elements, and their signs as 1 or -1."""
         count = message.number()
         if not 0 <= count <= elements:
             raise ValueError(f"{count} of {elements} elements")

@@ -62,14 +62,14 @@ class DroppingConfig:
 
 
 def dropped_down(config: DroppingConfig, pushes: int) -> float:
-    """The share of a delta that is left out where, by each, so many workers' pushes are news to the one that gets it."""
+    """The fraction of a delta that is not sent, where each delta brings its receiver the new pushes of `pushes` workers."""
     if config.down is not None:
         return config.down
     return max(0.0, 1 - max(1, pushes) * (1 - config.up))
 
 
 def kept(config: DroppingConfig, dropped: float, update: int) -> float:
-    """The share of a vector that is sent at `update` when `dropped` is the share left out after the warm-up."""
+    """The fraction of a vector that is sent at `update`; dropped: the fraction that is not sent after the warm-up."""
     if config.warmup == "none" or update >= config.warmup_updates:
         return 1 - dropped
     if config.warmup == "dense":
@@ -78,8 +78,8 @@ def kept(config: DroppingConfig, dropped: float, update: int) -> float:
 
 
 class TopK(Codec):
-    """Sends about a share of the elements, changing over the warm-up; all of them where positions would cost more than they
-    save. A message's number says which.
+    """Sends about the configured fraction of the elements, which changes during the warm-up. Sends all elements, without
+    positions, if positions would cost more than they save. A message's first number says which format it has.
     """
 
     drops = True
@@ -111,7 +111,7 @@ class TopK(Codec):
         if target > vector.numel() // 2:
             return Message((_DENSE,), (vector,))
         values = vector.new_empty(target, dtype=torch.float16 if self._half else None)
-        # Positions at random: each further 255 between two of them, probability (1 - share)^255, costs one byte more.
+        # Assumes random positions: a gap takes one more byte for each full 255, which occurs with probability (1 - share)^255.
         longer = (1 - target / vector.numel()) ** 255 if target else 0.0
         each = 1 + longer / (1 - longer) if self._config.indices == "gaps" else 4.0
         return Message((_SPARSE, target, 0), (vector.new_empty(round(target * each), dtype=torch.uint8), values))
@@ -139,11 +139,11 @@ class TopK(Codec):
         into.index_add_(0, positions, values, alpha=scale)
 
     def target(self, elements: int, update: int) -> int:
-        """How many elements are to be sent: at least one, if there are any."""
+        """The number of elements to send: at least one, unless the vector is empty."""
         return min(elements, math.ceil(elements * kept(self._config, self._dropped, update) - 1e-6))
 
     def _largest(self, vector: Tensor, target: int) -> tuple[Tensor, Tensor]:
-        """Positions, ascending, of about `target` of the largest elements, and these; never zeros, never many more."""
+        """Ascending positions and values of about `target` of the largest elements: no zeros, and not many more."""
         if vector.numel() <= self._config.sample:
             return exactly(torch.arange(vector.numel(), device=vector.device), vector, target)
         threshold = self._sample.threshold(vector, target)
@@ -157,7 +157,7 @@ class TopK(Codec):
 
 
 def pack_gaps(positions: Tensor) -> Tensor:
-    """Ascending positions as distances of one byte, 255 meaning "255 further, and more to come"."""
+    """Encode ascending positions as distances of one byte each; the byte 255 adds 255 to the distance in the next byte."""
     gaps = torch.diff(positions, prepend=positions.new_zeros(1)) if positions.numel() else positions
     ends = torch.cumsum(gaps // 255 + 1, 0) - 1
     packed = torch.full((int(ends[-1]) + 1 if ends.numel() else 0,), 255, dtype=torch.uint8, device=positions.device)
@@ -166,7 +166,7 @@ def pack_gaps(positions: Tensor) -> Tensor:
 
 
 def unpack_gaps(packed: Tensor) -> Tensor:
-    """What `pack_gaps` was given, int64."""
+    """The positions that were passed to `pack_gaps`, as int64."""
     return torch.cumsum(packed, 0, dtype=torch.int64)[packed != 255]
 
 

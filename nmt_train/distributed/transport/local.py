@@ -1,5 +1,5 @@
-"""Tasks as threads, futures between them, and mailboxes: what every real transport shares. By itself, the transport of one
-rank.
+"""The common part of all real transports: tasks as threads, futures between them, and mailboxes. Without a subclass, it is the
+transport of a single rank.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from nmt_train.distributed.transport.mailbox import Mailbox, count
 from nmt_train.distributed.transport.watchdog import Watchdog
 
 _EPOCH = time.time() - time.perf_counter()
-_LOOK = 0.5  # seconds between two looks at whether the other side of a wait still lives
+_LOOK = 0.5  # seconds between two checks that the other side of a wait is alive
 
 
 class LocalFuture(concurrent.futures.Future[Any]):
-    """A future whose wait looks up now and then, so that it ends when `alive` raises."""
+    """A future whose wait calls `alive` regularly, and ends if `alive` raises an error."""
 
     def __init__(self, alive: Callable[[], None]) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class LocalFuture(concurrent.futures.Future[Any]):
 
 
 class LocalEvent:
-    """An event whose wait ends when `alive` raises."""
+    """An event whose wait calls `alive` regularly, and ends if `alive` raises an error."""
 
     def __init__(self, alive: Callable[[], None]) -> None:
         self._event, self._alive = threading.Event(), alive
@@ -56,7 +56,7 @@ class LocalEvent:
 
 
 class LocalTransport:
-    """One rank by itself: what it sends can only be for itself, and is there at once.
+    """The transport of a single rank, which can only send to itself; messages arrive immediately.
 
     Subclasses carry messages to other ranks in `_carry` and hand incoming ones to `deliver`.
     """
@@ -72,7 +72,7 @@ class LocalTransport:
         self.received = self._mailbox.received
         self.offset = 0.0  # seconds to add to this host's clock to get rank 0's
         self.fault_tolerant, self.ended = False, ""
-        self.cpu = 0.0  # seconds of a core that carrying messages has taken
+        self.cpu = 0.0  # CPU seconds that carrying messages has used
         self.observe: Callable[[str, str, float, float], None] | None = None  # of transfers: name, thread, start, end
         self._mutex, self._watch = threading.Lock(), Watchdog()
         self._threads: list[threading.Thread] = []
@@ -91,7 +91,7 @@ class LocalTransport:
         return done
 
     def add_up(self, vector: Tensor, by: str = "mpi") -> LocalFuture:
-        """Of one rank the sum is its own vector."""
+        """With a single rank, the sum is its own vector."""
         done = LocalFuture(self._check)
         done.set_result(None)
         return done
@@ -121,7 +121,7 @@ class LocalTransport:
             except (Aborted, Ended) as error:
                 task.set_exception(error)
             except BaseException as error:
-                self._failure = self._failure or error  # the waits of other threads end with it
+                self._failure = self._failure or error  # this error ends the waits of other threads
                 task.set_exception(error)
             else:
                 task.set_result(None)
@@ -134,7 +134,7 @@ class LocalTransport:
         return task
 
     def until_tasks_end(self, seconds: float) -> None:
-        """After a failure, which ends them where they next wait: for at most so many seconds."""
+        """Wait at most `seconds` until all tasks have ended. Call it after a failure: tasks then end at their next wait."""
         end = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
@@ -153,7 +153,7 @@ class LocalTransport:
         return threading.current_thread().name
 
     def spend(self, name: str, work: float, seconds: float, parts: int = 1) -> None:
-        """Time passes by itself."""
+        """Do nothing: real work takes real time."""
 
     def watched(self, deadline: float) -> AbstractContextManager[None]:
         return self._watch.over(deadline, self._give_up)
@@ -172,14 +172,14 @@ class LocalTransport:
         self._failure = self._failure or error
 
     def regroup(self) -> LocalTransport:
-        """There are no other ranks that could end."""
+        """Always raises: a single rank has no other ranks that could end."""
         raise self._failure or Aborted("nobody is left")
 
     def _check(self, source: int | None = None) -> None:
-        """Raise what went wrong on this transport, or Aborted when it is closed."""
+        """Raise the error of this transport, if it has failed, or Aborted if it is closed."""
         self._watch.sign()
         if isinstance(self._failure, Ended):
-            raise Ended(*self._failure.args)  # another each time: the transport's own would keep all frames that it has passed
+            raise Ended(*self._failure.args)  # a new exception each time: a shared one would keep the frames of all waits alive
         if self._failure is not None:
             raise self._failure
         if self._closed:

@@ -13,7 +13,7 @@ Mail = tuple[int, Message]  # sender, message
 
 
 class Mailbox(Generic[F]):
-    """One rank's. Messages with one tag are taken in the order of their arrival; F: futures of receivers.
+    """The mailbox of one rank. Messages with the same tag are taken in the order of arrival. F: the futures of receivers.
 
     Not safe for several threads at once. Counts messages and bytes by tag in `received`.
     """
@@ -33,7 +33,7 @@ class Mailbox(Generic[F]):
         return None
 
     def put(self, source: int, tag: Tag, message: Message) -> F | None:
-        """A message has arrived: the future that waited for it, or None if it is kept."""
+        """Add a message that has arrived. Return the future that waits for it, or None if the mailbox keeps the message."""
         count(self.received, tag, message)
         for receiver in self._receivers[tag]:
             if receiver[0] is None or receiver[0] == source:

@@ -1,4 +1,4 @@
-"""Notices that a task of this rank hangs: it waits for nobody, and what it computes does not come to an end."""
+"""Detects that a task of this rank hangs: it does not wait for another rank, and its computation does not end."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 import nmt_train
 
 _OURS = str(Path(nmt_train.__file__).parent)
-_LOOK = 0.5  # seconds between two looks
+_LOOK = 0.5  # seconds between two checks
 _DEADLINES, _TIMES = 10, 20
 
 
 class AwakeClock:
-    """Seconds in which this process ran: what all ranks are paused for together makes none of them silent.
+    """Counts the seconds during which this process ran. If all ranks are paused together, none of them appears silent.
 
-    Somebody must look now and then; of more than `longest` seconds between two looks the rest does not count, because the
-    process must have stood still.
+    Callers must read the clock regularly. If more than `longest` seconds pass between two reads, only `longest` seconds
+    count, because the process must have been suspended.
     """
 
     def __init__(self, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,22 +38,22 @@ class AwakeClock:
 
 
 class Watchdog:
-    """Tasks give signs of life. Each is measured against the longest time that any of the rank's has gone without one."""
+    """Tasks give signs of life. The limit for silence depends on the longest time that any task has gone without a sign."""
 
     def __init__(self) -> None:
-        self._now = 0.0  # seconds of watching; while the whole process stands still they do not pass
+        self._now = 0.0  # seconds of watching, without the time during which the whole process is suspended
         self._longest = 0.0
-        self._signs: dict[int, float] = {}  # by task: when it last gave one
+        self._signs: dict[int, float] = {}  # for each task: the time of its last sign of life
 
     def begin(self) -> None:
-        """The calling task is to be watched."""
+        """Start to watch the calling task."""
         self._signs[threading.get_ident()] = self._now
 
     def end(self) -> None:
         self._signs.pop(threading.get_ident(), None)
 
     def sign(self) -> None:
-        """The calling task lives."""
+        """Record a sign of life of the calling task."""
         task, now = threading.get_ident(), self._now
         before = self._signs.get(task, now)
         if before < now:
@@ -61,7 +61,7 @@ class Watchdog:
             self._signs[task] = now
 
     def hung(self, seconds: float, deadline: float) -> str | None:
-        """After so many more seconds: what hangs and where, if something does."""
+        """Advance the time by `seconds`; return a text that says which task hangs and where, or None if none does."""
         self._now += seconds
         limit = max(_DEADLINES * deadline, _TIMES * self._longest)
         for task, sign in list(self._signs.items()):
@@ -76,7 +76,7 @@ class Watchdog:
 
     @contextmanager
     def over(self, deadline: float, give_up: Callable[[str], None]) -> Iterator[None]:
-        """A context in which the calling task is watched, and all that have begun; give_up is told what hangs."""
+        """A context that watches the calling task and all tasks that have begun; calls `give_up` with a text if one hangs."""
         ended = threading.Event()
 
         def look() -> None:
@@ -99,7 +99,7 @@ class Watchdog:
 
 
 def _place(task: int) -> str:
-    """Which line of this package a task is in, or has called from."""
+    """The line of this package that a task is executing, or from which it has called other code."""
     frames = traceback.extract_stack(sys._current_frames().get(task))
     ours = [frame for frame in frames if frame.filename.startswith(_OURS)] or frames
     frame = ours[-1]

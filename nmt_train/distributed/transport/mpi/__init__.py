@@ -1,1 +1,1 @@
-"""Messages over MPI."""
+"""The transport over MPI."""

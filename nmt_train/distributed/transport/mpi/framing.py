@@ -1,7 +1,7 @@
-"""How a message is laid out in bytes: a header of 64-bit integers, then, if they are short, the contents of its tensors.
+"""The byte layout of a message: a header of 64-bit integers, followed by the contents of its tensors if they are short.
 
-The header: tag, slot (0: the contents follow; else the MPI tag under which they come), how many numbers and tensors there are,
-the numbers, and a type and a length for every tensor.
+The header holds the tag, the slot (0: the contents follow; otherwise the MPI tag under which they are sent), the number of
+numbers and of tensors, the numbers, and the type and length of every tensor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nmt_train.distributed.message import DTYPES, Message
 
 _ALIGNED = 8  # bytes
 _FIXED = 4  # integers
-SLOTS = 30_000  # every MPI allows tags up to 32,767
+SLOTS = 30_000  # every MPI library allows tags up to 32,767
 
 
 def contents(message: Message) -> list[np.ndarray]:
@@ -36,9 +36,10 @@ def pack(tag: int, slot: int, message: Message) -> np.ndarray:
 
 
 def unpack(frame: np.ndarray, origin: str, longest: int, tags: Container[int]) -> tuple[int, int, Message]:
-    """Tag, slot and message of a frame (bytes,) from `origin`; with a slot, the tensors are still to be filled.
+    """Tag, slot and message of a frame (bytes,) from `origin`; with a slot, the tensors must still be filled.
 
-    Malformed, before anything is allocated, if it has none of these tags, contradicts itself or is beyond `longest` bytes.
+    Raises Malformed, before it allocates memory, if the tag is not in `tags`, the header contradicts itself, or the tensors are
+    longer than `longest` bytes.
     """
     refused = Message(origin=origin).malformed
     if frame.size < 8 * _FIXED or frame.size % 8:

@@ -1,4 +1,4 @@
-"""The MPI library: loading it, and what it says when processes have ended (Open MPI's fault tolerance, ULFM)."""
+"""Loads the MPI library, and recognizes its errors that report ended processes (Open MPI's fault tolerance, ULFM)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 
 _PATIENCE = 10  # seconds
-_EAGER, _HEADER = 4 << 20, 1 << 10  # bytes that are sent unasked, at most; what MPI adds to them
+_EAGER, _HEADER = 4 << 20, 1 << 10  # bytes: largest eager message; header that MPI adds to it
 
 
 def load(chunk: int) -> Any:
-    """mpi4py's MPI, initialized by the calling thread; UserError where none can be loaded, or offers too little.
+    """mpi4py's MPI, initialized by the calling thread; raises UserError if none can be loaded, or if it lacks thread support.
 
-    chunk: bytes of the longest messages.
+    chunk: length of the longest messages [bytes].
     """
-    # Open MPI asks before it sends what is longer than this, and over TCP the reply waits behind all that flows the
-    # other way: two ranks that send each other much would do so in turn.
+    # Open MPI asks the receiver before it sends a message longer than this limit. Over TCP, the reply waits behind all data
+    # that flows in the same direction as the reply: two ranks with much data for each other would send it in turns.
     for name in ("eager_limit", "max_send_size"):
         os.environ.setdefault(f"OMPI_MCA_btl_tcp_{name}", str(min(chunk, _EAGER) + _HEADER))
     try:
@@ -47,13 +47,13 @@ def finalize(mpi: Any) -> None:
 
 
 def _library(mpi: Any) -> Any:
-    """Its functions let other threads go on while they wait; mpi4py's own of those that begin and end MPI do not."""
+    """The library through ctypes: its calls let other threads run while waiting. mpi4py's MPI_Init and MPI_Finalize do not."""
     return ctypes.CDLL(mpi.__file__)
 
 
 def fault_tolerant() -> bool:
-    """Whether ranks that are left may go on where others end: mpirun --with-ft ulfm says so to its processes."""
-    return os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"  # noqa: SIM112 - Open MPI writes it so
+    """Whether surviving ranks may continue after others have ended: mpirun --with-ft ulfm tells its processes so."""
+    return os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"  # noqa: SIM112 - Open MPI uses this spelling
 
 
 def has_ended(mpi: Any, error: BaseException) -> bool:
@@ -65,10 +65,11 @@ def has_ended(mpi: Any, error: BaseException) -> bool:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process at once: MPI's threads would not let go of a rank that leaves without the others.
+    """End this process immediately: MPI's threads would keep a rank alive that leaves without the others.
 
-    Where the others would go on without it, but it has found what ends training for all, they end with it, those too that hang.
-    Under srun they would miss it, and abort with a status of their own.
+    If the other ranks could continue, but this rank has found an error that ends training for all, it aborts all ranks,
+    including those that hang. Under srun, it also aborts the others, which would otherwise notice that it is missing and abort
+    with a different status.
     """
     ends_all = (status > 1 and fault_tolerant()) or (status and launcher.tasks())
     if ends_all and "mpi4py.MPI" in sys.modules:

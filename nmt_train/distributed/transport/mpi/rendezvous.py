@@ -1,4 +1,4 @@
-"""How ranks meet at the start: who is on which host, and how far their clocks are apart."""
+"""Connects the ranks at the start: determines the host of each rank and the offsets between their clocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PINGS = 20
 def rendezvous(transport: Transport, deadline: float) -> tuple[tuple[str, ...], tuple[int, ...], float]:
     """Hosts and nodes of all ranks, and the seconds by which rank 0's clock is ahead of this host's.
 
-    UserError names the ranks that did not come within `deadline` seconds.
+    Raises UserError, which names the ranks that did not connect within `deadline` seconds.
     """
     mine = [socket.gethostname(), _BOOT.read_text().strip() if _BOOT.exists() else ""]
     end = time.monotonic() + deadline
@@ -41,7 +41,7 @@ def rendezvous(transport: Transport, deadline: float) -> tuple[tuple[str, ...], 
     offset = 0.0
     for peer in range(1, transport.size):
         if known[peer][1] == known[0][1]:
-            continue  # the same kernel keeps both clocks
+            continue  # both ranks use the clock of the same kernel
         if transport.rank == 0:
             answer_pings(transport, peer)
         elif transport.rank == peer:
@@ -63,7 +63,7 @@ def _await(transport: Transport, source: int | None, end: float, missing: str, d
 
 
 def measure_offset(transport: Transport) -> float:
-    """The midpoint of the shortest of several round trips to rank 0, which answers with its clock."""
+    """The seconds by which rank 0's clock is ahead, measured at the midpoint of the shortest of several round trips to it."""
     best = (float("inf"), 0.0)
     for _ in range(_PINGS):
         start = transport.now()

@@ -1,4 +1,4 @@
-"""What the progress thread of the MPI transport has in hand: messages to be sent, vectors to be summed, transfers under way."""
+"""The work items of the MPI progress thread: messages to send, vectors to sum, and transfers in progress."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from nmt_train.distributed.transport.local import LocalFuture
 
 @dataclass
 class Transfer:
-    """A message on its way: how many of its MPI requests are open, and what is to be done when none is."""
+    """A message in transfer. open: the number of its open MPI requests; finish: called when no request is open."""
 
     peer: int
     arrives: bool
     finish: Callable[[], None]
     open: int = 0
-    later: deque[tuple[np.ndarray, int]] = field(default_factory=deque)  # pieces that wait for the one before, and their slot
+    later: deque[tuple[np.ndarray, int]] = field(default_factory=deque)  # pieces waiting for the previous one, and their slot
 
 
 @dataclass
 class SendRequest:
-    """A message that is to be sent."""
+    """A message to send."""
 
     to: int
     tag: int
@@ -36,7 +36,7 @@ class SendRequest:
 
 @dataclass
 class SumRequest:
-    """A vector that is to be replaced by the sum of all ranks' vectors."""
+    """A vector to replace by the sum of all ranks' vectors."""
 
     vector: np.ndarray
     done: LocalFuture

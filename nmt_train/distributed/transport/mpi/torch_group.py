@@ -1,4 +1,4 @@
-"""The ranks once more, as torch.distributed has them: over NCCL where they compute on GPUs, else over gloo."""
+"""A process group of torch.distributed for all ranks: over NCCL if they compute on GPUs, otherwise over gloo."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LOOK, _PATIENCE = 5e-4, 2.0  # seconds
 
 
 class Group:
-    """Making it waits for all ranks; every wait ends after `deadline` seconds.
+    """The constructor waits for all ranks; every wait ends after `deadline` seconds.
 
-    Rank 0 is found by its host's name, or as the environment's MASTER_ADDR; which network is used, GLOO_SOCKET_IFNAME and
-    NCCL_SOCKET_IFNAME say.
+    Ranks reach rank 0 under its host name, or under the environment variable MASTER_ADDR. GLOO_SOCKET_IFNAME and
+    NCCL_SOCKET_IFNAME select the network.
     """
 
     def __init__(self, transport: Transport, kind: str, deadline: float) -> None:
-        """kind: of the device that has the vectors. UserError if ranks have different ones, or do not find each other."""
+        """kind: type of the device that holds the vectors. Raises UserError if ranks have different types or cannot connect."""
         span = timedelta(seconds=deadline)
         here = "localhost" if len(set(transport.nodes)) == 1 else os.environ.get("MASTER_ADDR", transport.hosts[0])
         try:
@@ -46,7 +46,7 @@ class Group:
                 store = TCPStore(found["host"], found["port"], transport.size, False, span)
             backend = "nccl" if kind == "cuda" else "gloo"
             if dist.is_initialized():
-                dist.destroy_process_group()  # of the ranks that there were before some ended
+                dist.destroy_process_group()  # the group from before some ranks ended
             dist.init_process_group(backend, store=store, rank=transport.rank, world_size=transport.size, timeout=span)
         except (RuntimeError, ValueError) as error:
             raise UserError(
@@ -57,7 +57,7 @@ class Group:
 
     @torch.no_grad()
     def add_up(self, vector: Tensor, alive: Callable[[], None]) -> None:
-        """Replace `vector` (elements,) by the sum of all ranks' vectors; ends when `alive` raises, or Lost."""
+        """Replace `vector` (elements,) by the sum of all ranks' vectors. Raises what `alive` raises, or Lost if one is lost."""
         try:
             work = dist.all_reduce(vector, async_op=True)
             while not work.is_completed():
@@ -67,7 +67,7 @@ class Group:
         except RuntimeError as error:
             end = time.monotonic() + _PATIENCE
             while time.monotonic() < end:
-                alive()  # knows better who it was, but perhaps not at once
+                alive()  # its error names the lost rank, but may come only after a while
                 time.sleep(_LOOK)
             raise Lost(f"torch.distributed has lost another rank ({_first_line(error)})") from None
 

@@ -1,5 +1,5 @@
-"""The transport over MPI: threads of a rank hand what they send to its progress thread, and find what it brings in their
-mailboxes.
+"""The transport over MPI: the threads of a rank pass outgoing messages to its progress thread, which delivers incoming
+messages to the rank's mailbox.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from nmt_train.distributed.transport.mpi.torch_group import Group
 
 
 class MpiTransport(LocalTransport):
-    """All ranks of MPI_COMM_WORLD. Making it waits for all of them, at most `start_deadline` seconds.
+    """Connects all ranks of MPI_COMM_WORLD. The constructor waits for all of them, at most `start_deadline` seconds.
 
-    Or, where some of the ranks of another transport have ended, those that are left; making it then waits for nobody.
+    If `before` is given, connects the surviving ranks of that transport; the constructor then does not wait.
     """
 
     def __init__(self, config: TransportConfig, before: MpiTransport | None = None) -> None:
-        """UserError where MPI cannot be loaded, offers too little, or a rank does not come."""
+        """Raises UserError if MPI cannot be loaded or lacks a required feature, or if a rank does not connect in time."""
         super().__init__()
         self._config, self._next = config, self
         self.fault_tolerant = fault_tolerant()
@@ -88,7 +88,7 @@ class MpiTransport(LocalTransport):
 
     def _end_process(self) -> None:
         if self.fault_tolerant:
-            os.kill(os.getpid(), signal.SIGKILL)  # of processes that exit, whatever their status, the others are not told
+            os.kill(os.getpid(), signal.SIGKILL)  # MPI does not tell the others about processes that exit, with any status
         self.fail(Lost("this rank hangs"))
         super()._end_process()
 
@@ -96,7 +96,7 @@ class MpiTransport(LocalTransport):
         if not isinstance(self._failure, Ended):
             raise self._failure or Lost("no rank has ended")
         following = self._next._come_after(self)
-        self.until_tasks_end(self._config.deadline)  # they hold what the worker of before had
+        self.until_tasks_end(self._config.deadline)  # they hold the memory of the previous worker
         return following
 
     def _come_after(self, before: MpiTransport) -> MpiTransport:
@@ -115,14 +115,14 @@ class MpiTransport(LocalTransport):
         self._watching = True
         return self
 
-    # What its progress thread calls, besides `deliver`
+    # Methods that the progress thread calls, in addition to `deliver`
 
     def aborted(self, source: int) -> None:
         host = self.hosts[source] if source < len(self.hosts) else "?"
         self._failure = self._failure or Aborted(f"rank {source} on host {host} failed")
 
     def failed(self, error: BaseException) -> None:
-        """If processes have ended, those that are left come together at once, whatever else they do."""
+        """If processes have ended, start to connect the surviving ranks immediately, regardless of what their tasks do."""
         if has_ended(self._progress_thread.mpi, error) and not self._closed:
             self._next = MpiTransport(self._config, self)
             self._failure = self._failure or Ended("another rank's process has ended")
