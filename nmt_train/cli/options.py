@@ -17,7 +17,7 @@ def parser(prog: str, description: str) -> cli.Parser:
     options.add_argument("--config", action="append", default=[], metavar="FILE", help="YAML file; later ones override")
     options.add_argument("--print-config", action="store_true", help="print the whole resolved configuration and exit")
     options.add_argument("--force", action="store_true", help="continue a run although its configuration changed")
-    options.add_argument("--overwrite", action="store_true", help="forget what the run folder holds and start anew")
+    options.add_argument("--overwrite", action="store_true", help="delete what the run folder holds and start over")
     options.add_argument("--debug", action="store_true", help="show the stack of an error")
     return options
 

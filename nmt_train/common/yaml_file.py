@@ -61,7 +61,7 @@ def read(path: Path, where: dict[str, str], hint: str) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise UserError(f"{path}{line}: not YAML: {getattr(error, 'problem', None) or error}; mend the line") from None
+        raise UserError(f"{path}{line}: not YAML: {getattr(error, 'problem', None) or error}; correct the line") from None
     if values is None:
         return {}
     if not isinstance(values, dict):

@@ -168,5 +168,5 @@ def _map(path: Path) -> Store:
             if len(side.offsets) != facts["pairs"] + 1 or side.offsets[-1] != len(side.tokens):
                 raise ValueError("sizes disagree")
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: damaged ({error}); delete this folder and it is made anew") from None
+        raise UserError(f"{path}: damaged ({error}); delete this folder; it will be built again") from None
     return Store(path, source, target)

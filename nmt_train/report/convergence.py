@@ -22,7 +22,7 @@ def curve(run: Path, metric: str) -> list[dict[str, Any]]:
     """The validation events of a run that measured `metric`; UserError if there are none."""
     events = [event for event in read_metrics(run / "metrics.jsonl") if event["event"] == "validation" and metric in event]
     if not events:
-        raise UserError(f"{run}: no validation measured {metric}; add it to validation.metrics, or let the run go on")
+        raise UserError(f"{run}: no validation measured {metric}; add it to validation.metrics, or let the run continue")
     return events
 
 

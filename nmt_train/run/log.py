@@ -98,9 +98,9 @@ class Log:
 
         updates: how many updates of the ended ranks' shards are lost. again: how many batches the other ranks train again.
         """
-        others = "the last rank goes" if ranks == 1 else f"the other {ranks} go"
+        others = "the last rank continues" if ranks == 1 else f"the other {ranks} ranks continue"
         lost = f"{updates} updates of its shard are lost, {again} batches of those left are trained again"
-        self.say(f"{ended} ended: {others} on; {lost}")
+        self.say(f"{ended} ended: {others}; {lost}")
         self._event("recovery", progress, {"ended": ended, "ranks": ranks, "lost_updates": updates, "batches_again": again})
 
     def advance(self, progress: Progress) -> None:

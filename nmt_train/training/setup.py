@@ -105,7 +105,7 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
     log = Log.open(run.folder, config.log, virtual=bool(prepared.simulated))
     try:
         if prepared.overwrite and recovered is None:
-            log.say(f"begun anew: what {run.folder} held before is forgotten (--overwrite)")
+            log.say(f"started over: deleted the previous contents of {run.folder} (--overwrite)")
         leader = Leader(worker, run, log, state, test_set)
         stop_request.tell(leader.ask)
         if recovered is None:
@@ -220,7 +220,7 @@ def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
         except UserError as error:
             damaged.append(str(error))
     if damaged:
-        raise UserError(f"{damaged[0]}; no checkpoint of the run is whole: start anew with --overwrite")
+        raise UserError(f"{damaged[0]}; no checkpoint of the run is whole: start over with --overwrite")
     return None, []
 
 

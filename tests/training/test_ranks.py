@@ -358,7 +358,7 @@ def test_the_others_go_on_without_a_rank_that_is_killed(make: Make, mode: str, e
     code = BATCHES.format(f"if rank == {ended} and seen[0] > 15: os.kill(os.getpid(), 9)") + COUNTED
     done = finish([*MPIRUN, "--with-ft", "ulfm", "-np", "3", *patched(code), "--config", written(config)])
     assert f"rank {ended} (host" in done.stderr, done.stderr
-    assert "the other 2 go on" in done.stderr
+    assert "the other 2 ranks continue" in done.stderr
     assert "stop.after 6e reached" in done.stderr, done.stderr
     assert done.returncode == 0
     assert last(config).facts["progress"]["epochs"] == 6
@@ -379,7 +379,7 @@ survive.recover = asked
 """
     )
     done = finish([*MPIRUN, "--with-ft", "ulfm", "-np", "3", *patched(code), "--config", written(config)])
-    assert "the other 2 go on" in done.stderr, done.stderr
+    assert "the other 2 ranks continue" in done.stderr, done.stderr
     assert "stopped: SIGTERM received" in done.stderr, done.stderr
     assert last(config).facts["progress"]["updates"] > 10
 
@@ -396,7 +396,7 @@ def test_a_rank_that_hangs_while_it_computes_ends_itself_and_the_others_go_on(ma
     assert re.search(r"error: rank 1 \(host \S+\): run \(worker.py, line \d+\) has not ended for \d+ s", done.stderr), (
         done.stderr
     )
-    assert "the other 2 go on" in done.stderr
+    assert "the other 2 ranks continue" in done.stderr
     assert "stop.after 4e reached" in done.stderr, done.stderr
     assert done.returncode == 0
 

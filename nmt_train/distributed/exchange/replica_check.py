@@ -25,5 +25,5 @@ def compare(transport: Transport, vector: Tensor) -> None:
         raise UserError(
             f"{describe(transport, transport.rank)} and {describe(transport, before)} have different parameters, which should"
             " be equal to the"
-            " bit: one of them computes or remembers wrongly; go on from the last checkpoint without that machine"
+            " bit: one of them computes or remembers wrongly; resume from the last checkpoint without that machine"
         )

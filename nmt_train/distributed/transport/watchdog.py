@@ -69,7 +69,7 @@ class Watchdog:
                 return (
                     f"{_place(task)} has not ended for {self._now - sign:.0f} s, {_DEADLINES} times transport.deadline or"
                     " more, and"
-                    f" nothing before took longer than {self._longest:.1f} s; mend the device or the disk that it waits for,"
+                    f" nothing before took longer than {self._longest:.1f} s; check the device or the disk that it waits for,"
                     " or raise transport.deadline, then start the same command again"
                 )
         return None

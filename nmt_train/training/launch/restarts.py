@@ -21,7 +21,7 @@ from nmt_train.training.launch import mpirun as launch
 from nmt_train.training.stop_request import ENDS
 
 _ANSWER = 10.0  # seconds for a machine to answer
-_STOPPED, _ANEW = "] stopped: ", "] begun anew"  # log messages of a run: at its end, and after it has emptied its folder
+_STOPPED, _ANEW = "] stopped: ", "] started over"  # log messages of a run: at its end, and after it has emptied its folder
 _PAUSE = 2.0  # seconds between an end and the next start
 # Success, a user error, or a stop by SIGINT, SIGUSR1 or SIGTERM. After any other status, a restart may help.
 _FINAL = frozenset({0, 2, 128 + 2, 128 + 10, 128 + 15})

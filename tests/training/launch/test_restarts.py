@@ -126,7 +126,7 @@ def test_a_job_that_never_began_is_not_done_whatever_mpirun_says(monkeypatch: py
 
 def test_what_there_is_by_then_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = Runs(monkeypatch, TRY_AGAIN, 0)
-    runs.says = "[2026-11-22 06:00:00] begun anew: what run held before is forgotten (--overwrite)\n"
+    runs.says = "[2026-11-22 06:00:00] started over: deleted the previous contents of run (--overwrite)\n"
     supervise.supervise(Job(restarts=1, arguments=["--config", "a.yml", "--overwrite"]), 2)
     assert [arguments for _, arguments in runs.asked] == [["--config", "a.yml", "--overwrite"], ["--config", "a.yml"]]
 

@@ -140,5 +140,5 @@ class MpiTransport(LocalTransport):
             if peer != self.rank and silent > self._config.deadline:
                 raise Lost(
                     f"rank {peer} on host {self.hosts[peer]} has been silent for {silent:.0f} s (transport.deadline); training"
-                    " cannot go on without it: mend the host or the link, then start the same command again"
+                    " cannot continue without it: repair the host or the link, then start the same command again"
                 )
