@@ -98,14 +98,14 @@ class Config:
         return self
 
 
-# A run may continue with other values of these without becoming another experiment.
+# A run may continue with other values of these keys and remains the same experiment.
 HARMLESS = (
     "run", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
     "corpus.max_skipped", "corpus.max_ratio", "mode", "optimizer.at", "optimizer.async_beta1", "optimizer.async_warmup",
     "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "low_rank",
     "transport",
 )  # fmt: skip
-# These were decided when a run began: other values would have no effect, or be wrong for its parameters.
+# The start of a run fixes these keys: other values would have no effect, or would not match its parameters.
 FIXED = (
     "corpus.vocabulary.size", "corpus.vocabulary.type", "corpus.vocabulary.character_coverage",
     "corpus.vocabulary.sample_lines", "model.encoder_layers", "model.decoder_layers", "model.dim", "model.ffn_dim",
@@ -116,7 +116,7 @@ _SECTIONS = TypeAdapter(Config)
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """One leaf of the configuration, `name` dotted."""
+    """One leaf of the configuration; `name` is its dotted path."""
 
     name: str
     type: str
@@ -126,7 +126,7 @@ class Key:
 
 
 def entries(section: Any = Config, prefix: str = "") -> Iterator[Key | str]:
-    """Every leaf in order of appearance, each section preceded by `its name: its description` as a string."""
+    """Yield every leaf in order of appearance; before the leaves of a section, yield the string `name: description`."""
     for name, info in section.__pydantic_fields__.items():
         if dataclasses.is_dataclass(info.annotation) and info.annotation is not Span:
             yield f"{prefix}{name}: {' '.join((info.annotation.__doc__ or '').split())}"
@@ -142,9 +142,10 @@ def leaves() -> dict[str, Key]:
 
 
 def load(files: Sequence[str], overrides: Mapping[str, str]) -> Config:
-    """Later files override earlier ones, `overrides` (dotted key to YAML text, from the command line) override both.
+    """Load the configuration: later files override earlier ones, and `overrides` override all files.
 
-    UserError names the file and line, or the command line, the key, and the nearest known key for an unknown one.
+    overrides: maps dotted keys to YAML texts from the command line. A UserError names the key and its place (the file and
+    line, or the command line); for an unknown key, it also names the nearest known key.
     """
     values: dict[str, Any] = {}
     where: dict[str, str] = {}
@@ -155,7 +156,7 @@ def load(files: Sequence[str], overrides: Mapping[str, str]) -> Config:
 
 
 def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
-    """Check nested `values`; `where` says for dotted keys which file and line set them, for the error message."""
+    """Check nested `values`; `where` maps dotted keys to the file and line that set them, for error messages."""
     known = leaves()
     for name in flatten(values):
         if name not in known and not any(name.startswith(key + ".") for key in known):
@@ -174,11 +175,11 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
         raise UserError(f"{place}: {name}: {message}{given}; see nmt-train --help") from None
 
 
-_FORMER = {"wire": "transport"}  # sections of earlier versions, and what they are called now
+_FORMER = {"wire": "transport"}  # maps the names of sections in earlier versions to their present names
 
 
 def unknown(name: str, options: Iterable[str] = ()) -> str:
-    """The sentence for a key that does not exist; `options` do besides the keys."""
+    """Return the error message for an unknown key; `options` are names that are valid in addition to the keys."""
     section, dot, key = name.partition(".")
     if section in _FORMER:
         return f"{name} is now called {_FORMER[section]}{dot}{key}"
@@ -194,7 +195,7 @@ def unknown(name: str, options: Iterable[str] = ()) -> str:
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """Nested dictionaries of YAML's own types; `validate` reads them back."""
+    """Convert the configuration to nested dictionaries of YAML types; `validate` reads them back."""
     result: dict[str, Any] = _SECTIONS.dump_python(config, mode="json")
     return result
 
@@ -216,7 +217,7 @@ def to_yaml(config: Config) -> str:
 
 
 def differences(old: dict[str, Any], new: Config) -> list[str]:
-    """Keys, with both values, in which a run's saved config differs from the present one, harmless ones left out."""
+    """List the keys, with both values, whose values differ between a saved configuration and `new`; omit HARMLESS keys."""
     before, after = flatten(old), flatten(plain(new))
     return [
         f"{name} was {before.get(name)}, now {after.get(name)}"
@@ -236,7 +237,7 @@ def flatten(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """A default as help and comments print it."""
+    """Format a default value for help texts and comments."""
     if isinstance(value, list):
         return "[" + ", ".join(map(str, value)) + "]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""The device that a rank drives, and what makes it fast: threads, the allocator, reduced precision."""
+"""The device that a rank uses, and its performance settings: threads, memory allocator and reduced precision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def known(devices: str | list[int]) -> str | list[int]:
-    """`devices:` as it is, a GPU's number as a list; UserError for none of its forms. No device is looked at."""
+    """Return `devices:`, with a single GPU number as a list; raise UserError if it has no valid form. Accesses no device."""
     if isinstance(devices, str) and devices.isdigit():
         devices = [int(devices)]
     if not devices:
@@ -37,7 +37,7 @@ def known(devices: str | list[int]) -> str | list[int]:
 def choose(devices: str | list[int]) -> list[torch.device]:
     """The devices named by `devices:` (`auto`, `cpu`, `cpu x N`, `cuda`, `cuda x N`, `all`, or GPU numbers).
 
-    UserError where CUDA is asked for and absent, or a number names no GPU.
+    Raises UserError if CUDA is requested but unavailable, or if a number names no GPU.
     """
     devices = known(devices)
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -63,13 +63,13 @@ def choose(devices: str | list[int]) -> list[torch.device]:
 
 
 def permitted(devices: str | list[int]) -> int:
-    """How many ranks `devices:` lets share a GPU."""
+    """Return how many ranks may share a GPU according to `devices:`."""
     several = _SEVERAL.fullmatch(devices) if isinstance(devices, str) else None
     return int(several[2] or 1) if several and several[1] == "cuda" else 1
 
 
 def identity(own: torch.device) -> str:
-    """What tells a GPU from all others of its machine, whatever numbers ranks give them; empty for a CPU."""
+    """Return a name that identifies a GPU on its machine, even if ranks number the GPUs differently; empty for a CPU."""
     if own.type == "cpu":
         return ""
     unique = getattr(torch.cuda.get_device_properties(own), "uuid", None)
@@ -78,12 +78,14 @@ def identity(own: torch.device) -> str:
 
 
 def prepare(devices: str | list[int], threads: int, nodes: tuple[int, ...] = (0,), rank: int = 0) -> torch.device:
-    """The device of `rank`, with its number of compute threads set (0: torch's choice, the cores shared by a node's ranks).
+    """Return the device of `rank`, and set the number of CPU threads.
 
-    nodes: the node of each rank. Where a node has more ranks than this one sees GPUs, they take turns: each may see another,
-    and whether two have the same one is found when they compare (start.py). Freed memory stays in the process: a training
-    step frees and takes the same large blocks again and again; glibc would hand each back to the kernel, which must then clear
-    its pages anew. Keeping them made a step about a tenth faster.
+    threads: 0 leaves the choice to torch; if a node has several ranks, they share its cores. nodes: the node of each rank. If
+    a node has more ranks than this rank sees GPUs, its ranks are assigned to the GPUs in rotation. Ranks may see different
+    GPUs, so they compare their GPUs later (start.py) to detect whether two of them share one.
+
+    The process keeps freed memory. A training step frees and allocates the same large blocks repeatedly; glibc would return
+    each block to the kernel, which must clear its pages before the next use. Keeping the blocks makes a step about 10% faster.
     """
     beside = [other for other, node in enumerate(nodes) if node == nodes[rank]]
     found = choose(devices if devices not in ("auto", "cuda") or len(beside) == 1 else _all_of(devices))
@@ -92,12 +94,12 @@ def prepare(devices: str | list[int], threads: int, nodes: tuple[int, ...] = (0,
         torch.cuda.set_device(own)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if threads or (len(beside) > 1 and "OMP_NUM_THREADS" not in os.environ):
-        # A launcher that binds ranks to cores has divided them already.
+        # A launcher that binds ranks to cores has already divided the cores.
         torch.set_num_threads(threads or max(1, cores // (len(beside) if cores == os.cpu_count() else 1)))
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
-        return own  # another C library: only speed is lost
+        return own  # a C library without mallopt: training is only slower
     mallopt(_M_MMAP_THRESHOLD, 1 << 30)
     mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     mallopt(_M_TOP_PAD, 1 << 28)
@@ -105,19 +107,19 @@ def prepare(devices: str | list[int], threads: int, nodes: tuple[int, ...] = (0,
 
 
 def _all_of(devices: str | list[int]) -> str:
-    """What `auto` and `cuda` mean to several ranks of a machine: all its GPUs."""
+    """Resolve `auto` or `cuda` for several ranks on one machine: all GPUs, or the CPU if `auto` finds no GPU."""
     return "all" if devices == "cuda" or torch.cuda.is_available() else "cpu"
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """The context for forward passes: nothing for `fp32`, torch's bfloat16 autocast for `bf16`."""
+    """Return the context for forward passes: a null context for `fp32`, torch's bfloat16 autocast for `bf16`."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def compiled(function: Callable[..., Tensor], own: torch.device) -> Callable[..., Tensor]:
-    """torch.compile's version of a function, for any shapes; UserError without the compiler of C that it needs."""
+    """Compile a function with torch.compile for dynamic shapes; raise UserError if the C or C++ compiler is missing."""
     names = ("gcc", "clang", "cc") if own.type == "cuda" else ("g++", "clang++", "c++")
     given = os.environ.get("CC" if own.type == "cuda" else "CXX")
     if not any(map(shutil.which, (given,) if given else names)):
@@ -130,17 +132,17 @@ def compiled(function: Callable[..., Tensor], own: torch.device) -> Callable[...
 
 
 def inherit() -> Callable[[], None]:
-    """What a thread that the calling one starts must do first: torch's present GPU is each thread's own, at first GPU 0."""
+    """Return a function that a new thread must call first: it sets the caller's current GPU, which is otherwise GPU 0."""
     return partial(torch.cuda.set_device, torch.cuda.current_device()) if torch.cuda.is_initialized() else _nothing
 
 
 def settle(own: torch.device) -> Callable[[], None] | None:
-    """What waits for a device's queued work, if it has a queue."""
+    """Return a function that waits for a device's queued work, or None if the device has no queue."""
     return partial(torch.cuda.synchronize, own) if own.type == "cuda" else None
 
 
 def random(own: torch.device) -> dict[str, Tensor]:
-    """States, on the CPU, of torch's generators that are drawn from where a rank computes on this device."""
+    """Return the states of the torch random generators that a rank on this device uses, as CPU tensors."""
     states = {"cpu": torch.get_rng_state()}
     if own.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(own)
@@ -148,7 +150,7 @@ def random(own: torch.device) -> dict[str, Tensor]:
 
 
 def set_random(own: torch.device, states: Mapping[str, Tensor]) -> None:
-    """Go on from what `random` gave, on this device or another, as far as it says."""
+    """Restore the states that `random` returned for this or another device; a generator without a saved state is unchanged."""
     if "cpu" in states:
         torch.set_rng_state(states["cpu"])
     if own.type == "cuda" and "cuda" in states:
@@ -156,7 +158,7 @@ def set_random(own: torch.device, states: Mapping[str, Tensor]) -> None:
 
 
 def release() -> None:
-    """Free what only refers to itself, and give back what torch keeps of a GPU's memory."""
+    """Collect reference cycles, and release the GPU memory that torch caches."""
     gc.collect()
     torch.cuda.empty_cache()
 

@@ -17,9 +17,10 @@ from nmt_train.run.manifest import whole
 
 
 def load_model(paths: list[Path], device: torch.device) -> tuple[Transformer, Vocabulary, dict[str, Any]]:
-    """The model of a checkpoint, or the mean of several, smoothed parameters preferred; with vocabulary and config.
+    """Load the model of a checkpoint, or the mean of several checkpoints; return it with its vocabulary and saved facts.
 
-    UserError if a checkpoint is damaged, or if they are of different models.
+    Uses smoothed parameters if a checkpoint has them. Raises UserError if a checkpoint is damaged, or if the checkpoints
+    belong to different models.
     """
     mean: dict[str, Tensor] = {}
     for count, path in enumerate(paths, 1):

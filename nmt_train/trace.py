@@ -1,4 +1,4 @@
-"""Spans of time with a name and a thread: always added up, and kept one by one, as JSON lines, where a run is traced."""
+"""Named time spans per thread: their durations are always summed; a traced run also writes each span as a line of JSON."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ Span = tuple[str, str, float, float, int]  # name, thread, start and end in seco
 
 
 class Clock(Protocol):
-    """What spans are measured on: the machine's clock and threads, or those of a simulated cluster."""
+    """The clock and threads that spans are measured with: those of the machine, or those of a simulated cluster."""
 
     def now(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
 
     def task(self) -> str:
-        """The name of what runs: a thread's."""
+        """Return the name of the current thread."""
 
     def spend(self, name: str, work: float, seconds: float, parts: int = 1) -> None:
-        """Work of this kind was done, in so many seconds: where computing takes none, let those pass that it would take, or of
-        so many equal parts of it one.
+        """Record that `work` of kind `name` took `seconds`; a simulated clock instead advances by the predicted time.
+
+        work: the number of target tokens of a batch or of elements of a vector; parts: see `Trace.span`.
         """
 
 
 class Trace:
-    """Adds up the seconds of every kind of span in `spent`, by thread and name; keeps the spans themselves if `keep`."""
+    """Sums the durations of spans per thread and name in `spent`; also stores the spans themselves if `keep` is true."""
 
     def __init__(self, keep: bool, clock: Clock, settle: Callable[[], None] | None = None) -> None:
-        """`settle` waits for a device's queued work, so that kept spans time the work."""
+        """`settle` waits for a device's queued work, so that stored spans include the time of that work."""
         self._clock, self.update = clock, 0
         self.spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._keep, self._settle = keep, settle if keep else None
@@ -41,8 +42,8 @@ class Trace:
     def span(self, name: str, work: float = 0.0, parts: int = 1) -> Iterator[None]:
         """A context whose duration is recorded under `name` for the current thread.
 
-        work: how much is computed in it, if anything: target tokens of a batch, elements of a vector. parts: it is one of so
-        many spans for that.
+        work: the amount of work that the span computes, in target tokens of a batch or elements of a vector; 0 if none.
+        parts: the number of equal spans that this work is divided into; this span is one of them.
         """
         start = self._clock.now()
         try:
@@ -58,13 +59,13 @@ class Trace:
             self.add(name, self._clock.task(), start, self._clock.now())
 
     def add(self, name: str, thread: str, start: float, end: float) -> None:
-        """Record a span that has been timed elsewhere."""
+        """Record a span that the caller has timed."""
         self.spent[thread][name] += end - start
         if self._keep:
             self._spans.append((name, thread, start, end, self.update))
 
     def take(self) -> list[Span]:
-        """The spans since the last call."""
+        """Return the spans recorded since the last call, and clear them."""
         spans, self._spans = self._spans, []
         return spans
 

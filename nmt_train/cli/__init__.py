@@ -15,15 +15,15 @@ from typing import Any, NoReturn
 
 from nmt_train.common.errors import TRY_AGAIN, UserError
 
-_READER_GONE = 141  # as a shell reports SIGPIPE
+_READER_GONE = 141  # the exit status that a shell reports for SIGPIPE
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
-# What torch says, which has one class of error for almost everything; and --help does without torch.
+# Patterns for torch's error messages: torch has one exception class for almost everything, and --help does not import torch.
 _NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED")
 _FAULT = re.compile("(CUDA|HIP|cuDNN|NCCL) error|(CUDNN|CUBLAS|CUSPARSE|CUSOLVER|CUFFT)_STATUS_")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser whose complaints are `UserError`s, and which drops none of two values for an option."""
+    """An argparse parser that raises `UserError` for every error, and rejects an option that is given twice."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         seen = set()
@@ -41,8 +41,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit status is 2 for the user's mistakes, 75 for what a new start may mend, 1 for our mistakes, each
-    with one sentence on stderr.
+    """Run a command and return its exit status; print one sentence on stderr for every error.
+
+    The status is 2 for a user error, 75 for an error that a restart may fix, and 1 for an internal error.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -54,14 +55,14 @@ def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
     except KeyboardInterrupt:
         return 130
     if status == _READER_GONE:
-        sys.stderr.close()  # or the interpreter would complain about the broken pipe at exit
+        sys.stderr.close()  # otherwise the interpreter reports the broken pipe at exit
     else:
         print(message, file=sys.stderr)
     return status
 
 
 def _explain(error: Exception) -> tuple[int, str]:
-    """The exit status and sentence of an error."""
+    """Return the exit status and the message for an error."""
     if isinstance(error, UserError):
         return error.status, f"error: {error}"
     if isinstance(error, BrokenPipeError):
@@ -80,14 +81,14 @@ def _explain(error: Exception) -> tuple[int, str]:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """Whether memory could not be had: the machine's or a device's."""
+    """Whether an allocation failed, in the memory of the machine or of a device."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
 
 
 def bounded(kind: Callable[[str], float], name: str, low: float, high: float = math.inf) -> Callable[[str], float]:
-    """An argparse type: finite numbers of a kind from `low` to `high`; `name` is what argparse calls them."""
+    """Return an argparse type for finite numbers between `low` and `high`; argparse calls the type `name` in its messages."""
 
     def read(text: str) -> float:
         value = kind(text)
@@ -105,5 +106,5 @@ def bounded(kind: Callable[[str], float], name: str, low: float, high: float = m
 positive = bounded(int, "positive", 1)
 count = bounded(int, "count", 0)
 threads = bounded(int, "threads", 0, 1024)
-power = bounded(float, "power", 0, 10)  # the exponent of length normalisation
+power = bounded(float, "power", 0, 10)  # the exponent of length normalization
 finite = bounded(float, "finite", -math.inf)

@@ -1,7 +1,7 @@
-"""The console command nmt-train: in this process, which srun may have started, or, under mpirun, in a child of it.
+"""The console command nmt-train; under mpirun it runs in a child process, otherwise (also under srun) in this process.
 
-mpirun kills the process that it knows a tenth of a second after SIGINT or SIGTERM, too soon to save; so that process only waits
-for a child, which is told by the kernel when that happens, and saves.
+mpirun kills the process that it started a tenth of a second after SIGINT or SIGTERM, which is too soon to save a checkpoint.
+That process therefore only waits for a child; when mpirun kills it, the kernel signals the child, which saves a checkpoint.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def main() -> None:
         preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
     )  # fmt: skip
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # SIGKILL follows, and tells the child
+        signal.signal(number, signal.SIG_IGN)  # mpirun then sends SIGKILL, and the kernel sends SIGTERM to the child
     signal.signal(signal.SIGUSR1, lambda number, frame: child.send_signal(number))
     status = child.wait()
-    if status < 0:  # by a signal, as mpirun must see it: one that exits with an error ends the whole job
+    if status < 0:  # Die from the child's signal, so that mpirun sees it: an exit with an error would end the whole job.
         if -status != signal.SIGKILL:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)

@@ -1,4 +1,4 @@
-"""What commands that train share: one option for every key of the configuration, named by its dotted path."""
+"""The options that all training commands share: one option per configuration key, named by the key's dotted path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parser(prog: str, description: str) -> cli.Parser:
 
 
 def add_keys(options: cli.Parser) -> None:
-    """The keys of the configuration, after a command's own options."""
+    """Add one option per configuration key; call this after adding the command's own options."""
     group = options.add_argument_group("run")
     for key in config.entries():
         if isinstance(key, str):
@@ -38,7 +38,7 @@ def add_keys(options: cli.Parser) -> None:
 
 
 def parse(options: cli.Parser, arguments: Sequence[str]) -> argparse.Namespace:
-    """UserError names an option that does not exist, and the nearest key."""
+    """Parse the arguments; for an unknown option, raise a UserError that names the option and the nearest key."""
     given, rest = options.parse_known_args(arguments)
     if rest:
         stray = rest[0].split("=")[0]
@@ -50,6 +50,6 @@ def parse(options: cli.Parser, arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def resolve(given: argparse.Namespace) -> Config:
-    """Defaults, files and options together."""
+    """Combine the defaults, the configuration files and the command-line options."""
     overrides = {name: text for name, text in vars(given).items() if name in config.leaves() and text is not None}
     return config.load(given.config, overrides)

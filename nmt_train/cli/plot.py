@@ -1,4 +1,4 @@
-"""nmt-plot: pictures of runs."""
+"""nmt-plot: draw figures of runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nmt-simulate: train on a cluster that is only simulated."""
+"""nmt-simulate: train on a simulated cluster."""
 
 from __future__ import annotations
 

@@ -33,15 +33,15 @@ def command(arguments: Sequence[str]) -> int:
         if given.print_config:
             print(config.to_yaml(resolved), end="")
             return 0
-        from nmt_train.training.start import check, start  # brings torch's heavier parts, which --help can do without
+        from nmt_train.training.start import check, start  # imports the slow parts of torch, which --help does not need
 
         hosts = read_hosts(given.hosts) if given.hosts and not launcher.launched() else []
         check(resolved, hosts)
     except UserError:
         if launcher.launched() and launcher.local_rank():
-            return 2  # the machine's first rank says it
+            return 2  # the first rank of the machine prints the error
         raise
-    overwrite = given.overwrite and not launcher.queued_again()  # then what there is by now is to be kept
+    overwrite = given.overwrite and not launcher.queued_again()  # after a requeue, keep what the job has written
     return start(resolved, given.force, overwrite, Job(hosts, given.restarts, arguments))
 
 

@@ -1,4 +1,4 @@
-"""nmt-translate: lines of source text on stdin, lines of translations on stdout."""
+"""nmt-translate: read lines of source text from stdin and write their translations to stdout."""
 
 from __future__ import annotations
 

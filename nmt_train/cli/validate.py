@@ -1,4 +1,4 @@
-"""nmt-validate: one table row of metrics per checkpoint."""
+"""nmt-validate: print a table of metrics with one row per checkpoint."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every room of the house uses: errors, durations, files."""
+"""Helpers that all subpackages use: errors, durations and files."""

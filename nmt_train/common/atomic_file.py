@@ -1,4 +1,4 @@
-"""Files that are replaced whole: whenever the process or the machine dies, they are as before or as they were to be."""
+"""Atomic file replacement: if the process or the machine dies, a file has either its old content or its new content."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write(path: Path, data: bytes) -> None:
-    """Put `data` in the place of a file, or make one."""
+    """Atomically replace the content of a file with `data`; create the file if it does not exist."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(beside, "wb") as file:
@@ -21,13 +21,13 @@ def write(path: Path, data: bytes) -> None:
 
 
 def replace(beside: Path, path: Path) -> None:
-    """Rename what is on the disk, or a link, to its place for good."""
+    """Rename a file whose data is on the disk, or a link, to `path`, and sync the folder so that the rename is durable."""
     beside.replace(path)
     sync(path.parent)
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
+    """Wait until the data of a file, or the directory entries of a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Lengths of training as Marian writes them: `10e` epochs, `500u` updates, `300Kt` target tokens, `2h`, `30m`, `90s`."""
+"""Durations in Marian's notation: `10e` epochs, `500u` updates, `300Kt` target tokens, `2h`, `30m`, `90s`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FORM = "a number and a unit: e (epochs), u (updates), t (target tokens), s, m o
 
 
 class Progressed(Protocol):
-    """What a duration is measured on; `seconds` is wall-clock time."""
+    """The training progress that a duration is compared with; `seconds` is wall-clock time."""
 
     @property
     def epochs(self) -> int: ...
@@ -28,7 +28,7 @@ class Progressed(Protocol):
 
 
 class Mark(NamedTuple):
-    """How much had gone by at one moment."""
+    """The training progress at one moment."""
 
     epochs: int
     updates: int
@@ -46,7 +46,7 @@ class Span:
 
     @classmethod
     def parse(cls, text: Any) -> Span:
-        """Read `10e`, `500u`, `300Kt`, `2h`; ValueError says the accepted form."""
+        """Parse `10e`, `500u`, `300Kt` or `2h`; the message of a ValueError describes the accepted form."""
         if isinstance(text, Span):
             return text
         match = _PATTERN.fullmatch(str(text))
@@ -61,15 +61,15 @@ class Span:
         return cls(amount, unit, str(text))
 
     def measure(self, progress: Progressed) -> float:
-        """How much of this unit has gone by."""
+        """Return the progress in the unit of this duration."""
         return {"e": progress.epochs, "u": progress.updates, "t": progress.tokens}.get(self.unit, progress.seconds)
 
     def reached(self, progress: Progressed) -> bool:
-        """Whether at least this much has gone by since the start of training."""
+        """Whether training has lasted at least this long."""
         return self.measure(progress) >= self.amount
 
     def crossed(self, before: Progressed, after: Progressed) -> bool:
-        """Whether a multiple of this duration lies in (before, after]; needs no state of its own."""
+        """Whether a multiple of this duration lies in (before, after]; this needs no stored state."""
         return self.measure(after) // self.amount > self.measure(before) // self.amount
 
     def __str__(self) -> str:

@@ -1,14 +1,14 @@
-"""Exceptions for what a user can mend; the console commands print their sentence and exit with their status."""
+"""Exceptions for errors that a user can fix; the console commands print the message and exit with the `status`."""
 
 from __future__ import annotations
 
 import os
 
-TRY_AGAIN = 75  # the exit status where a new start may help: EX_TEMPFAIL of sysexits.h
+TRY_AGAIN = 75  # the exit status if a restart may help: EX_TEMPFAIL of sysexits.h
 
 
 class UserError(Exception):
-    """What is wrong, where (file, line, key, host) and what to do, in one sentence."""
+    """An error whose message says in one sentence what is wrong, where (file, line, key, host) and what to do."""
 
     status = 2
 
@@ -18,7 +18,7 @@ class NotFinite(UserError):
 
 
 def unreadable(path: str | os.PathLike[str], error: Exception) -> str:
-    """What is wrong with a file, and where it was looked for: paths are relative to the working directory."""
+    """Return a message that says what is wrong with a file; for a relative path, it also gives the absolute path."""
     path = os.path.expanduser(path)
     where = "" if os.path.isabs(path) else f" ({os.path.abspath(path)})"
     return f"{path}: {getattr(error, 'strerror', None) or error}{where}"

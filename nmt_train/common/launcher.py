@@ -21,7 +21,7 @@ def tasks() -> int:
 
 
 def queued_again() -> bool:
-    """Whether Slurm has started this job before."""
+    """Whether Slurm has requeued this job."""
     return int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
 
 

@@ -1,4 +1,4 @@
-"""What every section of the configuration shares: how strictly pydantic reads it, and names that a registry knows."""
+"""Shared by all configuration sections: the pydantic settings, and validators for names from a registry."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,9 +12,9 @@ _NOTHING: Mapping[str, str] = {}
 
 
 def one_of(registry: Mapping[str, Any], former: Mapping[str, str] = _NOTHING) -> AfterValidator:
-    """For a key whose values are the names in a registry, also those that are registered later.
+    """Return a validator for a key whose value is a name in `registry`; it also accepts names that are registered later.
 
-    former: names of earlier versions, and what to do instead.
+    former: names that earlier versions accepted, each with a hint on what to use instead.
     """
 
     def check(name: str) -> str:
@@ -27,6 +27,6 @@ def one_of(registry: Mapping[str, Any], former: Mapping[str, str] = _NOTHING) ->
 
 
 def listed(registry: Mapping[str, Any]) -> str:
-    """`a, b or c`."""
+    """Return the names as `a, b or c`."""
     *names, last = registry
     return f"{', '.join(names)} or {last}" if names else last

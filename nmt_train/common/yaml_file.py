@@ -1,4 +1,4 @@
-"""YAML files of keys: scalars as they are written, and for every key the line that gave it, for messages."""
+"""Read YAML configuration files: scalars stay text, and error messages name the line that set a key."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _LONGEST, _MOST = 1 << 20, 100_000  # bytes, entries
 
 
 class Loader(yaml.SafeLoader):
-    """Scalars stay as they are written, but for null: their types are the keys', not YAML's, which makes `1.10` a number,
-    `no` a truth value and `2026-01-01` a date."""
+    """A loader that keeps every scalar except null as text; the configuration key determines the type.
+
+    YAML itself would read `1.10` as a number, `no` as a boolean and `2026-01-01` as a date.
+    """
 
 
 Loader.yaml_implicit_resolvers = {
@@ -26,11 +28,11 @@ Loader.yaml_implicit_resolvers = {
 
 
 class TooMuch(ValueError):
-    """A text holds more than anybody writes; the message says what."""
+    """A text is larger or more deeply nested than any real configuration; the message says how."""
 
 
 def value(text: str) -> Any:
-    """What a text holds; TooMuch if that would fill the memory, YAMLError or ValueError if it is not YAML."""
+    """Parse a YAML text; raise TooMuch if its value would fill the memory, YAMLError or ValueError if it is not YAML."""
     if len(text) > _LONGEST:
         raise TooMuch(f"has more than {_LONGEST:,} characters")
     try:
@@ -42,9 +44,10 @@ def value(text: str) -> Any:
 
 
 def read(path: Path, where: dict[str, str], hint: str) -> dict[str, Any]:
-    """A file's keys and values; `where` gets the file and line of every dotted key, `hint` says what to do without a file.
+    """Return a file's keys and values.
 
-    UserError for what is not such a file.
+    where: receives the file and line of every dotted key. hint: says what to do if the file cannot be read. Raises UserError
+    if the file is not a valid file of keys.
     """
     try:
         if path.stat().st_size > _LONGEST:
@@ -70,7 +73,7 @@ def read(path: Path, where: dict[str, str], hint: str) -> dict[str, Any]:
 
 
 def override(values: dict[str, Any], texts: Mapping[str, str], where: dict[str, str]) -> None:
-    """Put values from the command line (dotted key to YAML text) in the place of those of files."""
+    """Replace values from files with values from the command line; `texts` maps dotted keys to YAML texts."""
     for name, text in texts.items():
         *sections, key = name.split(".")
         place = values
@@ -88,7 +91,7 @@ def override(values: dict[str, Any], texts: Mapping[str, str], where: dict[str, 
 
 
 def merge(into: dict[str, Any], values: Mapping[str, Any], whole: Container[str], prefix: str = "") -> None:
-    """Later values beside and over earlier ones, key by key; those of the dotted keys in `whole` are replaced, mappings too."""
+    """Merge `values` into `into` key by key; later values win. Mappings under dotted keys in `whole` are replaced."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict) and isinstance(into.get(key), dict) and name not in whole:
@@ -98,7 +101,7 @@ def merge(into: dict[str, Any], values: Mapping[str, Any], whole: Container[str]
 
 
 def _nodes(node: Any) -> Iterator[Any]:
-    """All that a file holds, as often as it is repeated."""
+    """Yield every node of a document; a node that aliases repeat is yielded once per repetition."""
     yield node
     for inner in getattr(node, "value", ()) if not isinstance(node, yaml.ScalarNode) else ():
         for each in inner if isinstance(inner, tuple) else (inner,):
@@ -106,7 +109,7 @@ def _nodes(node: Any) -> Iterator[Any]:
 
 
 def _locate(node: Any, path: Path, prefix: str, where: dict[str, str]) -> None:
-    """Remember each key's file and line; refuse one given twice, which YAML itself lets pass."""
+    """Record the file and line of each key; reject a duplicate key, which the YAML loader accepts."""
     if not isinstance(node, yaml.MappingNode):
         return
     seen: set[str] = set()

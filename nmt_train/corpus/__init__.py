@@ -1,4 +1,4 @@
-"""The corpus' section of the configuration: which text, which vocabulary, and what is left out."""
+"""The corpus and batch sections of the configuration: text files, vocabulary, filters and batch size."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pydantic.dataclasses import dataclass
 
 from nmt_train.common.section import STRICT
 
-MAX_RATIO = 200.0  # ordinary text is packed to a fifth or a tenth; gzip can pack to a thousandth what only repeats itself
-# One entry per side, or one .tsv file with both sides; each side may be several files, read one after another.
+MAX_RATIO = 200.0  # gzip shrinks ordinary text to 1/5 or 1/10, but purely repetitive text to 1/1000
+# One entry per side, or one .tsv file with both sides; a side may be a list of files, which are read in order.
 Files = list[str | list[str]] | str
 
 
 @dataclass(frozen=True, config=STRICT)
 class VocabularyConfig:
-    """The SentencePiece model shared by both languages; trained when the run has none yet."""
+    """The SentencePiece model shared by both languages; a run without one trains it."""
 
     path: str | None = Field(
         default=None,

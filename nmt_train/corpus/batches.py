@@ -1,4 +1,4 @@
-"""Batches of a store: shuffled by epoch, grouped by length inside a window, in an order that seed and epoch determine."""
+"""Batches of a store: seed and epoch determine their order; pairs are shuffled, then grouped by length within a window."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.corpus.store import Store
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, Vocabulary
 
-_ORDINARY = 256  # pieces of a sentence: below, attention takes less memory than the rest
+_ORDINARY = 256  # sentence length in pieces; up to it, attention needs less memory than the rest of the model
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Batch:
     """Sentence pairs padded to rectangles of ids.
 
     source (sentences, source) ends each sentence with END; target_in begins with BEGIN, target_out ends with END, both
-    (sentences, target). source_mask (sentences, 1, 1, source) is 0 on words and -inf on padding, None without padding;
-    target_filled lists the positions of words in the flattened target, None if all are. target_tokens counts END too.
+    (sentences, target). source_mask (sentences, 1, 1, source) is 0 on words and -inf on padding, or None without padding.
+    target_filled lists the positions of words in the flattened target, or is None without padding. target_tokens includes END.
     """
 
     source: Tensor
@@ -42,7 +42,7 @@ class Batch:
         return len(self.source)
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch with its tensors on `device`."""
+        """Return the same batch with its tensors on `device`."""
         if device.type == "cpu":
             return self
         moved = {
@@ -55,7 +55,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Pairs of the corpus that are not trained on, by reason."""
+    """The numbers of pairs that training leaves out, by reason."""
 
     empty: int
     long: int
@@ -96,13 +96,14 @@ class Batches:
             )
 
     def __len__(self) -> int:
-        """Pairs in an epoch."""
+        """Return the number of pairs in an epoch."""
         return len(self._kept)
 
     def stream(self, data_shard: DataShard, position: Position) -> Iterator[tuple[Batch | None, bool]]:
-        """One worker's batches without end, from `position` (as it is now) on; True with its last of an epoch.
+        """Yield one worker's batches endlessly, each with a flag that is true for its last batch of an epoch.
 
-        None stands for an epoch in which the worker has no batch at all, or none left, or one fewer than the others.
+        The stream starts at `position`, which it reads once. It yields None instead of a batch if the worker has no batch, or
+        no batch left, in an epoch, or has one batch fewer than other workers.
         """
         epoch, first = position.epochs, position.batches
         while True:
@@ -116,30 +117,30 @@ class Batches:
             epoch, first = epoch + 1, 0
 
     def target_tokens(self) -> list[int]:
-        """Of each batch of the first epoch; the others' are about the same."""
+        """Return the number of target tokens of each batch of the first epoch; those of later epochs are similar."""
         lengths = self.store.target.lengths
         return [int((lengths[pairs] + 1).sum()) for pairs in self.groups(0)]
 
     def groups(self, epoch: int) -> Iterator[np.ndarray]:
-        """Pair numbers of each batch of `epoch`, in training order; every kept pair appears exactly once."""
+        """Yield the pair numbers of each batch of `epoch` in training order; every kept pair appears exactly once."""
         random = np.random.default_rng([self._seed, epoch])
         order = random.permutation(self._kept)
         for start in range(0, len(order), self._window):
             window = order[start : start + self._window]
             source, target = (lengths[window] for lengths in self._lengths)
-            # Back and forth through the sources: where one target length ends, the next begins at a like source length.
+            # Sort sources up and down in turn: each target length starts near the source length that ended the previous one.
             window = window[np.lexsort((np.where(target % 2, source, -source), target))]
             cuts = self._cut(self._lengths[1][window] + 1)
             for number in random.permutation(len(cuts) - 1):
                 yield window[cuts[number] : cuts[number + 1]]
 
     def _cut(self, lengths: np.ndarray) -> list[int]:
-        """Borders of batches in sentences sorted by target length (END counted)."""
+        """Return the batch boundaries among sentences sorted by target length; `lengths` include END."""
         if self._config.sentences is not None:
             return [*range(0, len(lengths), self._config.sentences), len(lengths)]
         cuts = [0]
         while cuts[-1] < len(lengths):
-            # The longest is the last: binary search for the largest batch whose rectangle fits.
+            # The last sentence is the longest: a binary search finds the largest batch whose padded rectangle fits.
             low, high = cuts[-1] + 1, min(len(lengths), cuts[-1] + self._config.tokens // int(lengths[cuts[-1]]))
             while low < high:
                 middle = (low + high + 1) // 2
@@ -183,15 +184,16 @@ def assemble(source: list[np.ndarray], target: list[np.ndarray], pairs: tuple[in
 
 
 def fitting(longest: int, tokens: int) -> int:
-    """How many sentences a batch has room for that computes no gradients, if its longest side has so many pieces.
+    """Return how many sentences fit in a batch without gradient computation if its longest side has `longest` pieces.
 
-    tokens: sentences times pieces at most; what is longer than _ORDINARY counts by its square, as attention does.
+    tokens: the maximum of sentences times pieces. Above _ORDINARY pieces, the cost grows with the square of the length, as the
+    memory of attention does.
     """
     return max(1, int(tokens / (longest * max(1.0, longest / _ORDINARY))))
 
 
 def pad(sentences: list[np.ndarray]) -> Tensor:
-    """Ids (sentences, longest), int64, filled up with PAD on the right."""
+    """Return the ids as an int64 tensor (sentences, longest), padded with PAD on the right."""
     ids = np.full((len(sentences), max(map(len, sentences))), PAD, dtype=np.int64)
     for row, sentence in zip(ids, sentences, strict=True):
         row[: len(sentence)] = sentence
@@ -199,7 +201,7 @@ def pad(sentences: list[np.ndarray]) -> Tensor:
 
 
 def padding_mask(ids: Tensor) -> Tensor | None:
-    """(sentences, 1, 1, length): -inf where `ids` (sentences, length) is padding, else 0; None if nothing is."""
+    """Return (sentences, 1, 1, length): -inf where `ids` (sentences, length) is padding, else 0; None without padding."""
     padding = ids == PAD
     if not padding.any():
         return None

@@ -1,4 +1,4 @@
-"""How the batches of an epoch are dealt to workers: batch i to worker i mod N, each to exactly one, also across restarts."""
+"""Distribute the batches of an epoch: batch i goes to worker i mod N, and each batch to one worker, also across restarts."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ T = TypeVar("T")
 
 @dataclass
 class Position:
-    """How far one worker has come: epochs completed, and batches of its share of the epoch under way."""
+    """The progress of one worker: its completed epochs, and its completed batches of the current epoch."""
 
     epochs: int = 0
     batches: int = 0
 
     def advance(self, last: bool) -> None:
-        """One batch is done, the `last` of the worker's share of the epoch or not."""
+        """Count one completed batch; `last` says whether it was the worker's last batch of the epoch."""
         self.epochs, self.batches = (self.epochs + 1, 0) if last else (self.epochs, self.batches + 1)
 
 
 @dataclass(frozen=True)
 class DataShard:
-    """The share of worker `rank` of `size`; a worker from `size` on has none.
+    """The share of worker `rank` among `size` workers; a worker with rank >= `size` has no share.
 
-    stages: positions of the workers of earlier starts with other numbers of workers, oldest first; what they had done of an
-    epoch is left out, and only the rest is dealt. even: every worker gets equally many, the last of them perhaps None.
+    stages: the positions at which the workers of earlier distributions stopped, oldest first. The batches that they completed
+    in an epoch are left out; only the remaining batches are distributed. even: every worker gets the same number of batches;
+    the last one may be None.
     """
 
     rank: int = 0
@@ -40,14 +41,14 @@ class DataShard:
         return self.rank >= self.size
 
     def pick(self, epoch: int, batches: Iterator[T]) -> Iterator[tuple[int, T | None]]:
-        """This worker's batches of `epoch`, with their numbers in the epoch."""
+        """Yield this worker's batches of `epoch`, each with its number in the epoch."""
         seen = [0] * (len(self.stages) + 1)
         for number, batch in enumerate(batches):
             for stage, positions in enumerate(self.stages):
                 turn, worker = divmod(seen[stage], len(positions))
                 seen[stage] += 1
                 if (epoch, turn) < (positions[worker].epochs, positions[worker].batches):
-                    break  # done then
+                    break  # an earlier stage completed this batch
             else:
                 if seen[-1] % self.size == self.rank:
                     yield number, batch
@@ -57,9 +58,10 @@ class DataShard:
 
 
 def resume(rank: int, stages: Sequence[Sequence[Position]], size: int, anew: bool = False) -> tuple[DataShard, Position]:
-    """The deal and place from which worker `rank` of `size` goes on; the last of `stages` is where the workers stopped.
+    """Return the data shard and the position from which worker `rank` of `size` continues.
 
-    anew: what is left is dealt out again even if there are as many workers as before.
+    stages: the last one holds the positions where the workers stopped. anew: redistribute the remaining batches even if the
+    number of workers is unchanged.
     """
     if not stages or rank >= size:
         return DataShard(rank, size), Position()
@@ -67,13 +69,13 @@ def resume(rank: int, stages: Sequence[Sequence[Position]], size: int, anew: boo
     if len(last) == size and not anew:
         return DataShard(rank, size, earlier), Position(last[rank].epochs, last[rank].batches)
     first = min(position.epochs for position in last)
-    # Stages whose every worker is past a finished epoch have nothing more to leave out.
+    # Drop each stage whose workers all stopped before epoch `first`: it has no completed batches to leave out.
     open_ones = [stage for stage in stages if max(position.epochs for position in stage) >= first]
     return DataShard(rank, size, open_ones), Position(first, 0)
 
 
 def plain(stages: Sequence[Sequence[Position]]) -> list[list[list[int]]]:
-    """Stages for a message; `from_plain` reads them back."""
+    """Convert stages to plain lists for a message; `from_plain` reads them back."""
     return [[[position.epochs, position.batches] for position in stage] for stage in stages]
 
 

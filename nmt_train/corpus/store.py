@@ -1,7 +1,8 @@
-"""The corpus as piece ids in memory-mapped files, tokenized once, so that memory does not grow with the corpus.
+"""The tokenized corpus as piece ids in memory-mapped files, so that memory use does not grow with the corpus.
 
-A store is a folder made beside the data under a name that holds a digest of the files (path, size, time of change) and of
-the vocabulary; any difference gives another name. It is written elsewhere and renamed, so two runs may build it at once.
+A store is a folder beside the data. Its name contains a digest of the files (path, size, modification time) and of the
+vocabulary; a change in any of them gives another name. Each run builds a store in a temporary folder and renames it when
+complete, so two runs may build the same store at once.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from nmt_train.corpus.text import read_pairs, sides
 from nmt_train.corpus.vocabulary import Vocabulary
 
 _FORMAT = 1
-_CHECKED = 20_000_000  # tokens
+_CHECKED = 20_000_000  # tokens per side that the checksum covers
 _CHUNK = 20_000  # pairs tokenized at a time
 
 
 @dataclass(frozen=True)
 class Side:
-    """The ids of one language: those of pair i are `tokens[offsets[i]:offsets[i + 1]]`, without begin or end."""
+    """The ids of one language; pair i has `tokens[offsets[i]:offsets[i + 1]]`, without begin or end."""
 
     tokens: np.ndarray
     offsets: np.ndarray
@@ -44,7 +45,7 @@ class Side:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Pieces of each pair's side (pairs,)."""
+        """The number of pieces of each sentence (pairs,)."""
         return np.diff(self.offsets)
 
 
@@ -60,15 +61,15 @@ class Store:
         return len(self.source.offsets) - 1
 
     def checksum(self) -> str:
-        """Of all lengths and, in large corpora, some of the tokens: copies on different machines have the same."""
+        """Return a checksum of all offsets and of the first _CHECKED tokens per side; equal stores have equal checksums."""
         parts = (part for side in (self.source, self.target) for part in (side.offsets, side.tokens[:_CHECKED]))
         return f"{functools.reduce(lambda total, part: zlib.crc32(part.tobytes(), total), parts, 0):08x}"
 
 
 def open_store(files: Files, key: str, vocabulary: Vocabulary, fallback: Path, ratio: float = MAX_RATIO) -> Store:
-    """The store of `files` (config `key`), built beside the first file, or in folder `fallback` where that is read-only.
+    """Open the store of `files` (config `key`); build it beside the first file, or in `fallback` if that folder is read-only.
 
-    ratio: as for `read_lines`. UserError for whatever is wrong with the text, or a disk that cannot take it.
+    ratio: as for `read_lines`. Raises UserError if the text is invalid or the disk cannot hold the store.
     """
     digest = _digest(files, key, vocabulary)
     first = Path(sides(files, key)[0][0])
@@ -81,7 +82,7 @@ def open_store(files: Files, key: str, vocabulary: Vocabulary, fallback: Path, r
         try:
             folder.mkdir(parents=True, exist_ok=True)
             building = folder / f".{path.name}.{secrets.token_hex(8)}"
-            building.mkdir()  # which follows the umask
+            building.mkdir()  # with the permissions that the umask allows
         except OSError as error:
             reason = error
             continue
@@ -143,7 +144,7 @@ def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]
 
 
 def _publish(building: Path, path: Path) -> None:
-    """Make a finished store appear whole; if another run was faster, its store is as good as ours."""
+    """Rename a complete store to its final path; if another run has done so first, use its equal store."""
     for file in (*building.iterdir(), building):
         durable.sync(file)
     try:

@@ -1,4 +1,4 @@
-"""Lines of text files as the trainer understands them: UTF-8, ended by a line feed alone, free of control characters."""
+"""Read lines of text files: they are UTF-8, only a line feed ends a line, and spaces replace control characters."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from typing import BinaryIO
 from nmt_train.common.errors import UserError, unreadable
 from nmt_train.corpus import MAX_RATIO, Files
 
-# Control characters and Unicode's own line ends, which would break the rule of one line per line; tabs stay.
+# Control characters and Unicode line separators, which would break the rule of one sentence per line; tabs are kept.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _LONGEST_LINE = 10_000_000
-_SMALL = 1 << 26  # bytes of text that any .gz file may have
+_SMALL = 1 << 26  # bytes of text that a .gz file may hold whatever its size
 _BOM = b"\xef\xbb\xbf"
 
 
 def clean(line: str) -> str:
-    """`line` with every control character, U+0085, U+2028 and U+2029 replaced by a space."""
+    """Return `line` with every control character, U+0085, U+2028 and U+2029 replaced by a space."""
     return _CONTROL.sub(" ", line)
 
 
 def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
-    """Cleaned lines without their end (LF or CRLF) of a binary `stream`; UserError names the file and line of bad UTF-8, or
-    of a line too long to be text, before it fills the memory."""
+    """Yield the cleaned lines of a binary `stream` without their ends (LF or CRLF).
+
+    A UserError names the file and the line of invalid UTF-8 or of a line that is too long to be text; such a line is rejected
+    before it fills the memory.
+    """
     for number, raw in enumerate(iter(lambda: stream.readline(_LONGEST_LINE), b""), 1):
         if len(raw) == _LONGEST_LINE:
             raise UserError(f"{name}, line {number}: longer than {_LONGEST_LINE:,} bytes; is this a file of sentences?")
@@ -43,8 +46,10 @@ def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
 
 
 def read_lines(path: str | Path, ratio: float = MAX_RATIO) -> Iterator[str]:
-    """Cleaned lines of a plain or .gz file; UserError if it is missing, unreadable, damaged or not UTF-8, or if a .gz file's
-    text is more than `ratio` times as long.
+    """Yield the cleaned lines of a plain or .gz file.
+
+    Raises UserError if the file is missing, unreadable, damaged or not UTF-8, or if the text of a .gz file is more than `ratio`
+    times as long as the file.
     """
     try:
         with open_binary(path) as stream:
@@ -68,7 +73,7 @@ def open_binary(path: str | Path) -> BinaryIO:
 
 
 def sides(files: Files, key: str) -> list[list[str]]:
-    """`files` as the config gives them, as one list of TSV files or as two lists, source's and target's."""
+    """Convert `files` of the configuration to one list of TSV files, or to two lists: source files and target files."""
     entries = [files] if isinstance(files, str) else files
     lists = [[os.path.expanduser(path) for path in ([entry] if isinstance(entry, str) else entry)] for entry in entries]
     if len(lists) not in (1, 2) or not all(lists):
@@ -77,9 +82,10 @@ def sides(files: Files, key: str) -> list[list[str]]:
 
 
 def read_pairs(files: Files, key: str, ratio: float = MAX_RATIO) -> Iterator[tuple[str, str]]:
-    """(source, target) lines of the files under config `key`; `ratio` as for `read_lines`.
+    """Yield the (source, target) lines of the files under config `key`; `ratio` as for `read_lines`.
 
-    UserError where the sides differ in length (both counts), a TSV line has no second column, or a file cannot be read.
+    Raises UserError if the sides have different numbers of lines (it gives both), if a TSV line has no second column, or if
+    a file cannot be read.
     """
     lists = sides(files, key)
     if len(lists) == 1:

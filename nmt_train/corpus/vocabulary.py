@@ -1,4 +1,4 @@
-"""The joint SentencePiece vocabulary: trained in the run when it is missing, and shared by both languages."""
+"""The joint SentencePiece vocabulary, which both languages share; a run without a vocabulary trains one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
 
 
 class Vocabulary:
-    """Text to piece ids and back. Ids 0 to 3 are padding, unknown, begin and end of sentence."""
+    """Converts text to piece ids and back. Ids 0 to 3 are padding, unknown, begin and end of sentence."""
 
     def __init__(self, model: bytes, where: str) -> None:
         """`model`: a serialized SentencePiece model; `where` names it in errors."""
@@ -50,22 +50,22 @@ class Vocabulary:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the model, by which a checkpoint knows its vocabulary."""
+        """The SHA-256 of the SentencePiece model; a checkpoint identifies its vocabulary by it."""
         return hashlib.sha256(self.model).hexdigest()
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Piece ids of each line, without begin or end."""
+        """Return the piece ids of each line, without begin or end."""
         ids: list[list[int]] = self._processor.encode(list(lines), num_threads=os.cpu_count() or 1)
         return ids
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Detokenised text of each sequence; begin, end and padding leave nothing."""
+        """Return the detokenized text of each sequence; begin, end and padding produce no text."""
         return [self._processor.decode([int(i) for i in sequence if i > END or i == UNKNOWN]) for sequence in ids]
 
     def resample(self, ids: np.ndarray, power: float, candidates: int, random: np.random.Generator) -> list[int]:
-        """Another segmentation of the same text, drawn from the n best with probability^`power` (Kudo 2018).
+        """Sample another segmentation of the same text from the n best, with weights probability^`power` (Kudo 2018).
 
-        Text with unknown pieces keeps its ids, since its characters cannot be told from them.
+        If the ids contain unknown pieces, return them unchanged: unknown pieces do not determine the characters of the text.
         """
         if len(ids) == 0 or (ids == UNKNOWN).any():
             return list(ids)
@@ -84,7 +84,7 @@ class Vocabulary:
 def train(config: CorpusConfig) -> Vocabulary:
     """Train the joint vocabulary of `config.vocabulary` on both sides of the training corpus.
 
-    UserError if the corpus has too few lines or characters for the size asked.
+    Raises UserError if the corpus is too small for the requested vocabulary size.
     """
     vocabulary = config.vocabulary
     output = io.BytesIO()
@@ -106,7 +106,7 @@ def train(config: CorpusConfig) -> Vocabulary:
             minloglevel=2,
         )
     except RuntimeError as error:
-        if lines.error is not None:  # too little was read
+        if lines.error is not None:  # the error cut the input short
             raise lines.error from None
         if "sentences_.empty()" in str(error):
             raise UserError("corpus.train: no pair has text on both sides; there is nothing to train on") from None
@@ -117,7 +117,7 @@ def train(config: CorpusConfig) -> Vocabulary:
 
 
 class _BothSides:
-    """The lines of both sides, for SentencePiece, which would hide what goes wrong while it reads them: `error` keeps it."""
+    """Iterates over the lines of both sides; `error` keeps a UserError, which SentencePiece would hide."""
 
     def __init__(self, config: CorpusConfig) -> None:
         self._config = config
@@ -134,7 +134,7 @@ class _BothSides:
 
 
 def _explain(message: str, vocabulary: VocabularyConfig) -> str:
-    """SentencePiece's reason for refusing, in the user's terms."""
+    """Translate SentencePiece's error message into the terms of the configuration."""
     largest = re.search(r"value <= (\d+)", message)
     if largest:
         return f"{vocabulary.size} pieces are more than this corpus can fill; at most {largest[1]} are possible"

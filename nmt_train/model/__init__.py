@@ -1,4 +1,4 @@
-"""The model's section of the configuration: its sizes, by preset or one by one."""
+"""The model section of the configuration: a preset or individual keys determine the sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Preset = Literal["tiny", "small", "base", "big"]
 
 @dataclass(frozen=True, config=STRICT)
 class ModelConfig:
-    """An encoder-decoder transformer (Vaswani et al. 2017); a preset gives the sizes that are not given themselves."""
+    """An encoder-decoder transformer (Vaswani et al. 2017); the preset sets the sizes that no other key sets."""
 
     preset: Preset = Field(default="small", description="sizes to start from, tiny, small, base or big; keys below override")
     encoder_layers: int = Field(default=3, ge=1, le=1000, description="layers of the encoder")

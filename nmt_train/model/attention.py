@@ -1,4 +1,4 @@
-"""Multi-head attention (Vaswani et al. 2017, section 3.2), with one matrix product for all that is read from one input."""
+"""Multi-head attention (Vaswani et al. 2017, section 3.2), with one matrix product for all projections of one input."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from nmt_train.model.dropout import dropout
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop: float) -> Tensor:
-    """softmax(query key^T / sqrt(dim) + mask) value, for (batch, heads, length, dim) each; `mask` is added, or None.
+    """Return softmax(query key^T / sqrt(dim) + mask) value; query, key and value are (batch, heads, length, dim).
 
-    On the CPU sentences are short: three plain operations beat torch's fused kernel, in bfloat16 by a factor of four.
+    On the CPU, sentences are short, so three plain operations are faster than torch's fused kernel (four times in bfloat16).
     """
     if query.device.type != "cpu":
         mask = None if mask is None else mask.to(query.dtype)
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=drop)
-    with torch.autocast("cpu", enabled=False):  # it would copy the scores to fp32 and back for the softmax
+    with torch.autocast("cpu", enabled=False):  # autocast would convert the scores to fp32 and back for the softmax
         scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
         if mask is not None:
             scores += mask.to(scores.dtype)
@@ -25,7 +25,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop:
 
 
 class Attention(nn.Module):
-    """Projections around `attend`. Self-attention reads queries, keys and values from one input with one product."""
+    """Projections around `attend`. Self-attention computes queries, keys and values from its input with one matrix product."""
 
     def __init__(self, dim: int, heads: int, drop: float, cross: bool) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, memory: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
-        """`x` (batch, length, dim) attends to itself, or to `memory`, the keys and values of `project_memory`."""
+        """Let `x` (batch, length, dim) attend to itself, or to `memory`: the keys and values that `project_memory` returns."""
         if self.cross:
             assert memory is not None
             query, (key, value) = self._split(self.query(x), 1)[0], memory
@@ -47,12 +47,12 @@ class Attention(nn.Module):
         return self._finish(query, key, value, mask)
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (batch, heads, length, dim / heads) of an encoder's output (batch, length, dim)."""
+        """Return the keys and values (batch, heads, length, dim / heads) of the encoder output (batch, length, dim)."""
         key, value = self._split(self.key_value(memory), 2)
         return key, value
 
     def extend(self, x: Tensor, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """One new position `x` (rows, 1, dim) attends to the `past` keys and values and to itself."""
+        """Let one new position `x` (rows, 1, dim) attend to the `past` keys and values and to itself."""
         query, key, value = self._split(self.query_key_value(x), 3)
         if past is not None:
             key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
@@ -63,7 +63,7 @@ class Attention(nn.Module):
         return self.output(context.transpose(1, 2).flatten(2))
 
     def _split(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """(batch, length, parts * dim) to `parts` tensors of (batch, heads, length, dim / heads)."""
+        """Split (batch, length, parts * dim) into `parts` tensors (batch, heads, length, dim / heads)."""
         batch, length, width = projected.shape
         heads = projected.view(batch, length, parts, self.heads, width // parts // self.heads)
         return heads.permute(2, 0, 3, 1, 4).unbind(0)

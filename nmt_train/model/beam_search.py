@@ -1,4 +1,4 @@
-"""Beam search over batches: every sentence's result is its own, whatever is translated beside it."""
+"""Batched beam search: the result for a sentence does not depend on the other sentences of its batch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from nmt_train.model.transformer import Transformer
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """beam: hypotheses kept per sentence; normalisation: log-probabilities are divided by length^this; a translation has
-    at most length_factor x source + length_extra pieces, END included."""
+    """Settings of the search.
+
+    beam: the number of hypotheses per sentence. normalisation: log-probabilities are divided by length^normalisation.
+    A translation has at most length_factor * source length + length_extra pieces, including END.
+    """
 
     beam: int = 5
     normalisation: float = 1.0
@@ -23,13 +26,13 @@ class SearchConfig:
     length_extra: int = 10
 
     def limit(self, source: int) -> int:
-        """Longest translation of a source with so many pieces, END included in both."""
+        """Return the maximum length of a translation of `source` pieces; both lengths include END."""
         return int(self.length_factor * source) + self.length_extra
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Piece ids without BEGIN and END; `log_probability` is their sum with END's, `score` the same, normalised."""
+    """Piece ids without BEGIN and END; `log_probability` is the sum over them and END, `score` the length-normalized sum."""
 
     ids: list[int]
     log_probability: float
@@ -38,18 +41,18 @@ class Hypothesis:
 
 @torch.inference_mode()
 def search(model: Transformer, source: Tensor, mask: Tensor | None, config: SearchConfig) -> list[list[Hypothesis]]:
-    """The best translations of each sentence of `source` (sentences, length), best first, at most `beam` each.
+    """Return the best translations of each sentence of `source` (sentences, length), best first, at most `beam` each.
 
-    A hypothesis that ends in END while among its sentence's `beam` best candidates is finished; a sentence is done when it
-    has `beam` finished ones, or at its longest length, where only END may follow.
+    A hypothesis is finished if it ends in END and is among the `beam` best candidates of its sentence. A sentence is finished
+    if it has `beam` finished hypotheses or reaches its maximum length, where only END may follow.
     """
     beam = config.beam
     limits = torch.tensor([config.limit(int(n)) for n in (source != PAD).sum(1)], device=source.device)
     state = model.start(source, mask)
-    sentences = torch.arange(len(source), device=source.device)  # which are still being translated
+    sentences = torch.arange(len(source), device=source.device)  # the sentences that are not finished
     words = torch.full((len(source), beam), BEGIN, device=source.device)
     scores = torch.full((len(source), beam), -math.inf, device=source.device)
-    scores[:, 0] = 0.0  # one hypothesis to start from, or all would be the same
+    scores[:, 0] = 0.0  # start from one hypothesis; otherwise all would be equal
     history = words.new_empty(len(source), beam, 0)
     finished: list[list[Hypothesis]] = [[] for _ in range(len(source))]
     while len(sentences):
@@ -75,9 +78,9 @@ def search(model: Transformer, source: Tensor, mask: Tensor | None, config: Sear
 
 
 def _extend(logits: Tensor, scores: Tensor, at_limit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The 2 x beam best ways to extend each sentence's hypotheses, best first: (totals, parents, pieces).
+    """Return the 2 * beam best extensions of each sentence's hypotheses, best first: (totals, parents, pieces).
 
-    At most `beam` of them end (one per hypothesis), so `beam` to go on with always remain.
+    At most `beam` extensions end (one per hypothesis), so at least `beam` unfinished ones remain.
     logits (sentences, beam, vocabulary); scores (sentences, beam); at_limit (sentences,): only END may follow.
     """
     beam, vocabulary = logits.shape[1:]
@@ -89,6 +92,6 @@ def _extend(logits: Tensor, scores: Tensor, at_limit: Tensor) -> tuple[Tensor, T
         totals[at_limit] = -math.inf
         totals[at_limit, :, END] = ends
     width = min(2 * beam, vocabulary)
-    best, pieces = totals.topk(width, dim=2)  # first per hypothesis: many short sorts run side by side
+    best, pieces = totals.topk(width, dim=2)  # select per hypothesis first: many short sorts run in parallel
     candidates, places = best.flatten(1).topk(min(2 * beam, width * beam), dim=1)
     return candidates, places // width, pieces.flatten(1).gather(1, places)

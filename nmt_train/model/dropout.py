@@ -1,4 +1,4 @@
-"""Dropout with cheap masks on the CPU, where torch's own Bernoulli draws cost a tenth of a training step."""
+"""Dropout with cheap masks on the CPU, where torch's Bernoulli sampling takes a tenth of a training step."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _LEVELS = 256
 
 
 def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
-    """Zero elements of `x` with `probability` and scale the others so that the expectation stays.
+    """Zero elements of `x` with `probability` and scale the others so that the expectation is unchanged.
 
-    On the CPU a mask element comes from one random byte, so the probability is rounded to a multiple of 1/256 (and is at
-    least 1/256, at most 255/256); the scale fits the rounded value. Elsewhere this is torch's dropout.
+    On the CPU, each mask element uses one random byte. The probability is therefore rounded to a multiple of 1/256, at least
+    1/256 and at most 255/256, and the scale uses the rounded value. Other devices use torch's dropout.
     """
     if not training or probability == 0.0:
         return x
@@ -23,7 +23,7 @@ def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
 
 
 def drop_words(x: Tensor, probability: float, training: bool) -> Tensor:
-    """Zero whole vectors of `x` (..., dim) with `probability`, without scaling: a word is there or it is not."""
+    """Zero whole vectors of `x` (..., dim) with `probability`, without scaling the others: each vector is a whole word."""
     if not training or probability == 0.0:
         return x
     keep = torch.rand(x.shape[:-1], device=x.device) >= probability
@@ -31,7 +31,7 @@ def drop_words(x: Tensor, probability: float, training: bool) -> Tensor:
 
 
 def _mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tensor:
-    """Elements of 0 or 1 / (share kept). Byte arithmetic stays in int8: torch's comparisons to bool are ten times slower."""
+    """Return a mask of 0 and 1 / (share kept). It computes in int8, since torch's comparisons to bool are ten times slower."""
     dropped = min(max(1, round(probability * _LEVELS)), _LEVELS - 1)
     elements = shape.numel()
     random = torch.empty((elements + 7) // 8, dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)

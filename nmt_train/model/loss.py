@@ -1,7 +1,7 @@
 """Cross-entropy with label smoothing that computes logits, their softmax and both gradients block by block.
 
-Only one block of logits exists at a time, and its softmax replaces it: neither the logits of a whole batch nor a second
-copy of them is ever held, and a block still lies in the cache when the gradients are taken from it.
+Only one block of logits exists at a time, and its softmax replaces it. Memory never holds the logits of a whole batch or a
+second copy of them, and a block is still in the cache when the gradients are computed from it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Logits per block: 32 MB in fp32, about the last-level cache of a server core complex. GPUs need more to be busy.
+# Logits per block: 32 MB in fp32, about the last-level cache of a server core complex. A GPU needs larger blocks.
 _BLOCK = {"cpu": 1 << 23, "cuda": 1 << 28}
 
 
@@ -26,12 +26,15 @@ def smoothed_cross_entropy(hidden: Tensor, output: Tensor, labels: Tensor, smoot
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
-    """With q the smoothed label, the gradient of the logits is p - q. The even part of q touches every logit by the same
-    amount, so its share of the gradients is one vector each, subtracted once instead of logit by logit."""
+    """With the smoothed label q, the gradient of the logits is p - q.
+
+    The uniform part of q changes every logit by the same amount. Its contribution to each of the two gradients is therefore
+    one vector, which is subtracted once instead of per logit.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float, dtype: torch.dtype) -> Tensor:
-        # Autocast would run the softmax in fp32 and copy every block of logits to and fro; the dtypes here are chosen.
+        # Autocast would run the softmax in fp32 and convert every block of logits; this code chooses the dtypes itself.
         with torch.autocast(hidden.device.type, enabled=False):
             total, *gradients = _loss_and_gradients(hidden, output, labels, smoothing, dtype)
         ctx.save_for_backward(*gradients)
@@ -82,7 +85,7 @@ def _accumulate(gradient: Tensor, probabilities: Tensor, block: Tensor) -> None:
 
 
 def cross_entropy(hidden: Tensor, output: Tensor, labels: Tensor) -> Tensor:
-    """The sum over rows of -log p(label), in fp32, for validation: no smoothing, no gradient."""
+    """Return the fp32 sum over rows of -log p(label) for validation, without label smoothing and gradients."""
     size = max(1, _BLOCK[hidden.device.type] // output.shape[0])
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):

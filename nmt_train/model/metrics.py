@@ -1,4 +1,4 @@
-"""Metrics of a set of parameters on a test set: cross-entropy per word, perplexity, BLEU and chrF of translations."""
+"""Metrics of a model on a test set: cross-entropy per target piece, perplexity, and BLEU and chrF of translations."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from nmt_train.model.transformer import Transformer
 from nmt_train.model.translator import NO_PROBABILITIES, Translator, best_text
 
 Metric = Literal["cross-entropy", "perplexity", "bleu", "chrf"]
-_LONGEST = 4000  # attention takes memory with the square of this
+_LONGEST = 4000  # pieces; the memory of attention grows with the square of the length
 TRANSLATED = frozenset({"bleu", "chrf"})
 
 
 @dataclass(frozen=True, config=STRICT)
 class ValidationConfig:
-    """When the validation set is measured, and how."""
+    """When and how the validation set is evaluated."""
 
     every: Duration | None = Field(
         default=Span.parse("1000u"), description="interval between two validations, as 500u, 1e, 300Kt or 10m; null: never"
@@ -52,12 +52,12 @@ class ValidationConfig:
 
 
 class Interrupted(Exception):
-    """Validation was asked to stop before it had finished."""
+    """Validation stopped on request before it was complete."""
 
 
 @plain_dataclass
 class Scores:
-    """Values by metric, sacreBLEU's signatures, and the translations if any metric needed them."""
+    """The value of each metric, the sacreBLEU signatures, and the translations if a metric needed them."""
 
     values: dict[str, float] = field(default_factory=dict)
     signatures: dict[str, str] = field(default_factory=dict)
@@ -65,12 +65,12 @@ class Scores:
 
 
 class TestSet:
-    """A parallel test set in memory, its pairs as they stand: nothing is filtered, empty lines included."""
+    """A parallel test set in memory; it keeps all pairs unfiltered, including empty lines."""
 
-    __test__ = False  # not a test case, whatever pytest thinks of the name
+    __test__ = False  # pytest must not collect this class because of its name
 
     def __init__(self, files: Files, key: str, vocabulary: Vocabulary, ratio: float = MAX_RATIO) -> None:
-        """`ratio` as for `read_lines`. UserError if the files, named by config `key`, cannot be read or hold nothing."""
+        """`ratio` as for `read_lines`. Raises UserError if the files of config `key` cannot be read or are empty."""
         pairs = list(read_pairs(files, key, ratio))
         if not pairs:
             raise UserError(f"{key}: the files are empty; there is nothing to validate on")
@@ -87,9 +87,9 @@ class TestSet:
     def measure(
         self, model: Transformer, config: ValidationConfig, asked_to_stop: Callable[[], bool] = lambda: False
     ) -> Scores:
-        """All of `config.metrics` for the model as it is; Interrupted soon after `asked_to_stop` says so.
+        """Compute all of `config.metrics` for the current parameters of the model.
 
-        NotFinite where the model gives no probabilities.
+        Raises Interrupted soon after `asked_to_stop` returns true, and NotFinite if the model gives no probabilities.
         """
         scores = Scores()
         if {"cross-entropy", "perplexity"} & set(config.metrics):
@@ -107,7 +107,7 @@ class TestSet:
         device = next(model.parameters()).device
         total, tokens = 0.0, 0
         lengths = [(len(target), len(source)) for target, source in zip(self.target, self.source, strict=True)]
-        order = sorted(range(len(lengths)), key=lambda i: (max(lengths[i]), lengths[i]))  # so that the last is the longest
+        order = sorted(range(len(lengths)), key=lambda i: (max(lengths[i]), lengths[i]))  # the longest pair is last
         was_training = model.training
         model.eval()
         try:
@@ -142,10 +142,10 @@ class TestSet:
         return [found[i] for i in range(len(self.source))]
 
     def _judge(self, scores: Scores, config: ValidationConfig) -> None:
-        import sacrebleu  # slow to import, and most commands do without
+        import sacrebleu  # slow to import, and most commands do not need it
 
         judges: dict[str, Any] = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF}
         for metric in sorted(TRANSLATED & set(config.metrics)):
-            judge = judges[metric](force=True) if metric == "bleu" else judges[metric]()  # force: no advice on tokens
+            judge = judges[metric](force=True) if metric == "bleu" else judges[metric]()  # no warning about tokenized text
             scores.values[metric] = judge.corpus_score(scores.translations, [self.references]).score
             scores.signatures[metric] = str(judge.get_signature())

@@ -20,7 +20,7 @@ States = Callable[[Tensor, Tensor | None, Tensor], Tensor]
 
 
 class FeedForward(nn.Module):
-    """Two products with a ReLU between (section 3.3)."""
+    """Two matrix products with a ReLU between them (section 3.3)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """x + block(norm(x)), or norm(x + block(x)) for post-norm; dropout on what the block returns."""
+    """Returns x + block(norm(x)), or norm(x + block(x)) for post-norm, with dropout on the output of the block."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -77,11 +77,11 @@ class DecoderLayer(nn.Module):
 
 @dataclass
 class DecoderState:
-    """What the decoder remembers between steps, for `sentences` x `beam` hypotheses.
+    """The decoder state between steps, for `sentences` * `beam` hypotheses.
 
-    memory: per layer, keys and values of the source (sentences, heads, source, dim / heads), shared by the beam;
-    mask: (sentences, 1, 1, source), added to scores, or None; past: per layer, keys and values (sentences * beam, heads,
-    steps, dim / heads), None before the first step.
+    memory: for each layer, the keys and values of the source (sentences, heads, source, dim / heads), which the hypotheses of
+    a sentence share. mask: added to the attention scores (sentences, 1, 1, source), or None. past: for each layer, the keys and
+    values of earlier steps (sentences * beam, heads, steps, dim / heads), or None before the first step.
     """
 
     memory: list[tuple[Tensor, Tensor]]
@@ -98,7 +98,7 @@ class DecoderState:
 
 
 class Transformer(nn.Module):
-    """`vocabulary` pieces on both sides; ids and padding are the batch's."""
+    """An encoder-decoder model; `vocabulary` is the number of pieces, and `Batch` defines the ids and the padding."""
 
     def __init__(self, config: ModelConfig, vocabulary: int) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Transformer(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Glorot for each square block of a fused projection, N(0, 1/dim) for embeddings, zero biases."""
+        """Initialize matrices by Glorot (fused projections block by block), embeddings by N(0, 1/dim) and biases by zero."""
         for name, parameter in self.named_parameters():
             if name.endswith("embedding"):
                 nn.init.normal_(parameter, std=self.config.dim**-0.5)
@@ -139,11 +139,11 @@ class Transformer(nn.Module):
         return self.output_embedding if self.config.tied == "none" else self.target_embedding
 
     def train_by(self, states: States) -> None:
-        """Let the loss call another version of `states`, as a compiled one."""
+        """Make the loss call another version of `states`, such as a compiled one."""
         self._states = states
 
     def loss(self, batch: Batch) -> Tensor:
-        """The mean label-smoothed cross-entropy per target token, fp32 scalar; training's objective."""
+        """Return the training objective: the mean label-smoothed cross-entropy per target token, an fp32 scalar."""
         hidden, labels = self._hidden(batch, self._states)
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
@@ -151,30 +151,30 @@ class Transformer(nn.Module):
         return total / batch.target_tokens
 
     def cross_entropy(self, batch: Batch) -> Tensor:
-        """The sum over target tokens of -log p, fp32 scalar, without label smoothing: validation's measure."""
+        """Return the validation measure: the sum of -log p over target tokens without label smoothing, an fp32 scalar."""
         hidden, labels = self._hidden(batch, self.states)
         return cross_entropy(hidden, self.output_matrix, labels)
 
     def states(self, source: Tensor, mask: Tensor | None, target: Tensor) -> Tensor:
-        """The decoder's output (batch, target, dim) for ids of both sides, as of `encode` and `decode`."""
+        """Return the decoder output (batch, target, dim) for the ids of both sides; shapes as for `encode` and `decode`."""
         return self.decode(target, self.encode(source, mask), mask)
 
     def _hidden(self, batch: Batch, states: States) -> tuple[Tensor, Tensor]:
-        """The decoder's output (target tokens, dim) and labels (target tokens,), padding left out."""
+        """Return the decoder output (target tokens, dim) and the labels (target tokens,) without padding."""
         x = states(batch.source, batch.source_mask, batch.target_in)
         if batch.target_filled is None:
             return x.flatten(0, 1), batch.target_out.flatten()
         return x.flatten(0, 1)[batch.target_filled], batch.target_out.flatten()[batch.target_filled]
 
     def encode(self, source: Tensor, mask: Tensor | None) -> Tensor:
-        """(batch, source) ids to (batch, source, dim); `mask` (batch, 1, 1, source) is added to attention scores."""
+        """Encode ids (batch, source) to (batch, source, dim); `mask` (batch, 1, 1, source) is added to attention scores."""
         x = self._embed(source, self.source_matrix, 0, self.config.dropout_source_words)
         for layer in self.encoder:
             x = layer(x, mask)
         return self.encoder_norm(x)
 
     def decode(self, target: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
-        """(batch, target) ids, each position seeing itself and those before, to (batch, target, dim)."""
+        """Decode ids (batch, target) to (batch, target, dim); each position attends to itself and to earlier positions."""
         x = self._embed(target, self.target_embedding, 0, self.config.dropout_target_words)
         length = target.shape[1]
         causal = torch.full((length, length), -math.inf, device=target.device).triu_(1)
@@ -183,17 +183,17 @@ class Transformer(nn.Module):
         return self.decoder_norm(x)
 
     def start(self, source: Tensor, mask: Tensor | None) -> DecoderState:
-        """The state before the first word, from source ids (sentences, source)."""
+        """Return the decoder state before the first word for source ids (sentences, source)."""
         memory = self.encode(source, mask)
         return DecoderState([layer.cross.project_memory(memory) for layer in self.decoder], mask, [None] * len(self.decoder))
 
     def step(self, words: Tensor, state: DecoderState) -> Tensor:
-        """Read one word per hypothesis, ids (sentences, beam); returns logits of the next (sentences, beam, vocabulary)."""
+        """Read one word id per hypothesis (sentences, beam); return logits of the next word (sentences, beam, vocabulary)."""
         sentences, beam = words.shape
         x = self._embed(words.view(-1, 1), self.target_embedding, state.steps, 0.0)
         for index, layer in enumerate(self.decoder):
             x = layer.attention_residual(x, lambda y, i=index, at=layer: self._extend(at, y, state, i))
-            x = x.view(sentences, beam, -1)  # the hypotheses of a sentence query its memory side by side
+            x = x.view(sentences, beam, -1)  # all hypotheses of a sentence query its memory in one batch
             x = layer.cross_residual(x, lambda y, i=index, at=layer: at.cross(y, state.memory[i], state.mask))
             x = layer.ffn_residual(x, layer.ffn).view(sentences * beam, 1, -1)
         state.steps += 1
@@ -211,11 +211,11 @@ class Transformer(nn.Module):
         return dropout(x, self.config.dropout, self.training)
 
     def _position_table(self, length: int, device: torch.device) -> Tensor:
-        """Sinusoids (length, dim) of section 3.5, grown when a longer sentence comes."""
+        """Return the sinusoids (length, dim) of section 3.5; extend the table if a sentence is longer than it."""
         if len(self._positions) < length or self._positions.device != device:
             size = max(256, 1 << (length - 1).bit_length())
             half = self.config.dim // 2
-            with torch.inference_mode(False):  # a validation may be the first, and training goes on with it
+            with torch.inference_mode(False):  # validation may create this table, and training uses it later
                 rates = torch.exp(torch.arange(half) * (-math.log(10000.0) / half))
                 angles = torch.arange(size)[:, None] * rates
                 self._positions = torch.cat([angles.sin(), angles.cos()], dim=1).to(device)

@@ -1,4 +1,4 @@
-"""Text to text: batched and length-sorted inside a window of lines, in input order outside, in constant memory."""
+"""Translate text in constant memory: each window of lines is sorted by length and batched; output is in input order."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ NO_PROBABILITIES = (
 
 
 class Translator:
-    """A model with its vocabulary; `batch_tokens` bounds a batch's sentences x longest source [pieces]."""
+    """A model with its vocabulary; `batch_tokens` limits the sentences of a batch times its longest source [pieces]."""
 
     def __init__(
         self, model: Transformer, vocabulary: Vocabulary, config: SearchConfig, batch_tokens: int = 2048, longest: int = 1000
     ) -> None:
-        """`longest`: sources are cut to so many pieces, END included; `cut` counts how many were."""
+        """`longest`: sources are truncated to this number of pieces, including END; `cut` counts the truncated sources."""
         self.model, self.vocabulary, self.config = model, vocabulary, config
         self._batch_tokens, self._longest = batch_tokens, longest
         self.cut = 0
 
     def stream(self, lines: Iterable[str], window: int = 2000) -> Iterator[list[tuple[str, Hypothesis]]]:
-        """The n-best list (text, hypothesis) of each line, in order; reads `window` lines ahead."""
+        """Yield the n-best list of (text, hypothesis) for each line, in order; read `window` lines ahead."""
         iterator = iter(lines)
         while chunk := list(islice(iterator, window)):
             for hypotheses in self.translate([np.array(ids) for ids in self.vocabulary.encode(chunk)]):
@@ -39,9 +39,9 @@ class Translator:
                 yield list(zip(texts, hypotheses, strict=True))
 
     def translate(self, sources: list[np.ndarray], between: Callable[[], None] = lambda: None) -> list[list[Hypothesis]]:
-        """N-best lists of sources (piece ids without begin or end); an empty source has the empty translation alone.
+        """Return the n-best lists of sources (piece ids without begin or end); an empty source has one empty translation.
 
-        `between` is called before each batch. NotFinite where the model gives no probabilities.
+        Calls `between` before each batch. Raises NotFinite if the model gives no probabilities.
         """
         results: list[list[Hypothesis]] = [[Hypothesis([], 0.0, 0.0)] for _ in sources]
         device = next(self.model.parameters()).device
@@ -63,7 +63,7 @@ class Translator:
         return results
 
     def _groups(self, sources: list[np.ndarray]) -> Iterator[list[int]]:
-        """Numbers of non-empty sources, longest first, in batches of at most `batch_tokens`."""
+        """Yield batches of at most `batch_tokens`, as indices of the non-empty sources, longest first."""
         order = sorted((i for i in range(len(sources)) if len(sources[i])), key=lambda i: -len(sources[i]))
         start = 0
         while start < len(order):
@@ -74,5 +74,5 @@ class Translator:
 
 
 def best_text(vocabulary: Vocabulary, hypotheses: list[list[Hypothesis]]) -> list[str]:
-    """The detokenised first hypothesis of each sentence."""
+    """Return the detokenized best hypothesis of each sentence."""
     return vocabulary.decode([found[0].ids for found in hypotheses])

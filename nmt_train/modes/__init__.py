@@ -1,1 +1,1 @@
-"""The table of modes, and what is built from its rows."""
+"""The table of modes, and the code that builds training objects from its rows."""

@@ -1,4 +1,4 @@
-"""From a row of the table to the objects that train: the row with the configuration's choices, checked, and built."""
+"""Combine a row of the table of modes with the configuration, check the result, and build the training objects from it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from nmt_train.optim.flat_model import FlatModel
 from nmt_train.optim.learning_rate import for_async_workers
 from nmt_train.trace import Trace
 
-_BUCKETS = 8  # the more, the sooner the first leaves; with 8, as fast as DDP (docs/benchmarks.md)
+_BUCKETS = 8  # with more buckets, the first one is sent earlier; 8 are as fast as DDP (docs/benchmarks.md)
 _LEFT_TO_THE_MODE = {
     "optimizer.name": "adam", "local.every": 100, "local.outer": "none", "exchange.rule": "async", "exchange.bundle": 1,
     "exchange.backup": 0,
 }  # fmt: skip
-_OF_SEVERAL = "server"  # the exchange of a mode for one rank, where there are several
+_OF_SEVERAL = "server"  # replaces the exchange of a single-rank mode if there are several ranks
 
 
 def row(config: Config) -> Mode:
-    """The mode's row with the config's overrides; UserError if there is none, or its choices make no sense together."""
+    """Return the mode's row with the configured overrides; raise UserError for an unknown mode or incompatible choices."""
     if config.mode not in MODES:
         raise UserError(f"mode: {config.mode!r} is unknown; this version has {', '.join(MODES)}")
     given = {name: value for name, value in vars(config.override).items() if value is not None}
@@ -43,7 +43,7 @@ def row(config: Config) -> Mode:
 
 
 def check(config: Config, nodes: tuple[int, ...]) -> Mode:
-    """`row`, for ranks on `nodes`; UserError if the mode cannot use them."""
+    """Return the row adapted to ranks on `nodes`; raise UserError if the mode cannot use these ranks."""
     mode = row(config)
     machines = len(set(nodes))
     if mode.nodes and machines > mode.nodes:
@@ -52,7 +52,7 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
             " fewer ranks"
         )
     if len(nodes) == 1 and config.optimizer.at is None and not SCHEDULES[mode.schedule].updates:
-        mode = dataclasses.replace(mode, optimizer="shard")  # nothing is dropped on the way to it
+        mode = dataclasses.replace(mode, optimizer="shard")  # a single rank sends its gradients to the shard without loss
     if EXCHANGES[mode.exchange].solitary and len(nodes) > 1:
         if config.override.exchange is not None:
             raise UserError(f"override.exchange: {mode.exchange} is for one rank, but there are {len(nodes)}; remove it")
@@ -73,12 +73,12 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
 
 
 def _workers(config: Config, nodes: tuple[int, ...]) -> int:
-    """How many exchange: every rank, or every node."""
+    """Return the number of workers that exchange: one per rank, or one per node."""
     return len(set(nodes)) if config.exchange.per == "node" else len(nodes)
 
 
 def fit(config: Config, nodes: tuple[int, ...]) -> Config:
-    """The config where only ranks on these nodes are left: settings that need more ranks are reduced."""
+    """Adapt the config to the ranks that remain, which are on `nodes`: reduce settings that need more ranks."""
     exchange, workers = config.exchange, _workers(config, nodes)
     if exchange.join is not None and exchange.join.most > len(nodes):
         exchange = dataclasses.replace(exchange, join=None)
@@ -89,7 +89,7 @@ def fit(config: Config, nodes: tuple[int, ...]) -> Config:
 
 
 def build(mode: Mode, config: Config, flat: FlatModel, transport: Transport, trace: Trace) -> Schedule:
-    """The objects of a row, ready for the loop."""
+    """Build the objects of a row for the training loop."""
     config = effective(mode, config)
     schedule = chosen(mode.schedule, config)
     context = BuildContext(config, mode, flat, transport, trace, schedule.max_in_flight, schedule.updates)
@@ -97,19 +97,19 @@ def build(mode: Mode, config: Config, flat: FlatModel, transport: Transport, tra
 
 
 def effective(mode: Mode, config: Config) -> Config:
-    """The config in force: with the mode's own choices, and the optimizer adapted to asynchronous workers."""
+    """Return the config in force: with the mode's defaults, and with the optimizer adapted to asynchronous workers."""
     config = with_mode_defaults(mode, config)
     return dataclasses.replace(config, optimizer=for_async_workers(_asynchronous(mode, config), config.optimizer))
 
 
 def _asynchronous(mode: Mode, config: Config) -> int:
-    """How many workers update without waiting for one another; a bundle of pushes counts as one worker's."""
+    """Return how many workers update without waiting for each other; a bundle of pushes counts as one worker."""
     in_step = EXCHANGES[mode.exchange].synchronous or RULES[config.exchange.rule or "async"].holds
     return 1 if in_step else max(1, mode.workers // (config.exchange.bundle or 1))
 
 
 def in_force(config: Config, nodes: tuple[int, ...]) -> dict[str, str]:
-    """Values in force on ranks on these nodes that differ from the config, or are left to the mode, with the reasons."""
+    """Return the values in force on `nodes` that differ from the config or that the mode chooses, with the reasons."""
     mode = check(config, nodes)
     now = effective(mode, config)
     own, apart = f"mode {config.mode}", _asynchronous(mode, now)
@@ -130,7 +130,7 @@ def in_force(config: Config, nodes: tuple[int, ...]) -> dict[str, str]:
 
 
 def with_mode_defaults(mode: Mode, config: Config) -> Config:
-    """The config with the mode's own choices for keys that are left to it."""
+    """Return the config with the mode's values for all keys that the config leaves to the mode."""
     in_parts = SCHEDULES[mode.schedule].in_parts and EXCHANGES[mode.exchange].in_parts
     for name, value in {**_LEFT_TO_THE_MODE, "exchange.buckets": _BUCKETS if in_parts else 1, **mode.settings}.items():
         section, key = name.split(".")

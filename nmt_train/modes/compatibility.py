@@ -1,4 +1,4 @@
-"""Choices that make no sense together, each refused with a sentence; attributes of the classes say what can be combined."""
+"""Reject incompatible choices with an error message; attributes of the classes determine what can be combined."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ONLY_OF_SHARDS = {
 
 
 def refuse(mode: Mode, config: Config) -> None:
-    """UserError with the first rule that the choices break; `config` has the mode's own for what was left to it."""
+    """Raise UserError for the first rule that the choices break; `config` already contains the mode's defaults."""
     for rule in _RULES:
         if (sentence := rule(mode, config)) is not None:
             raise UserError(sentence)
@@ -85,7 +85,7 @@ def _synchronous(mode: Mode, config: Config) -> str | None:
 
 
 def _asynchronous(mode: Mode, config: Config) -> str | None:
-    """Schedules that need all workers at the same step."""
+    """Reject a schedule that needs all workers at the same step if the exchange does not provide this."""
     exchange = EXCHANGES[mode.exchange]
     if not issubclass(exchange, chosen(mode.schedule, config).works_with):
         return (

@@ -1,7 +1,8 @@
 """The table of modes. A new mode is a new row.
 
-Sparse modes have the optimizer at the worker: Adam's averages starve on a shard that receives a hundredth of a gradient at a
-time, so that these modes drop updates which workers have made of their dense gradients (docs/lab-notebook.md).
+Sparse modes run the optimizer at the worker. A shard receives only a hundredth of a gradient at a time, so Adam's averages
+there would get too little data. In these modes, workers therefore compute updates from their dense gradients, and the codec
+drops elements of the updates (docs/lab-notebook.md).
 """
 
 from nmt_train.distributed.context import Mode

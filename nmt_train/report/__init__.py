@@ -1,1 +1,1 @@
-"""Pictures and tables from run folders."""
+"""Figures and tables made from run folders."""

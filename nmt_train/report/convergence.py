@@ -1,4 +1,4 @@
-"""Validation curves against wall-clock time, one line per run: as a picture and as a table (thesis Figure 4.3b)."""
+"""Validation metrics over wall-clock time, one curve per run, as a figure and as a CSV table (thesis Figure 4.3b)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLOCKS = {"seconds": "wall-clock time", "training_seconds": "training time witho
 
 
 def curve(run: Path, metric: str) -> list[dict[str, Any]]:
-    """The validation events of a run that measured `metric`; UserError if there are none."""
+    """Return the validation events of a run that include `metric`; raise UserError if there are none."""
     events = [event for event in read_metrics(run / "metrics.jsonl") if event["event"] == "validation" and metric in event]
     if not events:
         raise UserError(f"{run}: no validation measured {metric}; add it to validation.metrics, or let the run continue")
@@ -27,7 +27,7 @@ def curve(run: Path, metric: str) -> list[dict[str, Any]]:
 
 
 def plot(runs: list[Path], metric: str, clock: str, output: Path) -> list[Path]:
-    """Draw `metric` of each run against `clock`; writes `output` (PNG, SVG or PDF by its ending) and a CSV beside it."""
+    """Plot `metric` of each run over `clock`; write `output` (PNG, SVG or PDF by its extension) and a CSV file beside it."""
     curves = {str(run): curve(run, metric) for run in runs}
     longest = max(events[-1][clock] for events in curves.values())
     unit, seconds = ("hours", 3600) if longest > 3 * 3600 else ("minutes", 60) if longest > 180 else ("seconds", 1)
@@ -58,6 +58,6 @@ def plot(runs: list[Path], metric: str, clock: str, output: Path) -> list[Path]:
 
 
 def _short_names(runs: list[Path]) -> dict[str, str]:
-    """Folder names where they tell the runs apart, else whole paths."""
+    """Map each run to its folder name, or to its full path if two runs have the same folder name."""
     last = [run.resolve().name for run in runs]
     return {str(run): name if last.count(name) == 1 else str(run) for run, name in zip(runs, last, strict=True)}

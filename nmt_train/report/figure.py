@@ -1,4 +1,4 @@
-"""One look for every picture."""
+"""The common style of all figures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from nmt_train.common.errors import UserError
 
-# A color per task, the same in every timeline; blue and orange stay apart for the color-blind.
+# One color per task, the same in every timeline; color-blind readers can distinguish blue and orange.
 TASK_COLORS = {
     "forward": "#4e79a7", "backward": "#f28e2b", "update": "#59a14f", "sync": "#e15759",
     "receive gradients": "#76b7b2", "send parameters": "#b07aa1", "send gradients": "#b6dbd8", "receive parameters": "#dcc2d4",
@@ -17,7 +17,7 @@ TASK_COLORS = {
 
 
 def new_figure(width: float, height: float) -> tuple[Any, Any]:
-    """A figure (inches) with one pair of axes, drawn without a display."""
+    """Create a figure (size in inches) with one pair of axes; this needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -31,14 +31,14 @@ def new_figure(width: float, height: float) -> tuple[Any, Any]:
 
 
 def mark(axes: Any, places: Sequence[float]) -> None:
-    """Make the horizontal axis logarithmic, with marks at these places."""
+    """Make the horizontal axis logarithmic, with ticks at `places`."""
     axes.set_xscale("log")
     axes.set_xticks(places, [f"{place:g}" for place in places])
     axes.set_xticks([], minor=True)
 
 
 def save_figure(figure: Any, output: Path) -> None:
-    """Write by the ending of `output`; UserError for an ending that is no picture's."""
+    """Write the figure in the format given by the extension of `output`; raise UserError if the extension is unsupported."""
     if output.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"{output}: a picture ends in .png, .svg or .pdf")
     output.parent.mkdir(parents=True, exist_ok=True)

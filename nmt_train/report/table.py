@@ -1,4 +1,4 @@
-"""Metrics of checkpoints on a test set, a row each, for people and for programs."""
+"""Metrics of checkpoints on a test set, one row per checkpoint, as a table for people or as data for programs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from nmt_train.run.folder import find_checkpoints, newest
 def measure(
     paths: list[Path], average: int | None, test: list[str] | None, config: ValidationConfig, device: torch.device
 ) -> Iterator[dict[str, Any]]:
-    """One row per checkpoint (of a run: all, or the mean of the last `average`), with metrics and their signatures.
+    """Yield one row of metrics and signatures per checkpoint; for a run, all checkpoints or the mean of the last `average`.
 
-    test: source and target file, or one TSV; None: the corpus.valid of each run. UserError as its parts raise it.
+    test: the source and target files, or one TSV file; None means the corpus.valid of each run. Raises the UserErrors of the
+    functions that it calls.
     """
     sets: dict[tuple[str, str], TestSet] = {}
     for path in paths:
@@ -44,7 +45,7 @@ def measure(
 
 
 def table(rows: list[dict[str, Any]], metrics: list[str]) -> str:
-    """Aligned columns, then each signature once."""
+    """Format the rows as aligned columns, followed by each distinct signature."""
     head = ["checkpoint", "update", *metrics]
     body = [
         [

@@ -1,4 +1,4 @@
-"""Spans of a run over time: thesis Figure 4.1 and its kin as pictures, and the same for Perfetto."""
+"""Draw the spans of a run over time, as in thesis Figure 4.1, or export them for Perfetto."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Span = dict[str, Any]
 
 
 def read_spans(run: Path) -> list[Span]:
-    """Every span of every rank of a run, by start; UserError if it was not traced or a line is damaged."""
+    """Return all spans of all ranks of a run, sorted by start; raise UserError if the run has no trace or a line is damaged."""
     spans: list[Span] = []
     files = sorted((run / "trace").glob("*.jsonl"))
     for path in files:
@@ -32,7 +32,7 @@ def read_spans(run: Path) -> list[Span]:
 
 
 def plot(run: Path, start: float | None, seconds: float | None, output: Path) -> list[Path]:
-    """Draw the window of `seconds` from `start` (both in seconds since the first span; None: a telling window)."""
+    """Draw the spans of `seconds` seconds from `start` (seconds after the first span); None: see `_window`."""
     spans = read_spans(run)
     origin = spans[0]["start"]
     first, length = _window(spans, start, seconds)
@@ -64,7 +64,7 @@ def plot(run: Path, start: float | None, seconds: float | None, output: Path) ->
 
 
 def _window(spans: list[Span], start: float | None, seconds: float | None) -> tuple[float, float]:
-    """By default ten steps without a validation between them, after the first ten, in which caches and allocators settle."""
+    """Return start and length: by default ten steps without validation, after ten steps that warm up caches and allocators."""
     origin, end = spans[0]["start"], max(span["end"] for span in spans)
     rank, thread = _rows(spans)[0]
     lead = [span for span in spans if (span["rank"], span["thread"]) == (rank, thread)]
@@ -88,7 +88,7 @@ _ORDER = ("MainThread", "background task", "node", "server", "network in", "netw
 
 
 def _rows(spans: list[Span]) -> list[tuple[int, str]]:
-    """Rank and thread of every row: the worker first, then those that serve it."""
+    """Return rank and thread of every row: for each rank, the worker thread first, then the threads that serve it."""
 
     def place(row: tuple[int, str]) -> tuple[int, int, str]:
         return row[0], _ORDER.index(row[1]) if row[1] in _ORDER else len(_ORDER), row[1]
@@ -101,7 +101,7 @@ def _thread(name: str) -> str:
 
 
 def chrome(run: Path, output: Path) -> list[Path]:
-    """Write the spans in the Trace Event format that Perfetto and chrome://tracing read; times in microseconds."""
+    """Write the spans in the Trace Event format of Perfetto and chrome://tracing, with times in microseconds."""
     spans = read_spans(run)
     rows = _rows(spans)
     events: list[dict[str, Any]] = [
