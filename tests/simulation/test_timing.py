@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Make
+from simulated import MODES
 from virtual import cluster
 
 from nmt_train.distributed.codec.topk import DroppingConfig, TopK
@@ -43,6 +44,20 @@ def test_traces_of_small_clusters_are_the_golden_ones(make: Make, name: str) -> 
             lines.append(f"{rank} {thread.replace(' ', '-')} {span.replace(' ', '-')} {1e3 * start:.3f} {1e3 * end:.3f}")
     text = "\n".join(lines) + "\n"
     path = GOLDEN / f"{name}.txt"
+    if os.environ.get("NMT_TRAIN_GOLDEN") == "write":
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+def test_times_and_bytes_of_every_mode_are_the_golden_ones(make: Make) -> None:
+    """Two devices on one machine, one on another; a portable part of scripts/golden. NMT_TRAIN_GOLDEN=write makes the table again."""
+    lines = ["mode seconds spans and bytes of each rank"]
+    for mode in (mode for mode in MODES if mode != "simuparallel"):  # which exchanges when training ends
+        found = timed(make, [2] if mode == "single" else [2, 1], 8, mode=mode, local__every=3)
+        ranks = " ".join(f"{len(rank.spans)}:{rank.sent:.0f}" for rank in found.ranks)
+        lines.append(f"{mode} {found.seconds:.6f} {ranks}")
+    text = "\n".join(lines) + "\n"
+    path = GOLDEN / "modes.txt"
     if os.environ.get("NMT_TRAIN_GOLDEN") == "write":
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8")
