@@ -50,7 +50,7 @@ def test_traces_of_small_clusters_are_the_golden_ones(make: Make, name: str) -> 
 
 
 def test_times_and_bytes_of_every_mode_are_the_golden_ones(make: Make) -> None:
-    """Two devices on one machine, one on another; a portable part of scripts/golden. NMT_TRAIN_GOLDEN=write makes the table again."""
+    """A portable part of scripts/golden. NMT_TRAIN_GOLDEN=write makes the table again."""
     lines = ["mode seconds spans and bytes of each rank"]
     for mode in (mode for mode in MODES if mode != "simuparallel"):  # which exchanges when training ends
         found = timed(make, [2] if mode == "single" else [2, 1], 8, mode=mode, local__every=3)
