@@ -37,7 +37,7 @@ class Mode:
 class BuildContext:
     """One rank's. settings: the whole configuration as it is in force, of which each class takes its own section.
 
-    in_flight: exchanges that may be under way while a gradient is computed; schedule_updates: the schedule turns gradients
+    max_in_flight: exchanges that may be under way while a gradient is computed; schedule_updates: the schedule turns gradients
     into finished updates.
     """
 

@@ -44,7 +44,7 @@ class Job:
 
     def end(self, process: subprocess.Popen[bytes]) -> None:
         if process.wait() not in (0, 128 + signal.SIGTERM):
-            raise SystemExit(f"{self.run}.log: {self.run.name} failed; mend it and start again")
+            raise SystemExit(f"{self.run}.log: {self.run.name} failed; correct the cause and start again")
         if self.output is not None:
             self.output.replace(self.finished)
         self.finished.touch()

@@ -1,4 +1,4 @@
-"""Whole runs of several ranks with a real mpirun: what they promise, and what happens on bad days."""
+"""Whole runs of several ranks with a real mpirun: promises, signals and failures."""
 
 from __future__ import annotations
 

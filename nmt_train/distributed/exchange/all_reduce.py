@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ class AllReduce(Exchange):
         return RingAllReduce(context.transport, context.codec(context.mode.up, context.settings.dropping.up), context.trace)
 
     @classmethod
-    def _around(cls, context: BuildContext, reducer: Reducer) -> AllReduce:
+    def _around(cls, context: BuildContext, reducer: Reducer) -> Self:
         config, parameters = context.settings, context.flat.parameters
         if context.mode.optimizer == "shard":
             optimizer, longest = Optimizer(config.optimizer, parameters), config.optimizer.clip_norm

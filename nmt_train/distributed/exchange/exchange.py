@@ -76,7 +76,7 @@ class Exchange(ABC):
     @classmethod
     def build(cls, context: BuildContext) -> Exchange:
         """Build the configured exchange for a rank."""
-        raise NotImplementedError
+        raise AssertionError("a wrapper is built by the exchange that it wraps")
 
     @property
     def updates(self) -> int:

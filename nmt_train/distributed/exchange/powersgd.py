@@ -36,9 +36,7 @@ class PowerSGD(AllReduce):
     def build(cls, context: BuildContext) -> PowerSGD:
         flat, rank = context.flat, context.settings.low_rank.rank
         reducer = LowRankReducer(cls._reducer_of(context), flat.layout, rank, flat.gradient, context.trace)
-        made = cls._around(context, reducer)
-        assert isinstance(made, cls)
-        return made
+        return cls._around(context, reducer)
 
 
 class LowRankReducer(Reducer):

@@ -51,9 +51,9 @@ class Schedule(ABC):
         self._restored = False  # whether `load_worker_state` restored `received`
 
     @classmethod
+    @abstractmethod
     def build(cls, context: BuildContext, exchange: Exchange) -> Schedule:
         """Build the configured schedule for a rank."""
-        raise NotImplementedError
 
     @property
     def mid_accumulation(self) -> bool:
