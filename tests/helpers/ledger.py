@@ -35,6 +35,7 @@ from nmt_train.training.worker import Worker
 BATCHES, PARTS = 23, 12  # of an epoch; of the parameters
 DEVICE = DeviceConfig(forward=Cost("10ms", "1ms"), backward=Cost("20ms", "2ms"), update=Cost("1ms", "0s"))
 LINK = LinkConfig("20 kB/s", "1ms")
+SHORTEST_STEP = 0.033  # seconds: forward and backward of a batch of one token
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,10 @@ def trial(make: Make, mode: str, seed: int) -> tuple[ledger.Outcome, list[dict[s
     around = troubles(draw, nodes)
     outcome = ledger.train(config, nodes, overwrite=True, kills=kills, **around)
     recoveries = events(outcome.folder, "recovery")
-    if config.recovery.every.unit == "u" and "cuts" not in around:  # copies, too, wait for a network that is gone
-        bound = config.recovery.every.amount + 3 * sum(nodes)  # since the last copy, and what was under way
+    if config.recovery.every.unit == "u":
+        # Since the last copy, what was under way, and what all ranks can compute while a cut keeps copies from leaving.
+        gone = sum(cut.until - cut.at for cut in around.get("cuts", []))
+        bound = config.recovery.every.amount + sum(nodes) * (3 + gone / ledger.SHORTEST_STEP)
         assert all(event["lost_updates"] <= bound for event in recoveries)
         if mode == "vanilla":  # with a batch to an update
             assert outcome.trained.total() <= EPOCHS * ledger.BATCHES + len(recoveries) * bound
