@@ -93,7 +93,7 @@ def build(mode: Mode, config: Config, flat: FlatModel, transport: Transport, tra
     config = effective(mode, config)
     schedule = chosen(mode.schedule, config)
     context = BuildContext(config, mode, flat, transport, trace, schedule.max_in_flight, schedule.updates)
-    return schedule.build(context, EXCHANGES[mode.exchange].build(context))
+    return schedule(context, EXCHANGES[mode.exchange].build(context))
 
 
 def effective(mode: Mode, config: Config) -> Config:

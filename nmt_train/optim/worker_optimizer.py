@@ -9,17 +9,21 @@ from torch import Tensor
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import subtract
 from nmt_train.optim.optimizer import Optimizer
+from nmt_train.trace import Trace
 
 
 class WorkerOptimizer:
     """Computes updates from given parameters."""
 
-    def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
-        self._scratch = parameters.clone()
+    def __init__(self, config: OptimizerConfig, parameters: Tensor, followed: Optimizer, trace: Trace) -> None:
+        """followed: the optimizer of the global parameters, whose learning rate this one uses."""
+        self._followed, self._trace, self._scratch = followed, trace, parameters.clone()
         self.optimizer = Optimizer(dataclasses.replace(config, smoothing=0.0), self._scratch)
 
-    def step(self, gradient: Tensor, start: Tensor) -> None:
-        """Replace `gradient` by the update that it causes at the parameters `start`."""
-        self._scratch.copy_(start)
-        self.optimizer.apply(gradient)
-        subtract(self._scratch, start, out=gradient)
+    def step(self, gradient: Tensor, start: Tensor, updates: int) -> None:
+        """Replace `gradient` by the update that it causes at `start`, the parameters after `updates` updates."""
+        with self._trace.span("update", gradient.numel()):
+            self.optimizer.follow(self._followed, updates)
+            self._scratch.copy_(start)
+            self.optimizer.apply(gradient)
+            subtract(self._scratch, start, out=gradient)

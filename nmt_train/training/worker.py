@@ -81,7 +81,7 @@ class Worker:
             if batch is not None:
                 with trace.span("forward", batch.target_tokens), device.autocast(self.device, self.config.precision):
                     loss = self.model.loss(batch.to(self.device))
-                schedule.backward(loss, batch.target_tokens, trace)
+                schedule.backward(loss, batch.target_tokens)
             if batch is not None or schedule.exchange.synchronous:  # every worker takes part in a synchronous exchange
                 try:
                     updated = schedule.skip() if batch is None else schedule.step()

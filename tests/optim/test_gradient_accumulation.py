@@ -42,7 +42,7 @@ def trained(mode: str, nodes: list[int], shares: list[Share], options: dict[str,
         schedule.refresh()
         for batch in batches(shares)[transport.rank]:
             if batch is not None:
-                schedule.backward(model.loss(batch), len(batch), trace)
+                schedule.backward(model.loss(batch), len(batch))
                 schedule.step()
             elif schedule.exchange.synchronous:
                 schedule.skip()

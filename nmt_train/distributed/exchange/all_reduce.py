@@ -3,63 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from nmt_train.distributed.context import BuildContext
-from nmt_train.distributed.exchange.exchange import UNSENT, Exchange, Vectors
+from nmt_train.distributed.exchange.exchange import UNSENT, Exchange, Vectors, replicated
 from nmt_train.distributed.exchange.library_all_reduce import LibraryAllReduce
 from nmt_train.distributed.exchange.replica_check import compare
 from nmt_train.distributed.exchange.ring import Reducer, Reduction, RingAllReduce
-from nmt_train.distributed.transport import Transport
 from nmt_train.optim.optimizer import Optimizer, clip
 from nmt_train.optim.update_optimizers import update_optimizer
-from nmt_train.trace import Trace
 
 
 class AllReduce(Exchange):
     """Each rank holds all parameters and the whole optimizer state; checkpoints save those of rank 0.
 
-    `optimizer` updates the vector that it was created for: with reduced gradients, clipped to clip_norm (0: no clipping), or
-    with the mean of finished updates. sums: gradients are summed, not averaged (see optim/gradient_accumulation.py).
+    `optimizer` updates the vector that it was created for, with clipped gradients or with the mean of finished updates.
     """
 
     codec_needs = "summable"
     synchronous = in_parts = True
 
-    @classmethod
-    def build(cls, context: BuildContext) -> AllReduce:
-        return cls._around(context, cls._reducer_of(context))
+    def __init__(self, context: BuildContext) -> None:
+        config, parameters = context.settings, context.flat.parameters
+        self.clips = context.mode.optimizer == "shard"
+        self.exchanges_updates = not self.clips
+        super().__init__(
+            Optimizer(config.optimizer, parameters)
+            if self.clips
+            else update_optimizer(config.local, config.optimizer, parameters.clone())
+        )
+        self._clip_norm: float = config.optimizer.clip_norm if self.clips else 0.0
+        self._sums = context.sums and self.clips
+        self._transport, self._trace, self._reducer = context.transport, context.trace, self._make_reducer(context)
+        self.initial_slices, self.snapshot_slices = replicated(parameters.numel(), context.transport.size)
 
-    @staticmethod
-    def _reducer_of(context: BuildContext) -> Reducer:
+    def _make_reducer(self, context: BuildContext) -> Reducer:
         """The configured algorithm."""
         algorithm = context.settings.exchange.algorithm
         if algorithm != "ring":
             return LibraryAllReduce(context.transport, algorithm, context.trace)
         return RingAllReduce(context.transport, context.codec(context.mode.up, context.settings.dropping.up), context.trace)
-
-    @classmethod
-    def _around(cls, context: BuildContext, reducer: Reducer) -> Self:
-        config, parameters = context.settings, context.flat.parameters
-        if context.mode.optimizer == "shard":
-            optimizer, longest = Optimizer(config.optimizer, parameters), config.optimizer.clip_norm
-        else:
-            optimizer, longest = update_optimizer(config.local, config.optimizer, parameters.clone()), 0.0
-        return cls(context.transport, optimizer, reducer, longest, context.trace, context.sums)
-
-    def __init__(
-        self, transport: Transport, optimizer: Optimizer, reducer: Reducer, clip_norm: float, trace: Trace, sums: bool = False
-    ) -> None:
-        super().__init__(optimizer)
-        self._sums = sums and not optimizer.adds_updates
-        self.exchanges_updates, self.clips = optimizer.adds_updates, not optimizer.adds_updates
-        self._transport, self._reducer, self._clip_norm, self._trace = transport, reducer, clip_norm, trace
-        whole, none = slice(0, optimizer.parameters.numel()), slice(0, 0)
-        self.initial_slices = [whole] * transport.size
-        self.snapshot_slices = [whole] + [none] * (transport.size - 1)
 
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         if weight:

@@ -75,8 +75,8 @@ class Exchange(ABC):
 
     @classmethod
     def build(cls, context: BuildContext) -> Exchange:
-        """Build the configured exchange for a rank."""
-        raise AssertionError("a wrapper is built by the exchange that it wraps")
+        """The configured exchange of a rank, perhaps inside a wrapper."""
+        return cls(context)  # type: ignore[arg-type]  # subclasses are created from a context
 
     @property
     def updates(self) -> int:
@@ -168,6 +168,12 @@ class Exchange(ABC):
         """Add to `vector`, once, what this worker owes under this name."""
         if name in self._owed:
             vector.add_(self._owed.pop(name))
+
+
+def replicated(elements: int, ranks: int) -> tuple[list[slice], list[slice]]:
+    """`initial_slices` and `snapshot_slices` if every rank holds all parameters; rank 0 contributes them to snapshots."""
+    whole, none = slice(0, elements), slice(0, 0)
+    return [whole] * ranks, [whole] + [none] * (ranks - 1)
 
 
 class ExchangeWrapper(Exchange):

@@ -32,11 +32,9 @@ class PowerSGD(AllReduce):
 
     in_parts = False  # whole matrices are needed
 
-    @classmethod
-    def build(cls, context: BuildContext) -> PowerSGD:
+    def _make_reducer(self, context: BuildContext) -> Reducer:
         flat, rank = context.flat, context.settings.low_rank.rank
-        reducer = LowRankReducer(cls._reducer_of(context), flat.layout, rank, flat.gradient, context.trace)
-        return cls._around(context, reducer)
+        return LowRankReducer(super()._make_reducer(context), flat.layout, rank, flat.gradient, context.trace)
 
 
 class LowRankReducer(Reducer):
@@ -144,6 +142,6 @@ def _orthonormal(matrix: Tensor) -> Tensor:
         its = matrix[:, column]
         its.div_(its.norm().clamp(min=torch.finfo(its.dtype).tiny))
         if column + 1 < matrix.shape[1]:
-            leave_round = matrix[:, column + 1 :]
-            leave_round.sub_(its[:, None] * (its @ leave_round)[None])
+            others = matrix[:, column + 1 :]
+            others.sub_(its[:, None] * (its @ others)[None])
     return matrix

@@ -7,21 +7,16 @@ from torch import Tensor
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.optim.optimizer import Optimizer
-from nmt_train.trace import Trace
 
 
 class SingleRank(Exchange):
     codec_needs = "lossless"
     solitary = True
 
-    @classmethod
-    def build(cls, context: BuildContext) -> SingleRank:
-        return cls(Optimizer(context.settings.optimizer, context.flat.parameters), context.trace)
-
-    def __init__(self, optimizer: Optimizer, trace: Trace) -> None:
-        super().__init__(optimizer)
-        self._trace = trace
-        self.initial_slices = self.snapshot_slices = [slice(0, optimizer.parameters.numel())]
+    def __init__(self, context: BuildContext) -> None:
+        super().__init__(Optimizer(context.settings.optimizer, context.flat.parameters))
+        self._trace = context.trace
+        self.initial_slices = self.snapshot_slices = [slice(0, context.flat.parameters.numel())]
 
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         """Update in place: `parameters` is the vector that the optimizer was created for, so nothing needs to be copied."""

@@ -13,54 +13,36 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.codec.strom_threshold import GRAIN
 from nmt_train.distributed.context import BuildContext
-from nmt_train.distributed.exchange.exchange import OPTIMIZER, UNSENT, Exchange, Vectors
+from nmt_train.distributed.exchange.exchange import OPTIMIZER, UNSENT, Exchange, Vectors, replicated
 from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.exchange.replica_check import compare
 from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import Future, Tag, Transport
-from nmt_train.optim.config import OptimizerConfig
+from nmt_train.distributed.transport import Future, Tag
 from nmt_train.optim.update_optimizers import UpdateAdder
 from nmt_train.optim.worker_optimizer import WorkerOptimizer
-from nmt_train.trace import Trace
 
 _CHANGE, _ALL = 1, 0  # first number of a message: it is a change, or the sender has sent all its changes
 
 
 class StromExchange(Exchange):
-    """Every rank holds all parameters; checkpoints save those of rank 0.
-
-    prepares: this exchange, not the schedule, turns gradients into updates with the worker's own optimizer.
-    """
+    """Every rank holds all parameters; checkpoints save those of rank 0."""
 
     codec_needs = "exact_sums"
     exchanges_updates = True
 
-    @classmethod
-    def build(cls, context: BuildContext) -> StromExchange:
-        settings, prepares = context.settings, not context.schedule_updates
-        codec = context.codec(context.mode.up, settings.dropping.up)
-        return cls(context.transport, context.flat.parameters, settings.optimizer, codec, context.trace, prepares)
-
-    def __init__(
-        self,
-        transport: Transport,
-        parameters: Tensor,
-        optimizer: OptimizerConfig,
-        codec: Codec,
-        trace: Trace,
-        prepares: bool = True,
-    ) -> None:
-        super().__init__(UpdateAdder(optimizer, parameters.clone()))
-        whole, none = slice(0, parameters.numel()), slice(0, 0)
-        self.initial_slices, self.snapshot_slices = [whole] * transport.size, [whole] + [none] * (transport.size - 1)
-        self._transport, self._trace = transport, trace
+    def __init__(self, context: BuildContext) -> None:
+        settings, transport, parameters = context.settings, context.transport, context.flat.parameters
+        super().__init__(UpdateAdder(settings.optimizer, parameters.clone()))
+        self.initial_slices, self.snapshot_slices = replicated(parameters.numel(), transport.size)
+        self._transport, self._trace = transport, context.trace
         self._exact = torch.empty_like(parameters, dtype=torch.float64)  # the parameters, as multiples of GRAIN
-        self._codec = ErrorFeedback(codec, torch.zeros_like(parameters))
-        self._local = WorkerOptimizer(optimizer, parameters) if prepares else None
+        self._codec = ErrorFeedback(context.codec(context.mode.up, settings.dropping.up), torch.zeros_like(parameters))
+        # The worker's own optimizer turns gradients into updates, unless the schedule does.
+        own = not context.schedule_updates
+        self._local = WorkerOptimizer(settings.optimizer, parameters, self.optimizer, context.trace) if own else None
         # Every rank starts with a different peer; otherwise all ranks would send to the same one first.
         self._others = [*range(transport.rank + 1, transport.size), *range(transport.rank)]
         self._lock, self._heard_all = transport.lock(), transport.event()
@@ -75,9 +57,7 @@ class StromExchange(Exchange):
     def prepare(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         super().prepare(gradient, parameters, weight)
         if self._local is not None:
-            with self._trace.span("update", gradient.numel()):
-                self._local.optimizer.follow(self.optimizer, self.updates)
-                self._local.step(gradient, parameters)
+            self._local.step(gradient, parameters, self.updates)
 
     @torch.no_grad()
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:

@@ -15,9 +15,6 @@ from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.schedule.background import BackgroundTask
 from nmt_train.distributed.schedule.every_step import EveryStep
-from nmt_train.distributed.transport import Transport
-from nmt_train.optim.flat_model import FlatModel
-from nmt_train.trace import Trace
 
 
 class Bucketed(EveryStep):
@@ -30,48 +27,31 @@ class Bucketed(EveryStep):
     works_with = AllReduce
     alone = False
 
-    @classmethod
-    def build(cls, context: BuildContext, exchange: Exchange) -> Bucketed:
+    def __init__(self, context: BuildContext, exchange: Exchange) -> None:
         assert isinstance(exchange, AllReduce), "others are refused"
-        settings = context.settings
-        return cls(
-            context.flat, exchange, context.transport, context.trace, settings.batch.accumulate, settings.exchange.buckets,
-            context.sums,
-        )  # fmt: skip
-
-    def __init__(
-        self,
-        flat: FlatModel,
-        exchange: AllReduce,
-        transport: Transport,
-        trace: Trace,
-        accumulate: int,
-        buckets: int,
-        sums: bool = False,
-    ) -> None:
-        super().__init__(flat, exchange, 0.0, accumulate, sums)
-        self._all_reduce, self._trace = exchange, trace  # `sync` in two halves: `transfer` and `apply`
-        count = flat.gradient.numel()
-        buckets = min(buckets, count)
+        super().__init__(context, exchange)
+        self._all_reduce = exchange  # `sync` in two halves: `transfer` and `apply`
+        count = self._flat.gradient.numel()
+        buckets = min(context.settings.exchange.buckets, count)
         self._buckets = [slice(count * part // buckets, count * (part + 1) // buckets) for part in reversed(range(buckets))]
         self._waiting = deque[slice]()  # buckets of this exchange that have not been sent
         self._missing: dict[int, int] = {}  # by the start of each bucket: elements still to be computed
         self._begun = False  # whether buckets of this exchange may have been sent
         self._weight = 0  # of this exchange
-        self._background = BackgroundTask(transport, trace, exchange.transfer)
-        if transport.parallel:
-            flat.watch(self._computed)
+        self._background = BackgroundTask(context.transport, self._trace, exchange.transfer)
+        if context.transport.parallel:
+            self._flat.watch(self._computed)
 
-    def backward(self, loss: Tensor, tokens: int, trace: Trace) -> None:
+    def backward(self, loss: Tensor, tokens: int) -> None:
         if self._steps + 1 < self._accumulate:
-            return super().backward(loss, tokens, trace)
+            return super().backward(loss, tokens)
         factor, parts = self.accumulator.add(tokens), len(self._buckets)
         divisor = self._begin()
-        with trace.span("backward", tokens, parts):
+        with self._trace.span("backward", tokens, parts):
             (loss if factor == divisor else loss * (factor / divisor)).backward()
         while len(self._waiting) > 1:
             self._give()
-            with trace.span("backward", tokens, parts):
+            with self._trace.span("backward", tokens, parts):
                 pass  # already computed; a simulated clock advances here
 
     def _begin(self) -> float:

@@ -13,7 +13,6 @@ from nmt_train.common.section import STRICT
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange, Vectors
 from nmt_train.distributed.schedule.schedule import Schedule
-from nmt_train.optim.flat_model import FlatModel
 
 _SINCE = "downpour.since"  # name of the steps since the last fetch in a worker's state
 
@@ -31,16 +30,9 @@ class Downpour(Schedule):
 
     one_call = False
 
-    @classmethod
-    def build(cls, context: BuildContext, exchange: Exchange) -> Downpour:
-        settings = context.settings
-        return cls(context.flat, exchange, settings.downpour, settings.optimizer.clip_norm, context.sums)
-
-    def __init__(
-        self, flat: FlatModel, exchange: Exchange, config: DownpourConfig, clip_norm: float, sums: bool = False
-    ) -> None:
-        super().__init__(exchange, flat.parameters, sums)
-        self._flat, self._config, self._clip_norm = flat, config, clip_norm
+    def __init__(self, context: BuildContext, exchange: Exchange) -> None:
+        super().__init__(context, exchange)
+        self._config: DownpourConfig = context.settings.downpour
         self._piled = self._since = 0  # steps with gradients not pushed yet; steps since the last fetch
 
     @property
@@ -77,7 +69,7 @@ class Downpour(Schedule):
 
     def refresh(self) -> None:
         self._since = 0
-        self.exchange.refresh(self._flat.parameters)
+        super().refresh()
 
     def own_state(self) -> Vectors:
         return {_SINCE: torch.tensor([self._since])}

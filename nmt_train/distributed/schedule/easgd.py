@@ -7,11 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange, Vectors
-from nmt_train.distributed.schedule.local_sgd import LocalConfig, LocalSGD
-from nmt_train.optim.config import OptimizerConfig
-from nmt_train.optim.flat_model import FlatModel, subtract
-from nmt_train.trace import Trace
+from nmt_train.distributed.schedule.local_sgd import LocalSGD
+from nmt_train.optim.flat_model import subtract
 
 _OWN = "elastic.parameters"  # name of the worker's own parameters in its state
 
@@ -25,11 +24,9 @@ class EASGD(LocalSGD):
 
     one_call = False
 
-    def __init__(
-        self, flat: FlatModel, exchange: Exchange, trace: Trace, config: LocalConfig, optimizer: OptimizerConfig
-    ) -> None:
-        super().__init__(flat, exchange, trace, config, optimizer)
-        self.received, self._share = self._start, config.elastic_share
+    def __init__(self, context: BuildContext, exchange: Exchange) -> None:
+        super().__init__(context, exchange)
+        self.received, self._share = self._start, context.settings.local.elastic_share
         self._placed = False  # whether the worker has parameters of its own yet
 
     @torch.no_grad()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.schedule.schedule import Schedule
-from nmt_train.optim.flat_model import FlatModel
 
 
 class EveryStep(Schedule):
@@ -13,15 +12,9 @@ class EveryStep(Schedule):
 
     alone = in_lockstep = accumulates = in_parts = True
 
-    @classmethod
-    def build(cls, context: BuildContext, exchange: Exchange) -> EveryStep:
-        settings = context.settings
-        return cls(context.flat, exchange, settings.optimizer.clip_norm, settings.batch.accumulate, context.sums)
-
-    def __init__(self, flat: FlatModel, exchange: Exchange, clip_norm: float, accumulate: int, sums: bool = False) -> None:
-        super().__init__(exchange, flat.parameters, sums)
-        self._flat, self._clip_norm, self._accumulate = flat, clip_norm, accumulate
-        self._steps = 0
+    def __init__(self, context: BuildContext, exchange: Exchange) -> None:
+        super().__init__(context, exchange)
+        self._steps, self._accumulate = 0, context.settings.batch.accumulate
 
     @property
     def mid_accumulation(self) -> bool:
@@ -58,6 +51,3 @@ class EveryStep(Schedule):
         if self._steps:
             self._exchange()
         self.exchange.leave_round()
-
-    def refresh(self) -> None:
-        self.exchange.refresh(self._flat.parameters)

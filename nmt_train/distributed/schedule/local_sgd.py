@@ -20,10 +20,9 @@ from nmt_train.common.section import STRICT
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import OPTIMIZER, UNSENT, Exchange, Vectors
 from nmt_train.distributed.schedule.schedule import Schedule
-from nmt_train.optim.config import OptimizerConfig
-from nmt_train.optim.flat_model import FlatModel, subtract
+from nmt_train.optim.flat_model import subtract
+from nmt_train.optim.gradient_accumulation import GradientAccumulator
 from nmt_train.optim.optimizer import Optimizer
-from nmt_train.trace import Trace
 
 _STEPS = "local.steps"  # name, in a worker's state, of the number of its local steps
 
@@ -53,18 +52,13 @@ class LocalConfig:
 class LocalSGD(Schedule):
     in_lockstep = updates = True
 
-    @classmethod
-    def build(cls, context: BuildContext, exchange: Exchange) -> LocalSGD:
-        return cls(context.flat, exchange, context.trace, context.settings.local, context.settings.optimizer)
-
-    def __init__(
-        self, flat: FlatModel, exchange: Exchange, trace: Trace, config: LocalConfig, optimizer: OptimizerConfig
-    ) -> None:
-        super().__init__(exchange, flat.parameters, sums=False)
-        self._flat, self._trace, self._clip_norm = flat, trace, optimizer.clip_norm
-        self._every, self.endless = config.every, config.every == 0
-        self._inner = Optimizer(dataclasses.replace(optimizer, smoothing=0.0), flat.parameters)
-        self._start = flat.parameters.clone()  # the parameters after the last exchange
+    def __init__(self, context: BuildContext, exchange: Exchange) -> None:
+        super().__init__(context, exchange)
+        self.accumulator = GradientAccumulator(sums=False)  # a local step is an update of its own
+        self._every = context.settings.local.every
+        self.endless = self._every == 0
+        self._inner = Optimizer(dataclasses.replace(context.settings.optimizer, smoothing=0.0), self._flat.parameters)
+        self._start = self._flat.parameters.clone()  # the parameters after the last exchange
         self._steps = self._since = 0  # local steps in total; since the last exchange
         self._on_its_way = False  # whether an exchange is in flight
         self._begun = False  # whether a step was attempted since the last exchange, even a non-finite one
@@ -127,7 +121,7 @@ class LocalSGD(Schedule):
         self.exchange.leave_round()
 
     def refresh(self) -> None:
-        self.exchange.refresh(self._flat.parameters)
+        super().refresh()
         self._start.copy_(self._flat.parameters)
 
     def own_state(self) -> Vectors:

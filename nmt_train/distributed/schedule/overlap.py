@@ -19,11 +19,7 @@ from nmt_train.common.section import STRICT
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange, Vectors
 from nmt_train.distributed.schedule.schedule import Schedule
-from nmt_train.distributed.transport import Transport
-from nmt_train.optim.config import OptimizerConfig
-from nmt_train.optim.flat_model import FlatModel
 from nmt_train.optim.optimizer import Optimizer, clip
-from nmt_train.trace import Trace
 
 _PREFIX = "local."  # name prefix of the vectors of the optimizer that updates a worker's own parameters
 
@@ -52,23 +48,11 @@ class Overlap(Schedule):
 
     max_in_flight = 1
 
-    @classmethod
-    def build(cls, context: BuildContext, exchange: Exchange) -> Overlap:
-        settings = context.settings
-        return cls(context.flat, exchange, context.transport, context.trace, settings.overlap, settings.optimizer, context.sums)
-
-    def __init__(
-        self,
-        flat: FlatModel,
-        exchange: Exchange,
-        transport: Transport,
-        trace: Trace,
-        config: OverlapConfig,
-        optimizer: OptimizerConfig,
-        sums: bool = False,
-    ) -> None:
-        super().__init__(exchange, flat.parameters.clone(), sums)
-        self._flat, self._trace, self._config, self._clip_norm = flat, trace, config, optimizer.clip_norm
+    def __init__(self, context: BuildContext, exchange: Exchange) -> None:
+        super().__init__(context, exchange)
+        flat, transport, self._config = self._flat, context.transport, context.settings.overlap
+        config, optimizer = self._config, context.settings.optimizer
+        self.received = flat.parameters.clone()
         self._given, self._weight = flat.gradient.clone(), 0  # the joined gradient that the background task has
         self._step_gradient = flat.gradient.clone() if config.local_update == "optimizer" else None
         # If the exchange turns gradients into updates, the worker adds these updates to the received parameters.

@@ -16,9 +16,6 @@ from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.schedule.background import BackgroundTask
 from nmt_train.distributed.schedule.schedule import Schedule
-from nmt_train.distributed.transport import Transport
-from nmt_train.optim.flat_model import FlatModel
-from nmt_train.trace import Trace
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -40,26 +37,14 @@ class PipeSGD(Schedule):
     works_with = AllReduce
     in_lockstep = True
 
-    @classmethod
-    def build(cls, context: BuildContext, exchange: Exchange) -> PipeSGD:
+    def __init__(self, context: BuildContext, exchange: Exchange) -> None:
         assert isinstance(exchange, AllReduce), "others are refused"
-        return cls(context.flat, exchange, context.transport, context.trace, context.settings.pipeline, context.sums)
-
-    def __init__(
-        self,
-        flat: FlatModel,
-        exchange: AllReduce,
-        transport: Transport,
-        trace: Trace,
-        config: PipelineConfig,
-        sums: bool = False,
-    ) -> None:
-        super().__init__(exchange, flat.parameters, sums)
-        self.max_in_flight = config.width - 1
+        super().__init__(context, exchange)
+        self._config: PipelineConfig = context.settings.pipeline
+        self.max_in_flight = self._config.width - 1
         self._all_reduce = exchange  # `sync` in two halves: `transfer` and `apply`
-        self._flat, self._trace, self._config = flat, trace, config
-        self._free = [flat.gradient.clone() for _ in range(config.width)]
-        self._background = BackgroundTask(transport, trace, exchange.transfer)
+        self._free = [self._flat.gradient.clone() for _ in range(self._config.width)]
+        self._background = BackgroundTask(context.transport, self._trace, exchange.transfer)
 
     def step(self) -> bool:
         """Raises NotFinite, on all workers alike, if the sum that this step applies is not finite."""
@@ -102,6 +87,3 @@ class PipeSGD(Schedule):
     def drain(self) -> None:
         while self._background.under_way:
             self._take()
-
-    def refresh(self) -> None:
-        self.exchange.refresh(self._flat.parameters)

@@ -12,7 +12,6 @@ from torch import Tensor
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange, Vectors
 from nmt_train.optim.gradient_accumulation import GradientAccumulator
-from nmt_train.trace import Trace
 
 RECEIVED = "worker.received"  # name, in a worker's state, of the parameters that it last received
 
@@ -38,22 +37,16 @@ class Schedule(ABC):
     one_call: ClassVar[bool] = True
     in_parts: ClassVar[bool] = False
     updates: ClassVar[bool] = False
-    exchange: Exchange
-    steps: Counter[int]
     max_in_flight: int = 0
     endless: bool = False
-    received: Tensor
 
-    def __init__(self, exchange: Exchange, received: Tensor, sums: bool) -> None:
-        """sums: gradients are combined by their sum, not by their mean (see gradient_accumulation.py)."""
-        self.exchange, self.steps, self.received = exchange, Counter[int](), received
-        self.accumulator = GradientAccumulator(sums)
+    def __init__(self, context: BuildContext, exchange: Exchange) -> None:
+        self.exchange, self.steps = exchange, Counter[int]()
+        self._flat, self._trace = context.flat, context.trace
+        self._clip_norm = context.settings.optimizer.clip_norm
+        self.received = self._flat.parameters
+        self.accumulator = GradientAccumulator(context.sums)
         self._restored = False  # whether `load_worker_state` restored `received`
-
-    @classmethod
-    @abstractmethod
-    def build(cls, context: BuildContext, exchange: Exchange) -> Schedule:
-        """Build the configured schedule for a rank."""
 
     @property
     def mid_accumulation(self) -> bool:
@@ -64,13 +57,13 @@ class Schedule(ABC):
         """The learning rate of the last update that the worker knows of."""
         return self.exchange.optimizer.learning_rate
 
-    def backward(self, loss: Tensor, tokens: int, trace: Trace) -> None:
+    def backward(self, loss: Tensor, tokens: int) -> None:
         """Add a batch's gradient to the flat gradient, parts of which may be sent as soon as they are complete.
 
         tokens: the number of target tokens in the batch.
         """
         factor = self.accumulator.add(tokens)
-        with trace.span("backward", tokens):
+        with self._trace.span("backward", tokens):
             (loss if factor == 1.0 else loss * factor).backward()
 
     @abstractmethod
@@ -88,9 +81,9 @@ class Schedule(ABC):
     def drain(self) -> None:
         """Finish everything in flight. Called before a checkpoint, before a wait, and at the end."""
 
-    @abstractmethod
     def refresh(self) -> None:
         """Copy exactly the global parameters to this worker. Called while every worker is drained."""
+        self.exchange.refresh(self._flat.parameters)
 
     def settle(self) -> None:
         """Prepare for a snapshot while every worker is drained. If the exchange `keeps`, the worker's parameters stay."""

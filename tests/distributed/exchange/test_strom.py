@@ -8,24 +8,27 @@ from typing import Any
 import pytest
 import torch
 from conftest import Make
+from contexts import context
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import run, words
 from virtual import engine, together
 
 from nmt_train.common.errors import UserError
-from nmt_train.distributed.codec.strom_threshold import GRAIN, StromThreshold, ThresholdConfig
+from nmt_train.distributed.codec.strom_threshold import GRAIN, ThresholdConfig
 from nmt_train.distributed.exchange.exchange import UNSENT
 from nmt_train.distributed.exchange.strom import StromExchange
-from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.optimizer import Optimizer
 from nmt_train.simulation.cluster import Cost, DeviceConfig
 from nmt_train.simulation.virtual_transport import VirtualTransport
-from nmt_train.trace import Trace
 from nmt_train.training.recovery import Inventory
 
 ELEMENTS, STEPS = 31, 5
 START = torch.linspace(-1, 1, ELEMENTS)
+
+
+def exchange(transport: VirtualTransport, config: ThresholdConfig) -> StromExchange:
+    return StromExchange(context(transport, START, "threshold", schedule_updates=True, threshold=config))
 
 
 def updates(rank: int, seed: int) -> torch.Tensor:
@@ -36,9 +39,7 @@ def changed(nodes: list[int], seed: int, config: ThresholdConfig) -> list[tuple[
     """Of every rank, after all gave their updates away at their own pace: its parameters, and what it did not send."""
 
     def work(transport: VirtualTransport) -> tuple[torch.Tensor, torch.Tensor]:
-        made = StromExchange(
-            transport, START.clone(), OptimizerConfig(), StromThreshold(config), Trace(False, transport), prepares=False
-        )
+        made = exchange(transport, config)
         own = START.clone()
         made.refresh(own)
         for number, update in enumerate(updates(transport.rank, seed)):
@@ -66,14 +67,7 @@ def test_all_have_the_same_bits_once_all_has_arrived(nodes: list[int], seed: int
 
 def test_nobody_waits_for_anybody() -> None:
     def work(transport: VirtualTransport) -> float:
-        made = StromExchange(
-            transport,
-            START.clone(),
-            OptimizerConfig(),
-            StromThreshold(ThresholdConfig()),
-            Trace(False, transport),
-            prepares=False,
-        )
+        made = exchange(transport, ThresholdConfig())
         own = START.clone()
         made.refresh(own)
         start = transport.now()
@@ -88,14 +82,7 @@ def test_nobody_waits_for_anybody() -> None:
 
 def test_replicas_that_have_come_apart_are_found_at_the_next_checkpoint() -> None:
     def work(transport: VirtualTransport) -> None:
-        made = StromExchange(
-            transport,
-            START.clone(),
-            OptimizerConfig(),
-            StromThreshold(ThresholdConfig()),
-            Trace(False, transport),
-            prepares=False,
-        )
+        made = exchange(transport, ThresholdConfig())
         own = START.clone()
         made.refresh(own)
         if transport.rank == 1:
@@ -110,14 +97,7 @@ def test_after_equally_many_changes_that_are_not_the_same_all_take_one_replica()
     """Who ended may have told some of the others what it has not told the rest, who have changed more themselves."""
 
     def work(transport: VirtualTransport) -> dict[str, Any]:
-        made = StromExchange(
-            transport,
-            START.clone(),
-            OptimizerConfig(),
-            StromThreshold(ThresholdConfig()),
-            Trace(False, transport),
-            prepares=False,
-        )
+        made = exchange(transport, ThresholdConfig())
         made.refresh(START.clone())
         made._exact[transport.rank] += GRAIN
         made.optimizer.updates += 1

@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 import torch
 from conftest import Make
+from contexts import context
 from pulled import settings
 from simulated import run
 from torch import Tensor, nn
 from virtual import engine, together
 
+from nmt_train.corpus import BatchConfig
+from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
+from nmt_train.distributed.exchange.config import ExchangeConfig
 from nmt_train.distributed.exchange.exchange import RESIDUAL
 from nmt_train.distributed.exchange.ring import Reducer, Reduction
 from nmt_train.distributed.schedule.bucketed import Bucketed
@@ -21,7 +25,6 @@ from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.modes import build as modes
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import FlatModel
-from nmt_train.optim.optimizer import Optimizer
 from nmt_train.run import checkpoint
 from nmt_train.run.log import validations
 from nmt_train.simulation.virtual_transport import VirtualTransport
@@ -59,18 +62,25 @@ class Layers(nn.Module):
 
 
 def made(model: nn.Module, accumulate: int, buckets: int) -> tuple[Bucketed, FlatModel, Recorder]:
-    transport, flat = LocalTransport(), FlatModel(model)
-    recorder, trace = Recorder(flat.gradient), Trace(False, transport)
-    optimizer = Optimizer(OptimizerConfig(name="sgd", learning_rate=0.5, schedule="constant", warmup=0), flat.parameters)
-    exchange = AllReduce(transport, optimizer, recorder, 0.0, trace)
-    return Bucketed(flat, exchange, transport, trace, accumulate, buckets), flat, recorder
+    flat = FlatModel(model)
+    recorder = Recorder(flat.gradient)
+    built_from = context(
+        LocalTransport(), flat, batch=BatchConfig(accumulate=accumulate), exchange=ExchangeConfig(buckets=buckets),
+        optimizer=OptimizerConfig(name="sgd", learning_rate=0.5, schedule="constant", warmup=0, clip_norm=0),
+    )  # fmt: skip
+
+    class Recorded(AllReduce):
+        def _make_reducer(self, context: BuildContext) -> Reducer:
+            return recorder
+
+    return Bucketed(built_from, Recorded(built_from)), flat, recorder
 
 
 def test_the_last_layers_bucket_is_summed_before_the_first_layer_is_computed() -> None:
     seen = []
     model = Layers(lambda _: seen.append(recorder.begun.wait(PATIENCE)))
     schedule, flat, recorder = made(model, 1, 4)  # 44 elements, the second layer's are the last 14
-    schedule.backward(model.loss(torch.ones(5, 4)), 5, Trace(False, LocalTransport()))
+    schedule.backward(model.loss(torch.ones(5, 4)), 5)
     assert seen == [True]
     assert schedule.step()
     assert recorder.parts == [(33, 44), (22, 33), (11, 22), (0, 11)]
@@ -80,11 +90,11 @@ def test_the_last_layers_bucket_is_summed_before_the_first_layer_is_computed() -
 def test_of_accumulated_steps_only_the_last_gives_anything_away() -> None:
     model = Layers(lambda _: None)
     schedule, flat, recorder = made(model, 3, 2)
-    trace, before = Trace(False, LocalTransport()), flat.parameters.clone()
+    before = flat.parameters.clone()
     batches = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(2))
     for batch, last in zip(batches, (False, False, True), strict=True):
         assert not recorder.parts
-        schedule.backward(model.loss(batch), 5, trace)
+        schedule.backward(model.loss(batch), 5)
         assert schedule.step() == last
     assert recorder.parts == [(22, 44), (0, 22)]
     plain = Layers(lambda _: None)
@@ -101,7 +111,7 @@ def test_what_was_owed_is_paid_in_full_and_once(buckets: int) -> None:
     schedule.load_worker_state({RESIDUAL: owed})
     for _ in range(2):
         for _ in range(3):
-            schedule.backward(0 * model.loss(torch.ones(5, 4)), 5, Trace(False, LocalTransport()))
+            schedule.backward(0 * model.loss(torch.ones(5, 4)), 5)
             schedule.step()
     torch.testing.assert_close(flat.parameters, before - 0.5 * owed)
 
@@ -109,7 +119,7 @@ def test_what_was_owed_is_paid_in_full_and_once(buckets: int) -> None:
 def test_a_drained_worker_has_given_away_what_had_piled_up() -> None:
     model = Layers(lambda _: None)
     schedule, _, recorder = made(model, 3, 2)
-    schedule.backward(model.loss(torch.ones(5, 4)), 5, Trace(False, LocalTransport()))
+    schedule.backward(model.loss(torch.ones(5, 4)), 5)
     assert not schedule.step()
     assert schedule.mid_accumulation
     schedule.drain()
@@ -142,7 +152,7 @@ def test_on_a_simulated_clock_a_bucket_sets_out_when_its_share_of_the_backward_p
         flat, trace = FlatModel(model), Trace(False, transport)
         schedule = modes.build(modes.check(config, transport.nodes), config, flat, transport, trace)
         start = transport.now()
-        schedule.backward(model.values.sum(), 1, trace)
+        schedule.backward(model.values.sum(), 1)
         schedule.step()
         return transport.now() - start
 

@@ -7,7 +7,7 @@ answers with its parameters, or with the delta since its last answer to that wor
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,52 +27,38 @@ from nmt_train.distributed.exchange.parameter_server.shard import Shard
 from nmt_train.distributed.exchange.parameter_server.traffic import Traffic
 from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import Future, Tag, Transport
+from nmt_train.distributed.transport import Future, Tag
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import cut, kept
 from nmt_train.optim.optimizer import Optimizer
 from nmt_train.optim.update_optimizers import UpdateAdder
 from nmt_train.optim.worker_optimizer import WorkerOptimizer
-from nmt_train.trace import Trace
 
 _AHEAD = 2  # maximum number of unapplied pushes per shard if the worker does not wait for answers
 _RECEIVED, _SEEN = "server.received", "server.seen"  # among the vectors of a worker's state
 
 
 class ParameterServer(Exchange):
-    """The client; `service` is this rank's shard. pushes: whether `sync` will be called on this rank."""
+    """The client; `service` is this rank's shard."""
 
     sharded = True
 
     @classmethod
     def build(cls, context: BuildContext) -> Exchange:
-        settings, transport, parameters = context.settings, context.transport, context.flat.parameters
-        recovers = transport.fault_tolerant and transport.size > 1 and settings.recovery.copies
-        pushes = settings.exchange.per == "device" or transport.rank in first_ranks(transport.nodes)
-        server = cls(
-            transport, parameters, settings.optimizer, settings.exchange, Traffic.build(context), context.trace, pushes,
-            (lambda shards: Replication(transport, shards, settings.recovery)) if recovers else None,
-        )  # fmt: skip
-        if settings.exchange.per == "node":
-            return PerNode(server, transport, parameters, context.sums)
-        return NodeChannel(server, transport) if settings.exchange.one_channel_per_node else server
+        server, settings = cls(context), context.settings.exchange
+        if settings.per == "node":
+            return PerNode(server, context.transport, context.flat.parameters, context.sums)
+        return NodeChannel(server, context.transport) if settings.one_channel_per_node else server
 
-    def __init__(
-        self,
-        transport: Transport,
-        parameters: Tensor,
-        optimizer: OptimizerConfig,
-        config: ExchangeConfig,
-        traffic: Traffic,
-        trace: Trace,
-        pushes: bool = True,
-        copies: Callable[[list[slice]], Replication] | None = None,
-    ) -> None:
-        self._elements = parameters.numel()
+    def __init__(self, context: BuildContext) -> None:
+        settings, transport, parameters = context.settings, context.transport, context.flat.parameters
+        traffic, config, self._elements = Traffic.build(context), settings.exchange, parameters.numel()
         self.shards = self.initial_slices = self.snapshot_slices = cut(self._elements, transport.nodes, config.shards)
         self._shard = self.shards[transport.rank]
-        super().__init__((UpdateAdder if traffic.exchanges_updates else Optimizer)(optimizer, parameters[self._shard].clone()))
-        self._transport, self._trace, self._pushes, self._traffic = transport, trace, pushes, traffic
+        kind = UpdateAdder if traffic.exchanges_updates else Optimizer
+        super().__init__(kind(settings.optimizer, parameters[self._shard].clone()))
+        self._transport, self._trace, self._traffic = transport, context.trace, traffic
+        self._pushes = config.per == "device" or transport.rank in first_ranks(transport.nodes)  # else `sync` is not called
         self.exchanges_updates, self.waits_for_others = traffic.exchanges_updates, traffic.rule.holds
         self._told = 0  # updates of the shard that answered last
         self._heard: dict[int, int] = {}  # updates of each rank's shard at its last answer
@@ -81,22 +67,23 @@ class ParameterServer(Exchange):
         self._whole = config.knows_own(traffic.exchanges_updates, traffic.feedback)
         self._owes = UNSENT if traffic.exchanges_updates else RESIDUAL
         self._newest: Tensor | None = None  # with local_gradient: the update by the last gradient
-        replication = copies(self.shards) if copies else None
+        recovers = transport.fault_tolerant and transport.size > 1 and settings.recovery.copies
+        replication = Replication(transport, self.shards, settings.recovery) if recovers else None
         # Finished updates are each applied in full, unless the rule takes their mean.
         shard = Shard(
             self.optimizer, traffic.up(), traffic.down() if traffic.down else None, traffic.rule, traffic.delay, self._whole,
             traffic.sums or traffic.exchanges_updates,
         )  # fmt: skip
-        self.service = ShardService(shard, transport, trace, replication)
+        self.service = ShardService(shard, transport, context.trace, replication)
         self.staleness = self.service.staleness
-        self._make_worker(parameters, optimizer, config)
+        self._make_worker(parameters, settings.optimizer, config)
 
     def _make_worker(self, parameters: Tensor, optimizer: OptimizerConfig, config: ExchangeConfig) -> None:
         """The worker's own optimizer, vectors and codecs."""
         traffic, rank = self._traffic, self._transport.rank
         self._down = traffic.down() if traffic.down else None
         own = self._pushes and ((traffic.exchanges_updates and traffic.prepares) or config.local_gradient)
-        self._local = WorkerOptimizer(optimizer, parameters) if own else None
+        self._local = WorkerOptimizer(optimizer, parameters, self.optimizer, self._trace) if own else None
         self._received = parameters.clone() if self._pushes and (config.local_gradient or self._whole) else None
         self._bypass = config.bypass and self.service.serves and not traffic.rule.holds
         self._holders = [rank for rank, shard in enumerate(self.shards) if shard.start < shard.stop]
@@ -119,7 +106,8 @@ class ParameterServer(Exchange):
     def prepare(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         if self.exchanges_updates:
             super().prepare(gradient, parameters, weight)
-            self._step(gradient, parameters)
+            if self._local is not None:
+                self._local.step(gradient, parameters, self.updates)
 
     @torch.no_grad()
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
@@ -128,7 +116,7 @@ class ParameterServer(Exchange):
             received = parameters if self._received is None else self._received
             if self._local is not None and not self.exchanges_updates:
                 self._newest = gradient.clone()
-                self._step(self._newest, received)
+                self._local.step(self._newest, received, self.updates)
             self._pay(self._owes, gradient)
             for rank in self._others:
                 self._push(rank, gradient, received, Push.EXCHANGE, weight)
@@ -140,13 +128,6 @@ class ParameterServer(Exchange):
     def _counted(self, weight: int) -> int:
         """The weight of a push in a mean: of finished updates, that of every worker is 1 (0 without a batch)."""
         return min(weight, 1) if self.exchanges_updates else weight
-
-    def _step(self, gradient: Tensor, start: Tensor) -> None:
-        """Replace a gradient by the update that the worker's own optimizer computes from it."""
-        if self._local is not None:
-            with self._trace.span("update", gradient.numel()):
-                self._local.optimizer.follow(self.optimizer, self.updates)
-                self._local.step(gradient, start)
 
     def _combine(self, received: Tensor, parameters: Tensor) -> None:
         """Set `parameters` to the received ones plus all of the worker's own updates, or plus that by its last gradient."""

@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from contexts import Vector, context
 from memory import MemoryTransport, together, transports
-from torch import Tensor, nn
+from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
-from nmt_train.distributed.codec.dense import Dense
-from nmt_train.distributed.codec.topk import DroppingConfig, TopK
+from nmt_train.corpus import BatchConfig
+from nmt_train.distributed.codec.topk import DroppingConfig
 from nmt_train.distributed.exchange.config import ExchangeConfig
 from nmt_train.distributed.exchange.parameter_server.client import ParameterServer
 from nmt_train.distributed.exchange.parameter_server.node_channel import NodeChannel
 from nmt_train.distributed.exchange.parameter_server.per_node import PerNode
-from nmt_train.distributed.exchange.parameter_server.traffic import Traffic
-from nmt_train.distributed.exchange.parameter_server.update_rules import Asynchronous
 from nmt_train.distributed.exchange.single import SingleRank
 from nmt_train.distributed.schedule.every_step import EveryStep
 from nmt_train.distributed.schedule.overlap import Overlap, OverlapConfig
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import FlatModel
-from nmt_train.optim.optimizer import Optimizer
-from nmt_train.trace import Trace
 
 ADAM = OptimizerConfig(name="adam", learning_rate=0.1, schedule="constant", warmup=0, clip_norm=0)
 SGD = OptimizerConfig(name="sgd", learning_rate=0.1, schedule="constant", warmup=0, clip_norm=0)
-DROPPING = DroppingConfig(warmup="none", values="fp32")
+DROPPING = DroppingConfig(up=0.9, down=0.9, warmup="none", values="fp32")
 START = torch.linspace(-1, 1, 101)
 
 
@@ -43,10 +40,18 @@ def server(
     exchanges_updates: bool = False,
     **settings: Any,
 ) -> ParameterServer:
-    codec: Callable[[], Any] = (lambda: TopK(DROPPING, 0.9)) if sparse else Dense
-    rule = Asynchronous(settings.get("bundle", 1))
-    traffic = Traffic(codec, codec if sparse else None, feedback=sparse, rule=rule, exchanges_updates=exchanges_updates)
-    return ParameterServer(transport, START.clone(), optimizer, ExchangeConfig(**settings), traffic, Trace(False, transport))
+    codec, at = "top-k" if sparse else "dense", "worker" if exchanges_updates else "shard"
+    exchange = ExchangeConfig(**settings)
+    return ParameterServer(
+        context(transport, START, codec, codec, at, optimizer=optimizer, exchange=exchange, dropping=DROPPING)
+    )
+
+
+def alone(transport: Any, parameters: Tensor, optimizer: OptimizerConfig) -> SingleRank:
+    """Updates the vector `parameters`."""
+    flat = FlatModel(Vector(parameters))
+    flat.parameters = parameters
+    return SingleRank(context(transport, flat, optimizer=optimizer))
 
 
 def gradients(count: int, seed: int = 0) -> list[Tensor]:
@@ -56,9 +61,9 @@ def gradients(count: int, seed: int = 0) -> list[Tensor]:
 
 def sequential(given: Sequence[Tensor], optimizer: OptimizerConfig = ADAM) -> Tensor:
     parameters = START.clone()
-    alone = SingleRank(Optimizer(optimizer, parameters), Trace(False, LocalTransport()))
+    made = alone(LocalTransport(), parameters, optimizer)
     for gradient in given:
-        alone.sync(gradient.clone(), parameters)
+        made.sync(gradient.clone(), parameters)
     return parameters
 
 
@@ -132,8 +137,7 @@ def test_staleness_is_what_others_have_pushed_since_the_worker_last_heard() -> N
 
 def test_an_overlapped_gradient_is_of_the_parameters_before_the_last_answer() -> None:
     transport, copy = transports([0])[0], START.clone()
-    traffic = Traffic(Dense, None, False, Asynchronous(1), delay=1)
-    made = ParameterServer(transport, START.clone(), SGD, ExchangeConfig(), traffic, Trace(False, transport))
+    made = ParameterServer(context(transport, START, max_in_flight=1, optimizer=SGD))
     for _ in range(4):
         made.sync(torch.ones(101), copy)
     assert dict(made.staleness) == {0: 1, 1: 3}
@@ -166,7 +170,7 @@ def test_residuals_of_a_shard_that_is_now_bypassed_are_not_lost() -> None:
 
 MAKERS = {
     "server": lambda transport: server(transport, SGD),
-    "alone": lambda transport: SingleRank(Optimizer(SGD, START.clone()), Trace(False, transport)),
+    "alone": lambda transport: alone(transport, START.clone(), SGD),
 }
 
 
@@ -249,11 +253,7 @@ def test_one_channel_lets_one_rank_of_a_node_exchange_at_a_time() -> None:
             active[node] -= 1
 
     nodes = [0, 0, 0, 1]
-    traffic = Traffic(Dense, None, False, Asynchronous(1))
-    made = [
-        NodeChannel(Watched(transport, START.clone(), SGD, ExchangeConfig(), traffic, Trace(False, transport)), transport)
-        for transport in transports(nodes)
-    ]
+    made = [NodeChannel(Watched(context(transport, START, optimizer=SGD)), transport) for transport in transports(nodes)]
     copies = [START.clone() for _ in nodes]
     together(*(
         lambda rank=rank: [made[rank].sync(torch.ones(101), copies[rank]) for _ in range(30)] for rank in range(4)
@@ -278,17 +278,11 @@ def test_devices_of_a_node_join_first_and_all_get_the_answer() -> None:
     torch.testing.assert_close(copies[0], START - 0.1 * 2.5)
 
 
-class Line(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(START.clone())
-
-
 class Slow(SingleRank):
     """An exchange that takes as long as `open` is not set."""
 
     def __init__(self, transport: MemoryTransport, parameters: Tensor) -> None:
-        super().__init__(Optimizer(SGD, parameters), Trace(False, LocalTransport()))
+        super().__init__(context(LocalTransport(), parameters, optimizer=SGD))
         self.open, self.given = transport.event(), []
 
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
@@ -299,10 +293,11 @@ class Slow(SingleRank):
 
 
 def overlapped(local_update: str = "none", **settings: Any) -> tuple[Overlap, Slow, FlatModel]:
-    settings["local_update"] = local_update
-    transport, flat = transports([0])[0], FlatModel(Line())
+    config = OverlapConfig(local_update=local_update, **settings)
+    transport, flat = transports([0])[0], FlatModel(Vector(START))
     slow = Slow(transport, flat.parameters.clone())
-    return Overlap(flat, slow, transport, Trace(False, transport), OverlapConfig(**settings), SGD, sums=True), slow, flat
+    summed = BatchConfig(reduction="sum")
+    return Overlap(context(transport, flat, optimizer=SGD, overlap=config, batch=summed), slow), slow, flat
 
 
 def steps(schedule: Overlap, flat: FlatModel, values: Sequence[float]) -> list[bool]:
@@ -411,8 +406,9 @@ def test_a_courier_that_has_failed_is_noticed_although_nothing_bounds_its_absenc
 
 
 def test_an_accumulation_that_is_drained_is_given_away_as_it_is() -> None:
-    flat, transport = FlatModel(Line()), LocalTransport()
-    schedule = EveryStep(flat, SingleRank(Optimizer(SGD, flat.parameters), Trace(False, transport)), 0.0, 4)
+    flat = FlatModel(Vector(START))
+    built_from = context(LocalTransport(), flat, optimizer=SGD, batch=BatchConfig(accumulate=4))
+    schedule = EveryStep(built_from, SingleRank(built_from))
     given = []
     for value in (1.0, 3.0):
         flat.gradient.add_(value, alpha=schedule.accumulator.add(1))
@@ -428,11 +424,10 @@ def test_an_accumulation_that_is_drained_is_given_away_as_it_is() -> None:
 @pytest.mark.parametrize("overlapping", [False, True])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_one_worker_in_every_mode_is_as_good_as_alone(overlapping: bool, sparse: bool) -> None:
-    flat = FlatModel(Line())
+    flat = FlatModel(Vector(START))
     transport = transports([0])[0]
-    made = server(transport, sparse=sparse)
-    overlap = Overlap(flat, made, transport, Trace(False, transport), OverlapConfig(), ADAM)
-    schedule = overlap if overlapping else EveryStep(flat, made, 0, 1)
+    made, built_from = server(transport, sparse=sparse), context(transport, flat, optimizer=ADAM)
+    schedule = Overlap(built_from, made) if overlapping else EveryStep(built_from, made)
     given = gradients(6)
     for gradient in given:
         flat.gradient += gradient * schedule.accumulator.add(1)
@@ -446,8 +441,8 @@ def test_with_local_updates_one_overlapped_worker_is_alone_and_goes_on_from_a_ch
     given = gradients(8)
 
     def fresh() -> tuple[Overlap, FlatModel]:
-        flat, transport = FlatModel(Line()), transports([0])[0]
-        return Overlap(flat, server(transport), transport, Trace(False, transport), OverlapConfig(), ADAM), flat
+        flat, transport = FlatModel(Vector(START)), transports([0])[0]
+        return Overlap(context(transport, flat, optimizer=ADAM), server(transport)), flat
 
     schedule, flat = fresh()
     for count, gradient in enumerate(given, 1):

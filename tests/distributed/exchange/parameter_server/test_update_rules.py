@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Make
+from contexts import context
 from memory import transports
 from pulled import RATE, START, Vector, settings, target, trained
 from simulated import run, words
@@ -182,7 +183,7 @@ def test_the_channel_of_a_node_is_free_again_after_an_error() -> None:
         def sync(self, gradient: torch.Tensor, parameters: torch.Tensor, weight: int = 1) -> None:
             raise NotFinite("the first")
 
-    made = NodeChannel(Failing(Optimizer(PLAIN, torch.zeros(2)), Trace(False, transport)), transport)
+    made = NodeChannel(Failing(context(transport, torch.zeros(2), optimizer=PLAIN)), transport)
     for _ in range(2):
         with pytest.raises(NotFinite):
             made.sync(torch.ones(2), torch.zeros(2))

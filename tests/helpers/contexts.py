@@ -1,0 +1,36 @@
+"""What an exchange or a schedule is created from, for tests of one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch import Tensor, nn
+
+from nmt_train import config as configuration
+from nmt_train.distributed.context import BuildContext, Mode
+from nmt_train.modes import build as modes
+from nmt_train.optim.flat_model import FlatModel
+from nmt_train.trace import Trace
+
+_NEEDED = {"corpus": {"train": ["source", "target"], "valid": ["source", "target"]}, "stop": {"after": "1u"}}
+
+
+class Vector(nn.Module):
+    """A model whose parameters are one vector."""
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(values.clone())
+
+
+def context(
+    transport: Any, model: Tensor | FlatModel, up: str = "dense", down: str = "dense", optimizer_at: str = "shard",
+    schedule_updates: bool = False, max_in_flight: int = 0, **sections: Any,
+) -> BuildContext:  # fmt: skip
+    """sections: of the configuration, such as optimizer=OptimizerConfig(...)."""
+    mode = Mode("every-step", "server", up, down, "these tests", optimizer=optimizer_at)
+    config = dataclasses.replace(configuration.validate(_NEEDED, {}), **sections)
+    flat = model if isinstance(model, FlatModel) else FlatModel(Vector(model))
+    settings = modes.with_mode_defaults(mode, config)
+    return BuildContext(settings, mode, flat, transport, Trace(False, transport), max_in_flight, schedule_updates)
