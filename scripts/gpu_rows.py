@@ -1,4 +1,4 @@
-"""The rows of scripts/check_gpu: what is checked and measured, and how."""
+"""The rows of scripts/check_gpu: checks and measurements on a GPU."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from nmt_train.modes.table import MODES
 from nmt_train.run.log import read_metrics
 from nmt_train.training.worker import Worker
 
-NOT_RUN = "not run"  # begins what is found by a row for which something is missing
-LAST_WORDS = 300  # characters of what a row that failed has said
+NOT_RUN = "not run"  # prefix of the result of a row that could not run
+LAST_WORDS = 300  # characters of the output of a failed row
 
 
 @dataclass(frozen=True)
 class Row:
-    """A check: what it does (on a device, in a folder of its own) returns what it has found, or raises."""
+    """A check. `work` gets a device and its own folder; it returns its result as text, or raises."""
 
     name: str
-    seconds: float
+    seconds: float  # time limit
     work: Callable[[str, Path], str]
     alone: bool = False  # it measures speed
     cpu: bool = True  # can be tried on the CPU
 
 
 class Failed(Exception):
-    """A check has; it says why."""
+    """A check failed; the message says why."""
 
 
 def corpus(folder: Path) -> Path:
@@ -53,13 +53,13 @@ def corpus(folder: Path) -> Path:
     if not (found / "train.en").exists():
         beside = folder.parent / f"corpus.{os.getpid()}"
         runpy.run_path(str(ROOT / "scripts" / "make_demo_corpus"))["make"](beside, 1, 2000, 50)
-        with suppress(OSError):  # another row was first
+        with suppress(OSError):  # another row has created it first
             beside.rename(found)
     return found
 
 
 def train(folder: Path, device: str, ranks: int, more: dict[str, Any]) -> list[dict[str, Any]]:
-    """A run of a small model on the demo corpus; its events."""
+    """Train a small model on the demo corpus; return the events of the run."""
     data = corpus(folder)
     settings = {
         "run": folder, "devices": device if ranks == 1 else f"{device} x {ranks}", "threads": 1,
@@ -82,14 +82,14 @@ def _argument(value: Any) -> str:
 
 
 def learns(mode: str, ranks: int, more: dict[str, Any]) -> Callable[[str, Path], str]:
-    """The cross-entropy must end below that of a model that knows nothing."""
+    """The final cross-entropy must be below that of a uniform distribution."""
 
     def work(device: str, folder: Path) -> str:
         own = {"local.every": 10} if mode in ("local-sgd", "diloco") else {}
         events = train(folder, device, ranks, {"mode": mode, **own, **more})
         last = [event for event in events if event["event"] == "validation"][-1]
         entropy = last["cross-entropy"]
-        if not entropy < math.log(300):  # not a number is not below either
+        if not entropy < math.log(300):  # also true for NaN
             raise Failed(f"cross-entropy {entropy} after {last['update']} updates")
         return f"cross-entropy {math.log(300):.2f} to {entropy:.2f} in {last['update']} updates"
 
@@ -97,7 +97,7 @@ def learns(mode: str, ranks: int, more: dict[str, Any]) -> Callable[[str, Path],
 
 
 def resumes(mode: str, ranks: int) -> Callable[[str, Path], str]:
-    """A run that was interrupted must have the parameters, bit for bit, of one that was not."""
+    """An interrupted and resumed run must end with the same parameters, bit for bit, as an uninterrupted one."""
 
     def work(device: str, folder: Path) -> str:
         whole, cut = folder / "whole", folder / "cut"
@@ -109,7 +109,7 @@ def resumes(mode: str, ranks: int) -> Callable[[str, Path], str]:
         for name, tensor in ours.items():
             if not torch.equal(tensor.view(torch.int32), theirs[name].view(torch.int32)):
                 raise Failed(f"{name} differs by up to {float((tensor - theirs[name]).abs().max()):.2g}")
-        return f"{len(ours)} tensors are equal to the bit"
+        return f"{len(ours)} tensors are bitwise equal"
 
     return work
 
@@ -126,7 +126,7 @@ def tests(device: str, folder: Path) -> str:
 
 def nccl(device: str, folder: Path) -> str:
     if device == "cuda" and torch.cuda.device_count() < 2:
-        return f"{NOT_RUN}: NCCL needs a GPU for each rank, and this machine has one"
+        return f"{NOT_RUN}: NCCL needs a GPU per rank, and this machine has only one"
     more = {"exchange.algorithm": "torch"} | ({"devices": "[0, 1]"} if device == "cuda" else {})
     return learns("sync", 2, more)(device, folder)
 
@@ -143,7 +143,7 @@ def matmul_rate(own: torch.device) -> float:
 
 
 class Random:
-    """Batches of `tokens` target positions of random words; the sources are about as long, and padded."""
+    """Batches of random words with `tokens` target positions; sources have similar lengths and are padded."""
 
     def __init__(self, tokens: int, vocabulary: int) -> None:
         self._tokens, self._vocabulary = tokens, vocabulary
@@ -163,7 +163,7 @@ class Random:
 
 
 class Steps:
-    """Duties of a worker that takes so many steps, the first of which are not counted."""
+    """A coordinator that ends training after a number of steps, the first of which are not timed."""
 
     def __init__(self, worker: Any, settling: int, steps: int) -> None:
         self._worker, self._left, self._steps, self.start = worker, settling + steps, steps, (0.0, 0)
@@ -175,7 +175,7 @@ class Steps:
         return self._left >= 0
 
     def now(self) -> tuple[float, int]:
-        float(self._worker.flat.parameters[0])  # which waits for the device
+        float(self._worker.flat.parameters[0])  # waits for the device
         return time.perf_counter(), self._worker.progress.tokens
 
     def step_done(self, updated: bool) -> None:
@@ -186,7 +186,7 @@ class Steps:
 
 
 def speed(preset: str, compiled: bool) -> Callable[[str, Path], str]:
-    """The loop's own lines and objects, on random batches."""
+    """The real training loop on random batches."""
 
     def work(device: str, folder: Path) -> str:
         small = device == "cpu"
@@ -199,19 +199,19 @@ def speed(preset: str, compiled: bool) -> Callable[[str, Path], str]:
         if compiled:
             model.train_by(devices.compiled(model.states, own))
         worker = Worker(settings, LocalTransport(), model, Random(tokens, vocabulary))
-        coordinator = Steps(worker, steps, steps)  # compiled, the first take minutes
+        coordinator = Steps(worker, steps, steps)  # the first steps compile, which takes minutes
         worker.run(coordinator)  # type: ignore[arg-type]
         (start, before), (end, after) = coordinator.start, coordinator.now()
         words, parameters = (after - before) / (end - start), worker.flat.parameters.numel()
         memory = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if own.type == "cuda" else ""
         found = f"{words:,.0f} words/s, MFU {6 * parameters * words / rate:.0%} of {rate / 1e12:.3g} TFLOP/s{memory}"
-        return found + f", {parameters / 1e6:.0f}M parameters" + " (preset tiny in its place)" * small
+        return found + f", {parameters / 1e6:.0f}M parameters" + " (preset tiny instead)" * small
 
     return work
 
 
 def codecs(device: str, folder: Path) -> str:
-    """Encode and decode, each in units of copying the vector on the device (scripts/bench_codecs)."""
+    """Time to encode and decode, in units of copying the vector on the device (scripts/bench_codecs)."""
     bench, own = runpy.run_path(str(ROOT / "scripts" / "bench_codecs")), devices.prepare(device, 1)
     gradient = torch.randn(65_000_000 if own.type == "cuda" else 100_000, device=own)
     found = []

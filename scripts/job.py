@@ -1,4 +1,4 @@
-"""A run on the virtual hosts of scripts/netlab: what it says and when, and how its processes are found."""
+"""A run on the virtual hosts of scripts/netlab: its log lines with their times, and access to its processes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from prepare import ROOT
 CONFIG = "configs/multi30k-tiny.yml"
 LAB, NAMESPACE = ROOT / "scripts" / "netlab", "nmtlab"
 HOSTS_FILE = "/run/nmt-netlab/hosts"
-LONGEST = 300.0  # seconds to wait for whatever is to happen
+LONGEST = 300.0  # maximum seconds to wait for an event
 
 
 class NotSeen(Exception):
-    """What was to happen did not."""
+    """An expected event did not happen."""
 
 
 class Job:
-    """A run on the virtual hosts: what it says, and when."""
+    """A run on the virtual hosts, and its log lines with their times."""
 
     def __init__(self, folder: Path, mode: str, hosts: int, vocabulary: Path, options: dict[str, str]) -> None:
         self.folder, self.hosts, self._mode, self._vocabulary, self._options = folder, hosts, mode, vocabulary, options
         self.lines: list[tuple[float, str]] = []
-        self.fault = 0.0  # when
+        self.fault = 0.0  # the time of the fault
         self.start("--overwrite")
 
     def start(self, *more: str) -> None:
@@ -51,7 +51,7 @@ class Job:
                 print(line, end="", file=log, flush=True)
 
     def wait(self, pattern: str, after: float = 0.0, count: int = 1) -> float:
-        """When a line was said that has this in it, for the count-th time after a moment."""
+        """Wait for the count-th line after the time `after` that matches `pattern`; return its time."""
         end = time.monotonic() + LONGEST
         while time.monotonic() < end:
             found = [at for at, line in list(self.lines) if at > after and re.search(pattern, line)]
@@ -61,10 +61,10 @@ class Job:
                 break
             time.sleep(0.02)
         said = "\n".join(line for _, line in self.lines[-15:])
-        raise NotSeen(f"{self.folder.name}: waited in vain for {pattern!r}; the last that it said:\n{said}")
+        raise NotSeen(f"{self.folder.name}: no line matched {pattern!r}; the last lines:\n{said}")
 
     def trains(self) -> None:
-        """Wait until it has trained for a while, and written a checkpoint."""
+        """Wait until the run has logged some updates and written a checkpoint."""
         self.wait(r"Up\. \d+ : Sen", count=5)
         end = time.monotonic() + LONGEST
         while time.monotonic() < end and not any((self.folder / "checkpoints").glob("[0-9]*")):
@@ -75,7 +75,7 @@ class Job:
         return [int(pid) for pid in done.stdout.split()]
 
     def process_of(self, host: int, what: bytes) -> int:
-        """The youngest process of a host (counted from 1) whose command has this in it."""
+        """The newest process of a host (counted from 1) whose command line contains `what`."""
         for pid in sorted(self.pids(host), reverse=True):
             try:
                 if what in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -85,7 +85,7 @@ class Job:
         raise NotSeen(f"{self.folder.name}: no {what.decode()} on host {host}")
 
     def send(self, number: signal.Signals, *hosts: int, what: bytes = b"nmt_train.cli.train") -> None:
-        """A signal to the ranks of hosts; the fault is now."""
+        """Send a signal to the ranks of some hosts, and set the time of the fault."""
         doomed = [self.process_of(host, what) for host in hosts]
         self.fault = time.monotonic()
         for pid in doomed:
@@ -95,6 +95,6 @@ class Job:
         subprocess.run([str(LAB), "link", str(host), state], check=True)
 
     def update(self, before: float) -> int:
-        """The last one that was logged before a moment."""
+        """The last update that was logged before a time."""
         said = [re.search(r"Up\. (\d+) : Sen", line) for at, line in self.lines if at < before]
         return max((int(match[1]) for match in said if match), default=0)

@@ -1,4 +1,4 @@
-"""What benchmarks and experiments need before they start: the project's .venv around them, the corpus, a vocabulary."""
+"""Prerequisites of benchmarks and experiments: the project's .venv, the corpus, a vocabulary."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ BIN = ROOT / ".venv" / "bin"
 
 
 def go_inside() -> None:
-    """Go on as the same script inside .venv, which is made if need be: called before anything of the project is imported."""
+    """Restart this script inside .venv, which is created if necessary. Call this before importing from the project."""
     if Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
         subprocess.run([ROOT / "scripts" / "environment"], check=True)
         os.execv(BIN / "python", [str(BIN / "python"), *sys.argv])
 
 
 def prepare(config: str, vocabulary: Path) -> Path:
-    """Fetch Multi30k unless it is there, and learn the vocabulary of a config file into `vocabulary` unless it is there."""
+    """Download Multi30k and train the vocabulary of a config file into `vocabulary`, unless they exist; return its path."""
     if not (ROOT / "data" / "multi30k" / "train.en.gz").exists():
         subprocess.run([ROOT / "scripts" / "get_data", "multi30k"], check=True)
     if not vocabulary.exists():

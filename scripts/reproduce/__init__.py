@@ -1,1 +1,1 @@
-"""Experiments of the thesis and of four papers: which runs, which judge, which page."""
+"""Experiments of the thesis and of four papers: runs, checks of claims, and pages."""

@@ -1,4 +1,4 @@
-"""Many runs of the simulator side by side, each of which goes on where it stopped when the script is started again."""
+"""Runs many simulations at the same time; after an interruption, each run resumes when the script is started again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reproduce.runs import Setup
 
 @dataclass(frozen=True)
 class Job:
-    """A command; `finished` is the file that says that it is over. What it prints goes to `<run>.log`, or to `output`."""
+    """A command. The file `finished` exists when it is done. Its output goes to `<run>.log`, or to `output`."""
 
     run: Path
     command: tuple[str | Path, ...]
@@ -31,14 +31,14 @@ class Job:
         print(Path(self.command[0]).name, self.run.name, file=sys.stderr)
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with open(f"{self.run}.log", "a") as log, open(self.output or os.devnull, "w") as output:
-            # In a session of its own: an interruption from the keyboard is for the script, which passes it on once.
+            # In its own session, so that Ctrl-C reaches only this script, which forwards it once.
             return subprocess.Popen(
                 self.command, cwd=ROOT, stdout=output if self.output else log, stderr=log, env=environment,
                 start_new_session=True,
             )  # fmt: skip
 
     def reached(self, best: float, words: float) -> bool:
-        """Whether a training run has been as good as that, and seen so many words."""
+        """Whether a training run has reached cross-entropy `best` and trained on `words` words."""
         seen = validations(self.run)
         return bool(seen) and seen[-1]["words"] >= words and min(event["cross-entropy"] for event in seen) <= best
 
@@ -51,8 +51,9 @@ class Job:
 
 
 def simulation(setup: Setup, folder: Path, config: str, prefix: str, more: tuple[str, ...]) -> Job:
-    """One run of the simulator: a setup on the cluster configs/clusters/<prefix><its cluster>.yml, with more options than the
-    setup has. The vocabulary lies beside `folder`.
+    """One simulation: a setup on the cluster configs/clusters/<prefix><cluster of the setup>.yml, with additional options.
+
+    The vocabulary is in the parent of `folder`.
     """
     run, cluster = folder / setup.name, f"configs/clusters/{prefix}{setup.cluster}.yml"
     command: list[str | Path] = [
@@ -71,19 +72,19 @@ def simulation(setup: Setup, folder: Path, config: str, prefix: str, more: tuple
 
 
 def interruptible(main: Callable[[], int]) -> int:
-    """Run the script; SIGINT and SIGTERM are passed on to its runs, which save, and then it ends."""
+    """Run the script. On SIGINT or SIGTERM, its runs save and end, and then the script ends."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return main()
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
+        print("stopped; run the same command to continue", file=sys.stderr)
         return 128 + signal.SIGINT
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def side_by_side(jobs: list[Job], most: int, enough: Callable[[Job], bool] = lambda job: False) -> None:
-    """Run what is not finished yet, so many at a time, until they end or it is enough."""
+    """Run the unfinished jobs, at most `most` at a time, until each ends or `enough` is true of it."""
     waiting = [job for job in jobs if not job.finished.exists()]
     running: dict[Job, subprocess.Popen[bytes]] = {}
     try:

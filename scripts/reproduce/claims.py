@@ -1,6 +1,6 @@
-"""Claims of papers, judged by what runs found.
+"""Checks claims of papers against the results of runs.
 
-A claim holds if what it says of order and of size is found; in part, if the order is but not the size.
+A claim holds if the runs confirm its order and its size; it holds in part if they confirm only the order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Found = TypeVar("Found", bound=Runs)
 
 @dataclass(frozen=True)
 class Claim(Generic[Found]):
-    """One row: `judge` gives what we found, in words, and a verdict; `why`: the reason, where it does not hold."""
+    """One row. `judge` returns our result as text, and a verdict; `why`: the reason if the claim does not hold fully."""
 
     id: str
     source: str
@@ -34,7 +34,7 @@ def verdict(order: bool, size: bool) -> str:
 
 
 def table(claims: Sequence[Claim[Found]], found: Found, source: str, whose: str) -> list[str]:
-    """Lines of Markdown; source and whose: what the columns of places and of claims are called."""
+    """Lines of Markdown; source, whose: the headers of the columns for the source and for the claim."""
     lines = [f"| row | {source} | {whose} | here | verdict |", "|---|---|---|---|---|"]
     for claim in claims:
         try:

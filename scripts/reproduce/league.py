@@ -1,4 +1,4 @@
-"""Every mode on four machines at three speeds of the network, as a table and as a picture: when to use which."""
+"""Every mode on four machines at three network bandwidths, as a table and a figure that show when to use which mode."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from reproduce.runs import Missing, Runs, Setup
 RATES = {"100 Mbit/s": 0.1, "1 Gbit/s": 1.0, "10 Gbit/s": 10.0}
 SEEDS = (1, 2)
 TRAINED_AT = "1 Gbit/s"
-STEPS = 205  # of every rank in a timing: 5 are not counted, and local-sgd exchanges after every 100
+STEPS = 205  # steps of every rank in a timing: 5 are not counted, and local-sgd exchanges every 100 steps
 BASELINE, ALONE = "sync, bf16, 4 batches an update", "one machine alone"
-TEST = "tested.json"  # in a run's folder: what nmt-validate measured
-# An update of the batches of n workers together has n times the words: 1/n of the updates of warm-up, and the square root of n
-# times the learning rate. Of workers that step by themselves each has its share of the updates.
-# These two rates are the best of 0.003, 0.006 and 0.012, and of 0.003, 0.008 and 0.012, after a million words.
+TEST = "tested.json"  # in a run's folder: the scores of nmt-validate
+# An update from the batches of n workers has n times the words. Its warm-up therefore has 1/n of the updates, and its learning
+# rate is sqrt(n) times as high. With local steps, each worker makes 1/n of the updates, so its warm-up is also divided by n.
+# The rates of _FOUR and _SIXTEEN are the best of 0.003, 0.006 and 0.012, and of 0.003, 0.008 and 0.012, after a million words.
 _FOUR, _SIXTEEN = together(4), ("optimizer.warmup=25", "optimizer.learning_rate=0.008")
 _SHARE = ("optimizer.warmup=100",)
-# In the order of the table: what is in step, what steps by itself, what goes its own way.
+# In the order of the table: synchronous modes, modes with local steps, asynchronous modes.
 ROWS: dict[str, Setup] = {
     ALONE: Setup("single", "league", ("cluster.nodes=1 x 1",)),
     BASELINE: Setup("sync", "league", ("override.up=bf16", "batch.accumulate=4", *_SIXTEEN)),
@@ -47,14 +47,14 @@ ROWS: dict[str, Setup] = {
     "sparse": Setup("sparse", "league"),
     "sparse-overlap": Setup("sparse-overlap", "league"),
 }
-# Workers in step compute the same whatever the network: they are trained at one rate, and timed at all.
+# These modes compute the same parameters on every network: they are trained at one bandwidth, and timed at all three.
 IN_STEP = (BASELINE, "sync", "powersgd", "pipe", "local-sgd", "diloco")
 DRAWN = (BASELINE, "sync", "powersgd", "pipe", "local-sgd", "diloco", "vanilla", "overlap", "strom", "sparse", "sparse-overlap")
 _DENSE = (BASELINE, "sync", "pipe", "vanilla", "overlap")
 
 
 def setup(row: str, rate: str, seed: int) -> Setup:
-    """What is run for a row of the table at a rate."""
+    """The setup of a row of the table at a bandwidth."""
     base = ROWS[row]
     network = () if row == ALONE else (f"cluster.network.bandwidth={rate}",)
     return Setup(base.mode, base.cluster, (*network, f"seed={seed}", *base.options))
@@ -64,7 +64,7 @@ TIMED = tuple(setup(row, rate, SEEDS[0]) for rate in RATES for row in IN_STEP)
 
 
 def setups(seed: int) -> list[Setup]:
-    """All that a seed trains; first at the speed at which all rows are."""
+    """All training runs of a seed, starting with the bandwidth at which every row is trained."""
     rates = sorted(RATES, key=lambda rate: rate != TRAINED_AT)
     return list(dict.fromkeys(_trained(row, rate, seed) for rate in rates for row in ROWS))
 
@@ -74,25 +74,25 @@ def _trained(row: str, rate: str, seed: int) -> Setup:
 
 
 def target(found: Runs) -> float:
-    """What the baseline has at its end."""
+    """The final cross-entropy of the baseline (the worst over seeds)."""
     return max(found.validations(each)[-1]["cross-entropy"] for each in _runs(found, BASELINE, TRAINED_AT))
 
 
 def seconds(found: Runs, row: str, rate: str, goal: float) -> float:
-    """To a cross-entropy, the mean of the seeds of which that is known; infinite if one does not reach it, nan if of none."""
+    """Mean seconds to a cross-entropy over seeds with known times; infinite if one does not reach it, nan without any."""
     times = list(_times(found, row, rate, goal))
     return _slower(found, row, rate) * mean(times) if times else math.nan
 
 
 def _times(found: Runs, row: str, rate: str, goal: float) -> Iterator[float]:
-    """To a cross-entropy, of each seed of which that is known."""
+    """Seconds to a cross-entropy, for each seed with a known time."""
     for each in _runs(found, row, rate):
         with suppress(Missing):
             yield found.time_to(each, goal)
 
 
 def _slower(found: Runs, row: str, rate: str) -> float:
-    """How much longer the same takes at this rate than at that where it was trained."""
+    """The factor by which a run takes longer at this bandwidth than at the one where it was trained."""
     if row not in IN_STEP:
         return 1.0
     at, its = (float(found.timing(setup(row, each, SEEDS[0]))["words_per_second"]) for each in (TRAINED_AT, rate))
@@ -100,7 +100,7 @@ def _slower(found: Runs, row: str, rate: str) -> float:
 
 
 def table(found: Runs) -> list[str]:
-    """Lines of Markdown: for each rate, what every mode did; rows that are not finished are left out."""
+    """Lines of Markdown: one table per bandwidth; rows whose runs are not finished are left out."""
     lines: list[str] = []
     goal = target(found)
     for rate in RATES:
@@ -111,7 +111,7 @@ def table(found: Runs) -> list[str]:
 
 
 _HEAD = (
-    "| mode | minutes to the baseline's end | times as fast as one machine | cross-entropy | BLEU | sent (sync: 1) |",
+    "| mode | minutes to the target | speedup over one machine | cross-entropy | BLEU | sent (sync: 1) |",
     "|---|---|---|---|---|---|",
 )
 
@@ -128,7 +128,7 @@ def _line(found: Runs, row: str, rate: str, goal: float) -> str:
 
 
 def _runs(found: Runs, row: str, rate: str) -> list[Setup]:
-    """The finished ones of all seeds."""
+    """The finished runs of a row, over all seeds."""
     return [each for seed in SEEDS if _finished(found, each := _trained(row, rate, seed))]
 
 
@@ -145,7 +145,7 @@ def _tested(found: Runs, its: Setup) -> dict[str, Any]:
 
 
 def _sent(found: Runs, row: str, rate: str) -> str:
-    """Bytes for each word, those of sync being 1; a dash where there were too few updates for a log line."""
+    """Bytes per word, relative to sync; a dash if there were too few updates for a log line."""
     try:
         (_, size, words), (_, of_sync, its_words) = (found.sent(_trained(each, rate, SEEDS[0])) for each in (row, "sync"))
     except Missing:
@@ -154,7 +154,7 @@ def _sent(found: Runs, row: str, rate: str) -> str:
 
 
 def draw(found: Runs, output: Path) -> Path:
-    """How many times as fast as one machine each mode is, by the speed of the network, as far as it gets there."""
+    """Speedup of each mode over one machine, by network bandwidth, for modes that reach the target."""
     figure, axes = new_figure(width=8, height=4.8)
     goal = target(found)
     for row in DRAWN:
@@ -169,6 +169,6 @@ def draw(found: Runs, output: Path) -> Path:
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("network (Gbit/s)")
     axes.set_ylabel("times as fast as one machine")
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), title="dashed: all of every gradient")
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), title="dashed: dense gradients")
     save_figure(figure, output)
     return output

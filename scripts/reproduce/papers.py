@@ -1,5 +1,5 @@
-"""The runs on virtual clusters that claims of four papers are judged by: Pipe-SGD (Li et al. 2018), Strom 2015, Farrell and
-Yang 2016, Arnold 2016.
+"""The simulated runs that test claims of four papers: Pipe-SGD (Li et al. 2018), Strom 2015, Farrell and Yang 2016, and
+Arnold 2016.
 """
 
 from __future__ import annotations
@@ -8,21 +8,21 @@ import math
 
 from reproduce.runs import Setup
 
-WORDS = 2e6  # that every training run has seen
-STEPS = 40  # of every rank in a timing
+WORDS = 2e6  # target words of every training run
+STEPS = 40  # steps of every rank in a timing
 
 
 def together(batches: int) -> tuple[str, ...]:
-    """For updates of so many batches: fewer of them for the same words of warm-up, at a rate that grows as the square root."""
+    """Warm-up and learning rate for updates of `batches` batches: the same words of warm-up, a rate times sqrt(batches)."""
     return f"optimizer.warmup={400 // batches}", f"optimizer.learning_rate={0.003 * math.sqrt(batches):.4g}"
 
 
 def as_together(workers: int) -> str:
-    """The rate of such an update, for pushes of single batches that are divided by their staleness: about `workers` - 1."""
+    """The rate of `together(workers)`, for pushes of single batches, which are divided by a staleness of about workers - 1."""
     return together(workers)[1]
 
 
-# Pipe-SGD. A dense exchange of its cluster takes 0.29 s; its four benchmarks lie on either side of that.
+# Pipe-SGD. A dense exchange on its cluster takes 0.29 s; some of the batch times are shorter than that, some longer.
 BATCHES = (0.03, 0.06, 0.12, 0.24, 0.48)  # seconds of forward and backward
 CODECS = ("half", "int8")
 
@@ -34,7 +34,7 @@ def at_batch(seconds: float, mode: str, *options: str) -> Setup:
 
 
 def all_reduce(seconds: float) -> Setup:
-    return at_batch(seconds, "sync", "exchange.buckets=1")  # as in the paper: exchanging begins when computing is over
+    return at_batch(seconds, "sync", "exchange.buckets=1")  # as in the paper: the exchange begins after the backward pass
 
 
 def alone(seconds: float) -> Setup:
@@ -65,7 +65,7 @@ WARMED = {codec: Setup("pipe", "pipesgd", (f"override.up={codec}", "pipeline.war
 
 # Strom 2015
 SPEEDS = {1: 1.0, 5: 4.3, 10: 8.7, 20: 17.0, 40: 33.0, 80: 54.0}  # nodes: relative speed (Table 2)
-DENSITY = 1 / 846  # of updates, at its threshold of 4 (Table 3)
+DENSITY = 1 / 846  # fraction of elements sent at the paper's threshold of 4 (Table 3)
 TAUS = (0.0003, 0.001, 0.003, 0.01, 0.03)
 
 

@@ -17,7 +17,7 @@ def pace(found: Runs, setup: Setup) -> float:
 
 
 def speedups(found: Runs) -> dict[str, list[float]]:
-    """How many times as fast as sync and as a synchronous server pipe is with its better codec, at each of BATCHES."""
+    """Speedup of pipe with its faster codec over sync and over a synchronous server, at each of BATCHES."""
     best = [max(pace(found, papers.pipe(seconds, codec)) for codec in CODECS) for seconds in BATCHES]
     others = {"sync": papers.all_reduce, "a synchronous server": papers.by_server}
     return {
@@ -36,7 +36,7 @@ def _p1(found: Runs) -> tuple[str, str]:
 
 
 def efficiencies(found: Runs, codec: str) -> list[float]:
-    """Of a worker's own speed, how much it has in a pipeline of four, at each of BATCHES (Eq. 7)."""
+    """Speed of a worker in a pipeline of four, relative to the same worker alone, at each of BATCHES (Eq. 7)."""
     return [pace(found, papers.pipe(seconds, codec)) / pace(found, papers.alone(seconds)) for seconds in BATCHES]
 
 
@@ -49,7 +49,10 @@ def _p2(found: Runs) -> tuple[str, str]:
             errors.append(abs(time / max(own, exchange) - 1))
             if own > exchange:
                 bound.append(own / time)
-    text = f"within {max(errors):.1%} of the larger of both; efficiency once computing is longer: {_list(bound, 2)}"
+    text = (
+        f"step time within {max(errors):.1%} of the longer of the two; efficiency where computation is longer:"
+        f" {_list(bound, 2)}"
+    )
     return text, verdict(max(errors) < 0.2, max(errors) < 0.07 and all(its > 0.93 for its in bound))
 
 
@@ -57,7 +60,7 @@ def _p3(found: Runs) -> tuple[str, str]:
     after = {width: found.after(papers.of_width(width), WORDS) for width in WIDTHS}
     two, three = (pace(found, papers.timed_width(width)) for width in WIDTHS[:2])
     learnt = ", ".join(f"{value:.3f} ({width})" for width, value in after.items())
-    text = f"cross-entropy after equal words by width: {learnt}; {three / two:.2f} times the words/s at 3 as at 2"
+    text = f"cross-entropy after equal words by width: {learnt}; words/s at width 3: {three / two:.2f} times those at width 2"
     values = list(after.values())
     return text, verdict(three / two < 1.02 and values[-1] > values[0], values == sorted(values))
 
@@ -67,13 +70,13 @@ def _p4(found: Runs) -> tuple[str, str]:
     shares = {codec: found.sent_per_word(papers.pipe(BATCHES[2], codec)) / dense for codec in CODECS}
     after = {"sync": found.after(papers.SYNC, WORDS)}
     after |= {codec: found.after(setup, WORDS) for codec, setup in papers.WARMED.items()}
-    text = f"of the bytes: {_named(shares)}; cross-entropy after equal words: {_named(after)}"
+    text = f"share of the bytes of sync: {_named(shares)}; cross-entropy after equal words: {_named(after)}"
     fewer = abs(shares["half"] - 0.5) < 0.01 and abs(shares["int8"] - 0.25) < 0.01
     return text, verdict(fewer, max(after[codec] for codec in CODECS) < 1.02 * after["sync"])
 
 
 def relative_speeds(found: Runs) -> dict[int, float]:
-    """Words per second of all, by nodes, against one."""
+    """Words per second of all workers relative to one worker, by number of nodes."""
     one = pace(found, papers.strom_nodes(1))
     return {nodes: nodes * pace(found, papers.strom_nodes(nodes)) / one for nodes in SPEEDS}
 
@@ -88,7 +91,7 @@ def _s1(found: Runs) -> tuple[str, str]:
 
 
 def compressions(found: Runs) -> dict[float, tuple[float, float]]:
-    """By threshold: how many times smaller than a gradient a message is, and cross-entropy after equal words."""
+    """By threshold: the compression ratio (gradient size / message size), and cross-entropy after equal words."""
     return {tau: _compression(found, papers.strom_tau(tau)) for tau in TAUS}
 
 
@@ -111,7 +114,7 @@ def _s2(found: Runs) -> tuple[str, str]:
 def _s3(found: Runs) -> tuple[str, str]:
     rice, words = (_message(found, papers.strom_coding(coding)) for coding in ("golomb-rice", "words"))
     bits = 32 * rice / words
-    return f"{bits:.1f} bits, the sign among them", verdict(bits < 16, bits < 11.5)
+    return f"{bits:.1f} bits, including the sign", verdict(bits < 16, bits < 11.5)
 
 
 def _f1(found: Runs) -> tuple[str, str]:
@@ -132,7 +135,8 @@ def _f2(found: Runs) -> tuple[str, str]:
     }
     text = (
         f"cross-entropy of {', '.join(map(str, several))} workers {_list(first)} after {end / 4:,.0f} s, {_list(last)} after"
-        f" {end:,.0f} s; with 8 instead of 2 the same words make it {lost['adagrad']:+.2f} (AdaGrad), {lost['sgd']:+.2f} (SGD)"
+        f" {end:,.0f} s; after equal words, 8 workers differ from 2 by {lost['adagrad']:+.2f} (AdaGrad),"
+        f" {lost['sgd']:+.2f} (SGD)"
     )
     falling = last == sorted(last, reverse=True)
     return text, verdict(last[2] < last[0], falling and first == sorted(first) and lost["adagrad"] < lost["sgd"])
@@ -157,7 +161,7 @@ def _a2(found: Runs) -> tuple[str, str]:
 
 
 def _message(found: Runs, setup: Setup) -> float:
-    """Bytes of a message of training, on the mean."""
+    """Mean bytes per training message."""
     messages, size, _ = found.sent(setup)
     return size / messages
 
@@ -181,66 +185,72 @@ CLAIMS: tuple[Claim[Runs], ...] = (
         "Pipe-SGD 4",
         "pipe is 2.0 to 3.2 times as fast as sync, 4.0 to 5.4 times as a synchronous server",
         _p1,
-        "the ratios depend on how long a batch takes to compute, and pass through the paper's",
+        "the ratios depend on the computation time of a batch, and their range includes the paper's",
     ),
-    Claim("P2", "Pipe-SGD Eq. 4, 7", "a step takes the longer of computing and exchanging; efficiency 1 if computing is", _p2),
-    Claim("P3", "Pipe-SGD 3.1", "a width above 2 only harms", _p3),
+    Claim(
+        "P2",
+        "Pipe-SGD Eq. 4, 7",
+        "a step takes as long as the longer of computation and exchange; efficiency is 1 if computation is longer",
+        _p2,
+    ),
+    Claim("P3", "Pipe-SGD 3.1", "widths above 2 only do harm", _p3),
     Claim(
         "P4",
         "Pipe-SGD 4",
         "half and a quarter of the bytes; as good as sync, with warm-up",
         _p4,
-        "in half only the delay of a step is different from sync (see P3: without warm-up it costs more), in int8 also what"
-        " rounding loses, which a ring never makes up for",
+        "half differs from sync only in its delay of one step (without warm-up, the delay costs more, see P3); int8 also loses"
+        " rounding errors, because a ring all-reduce has no error feedback",
     ),
     Claim(
         "S1",
         "Strom Table 2",
-        "4.3, 8.7, 17, 33, 54 times one node's speed with 5, 10, 20, 40, 80; no loss of quality",
+        "4.3, 8.7, 17, 33, 54 times one node's speed with 5, 10, 20, 40, 80 nodes; no loss of quality",
         _s1,
-        "a simulated worker is slowed by messages only; five workers learn less from the same words, why was not found out",
+        "only messages slow down a simulated worker; five workers learn less from the same words (cause not found)",
     ),
     Claim(
         "S2",
         "Strom Table 3",
-        "278 to 12,978 times smaller as tau grows; quality holds over a wide range, then falls",
+        "messages are 278 to 12,978 times smaller as tau grows; quality holds over a wide range, then falls",
         _s2,
-        "where tau stays as it is, quality falls little by little all along; adapted to that density it hardly falls",
+        "with a fixed tau, quality falls gradually over the whole range; with tau adapted to 1/846, it hardly falls",
     ),
     Claim(
         "S3",
         "Strom 2.5",
         "10 to 11 bits per update by Golomb-Rice coding",
         _s3,
-        "at that density gaps between independent elements have an entropy of 11.2 bits, and the sign is one more",
+        "at this density, gaps between independent elements have an entropy of 11.2 bits, plus one bit for the sign",
     ),
     Claim(
         "F1",
         "Farrell & Yang 6",
         "8 workers need a third of the time of 2; 16 are slower than 8",
         _f1,
-        "from 2 to 8 workers words per second grow 3.4 times, but gradients that are seven updates old teach less",
+        "from 2 to 8 workers, words/s grow 3.4 times, but gradients are seven updates stale and reduce cross-entropy less",
     ),
     Claim(
         "F2",
         "Farrell & Yang 7",
         "AdaGrad suits many workers, which start worse and end better",
         _f2,
-        "up to eight workers are ahead of fewer already after a quarter of the time",
+        "up to eight workers, more workers are better already after a quarter of the time",
     ),
     Claim(
         "A1",
         "Arnold 3.3",
-        "divided by staleness, asynchronous updates converge almost as synchronous ones",
+        "divided by staleness, asynchronous updates converge almost as well as synchronous ones",
         _a1,
-        "undivided ones, which have less momentum and a longer warm-up here (optimizer.async_beta1, async_warmup), are nearer",
+        "updates without this division come closer; here, asynchronous modes use less momentum and a longer warm-up"
+        " (optimizer.async_beta1, async_warmup)",
     ),
     Claim(
         "A2",
         "Arnold 3.3",
         "n-softsync goes from asynchronous (n = 1) to synchronous (n = workers)",
         _a2,
-        "delays do, quality does not; likely because large bundles, nearly an update old, meet Adam with all of its momentum,"
-        " which is lowered for single pushes (optimizer.async_beta1)",
+        "staleness does, cross-entropy does not; the likely cause is that momentum is lowered for single pushes"
+        " (optimizer.async_beta1) but not for large bundles, which are nearly one update stale",
     ),
 )

@@ -14,32 +14,41 @@ from reproduce.papers import BATCHES, BUNDLES, CODECS, SPEEDS, TAUS, WIDTHS, WOR
 from reproduce.runs import Runs, Setup, points
 
 _ABOUT = """\
-`{command}` made this page: Pipe-SGD (Li et al. 2018), Strom 2015, Farrell and Yang 2016 and Arnold 2016 on virtual clusters
-like theirs (configs/clusters/pipesgd.yml, strom.yml, downpour.yml, arnold.yml). The papers classify images and sounds of
-speech; here a transformer of 2 + 2 layers learns Multi30k (configs/papers-virtual.yml, 32 sentences a batch and worker, 2
-million target words), while the clusters charge for models as large as the papers'. *Holds in part*: the order is as the paper
-has it, the size is not. F3, that training goes on when the server dies, is not here. Every validation of every run is in
-{curves}.
+`{command}` runs experiments of four papers and writes this page, which is for researchers: Pipe-SGD
+(Li et al. 2018), Strom 2015, Farrell and Yang 2016, and Arnold 2016. The simulated clusters resemble those of the papers
+(configs/clusters/pipesgd.yml, strom.yml, downpour.yml, arnold.yml), and the simulated time is that of models as large as the
+papers'. The papers classify images and speech; here, a transformer with 2 + 2 layers is trained on Multi30k
+(configs/papers-virtual.yml: batches of 32 sentences per worker, 2 million target words). *Holds in part* means that the order
+agrees with the paper but the size does not. The claim of Farrell and Yang that training continues when the server dies is not
+tested here. Every validation of every run is in {curves}.
 """
 _LEAGUE = """\
 ## All modes on four machines
 
-Four machines with a GPU of some 8 TFLOP/s each and the preset base, 60M parameters (configs/clusters/league.yml); all see the
-same 2 million words, in batches of 32 sentences a worker, which are charged as 320. *The baseline's end* is cross-entropy
-{target:.3f}, which summing gradients in bf16 every four batches has then. Two values are of two seeds. Workers in step compute
-the same whatever the network: they were trained at 1 Gbit/s, and timed at all three speeds. BLEU is of test_2016_flickr by
-greedy search; after four epochs it is low, and tells the modes apart. A dash stands for fewer than 100 updates, whose
-bytes were not logged. Where a run's log lacks what a cell needs, the cell is of the other seed alone, or *not known*. The
-picture has the modes that get to the baseline's end in these words.
+These tables are for users who choose a mode. The cluster has four machines with a GPU of about 8 TFLOP/s each. The trained
+model is the one described above; the simulated time is that of the preset base with 60M parameters
+(configs/clusters/league.yml). Every mode trains on 2 million words, in batches of 32 sentences per worker that are charged as
+320.
+
+- The *target* is cross-entropy {target:.3f}, the final value of the baseline *sync, bf16, 4 batches an update*, which sums
+  gradients in bf16 every four batches. Of its two seeds, the target is the higher value.
+- Cross-entropy and BLEU at the end have one value per finished seed; minutes are the mean over seeds.
+- `sync`, `powersgd`, `pipe`, `local-sgd` and `diloco` compute the same parameters on every network. They were trained at
+  1 Gbit/s only, and timed at all three bandwidths.
+- BLEU is measured on test_2016_flickr with greedy search. It is low, because training lasts only four epochs.
+- *Sent* is the number of bytes per word, relative to `sync`. A dash means fewer than 100 updates, whose bytes were not logged.
+- If the log of a run lacks the data for a cell, the cell uses the other seed alone, or says *not known*.
+
+The figure shows the modes that reach the target within these words.
 """
 
 
 def write(folder: Path, output: Path, command: str) -> None:
-    """Draw into `output`'s folder, and write `output` (Markdown), of what is there; what is missing is said."""
+    """Draw the figures and write `output` (Markdown) from the finished runs; missing runs are reported on the page."""
     found, pictures = Runs(folder), output.with_suffix("")
     pictures.mkdir(parents=True, exist_ok=True)
     points(folder / "training", pictures / "curves.csv")
-    lines = ["# The other papers' experiments, on virtual clusters", ""]
+    lines = ["# Experiments of four other papers on simulated clusters", ""]
     lines += [_ABOUT.format(command=command, curves=f"{pictures.name}/curves.csv")]
     lines += table(papers_claims.CLAIMS, found, "paper", "what it says")
     for name, (title, draw) in PICTURES.items():
@@ -63,7 +72,7 @@ def _speedups(found: Runs, axes: Any) -> None:
         axes.plot(BATCHES, values, marker="o", label=f"against {name}")
     for low, high, color in ((2.0, 3.2, "#4e79a7"), (4.0, 5.4, "#f28e2b")):
         axes.axhspan(low, high, color=color, alpha=0.15, label=f"the paper's {low} to {high}")
-    _label(axes, "a batch's forward and backward (seconds)", "times as fast is pipe")
+    _label(axes, "a batch's forward and backward (seconds)", "speedup of pipe")
     mark(axes, BATCHES)
 
 
@@ -90,7 +99,7 @@ def _thresholds(found: Runs, axes: Any) -> None:
     axes.plot(*zip(*pairs.values(), strict=True), marker="o")
     for tau, place in pairs.items():
         axes.annotate(f"tau {tau:g}", place, textcoords="offset points", xytext=(4, 6), fontsize=8)
-    _label(axes, "a gradient's size, divided by a message's", "cross-entropy after equal words (nats)", legend=False)
+    _label(axes, "compression ratio (gradient size / message size)", "cross-entropy after equal words (nats)", legend=False)
     axes.set_xscale("log")
 
 
@@ -122,12 +131,12 @@ _TAUS = {
 _RULES = {"sync": papers.TOGETHER, "asynchronous": papers.ASYNC, "staleness-aware": papers.AWARE,
           **{f"softsync, n = {bundle}": papers.softsync(bundle) for bundle in BUNDLES}}  # fmt: skip
 PICTURES: dict[str, tuple[str, Callable[[Runs, Any], None]]] = {
-    "p1": ("P1: pipe with the better of half and int8.", _speedups),
-    "p2": ("P2: of four workers' speed, how much they have in a pipeline.", _efficiency),
-    "p3": ("P3 and P4: pipe by width, in half but where it says int8.", _curves(_WIDTHS, *_WORDS)),
+    "p1": ("P1: speedup of pipe, with the faster of half and int8.", _speedups),
+    "p2": ("P2: scaling efficiency of four workers in a pipeline.", _efficiency),
+    "p3": ("P3 and P4: pipe by width; the codec is half unless the label says int8.", _curves(_WIDTHS, *_WORDS)),
     "s1": ("S1: words per second of all nodes.", _nodes),
-    "s2": ("S2: how far updates can be dropped.", _thresholds),
-    "s2-curves": ("S1 and S2: five workers at a threshold, and one node alone.", _curves(_TAUS, *_WORDS)),
+    "s2": ("S2: cross-entropy by compression ratio.", _thresholds),
+    "s2-curves": ("S1 and S2: five workers by threshold, and one node alone.", _curves(_TAUS, *_WORDS)),
     "f1": ("F1 and F2: downpour with AdaGrad.",
            _curves({f"{workers} workers": papers.downpour(workers) for workers in WORKERS}, "seconds", 3600, "hours")),
     "a1": ("A1 and A2: eight workers.", _curves(_RULES, *_WORDS)),

@@ -1,4 +1,4 @@
-"""What runs on virtual clusters found: speeds, curves, bytes."""
+"""Reads the results of simulated runs: speeds, curves, bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nmt_train.run.log import events, validations
 
 @dataclass(frozen=True)
 class Setup:
-    """One bar or curve: a mode on a cluster, as `sparse 4x2`, perhaps with options of its own."""
+    """One bar or curve: a mode on a cluster, such as `sparse 4x2`, and optional settings."""
 
     mode: str
     cluster: str
@@ -31,7 +31,7 @@ class Setup:
 
 
 def points(folder: Path, output: Path) -> None:
-    """Write every validation of every finished run in `folder` as a table."""
+    """Write every validation of every finished run in `folder` to a CSV file."""
     lines = ["run,seconds,words,cross-entropy"]
     for run in sorted(path.parent for path in folder.glob("*/finished")):
         for event in validations(run):
@@ -40,19 +40,20 @@ def points(folder: Path, output: Path) -> None:
 
 
 class NotReached(Exception):
-    """A run ended before it was as good as those that it is compared with."""
+    """A run ended before it reached the target cross-entropy."""
 
 
 class Missing(UserError):
     """A run's log lacks the events that would answer a question."""
 
 
-_GAP = 1.5  # times the usual distance of two events; where one is missing it is 2
+_GAP = 1.5  # times the usual distance between two events; a missing event makes the distance 2
 
 
 class Runs:
-    """What the runs in `folder` found: speeds from `timing/<name>`, curves from `training/<name>`. UserError from all that need
-    a run which is missing, or not over, which the file `finished` says.
+    """The results of the runs in `folder`: speeds from `timing/<name>`, curves from `training/<name>`.
+
+    Methods raise UserError if a run is missing or has no file `finished`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -61,12 +62,12 @@ class Runs:
     def timing(self, setup: Setup) -> dict[str, Any]:
         path = self.folder / "timing" / setup.name / "timing.json"
         if not path.exists():
-            raise UserError(f"{path}: is not there; let the reproduction go on")
+            raise UserError(f"{path}: does not exist; run the reproduction script again to complete it")
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return values
 
     def sent_per_word(self, setup: Setup) -> float:
-        """Bytes that the first rank of a timing sent for each word of its own."""
+        """Bytes that the first rank of a timing sent per word it processed."""
         rank = self.timing(setup)["ranks"][0]
         return float(rank["sent"]) / (rank["words_per_second"] * rank["seconds"])
 
@@ -74,16 +75,16 @@ class Runs:
         """The folder of a training run."""
         run = self.folder / "training" / setup.name
         if not (run / "finished").exists():
-            raise UserError(f"{run}: is not finished; let the reproduction go on")
+            raise UserError(f"{run}: is not finished; run the reproduction script again to complete it")
         return run
 
     def validations(self, setup: Setup) -> list[dict[str, Any]]:
         return validations(self.run(setup))
 
     def time_to(self, setup: Setup, target: float) -> float:
-        """Virtual seconds to a cross-entropy, between two validations by a straight line; infinite if it was not reached.
+        """Virtual seconds to a cross-entropy, interpolated between two validations; infinite if it was not reached.
 
-        Missing if it was reached where validations are missing, or before the first one.
+        Raises Missing if it was reached where a validation is missing, or before the first validation.
         """
         before: dict[str, Any] | None = None
         found = self.validations(setup)
@@ -96,8 +97,8 @@ class Runs:
         return float("inf")
 
     def after(self, setup: Setup, amount: float, of: str = "words") -> float:
-        """Cross-entropy after so many words (or seconds), between two validations by a straight line; of the last if there were
-        fewer. Missing if validations are missing there.
+        """Cross-entropy after `amount` words (or seconds), interpolated between two validations; the last one if there were
+        fewer. Raises Missing if a validation is missing there.
         """
         before: dict[str, Any] | None = None
         found = self.validations(setup)
@@ -112,8 +113,8 @@ class Runs:
         return float(before["cross-entropy"]) if before else float("nan")
 
     def sent(self, setup: Setup) -> tuple[int, int, int]:
-        """Messages of gradients and parameters that all ranks of a training run sent, their bytes before any scale, and for how
-        many words that was; nothing where they were never reported. Missing if the first reports are.
+        """The number of gradient and parameter messages of all ranks of a training run, their bytes (unscaled), and the words
+        trained; zeros if they were never reported. Raises Missing if the first reports are missing.
         """
         reported = self._reports(setup)
         kinds = [tag.name.lower() for tag in OF_MODEL]
@@ -121,7 +122,7 @@ class Runs:
         return sum(count[0] for count in counts), sum(count[1] for count in counts), reported[-1]["words"] if reported else 0
 
     def staleness(self, setup: Setup) -> float:
-        """How many updates of others, on the mean, a gradient had missed when it was used."""
+        """Mean staleness: updates by other workers between the pull and the push of a gradient."""
         counts = [
             (int(key), count)
             for event in self._reports(setup)
@@ -131,7 +132,7 @@ class Runs:
         return sum(key * count for key, count in counts) / max(1, sum(count for _, count in counts))
 
     def _reports(self, setup: Setup) -> list[dict[str, Any]]:
-        """What was measured on all ranks, from the beginning on."""
+        """The events with measurements of all ranks, from the start of the run."""
         reported = events(self.run(setup), "ranks")
         if reported and reported[0]["words"] > _GAP * _usual(reported):
             raise Missing(f"the first reports of {setup.name} are missing")
@@ -141,12 +142,12 @@ class Runs:
 def _not_far(
     setup: Setup, found: Sequence[dict[str, Any]], before: dict[str, Any] | None, event: dict[str, Any]
 ) -> dict[str, Any]:
-    """The validation before another one, if none is missing between them."""
+    """Return `before` if no validation is missing between it and `event`; otherwise raise Missing."""
     if before is None or event["words"] - before["words"] > _GAP * _usual(found):
         raise Missing(f"validations of {setup.name} before {event['words']:,} words are missing")
     return before
 
 
 def _usual(found: Sequence[dict[str, Any]]) -> float:
-    """The distance of two events, in words; the first one's from the beginning counts."""
+    """The median distance in words between two events, including the distance from the start to the first."""
     return median(after - before for before, after in pairwise([0, *(event["words"] for event in found)]))

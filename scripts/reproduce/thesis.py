@@ -1,4 +1,4 @@
-"""What runs on the thesis's clusters found (Neckermann 2017, chapter 4), compared with one machine of one device."""
+"""Results of runs on the thesis's clusters (Neckermann 2017, chapter 4), relative to one machine with one device."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ BOUND = ("overlap.bound=2",)
 MOST = ("dropping.up=0.999", "dropping.down=0.999")
 REMOTE = ("exchange.bypass=false", *MOST)
 THOUSANDTH = ("dropping.up=0.999",)
-# How many times as fast as 1x1 these should be, which the thesis found.
+# The speedups over 1x1 that the thesis reports.
 GOALS = {Setup("sparse-overlap", "4x2"): 4.3, Setup("sparse-overlap", "7x1"): 5.0, Setup("sparse", "4x1"): 2.5}
 
 
 class Results(Runs):
-    """`target` is the cross-entropy that all are to reach."""
+    """`target`: the cross-entropy that all setups should reach."""
 
     def __init__(self, folder: Path, target: float) -> None:
         super().__init__(folder)

@@ -13,7 +13,10 @@ def _t1(found: Results) -> tuple[str, str]:
     speeds = {devices: found.speed("single", f"1x{devices}") for devices in (1, 2, 4, 8)}
     gains = [(speeds[b] - speeds[a]) / (b - a) / speeds[1] for a, b in ((1, 2), (2, 4), (4, 8))]
     times = speeds[8] / speeds[1]
-    text = f"8 devices: {times:.1f}x; each further one adds {', '.join(f'{gain:.2f}' for gain in gains)}"
+    text = (
+        f"8 devices: {times:.1f}x; gain per added device from 1 to 2, 2 to 4 and 4 to 8: "
+        f"{', '.join(f'{gain:.2f}' for gain in gains)}"
+    )
     return text, verdict(gains == sorted(gains, reverse=True), 3.4 <= times <= 5.2)
 
 
@@ -55,7 +58,7 @@ def _t6(found: Results) -> tuple[str, str]:
 def _linear(found: Results, mode: str) -> tuple[str, str]:
     devices = [found.per_node(mode, f"4x{n}") for n in (1, 2, 3, 4)]
     nodes = [found.speed(mode, f"{n}x2") / n for n in (2, 3, 4, 5)]
-    text = listed(devices, "words/s of a node with 1 to 4 devices") + "; " + listed(nodes, "of each of 2 to 5 nodes")
+    text = listed(devices, "words/s of a node with 1 to 4 devices") + "; " + listed(nodes, "words/s per node with 2 to 5 nodes")
     linear = devices[3] > 3.5 * devices[0] and min(nodes) > 0.97 * nodes[0]
     return text, verdict(devices[3] > 2.5 * devices[0], linear)
 
@@ -87,13 +90,16 @@ def _t10(found: Results) -> tuple[str, str]:
     remote, local = sync(Setup("sparse", "2x1", REMOTE)), sync(Setup("sparse", "1x2", REMOTE))
     dense = found.sent_per_word(Setup("vanilla", "2x1", ("exchange.bypass=false",)))
     share = found.sent_per_word(Setup("sparse", "2x1", REMOTE)) / dense
-    text = f"exchanging takes {remote:.1%} of the time on two machines, {local:.1%} inside one; {share:.2%} of the bytes"
+    text = (
+        f"exchanges take {remote:.1%} of the time between two machines, {local:.1%} inside one; {share:.2%} of the bytes"
+        " of vanilla"
+    )
     return text, verdict(remote < 1.5 * local, remote < 1.2 * local)
 
 
 def _t11(found: Results) -> tuple[str, str]:
     speeds = [found.speed("sparse", f"{n}x1") / n for n in (2, 3, 4, 7)]
-    return listed(speeds, "words/s of each of 2, 3, 4, 7 nodes"), verdict(
+    return listed(speeds, "words/s per node with 2, 3, 4, 7 nodes"), verdict(
         speeds[3] > 0.85 * speeds[1], speeds[3] > 0.95 * speeds[1]
     )
 
@@ -131,26 +137,29 @@ def _t16(found: Results) -> tuple[str, str]:
 CLAIMS: tuple[Claim[Results], ...] = (
     Claim("T1", "4.3a", "one node: every further GPU adds less; 8 give 4.3x one", _t1),
     Claim("T2", "4.3b", "one node: convergence speeds up as much as words/s", _t2,
-          "workers that update without waiting learn less from the same words, the more of them the less"),
+          "with more asynchronous workers, cross-entropy after the same words is higher"),
     Claim("T3", "4.5a", "vanilla, 4 nodes: more GPUs per node add practically nothing", _t3,
-          "while one device computes, the card rests, and others fill that time; then it is full"),
+          "with one device, the network card is idle while it computes; more devices fill this time until it is saturated"),
     Claim("T4", "4.5b", "vanilla, dual-GPU nodes: 2 nodes process fewer words/s than 1; diminishing returns after", _t4,
-          "of n nodes a worker exchanges (n - 1)/n over its card, which grows most from 2 to 3; returns diminish from then on"),
+          "with n nodes, (n - 1)/n of an exchange passes the network card; this share grows most from 2 to 3 nodes, and returns"
+          " diminish after that"),
     Claim("T5", "4.6", "vanilla: 1x1 converges faster than 2x1, 2x2, 4x1 and 4x2; a node of 4x1 runs at a third of 1x1", _t5),
     Claim("T6", "4.7", "overlap: over 99% of the compute thread's time in forward and backward", _t6,
-          "the update that overlap.local_update lays over what came back takes 0.9%; without it 99.4%"),
+          "adding the local update (overlap.local_update) to received parameters takes 0.9%; without it: 99.4%"),
     Claim("T7", "4.8", "overlap: linear words/s over GPUs and nodes, each node above the single-node baseline", _t7),
     Claim("T8", "4.9", "overlap: 2x1 converges faster than 2x2 and 4x1", _t8),
     Claim("T9", "4.10", "overlap, at most 2 steps between exchanges: 2x2 converges 40% faster, 2x1 a little", _t9,
-          "with the bound the same words teach more, but fewer pass in a second (2x2: a quarter less): ahead at first only"),
+          "with the bound, cross-entropy after the same words is lower, but so are words/s (2x2: by a quarter); the bound helps"
+          " only early in training"),
     Claim("T10", "4.11", "sparse 99.9%: remote exchanges barely slower than local ones; 0.02% of the bytes", _t10),
     Claim("T11", "4.12b", "sparse: words/s linear in nodes from 3 on", _t11),
     Claim("T12", "4.13", "sparse faster than 1x1 by 25% (2x1), 80% (3x1), 150% (4x1, about 1x4)", _t12),
     Claim("T13", "4.14", "sparse: 2x2 slower than 1x2; 3x2 70% faster; 4x2 about 1x8", _t13,
-          "two machines already gain: workers with an optimizer of their own lose little by dropping; 1x8, dense, learns less"),
+          "two machines are already faster, because workers with their own optimizer lose little by dropping; 1x8 (dense)"
+          " learns less from the same words"),
     Claim("T14", "4.16", "sparse-overlap: words/s linear in GPUs and nodes", _t14),
     Claim("T15", "4.17-4.18", "overlap on top of sparse: little for single-GPU nodes, 30% for dual-GPU nodes", _t15,
-          "an exchange takes 6% of a step here (T10): there is no more to hide, and gradients become one exchange older"),
+          "an exchange takes 6% of a step here (T10), so overlap can hide little, and gradients become one exchange staler"),
     Claim("T16", "4.19", "sparse-overlap: 5x as fast as 1x1 with 7 machines, over 2x with 3", _t16,
-          "seven workers learn less from the same words than one (below, and docs/lab-notebook.md)"),
+          "seven workers learn less from the same words than one (see the next table and lab-notebook.md)"),
 )  # fmt: skip

@@ -28,7 +28,7 @@ def _nodes(mode: str) -> list[tuple[str, str]]:
     return [("single", "1x2"), *((mode, f"{nodes}x2") for nodes in (2, 3, 4, 5))]
 
 
-# Figure: what its bars are, what is drawn of it (words/s of a node or of all), and the label of its horizontal axis.
+# Per figure: the bars, their height (words/s of one node or of all nodes), and the label of the horizontal axis.
 BARS = {
     "4.3a": (_ONE_NODE, "all", "devices of one machine"),
     **{figure: (_per_node(mode), "node", "devices per machine, 4 machines")
@@ -51,16 +51,18 @@ CURVES = {
 
 
 _ABOUT = """\
-`{command}` made this page. Every run trains on Multi30k with the preset tiny, 64 sentences per batch and worker, while the
-virtual cluster charges what K40s, 375 MB/s and 110.7M parameters would cost (configs/clusters/thesis-*.yml). *As fast* means:
-validation cross-entropy {target:.3f}, which 1x1 has at the end of its run, is reached in so much less time. Two
-figures of the thesis were used to fit the clusters and are no findings: eight devices of one machine process 4.3 times as many
-words as one (T1: the bus), and a machine of vanilla 4x1 a third of 1x1's (T5: the time of a batch).
+`{command}` runs the experiments of the thesis (Neckermann 2017) and writes this page, which is for researchers.
+*NxM* is a cluster of N machines with M devices each. Every run trains the preset tiny with 2 + 2 layers on Multi30k, with 64
+sentences per batch and worker. The simulated time is that of K40 GPUs, a network of 375 MB/s and 110.7M parameters
+(configs/clusters/thesis-*.yml). *2x as fast as 1x1* means that a run reaches validation cross-entropy {target:.3f}, the final
+value of 1x1, in half the time. *Holds in part* means that the order agrees with the thesis but the size does not. Two figures
+of the thesis were used to fit the clusters, so they are not findings: eight devices of one machine process 4.3 times as many
+words/s as one (T1: the bus), and a machine of vanilla 4x1 processes a third of the words/s of 1x1 (T5: the time of a batch).
 Every validation of every run is in {curves}."""
 
 
 def write(folder: Path, target: float, output: Path, command: str) -> None:
-    """Draw into `output`'s folder, and write `output` (Markdown), of what is there; what is missing is said."""
+    """Draw the figures and write `output` (Markdown) from the finished runs; missing runs are reported on the page."""
     found, pictures = Results(folder, target), output.with_suffix("")
     drawn: dict[str, Path] = {}
     for figure, setup in TIMELINES.items():
@@ -79,13 +81,16 @@ def write(folder: Path, target: float, output: Path, command: str) -> None:
 
 def _head(found: Results, command: str, curves: str) -> list[str]:
     text = _ABOUT.format(command=command, target=found.target, curves=curves)
-    return ["# The thesis's experiments, on virtual clusters", "", text, ""]
+    return ["# The thesis's experiments on simulated clusters", "", text, ""]
 
 
 def _goals(found: Results) -> list[str]:
-    """Faster than 1x1, and as good after equally many words."""
+    """The table of speedup over 1x1, and of cross-entropy after the same words."""
     words = found.validations(Setup("single", "1x1"))[-1]["words"]
-    lines = ["| setup | dropped | as fast as 1x1 | goal | cross-entropy at equal words, against 1x1 |", "|---|---|---|---|---|"]
+    lines = [
+        "| setup | dropped | speedup over 1x1 | the thesis | cross-entropy after the same words, relative to 1x1 |",
+        "|---|---|---|---|---|",
+    ]
     for (goal, times), options in itertools.product(GOALS.items(), ((), THOUSANDTH)):
         try:
             setup = Setup(goal.mode, goal.cluster, options)

@@ -125,7 +125,7 @@ def test_s2_quality_holds_over_a_range_of_thresholds(
 def test_s3_bits_are_those_of_a_message_by_its_words(tmp_path: Path, size: int, judged: str) -> None:
     learnt(tmp_path, papers.strom_coding("words"), 3.0, size=100)
     learnt(tmp_path, papers.strom_coding("golomb-rice"), 3.0, size=size)
-    assert JUDGE["S3"](Runs(tmp_path)) == (f"{32 * size / 100:.1f} bits, the sign among them", judged)
+    assert JUDGE["S3"](Runs(tmp_path)) == (f"{32 * size / 100:.1f} bits, including the sign", judged)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_f2_compares_at_equal_times_and_at_equal_words(tmp_path: Path) -> None:
     learnt(tmp_path, papers.downpour(2, "sgd"), 4.0)
     learnt(tmp_path, papers.downpour(8, "sgd"), 5.0)
     text, judged = JUDGE["F2"](Runs(tmp_path))
-    assert "with 8 instead of 2 the same words make it +0.06 (AdaGrad), +1.00 (SGD)" in text
+    assert "after equal words, 8 workers differ from 2 by +0.06 (AdaGrad), +1.00 (SGD)" in text
     assert judged == IN_PART  # more workers end better, but do not begin worse
 
 

@@ -121,7 +121,7 @@ def test_an_interrupted_reproduction_says_how_it_goes_on(capsys: pytest.CaptureF
         raise KeyboardInterrupt
 
     assert REPRODUCTION["interruptible"](main) == 130
-    assert capsys.readouterr().err == "stopped; the same command goes on from here\n"
+    assert capsys.readouterr().err == "stopped; run the same command to continue\n"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
