@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from nmt_train.common.duration import Span
 from nmt_train.common.errors import UserError
-from nmt_train.common.section import STRICT
+from nmt_train.common.section import STRICT, problem
 from nmt_train.common.yaml_file import merge, override, read
 from nmt_train.corpus import BatchConfig, CorpusConfig
 from nmt_train.distributed.codec.qsgd import QsgdConfig
@@ -164,15 +164,12 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
     try:
         return _SECTIONS.validate_python(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        path = [str(part) for part in first["loc"]]
+        kind, path, text = problem(error)
         name = next((".".join(path[:n]) for n in range(len(path), 0, -1) if ".".join(path[:n]) in known), ".".join(path))
         place = next((where[key] for key in (name, *where) if key in where and key.startswith(name)), "config")
-        if first["type"] == "missing":
+        if kind == "missing":
             raise UserError(f"{next(iter(where.values()), 'config').split(',')[0]}: {name} is missing; give it") from None
-        message = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-        given = "" if first["type"] == "value_error" else f", not {first['input']!r}"
-        raise UserError(f"{place}: {name}: {message}{given}; see nmt-train --help") from None
+        raise UserError(f"{place}: {name}: {text}; see nmt-train --help") from None
 
 
 _FORMER = {"wire": "transport"}  # maps the names of sections in earlier versions to their present names

@@ -1,9 +1,9 @@
-"""Shared by all configuration sections: the pydantic settings, and validators for names from a registry."""
+"""Shared by all configuration sections: the pydantic settings, validators for names from a registry, and error texts."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from pydantic import AfterValidator, ConfigDict
+from pydantic import AfterValidator, ConfigDict, ValidationError
 
 # Frozen sections are declared beside the code that they configure:
 #   @dataclass(frozen=True, config=STRICT) class XConfig: key: type = Field(default, description="... [unit]")
@@ -24,6 +24,21 @@ def one_of(registry: Mapping[str, Any], former: Mapping[str, str] = _NOTHING) ->
         return name
 
     return AfterValidator(check)
+
+
+class Problem(NamedTuple):
+    """What pydantic found first: the type of the error, the keys that lead to the value, and a text for users."""
+
+    kind: str
+    path: list[str]
+    text: str
+
+
+def problem(error: ValidationError) -> Problem:
+    first = error.errors()[0]
+    text = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    given = "" if first["type"] in ("value_error", "missing") else f", not {first['input']!r}"
+    return Problem(first["type"], [str(part) for part in first["loc"]], text + given)
 
 
 def listed(registry: Mapping[str, Any]) -> str:

@@ -115,8 +115,7 @@ def load(path: Path) -> Checkpoint:
         raise UserError(f"{path / _MANIFEST}: cannot be read ({error}); use another checkpoint of the run") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT or not isinstance(facts.get("files"), dict):
         raise UserError(f"{path / _MANIFEST}: not a checkpoint of format {FORMAT}; use the version that wrote it")
-    checksum = facts.pop("checksum", None)  # checkpoints of version 0.1.0 have none
-    if checksum not in (None, _checksum(facts)):
+    if facts.pop("checksum", None) != _checksum(facts):
         raise UserError(f"{path / _MANIFEST}: was changed since it was saved; use another checkpoint of the run")
     for name, expected in facts["files"].items():
         file = path / Path(name).name

@@ -9,6 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from nmt_train.common.errors import UserError
+from nmt_train.common.section import problem
 from nmt_train.run import checkpoint
 from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.run.progress import Progress
@@ -36,7 +37,7 @@ class _Facts:
     patience: dict[str, tuple[_Number, _Count]]
     validation_pending: bool
     optimizer: _Optimizer
-    stages: Annotated[list[_Stage], Field(min_length=1)] | None = None  # version 0.1.0 had none
+    stages: Annotated[list[_Stage], Field(min_length=1)] | None = None  # the best parameters alone have none
 
 
 _FACTS = TypeAdapter(_Facts)
@@ -49,11 +50,10 @@ def whole(path: Path) -> Checkpoint:
         _FACTS.validate_python(saved.facts)
         Progress(**saved.facts["progress"])
     except (ValidationError, TypeError) as error:
+        what = f"progress: {error}"
         if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        else:
-            what = f"progress: {error}"
+            _, keys, text = problem(error)
+            what = f"{'.'.join(keys)}: {text}"
         raise UserError(
             f"{path}: its manifest is not as it should be: {what}; use another checkpoint of the run, or the version of then"
         ) from None

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from nmt_train.common.errors import UserError
-from nmt_train.common.section import STRICT
+from nmt_train.common.section import STRICT, problem
 from nmt_train.common.yaml_file import override, read
 
 _SI = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
@@ -254,15 +254,14 @@ def _checked(adapter: TypeAdapter[Any], values: dict[str, Any], where: Mapping[s
     try:
         return adapter.validate_python(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
+        kind, keys, text = problem(error)
+        name = ".".join(keys)
         known = [key for key in where if name == key or name.startswith(key + ".")]
         place = where[max(known, key=len)] if known else str(path)
-        if first["type"] == "missing":
+        if kind == "missing":
             raise UserError(f"{place}: {name} is missing; give it") from None
-        if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            keys = [key for section in _SECTIONS for key in section.__dataclass_fields__]
-            near = difflib.get_close_matches(name.rsplit(".", 1)[-1], keys, n=1, cutoff=0.5)
+        if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+            valid = [key for section in _SECTIONS for key in section.__dataclass_fields__]
+            near = difflib.get_close_matches(keys[-1], valid, n=1, cutoff=0.5)
             raise UserError(f"{place}: unknown key {name}" + (f"; did you mean {near[0]}?" if near else "")) from None
-        message = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-        raise UserError(f"{place}: {name}: {message}" + ("" if "is not" in message else f", not {first['input']!r}")) from None
+        raise UserError(f"{place}: {name}: {text}") from None

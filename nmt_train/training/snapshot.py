@@ -232,6 +232,8 @@ class State:
     def load(self, saved: Checkpoint, flat: FlatModel, smoothing: bool) -> Snapshot:
         """Restore this state from a checkpoint and return the snapshot; raise UserError for another model or vocabulary."""
         where = str(saved.path)
+        if saved.facts.get("stages") is None:
+            raise UserError(f"{where}: holds parameters for translation only; continue from one of the run's checkpoints/")
         if saved.facts["vocabulary"] != self.vocabulary.digest:
             raise UserError(f"{where}: was trained with another vocabulary than the run's vocabulary.model; restore that one")
         parameters = torch.empty_like(flat.parameters, device="cpu")
@@ -245,9 +247,7 @@ class State:
                 file = f"{where}/optimizer.safetensors"
                 raise UserError(f"{file}: {name} has {vector.numel()} elements instead of {parameters.numel()}")
         self.load_facts(saved.facts)
-        # Checkpoints of version 0.1.0 have a single worker: its position is that of the run.
-        single = [[(self.progress.epochs, self.progress.batches)]]
-        stages = from_plain(saved.facts.get("stages", single))
+        stages = from_plain(saved.facts["stages"])
         ranks = range(len(stages[-1]))
         random = saved.tensors("random")
         generators = [{name: random[_keyed(name, r)] for name in _GENERATORS if _keyed(name, r) in random} for r in ranks]
