@@ -16,10 +16,10 @@ class Clock(Protocol):
     """The clock and threads that spans are measured with: those of the machine, or those of a simulated cluster."""
 
     def now(self) -> float:
-        """Return the time in seconds."""
+        """Seconds on rank 0's clock (a real one: since 1970), never decreasing. A call is a sign of life for the watchdog."""
 
     def task(self) -> str:
-        """Return the name of the current thread."""
+        """The name of the calling task; a rank's first task is named MainThread."""
 
     def spend(self, name: str, work: float, seconds: float, parts: int = 1) -> None:
         """Record that `work` of kind `name` took `seconds`; a simulated clock instead advances by the predicted time.

@@ -108,3 +108,17 @@ count = bounded(int, "count", 0)
 threads = bounded(int, "threads", 0, 1024)
 power = bounded(float, "power", 0, 10)  # the exponent of length normalization
 finite = bounded(float, "finite", -math.inf)
+
+
+def add_model_options(options: Parser) -> None:
+    """Add the options that nmt-translate and nmt-validate share: search, batches and device."""
+
+    def add(name: str, kind: Callable[[str], float], default: float, help: str) -> None:
+        options.add_argument(name, type=kind, default=default, metavar="N", help=f"{help} (default: %(default)s)")
+
+    add("--beam", positive, 5, "hypotheses kept per sentence")
+    add("--normalisation", power, 1.0, "scores are divided by length to this power")
+    add("--batch-tokens", positive, 2048, "source or target pieces per batch, padding included")
+    add("--threads", threads, 0, "compute threads on the CPU; 0: OMP_NUM_THREADS, else one per core")
+    options.add_argument("--devices", default="auto", help="auto, cpu, cuda or a GPU's number (default: auto)")
+    options.add_argument("--debug", action="store_true", help="show the stack of an error")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nmt_train import cli
+from nmt_train.common.metric import METRICS
 from nmt_train.report import convergence, timeline
 
 
@@ -17,7 +18,7 @@ def parser() -> cli.Parser:
     kinds = options.add_subparsers(dest="kind", required=True)
     curves = kinds.add_parser("convergence", help="a validation metric against wall-clock time, with a CSV")
     curves.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    curves.add_argument("--metric", choices=list(convergence.LABELS), default="cross-entropy")
+    curves.add_argument("--metric", choices=list(METRICS), default="cross-entropy")
     curves.add_argument("--clock", choices=list(convergence.CLOCKS), default="seconds", help="with or without validation")
     curves.add_argument("--output", type=Path, default=Path("convergence.png"), metavar="FILE", help=".png, .svg or .pdf")
     spans = kinds.add_parser("timeline", help="forward, backward and update of a window, from a trace")

@@ -17,30 +17,13 @@ def parser() -> cli.Parser:
         "--model", required=True, type=Path, metavar="PATH", help="run folder (its last checkpoint) or checkpoint"
     )
     options.add_argument("--average", type=cli.positive, default=1, metavar="N", help="average the run's last N checkpoints")
-    options.add_argument("--beam", type=cli.positive, default=5, metavar="N", help="hypotheses kept per sentence (default 5)")
-    options.add_argument(
-        "--normalisation",
-        type=cli.power,
-        default=1.0,
-        metavar="X",
-        help="scores are divided by length to this power (default 1)",
-    )
     options.add_argument(
         "--n-best", type=cli.positive, default=None, metavar="N", help="print N lines each: number ||| text ||| log p ||| score"
     )
-    options.add_argument("--batch-tokens", type=cli.positive, default=2048, metavar="N", help="source pieces per batch")
     options.add_argument(
         "--window", type=cli.positive, default=None, metavar="N", help="lines read ahead (default 2000; 1 on a terminal)"
     )
-    options.add_argument("--devices", default="auto", help="auto, cpu, cuda or a GPU's number (default auto)")
-    options.add_argument(
-        "--threads",
-        type=cli.threads,
-        default=0,
-        metavar="N",
-        help="compute threads on the CPU; 0: OMP_NUM_THREADS, else one per core",
-    )
-    options.add_argument("--debug", action="store_true", help="show the stack of an error")
+    cli.add_model_options(options)
     return options
 
 

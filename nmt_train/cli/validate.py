@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nmt_train import cli
-
-_METRICS = ["cross-entropy", "perplexity", "bleu", "chrf"]
+from nmt_train.common.metric import METRICS
 
 
 def parser() -> cli.Parser:
@@ -23,20 +22,9 @@ def parser() -> cli.Parser:
     options.add_argument(
         "--average", type=cli.positive, default=None, metavar="N", help="average each run's last N checkpoints into one row"
     )
-    options.add_argument("--metrics", nargs="+", choices=_METRICS, default=_METRICS, help="which (default: all)")
-    options.add_argument("--beam", type=cli.positive, default=5, metavar="N", help="hypotheses kept per sentence (default 5)")
-    options.add_argument("--normalisation", type=cli.power, default=1.0, metavar="X", help="length normalisation (default 1)")
-    options.add_argument("--batch-tokens", type=cli.positive, default=2048, metavar="N", help="pieces per batch")
-    options.add_argument("--devices", default="auto", help="auto, cpu, cuda or a GPU's number (default auto)")
-    options.add_argument(
-        "--threads",
-        type=cli.threads,
-        default=0,
-        metavar="N",
-        help="compute threads on the CPU; 0: OMP_NUM_THREADS, else one per core",
-    )
+    options.add_argument("--metrics", nargs="+", choices=list(METRICS), default=list(METRICS), help="which (default: all)")
     options.add_argument("--json", action="store_true", help="print one JSON object per row instead of the table")
-    options.add_argument("--debug", action="store_true", help="show the stack of an error")
+    cli.add_model_options(options)
     return options
 
 

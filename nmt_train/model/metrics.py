@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from pydantic.dataclasses import dataclass
 
 from nmt_train.common.duration import Duration, Span
 from nmt_train.common.errors import NotFinite, UserError
-from nmt_train.common.section import STRICT
+from nmt_train.common.metric import METRICS
+from nmt_train.common.section import STRICT, one_of
 from nmt_train.corpus import MAX_RATIO, Files
 from nmt_train.corpus.batches import assemble, fitting
 from nmt_train.corpus.text import read_pairs
@@ -24,9 +25,7 @@ from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.transformer import Transformer
 from nmt_train.model.translator import NO_PROBABILITIES, Translator, best_text
 
-Metric = Literal["cross-entropy", "perplexity", "bleu", "chrf"]
 _LONGEST = 4000  # pieces; the memory of attention grows with the square of the length
-TRANSLATED = frozenset({"bleu", "chrf"})
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -36,7 +35,7 @@ class ValidationConfig:
     every: Duration | None = Field(
         default=Span.parse("1000u"), description="interval between two validations, as 500u, 1e, 300Kt or 10m; null: never"
     )
-    metrics: list[Metric] = Field(
+    metrics: list[Annotated[str, one_of(METRICS)]] = Field(
         default=["cross-entropy", "bleu"],
         min_length=1,
         description="cross-entropy (per target piece, END included), perplexity, bleu, chrf",
@@ -96,9 +95,9 @@ class TestSet:
             entropy = self._cross_entropy(model, config.batch_tokens, asked_to_stop)
             measured = {"cross-entropy": entropy, "perplexity": math.exp(min(entropy, 700.0))}
             scores.values |= {metric: value for metric, value in measured.items() if metric in config.metrics}
-        if TRANSLATED & set(config.metrics):
+        if translated := sorted(metric for metric in set(config.metrics) if METRICS[metric].translated):
             scores.translations = self._translate(model, config, asked_to_stop)
-            self._judge(scores, config)
+            self._judge(scores, translated)
         scores.values = {metric: scores.values[metric] for metric in config.metrics}
         return scores
 
@@ -141,11 +140,11 @@ class TestSet:
             found |= dict(zip(part, texts, strict=True))
         return [found[i] for i in range(len(self.source))]
 
-    def _judge(self, scores: Scores, config: ValidationConfig) -> None:
+    def _judge(self, scores: Scores, metrics: list[str]) -> None:
         import sacrebleu  # slow to import, and most commands do not need it
 
         judges: dict[str, Any] = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF}
-        for metric in sorted(TRANSLATED & set(config.metrics)):
+        for metric in metrics:
             judge = judges[metric](force=True) if metric == "bleu" else judges[metric]()  # no warning about tokenized text
             scores.values[metric] = judge.corpus_score(scores.translations, [self.references]).score
             scores.signatures[metric] = str(judge.get_signature())

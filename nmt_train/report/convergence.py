@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from nmt_train.common.errors import UserError
+from nmt_train.common.metric import METRICS
 from nmt_train.report.figure import new_figure, save_figure
 from nmt_train.run.folder import is_simulation
 from nmt_train.run.log import read_metrics
 
-LABELS = {
-    "cross-entropy": "validation cross-entropy per word (nats)", "perplexity": "validation perplexity",
-    "bleu": "validation BLEU", "chrf": "validation chrF",
-}  # fmt: skip
 CLOCKS = {"seconds": "wall-clock time", "training_seconds": "training time without validation"}
 
 
@@ -42,7 +39,7 @@ def plot(runs: list[Path], metric: str, clock: str, output: Path) -> list[Path]:
     what = CLOCKS[clock] if kinds == {False} else CLOCKS[clock].replace("wall-clock time", "time")
     where = {frozenset({True}): "virtual ", frozenset({False}): ""}.get(frozenset(kinds), "real and virtual ")
     axes.set_xlabel(f"{where}{what} ({unit})")
-    axes.set_ylabel(LABELS[metric])
+    axes.set_ylabel(METRICS[metric].label)
     axes.set_xlim(left=0)
     axes.legend(frameon=False)
     save_figure(figure, output)

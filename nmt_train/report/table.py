@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from nmt_train.common.errors import NotFinite
+from nmt_train.common.metric import METRICS
 from nmt_train.corpus import MAX_RATIO, Files
 from nmt_train.load_model import load_model
 from nmt_train.model.metrics import TestSet, ValidationConfig
@@ -51,7 +52,7 @@ def table(rows: list[dict[str, Any]], metrics: list[str]) -> str:
         [
             row["checkpoint"] + (f" (mean of {row['averaged']})" if row["averaged"] > 1 else ""),
             f"{row['update']:,}",
-            *(f"{row[metric]:.4f}" if "entropy" in metric else f"{row[metric]:.2f}" for metric in metrics),
+            *(f"{row[metric]:.{METRICS[metric].decimals}f}" for metric in metrics),
         ]
         for row in rows
     ]

@@ -8,9 +8,8 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from nmt_train.common.duration import Duration
+from nmt_train.common.metric import METRICS
 from nmt_train.common.section import STRICT
-
-LOWER_IS_BETTER = frozenset({"cross-entropy", "perplexity"})
 
 
 def _as_list(value: Any) -> Any:
@@ -54,7 +53,7 @@ class Patience:
         before, self.verdicts = self.verdicts, {}
         for metric, value in scores.items():
             last = before.get(metric)
-            if last is None or (value < last.best if metric in LOWER_IS_BETTER else value > last.best):
+            if last is None or (value < last.best if METRICS[metric].lower_is_better else value > last.best):
                 self.verdicts[metric] = Verdict(value, 0)
             else:
                 self.verdicts[metric] = Verdict(last.best, last.stalled + 1)

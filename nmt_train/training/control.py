@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from nmt_train.distributed.message import from_json, to_facts
-from nmt_train.distributed.transport import Tag, Transport
+from nmt_train.distributed.transport import Messages, Tag
 
 _REPORTED = ("counted", "position", "settled", "updates", "measured")
 
@@ -31,7 +31,7 @@ class Order(StrEnum):
 class Orders:
     """Rank 0's end: it gives orders, receives reports, and waits until all other ranks have reached the barrier."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Messages) -> None:
         self._transport = transport
         self.followers = range(1, transport.size)
         self._met = 0  # number of ranks that have reached the barrier
@@ -76,7 +76,7 @@ class Orders:
 class Reports:
     """Another rank's end: it receives orders and reports."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Messages) -> None:
         self._transport = transport
         self._next = transport.receive(0, Tag.CONTROL)
 

@@ -20,7 +20,7 @@ from nmt_train.distributed.exchange.exchange import Exchange, Vectors
 from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.message import Message, from_json, to_facts
 from nmt_train.distributed.schedule.schedule import Schedule
-from nmt_train.distributed.transport import Lost, Tag, Transport
+from nmt_train.distributed.transport import Lost, Messages, Tag
 from nmt_train.optim.flat_model import kept
 from nmt_train.run.progress import Progress
 from nmt_train.training.snapshot import RankState, Snapshot
@@ -135,7 +135,7 @@ class Inventory:
     said: list[Facts]
 
     @classmethod
-    def gather(cls, transport: Transport, survivor: SurvivorState) -> Inventory:
+    def gather(cls, transport: Messages, survivor: SurvivorState) -> Inventory:
         """Rank 0 receives the facts of every rank and sends all of them to every rank."""
         if transport.rank == 0:
             mine = survivor.facts()
@@ -291,7 +291,7 @@ def recover(worker: Worker, survivor: SurvivorState) -> RecoveredState | None:
     return RecoveredState(part, data_shard, stages, inventory.leader, inventory.lost(moves), inventory.repeated_batches)
 
 
-def _exchange(transport: Transport, exchange: Exchange, pieces: Sequence[RecoveryPiece], moves: Sequence[Move]) -> Vectors:
+def _exchange(transport: Messages, exchange: Exchange, pieces: Sequence[RecoveryPiece], moves: Sequence[Move]) -> Vectors:
     """Send and receive as planned; return this rank's vectors."""
     place = exchange.initial_slices[transport.rank]
     vectors = {move.name: torch.zeros(place.stop - place.start) for move in moves}

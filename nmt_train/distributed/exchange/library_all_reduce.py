@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nmt_train.distributed.exchange.ring import Reducer, Reduction
-from nmt_train.distributed.transport import Transport
+from nmt_train.distributed.transport import Messages
 from nmt_train.distributed.transport.mpi.framing import on_host
 from nmt_train.trace import Trace
 
@@ -14,7 +14,7 @@ from nmt_train.trace import Trace
 class LibraryAllReduce(Reducer):
     """The library chooses the algorithm; it sums in full precision."""
 
-    def __init__(self, transport: Transport, by: str, trace: Trace) -> None:
+    def __init__(self, transport: Messages, by: str, trace: Trace) -> None:
         self._transport, self._by, self._trace = transport, by, trace
 
     @torch.no_grad()
@@ -24,7 +24,7 @@ class LibraryAllReduce(Reducer):
         if weight != 1:
             vector.mul_(weight)
         held = on_host(vector) if self._by == "mpi" else vector
-        total = torch.tensor([float(weight)], dtype=torch.float64, device=held.device if not held.is_meta else None)
+        total = torch.tensor([float(weight)], dtype=torch.float64, device="cuda" if held.is_cuda else "cpu")
         with self._trace.span("waiting"):
             for added in [self._transport.add_up(addend, self._by) for addend in (held, total)]:
                 added.result()

@@ -66,7 +66,7 @@ class LowRankReducer(Reducer):
         self._error = torch.zeros_like(like)
         columns = sum(columns for _, _, columns in self._matrices)
         random = torch.randn(rank * columns, generator=torch.Generator().manual_seed(_SEED))
-        self._q = random.to(like) if not like.is_meta else like.new_empty(rank * columns)
+        self._q = random.to(like)
 
     @torch.no_grad()
     def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Reduction:
@@ -96,7 +96,7 @@ class LowRankReducer(Reducer):
                 vector[place] = part
             if weight:
                 self._owe(vector)
-        if not self._error.is_meta and not torch.isfinite(self._q).all():
+        if not self._q.is_meta and not torch.isfinite(self._q).all():
             self._forget()
         return Reduction(1.0, joined.weight)
 
@@ -136,7 +136,7 @@ def _joined(parts: Sequence[Tensor], like: Tensor) -> Tensor:
 
 def _orthonormal(matrix: Tensor) -> Tensor:
     """Make the columns orthonormal in place, one after the other (Gram-Schmidt)."""
-    if matrix.is_meta:
+    if matrix.is_meta:  # no values; torch would spend milliseconds on their sizes
         return matrix
     for column in range(matrix.shape[1]):
         its = matrix[:, column]

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from nmt_train.common.errors import UserError
 from nmt_train.distributed.message import from_bytes, to_bytes
-from nmt_train.distributed.transport import Tag, Transport, describe
+from nmt_train.distributed.transport import Messages, Tag, describe
 
 
-def compare(transport: Transport, vector: Tensor) -> None:
+def compare(transport: Messages, vector: Tensor) -> None:
     """Compare this rank's vector bit by bit with that of the previous rank; UserError names two ranks that differ.
 
     All ranks must call this together.

@@ -18,7 +18,7 @@ from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.exchange.exchange import Vectors
 from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import Tag, Transport
+from nmt_train.distributed.transport import Messages, Tag
 from nmt_train.trace import Trace
 
 _FINITE, _NOT_FINITE = 1, 0  # the first number of a message
@@ -60,7 +60,7 @@ class Reducer(ABC):
 class RingAllReduce(Reducer):
     """Each of n ranks sends 2 (n - 1) / n of the vector and receives as much; `codec` encodes each partial sum at every hop."""
 
-    def __init__(self, transport: Transport, codec: Codec, trace: Trace) -> None:
+    def __init__(self, transport: Messages, codec: Codec, trace: Trace) -> None:
         self._transport, self._codec, self._trace = transport, codec, trace
         self._next, self._before = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
 

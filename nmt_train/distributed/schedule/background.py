@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from nmt_train.distributed.exchange.ring import Reduction
-from nmt_train.distributed.transport import Transport
+from nmt_train.distributed.transport import Tasks
 from nmt_train.trace import Trace
 
 
@@ -18,13 +18,13 @@ class BackgroundTask:
     under_way: the number of vectors that have been given but not taken back.
     """
 
-    def __init__(self, transport: Transport, trace: Trace, exchange: Callable[[Tensor, int], Reduction]) -> None:
+    def __init__(self, tasks: Tasks, trace: Trace, exchange: Callable[[Tensor, int], Reduction]) -> None:
         """exchange: exchanges one vector, which it may change; the task calls it with the vector and its weight."""
         self._trace, self._exchange = trace, exchange
         self._given, self._done = deque[tuple[Tensor, int]](), deque[tuple[Tensor, Reduction]]()
         self.under_way = 0
-        self._work, self._news = transport.event(), transport.event()
-        self._task = transport.spawn("background task", self._run)
+        self._work, self._news = tasks.event(), tasks.event()
+        self._task = tasks.spawn("background task", self._run)
 
     def give(self, vector: Tensor, weight: int) -> None:
         self.under_way += 1

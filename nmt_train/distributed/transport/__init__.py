@@ -1,4 +1,4 @@
-"""Transports carry messages between ranks: the protocol that every transport implements, and its errors."""
+"""Transports carry messages between ranks: the protocols that every transport implements, and its errors."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from nmt_train.common.errors import TRY_AGAIN, UserError
 from nmt_train.common.section import STRICT
 from nmt_train.distributed.message import Message
+from nmt_train.trace import Clock
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -118,23 +119,17 @@ class Event(Protocol):
         """Wait until the event is set. Raises Aborted if the transport closes or fails first."""
 
 
-class Transport(Protocol):
-    """`nodes[r]` is the node of rank r, `hosts[r]` its host's name; nodes are numbered in order of their first ranks.
+class Messages(Protocol):
+    """The ranks and the messages between them.
 
-    Messages of one sender, receiver and tag arrive in the order in which they were sent.
+    `nodes[r]` is the node of rank r, `hosts[r]` its host's name; nodes are numbered in order of their first ranks. Messages of
+    one sender, receiver and tag arrive in the order in which they were sent.
     """
 
     rank: int
     size: int
     nodes: tuple[int, ...]
     hosts: tuple[str, ...]
-    sent: dict[Tag, list[int]]  # by tag: messages, bytes
-    received: dict[Tag, list[int]]
-    fault_tolerant: bool  # if processes end, the surviving ranks can regroup
-    ended: str  # the ranks that had ended before the last `regroup`
-    parallel: bool  # tasks run while another computes; if False, only while it waits or calls `spend`
-    cpu: float  # CPU seconds that carrying messages has used so far
-    observe: Callable[[str, str, float, float], None] | None  # is called with a transfer's name, thread, start and end
 
     def send(self, to: int, tag: Tag, message: Message) -> Future[None]:
         """Send a message to rank `to`. The caller must not change its tensors until the future is done."""
@@ -148,6 +143,12 @@ class Transport(Protocol):
         by: mpi (the vector must be on the CPU) or torch.
         """
 
+
+class Tasks(Protocol):
+    """The concurrent tasks of a rank."""
+
+    parallel: bool  # tasks run while another computes; if False, only while it waits or calls `spend`
+
     def spawn(self, name: str, function: Callable[[], Any]) -> Future[None]:
         """Run `function` as a concurrent task. It must end when the transport is closed: its waits then raise Aborted."""
 
@@ -155,17 +156,16 @@ class Transport(Protocol):
 
     def lock(self) -> AbstractContextManager[Any]: ...
 
-    def now(self) -> float:
-        """Seconds on rank 0's clock (a real one: since 1970), never decreasing. A call is a sign of life (see `watched`)."""
 
-    def task(self) -> str:
-        """The name of the calling task; a rank's first task is named MainThread."""
+class Transport(Messages, Tasks, Clock, Protocol):
+    """Messages, tasks, a clock, and what happens if ranks end."""
 
-    def spend(self, name: str, work: float, seconds: float, parts: int = 1) -> None:
-        """Record that `work` of kind `name` took `seconds`.
-
-        work: the number of target tokens of a batch or of elements of a vector; parts: see `Trace.span`.
-        """
+    sent: dict[Tag, list[int]]  # by tag: messages, bytes
+    received: dict[Tag, list[int]]
+    cpu: float  # CPU seconds that carrying messages has used so far
+    observe: Callable[[str, str, float, float], None] | None  # is called with a transfer's name, thread, start and end
+    fault_tolerant: bool  # if processes end, the surviving ranks can regroup
+    ended: str  # the ranks that had ended before the last `regroup`
 
     def watched(self, deadline: float) -> AbstractContextManager[None]:
         """A context that ends this rank's process if a task hangs, that is, neither waits nor gives a sign of life.
@@ -188,7 +188,7 @@ class Transport(Protocol):
         """
 
 
-def describe(transport: Transport, *ranks: int) -> str:
+def describe(transport: Messages, *ranks: int) -> str:
     """A text such as `rank 3 (host b)` for error messages; `and` joins several ranks."""
     return " and ".join(f"rank {rank} (host {transport.hosts[rank]})" for rank in ranks)
 

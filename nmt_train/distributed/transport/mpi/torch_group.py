@@ -14,7 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from nmt_train.common.errors import UserError
 from nmt_train.distributed.message import from_json, to_json
-from nmt_train.distributed.transport import Lost, Tag, Transport, describe
+from nmt_train.distributed.transport import Lost, Messages, Tag, describe
 
 _LOOK, _PATIENCE = 5e-4, 2.0  # seconds
 
@@ -26,7 +26,7 @@ class Group:
     NCCL_SOCKET_IFNAME select the network.
     """
 
-    def __init__(self, transport: Transport, kind: str, deadline: float) -> None:
+    def __init__(self, transport: Messages, kind: str, deadline: float) -> None:
         """kind: type of the device that holds the vectors. Raises UserError if ranks have different types or cannot connect."""
         span = timedelta(seconds=deadline)
         here = "localhost" if len(set(transport.nodes)) == 1 else os.environ.get("MASTER_ADDR", transport.hosts[0])

@@ -1,0 +1,22 @@
+"""The validation metrics by name, and what logs, figures and stop conditions need to know about each of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Metric(NamedTuple):
+    """label: of a figure's axis. translated: it compares translations, which need a search. decimals: in tables."""
+
+    label: str
+    lower_is_better: bool
+    translated: bool
+    decimals: int
+
+
+METRICS = {
+    "cross-entropy": Metric("validation cross-entropy per word (nats)", lower_is_better=True, translated=False, decimals=4),
+    "perplexity": Metric("validation perplexity", lower_is_better=True, translated=False, decimals=2),
+    "bleu": Metric("validation BLEU", lower_is_better=False, translated=True, decimals=2),
+    "chrf": Metric("validation chrF", lower_is_better=False, translated=True, decimals=2),
+}
