@@ -37,7 +37,8 @@ from nmt_train.run import checkpoint, manifest
 from nmt_train.run.progress import Progress
 from nmt_train.run.stopping import Patience
 from nmt_train.simulation import cluster
-from nmt_train.training.snapshot import RankState, Snapshot, State
+from nmt_train.training.leader_state import LeaderState
+from nmt_train.training.snapshot import RankState, Snapshot
 
 fuzzed = settings(max_examples=int(os.environ.get("NMT_TRAIN_EXAMPLES", "150")), deadline=None, derandomize=True)
 TAGS, LONGEST = frozenset(Tag), 1 << 20
@@ -273,7 +274,7 @@ def saved(vocabulary: Vocabulary, folder: Path) -> tuple[Path, Transformer, Voca
     settled = config.load([str(written)], {})
     model = Transformer(settled.model, len(vocabulary))
     flat = FlatModel(model)
-    state = State(Progress(updates=5), Patience(settled.stop), vocabulary)
+    state = LeaderState(Progress(updates=5), Patience(settled.stop), vocabulary)
     numbers = {"updates": 5, "factor": 1.0, "torch": {"step": 5.0}}
     random = [{"cpu": torch.get_rng_state()}]
     snapshot = Snapshot({"parameters": flat.parameters.clone()}, numbers, [{}], random, [[Position(1, 2)]])
@@ -282,7 +283,7 @@ def saved(vocabulary: Vocabulary, folder: Path) -> tuple[Path, Transformer, Voca
 
 
 def go_on(path: Path, model: Transformer, vocabulary: Vocabulary) -> None:
-    state = State(Progress(), Patience(config.validate(CONFIG, {}).stop), vocabulary)
+    state = LeaderState(Progress(), Patience(config.validate(CONFIG, {}).stop), vocabulary)
     state.load(manifest.whole(path), FlatModel(model), False)
 
 

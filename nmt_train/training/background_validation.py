@@ -13,7 +13,7 @@ from nmt_train.model.metrics import Interrupted, Scores, TestSet
 from nmt_train.run.folder import Run
 from nmt_train.run.log import Log
 from nmt_train.run.progress import Progress
-from nmt_train.training.snapshot import State
+from nmt_train.training.leader_state import LeaderState
 from nmt_train.training.worker import Worker
 
 
@@ -24,7 +24,7 @@ class BackgroundValidation:
     """
 
     def __init__(
-        self, worker: Worker, run: Run, log: Log, state: State, test_set: TestSet, stalled: Callable[[], None],
+        self, worker: Worker, run: Run, log: Log, state: LeaderState, test_set: TestSet, stalled: Callable[[], None],
         asked_to_stop: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._worker, self._run, self._log, self._state, self._test_set = worker, run, log, state, test_set

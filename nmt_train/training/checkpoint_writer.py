@@ -8,12 +8,13 @@ from typing import Any
 from nmt_train.common.errors import NotFinite
 from nmt_train.corpus.data_shard import Position
 from nmt_train.run.folder import Run
-from nmt_train.training.snapshot import PendingSnapshot, State
+from nmt_train.training.leader_state import LeaderState
+from nmt_train.training.snapshot import PendingSnapshot
 from nmt_train.training.worker import Worker
 
 
 class CheckpointWriter:
-    def __init__(self, worker: Worker, run: Run, state: State) -> None:
+    def __init__(self, worker: Worker, run: Run, state: LeaderState) -> None:
         self._worker, self._run, self._state = worker, run, state
         self._saved: tuple[int, Sequence[Position]] | None = None  # updates and positions of the newest checkpoint
         self._coming: tuple[PendingSnapshot, dict[str, Any]] | None = None  # the snapshot to write, and its facts

@@ -84,4 +84,8 @@ class DataBalancer:
         """The data positions of all workers, without batches that may be in flight, as JSON."""
         settled = dict(enumerate(self.positions)) | self._settled | {0: self._worker.settled_position}
         positions = [astuple(settled[rank]) for rank in range(len(self.positions))]
-        return {"positions": positions, "stages": plain(self._worker.data_shard.stages), "deals": self._worker.assignments}
+        return {
+            "positions": positions,
+            "stages": plain(self._worker.data_shard.stages),
+            "assignments": self._worker.assignments,
+        }

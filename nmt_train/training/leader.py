@@ -26,15 +26,16 @@ from nmt_train.training.background_validation import BackgroundValidation
 from nmt_train.training.checkpoint_writer import CheckpointWriter
 from nmt_train.training.control import Order, Orders
 from nmt_train.training.data_balance import DataBalancer
+from nmt_train.training.leader_state import LeaderState
 from nmt_train.training.rank_stats import RankStatistics
-from nmt_train.training.snapshot import PendingSnapshot, RankState, Snapshot, State
+from nmt_train.training.snapshot import PendingSnapshot, RankState, Snapshot
 from nmt_train.training.worker import Worker
 
 
 class Leader:
     """`reason`: why training is over, or None while it continues."""
 
-    def __init__(self, worker: Worker, run: Run, log: Log, state: State, test_set: TestSet) -> None:
+    def __init__(self, worker: Worker, run: Run, log: Log, state: LeaderState, test_set: TestSet) -> None:
         self._worker, self._transport, self._config = worker, worker.transport, worker.config
         self._run, self._log, self._state = run, log, state
         self._progress = worker.progress = state.progress

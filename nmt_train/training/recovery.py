@@ -7,27 +7,23 @@ everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
-from functools import cached_property
-from itertools import pairwise
-from typing import Any
 
 import torch
 
-from nmt_train.corpus.data_shard import DataShard, Position, from_plain, resume
-from nmt_train.distributed.exchange.exchange import Exchange, Vectors
+from nmt_train.corpus.data_shard import DataShard, Position, resume
+from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
-from nmt_train.distributed.message import Message, from_json, to_facts
+from nmt_train.distributed.exchange.worker_state import Vectors
+from nmt_train.distributed.message import Message
 from nmt_train.distributed.schedule.schedule import Schedule
-from nmt_train.distributed.transport import Lost, Messages, Tag
+from nmt_train.distributed.transport import Messages, Tag
 from nmt_train.optim.flat_model import kept
 from nmt_train.run.progress import Progress
+from nmt_train.training.recovery_plan import Facts, Inventory, Move
 from nmt_train.training.snapshot import RankState, Snapshot
 from nmt_train.training.worker import Worker
-
-Facts = dict[str, Any]
-_PARAMETERS, _MEAN = "parameters", "smoothed"
 
 
 @dataclass
@@ -64,7 +60,7 @@ class SurvivorState:
     def of(cls, worker: Worker, ranks: list[int]) -> SurvivorState:
         """ranks: the caller appends this rank's later numbers to the same list."""
         generation, told = len(ranks) - 1, worker.leader and worker.leader()
-        leader = told and {"era": generation, **told}
+        leader = told and {"generation": generation, **told}
         where = worker.settled_position, worker.assignments, worker.unsettled_batches, worker.random()
         if not worker.placed:
             return cls(ranks, -1, [], *where, leader)
@@ -93,158 +89,11 @@ class SurvivorState:
 
     def facts(self) -> Facts:
         pieces = [piece.facts() for piece in self.recovery_pieces]
-        told = {
-            "settled": astuple(self.settled),
-            "deals": self.assignments,
-            "again": self.repeated_batches,
+        return {
+            "generation": self.generation, "ranks": self.ranks, "pieces": pieces, "lost": self.lost,
+            "settled": astuple(self.settled), "assignments": self.assignments, "repeated_batches": self.repeated_batches,
             "leader": self.leader,
-        }
-        return {"era": self.generation, "ranks": self.ranks, "pieces": pieces, "lost": self.lost, **told}
-
-
-@dataclass(frozen=True)
-class Source:
-    """A description, known to all ranks, of one recovery piece that a rank holds."""
-
-    rank: int
-    number: int
-    start: int
-    stop: int
-    updates: int
-    names: Sequence[str]
-    exact: bool
-    whole: bool  # whether it includes the optimizer's whole state
-
-
-@dataclass(frozen=True)
-class Move:
-    """A transfer of a part of one of a source's vectors to a rank; taken: the vector's name at the source."""
-
-    source: Source
-    name: str
-    taken: str
-    start: int
-    stop: int
-    receiver: int
-
-
-@dataclass
-class Inventory:
-    """What every surviving rank has said that it holds, indexed by the rank's present number."""
-
-    said: list[Facts]
-
-    @classmethod
-    def gather(cls, transport: Messages, survivor: SurvivorState) -> Inventory:
-        """Rank 0 receives the facts of every rank and sends all of them to every rank."""
-        if transport.rank == 0:
-            mine = survivor.facts()
-            said = [mine] + [
-                to_facts(transport.receive(rank, Tag.HELLO).result()[1], *mine) for rank in range(1, transport.size)
-            ]
-            for rank in range(1, transport.size):
-                transport.send(rank, Tag.HELLO, from_json({"said": said}))
-            return cls(said)
-        transport.send(0, Tag.HELLO, from_json(survivor.facts()))
-        return cls(to_facts(transport.receive(0, Tag.HELLO).result()[1], "said")["said"])
-
-    @property
-    def begun(self) -> bool:
-        """Whether any rank knows that training had begun."""
-        return any(facts["leader"] is not None for facts in self.said)
-
-    @cached_property
-    def leader(self) -> Facts:
-        """The newest state known to any rank from which rank 0 can continue."""
-        known = [facts["leader"] for facts in self.said if facts["leader"] is not None]
-        newest: Facts = max(known, key=lambda its: (its["era"], its["deals"], its["progress"]["tokens"]))
-        return newest
-
-    def stages(self) -> list[list[Position]]:
-        """The earlier stages, followed by the positions where all workers stopped, both surviving and ended ones."""
-        leader = self.leader
-        positions = from_plain([leader["positions"]])[0]
-        for facts in self.said:
-            rank = facts["ranks"][leader["era"]]
-            # A rank with another assignment than the leader's had not received the newer one, and has trained no batch of it:
-            # the leader's own record of its position stands.
-            known = (facts["era"], facts["deals"]) == (leader["era"], leader["deals"])
-            if known and rank < len(positions):
-                positions[rank] = Position(*facts["settled"])
-        return [*from_plain(leader["stages"]), positions]
-
-    @cached_property
-    def sources(self) -> list[Source]:
-        return [
-            Source(rank, number, start, stop, piece["updates"], piece["names"], piece["exact"], piece["numbers"] is not None)
-            for rank, facts in enumerate(self.said) for number, piece in enumerate(facts["pieces"])
-            for start, stop in [piece["place"]] if start < stop
-        ]  # fmt: skip
-
-    @property
-    def newest(self) -> int:
-        """The highest number of updates that any rank knows of."""
-        return max(self.leader["updates"], *(source.updates for source in self.sources))
-
-    def numbers(self) -> dict[str, Any] | None:
-        """The optimizer's counters, from the newest source that has them; None if no source does."""
-        whole = [source for source in self.sources if source.whole]
-        newest = max(whole, key=lambda source: (source.updates, -source.rank), default=None)
-        if newest is None:
-            return None
-        numbers: dict[str, Any] = self.said[newest.rank]["pieces"][newest.number]["numbers"]
-        return numbers
-
-    def plan(self, wanted: Sequence[slice]) -> list[Move]:
-        """Plan which rank sends what, so that every rank gets all available state of its slice in `wanted`.
-
-        Where a shard was lost together with its copy, its optimizer state restarts at zero. Raises Lost if no rank has some of
-        the parameters.
-        """
-        sources = self.sources
-        names = {_PARAMETERS}.union(*(source.names for source in sources if source.whole))
-        borders = sorted({place for source in sources for place in (source.start, source.stop)})
-        moves: list[Move] = []
-        for receiver, target in enumerate(wanted):
-            cuts = [target.start, *(place for place in borders if target.start < place < target.stop), target.stop]
-            for name in sorted(names) if target.start < target.stop else []:
-                for start, stop in pairwise(cuts):
-                    there = [source for source in sources if source.start <= start and stop <= source.stop]
-                    able, taken = [source for source in there if name in source.names], name
-                    if not able and name == _MEAN:  # the running mean restarts from the parameters
-                        able, taken = [source for source in there if _PARAMETERS in source.names], _PARAMETERS
-                    if able:
-                        moves.append(Move(max(able, key=_worth(receiver)), name, taken, start, stop, receiver))
-                    elif name == _PARAMETERS:
-                        raise Lost(
-                            "all ranks ended that knew some of the parameters; start the same command again: it continues from"
-                            " the last checkpoint"
-                        )
-        return moves
-
-    @property
-    def repeated_batches(self) -> int:
-        """Batches that surviving ranks will train again, because their gradients may have been in flight."""
-        return sum(int(facts["again"]) for facts in self.said)
-
-    def lost(self, moves: Sequence[Move]) -> int:
-        """The most updates that any recovered parameters lack because their owner ended and an older version replaced them."""
-        taken = [move.source.updates for move in moves if move.name == _PARAMETERS and move.source.number]
-        before = max(int(facts["lost"]) for facts in self.said)
-        return max([before, *(self.newest - updates for updates in taken)])
-
-
-def _worth(receiver: int) -> Callable[[Source], tuple[int, ...]]:
-    """A sort key that prefers exact sources, then newer ones, then whole ones, then the receiver's own.
-
-    The receiver's own counts only if it is exact, since only then do equal numbers of updates mean equal values.
-    """
-
-    def worth(source: Source) -> tuple[int, ...]:
-        own = source.exact and source.rank == receiver
-        return (source.exact, source.updates, source.whole, own, -source.rank, -source.number)
-
-    return worth
+        }  # fmt: skip
 
 
 @dataclass
@@ -270,7 +119,7 @@ def recover(worker: Worker, survivor: SurvivorState) -> RecoveredState | None:
     the parameters.
     """
     transport, exchange = worker.transport, worker.schedule.exchange
-    inventory = Inventory.gather(transport, survivor)
+    inventory = Inventory.gather(transport, survivor.facts())
     if not inventory.begun:
         return None
     moves = inventory.plan(exchange.initial_slices)

@@ -32,8 +32,9 @@ from nmt_train.run.progress import Progress
 from nmt_train.run.stopping import Patience
 from nmt_train.training.follower import Follower
 from nmt_train.training.leader import Leader
+from nmt_train.training.leader_state import LeaderState
 from nmt_train.training.recovery import RecoveredState
-from nmt_train.training.snapshot import Snapshot, State
+from nmt_train.training.snapshot import Snapshot
 from nmt_train.training.stop_request import StopRequest
 from nmt_train.training.worker import Worker
 
@@ -89,7 +90,7 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
     run, config = prepared.run, worker.config
     _check_local_steps(worker)
     test_set = TestSet(config.corpus.valid, "corpus.valid", prepared.vocabulary, config.corpus.max_ratio)
-    state = State(Progress(), Patience(config.stop), prepared.vocabulary)
+    state = LeaderState(Progress(), Patience(config.stop), prepared.vocabulary)
     if recovered is not None:
         state.load_facts(recovered.leader)
     elif prepared.saved is not None:
@@ -260,7 +261,7 @@ def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: b
     return vocabulary
 
 
-def _summary(leader: Leader, state: State, run: Run, log: Log) -> None:
+def _summary(leader: Leader, state: LeaderState, run: Run, log: Log) -> None:
     progress, say, folder = state.progress, log.say, run.folder
     hours, seconds = divmod(round(progress.seconds), 3600)
     say(f"stopped: {leader.reason}")

@@ -14,13 +14,14 @@ from nmt_train.common.errors import NotFinite
 from nmt_train.config import Config
 from nmt_train.corpus.batches import Batch
 from nmt_train.corpus.data_shard import DataShard, Position
+from nmt_train.distributed.exchange.worker_state import Vectors
 from nmt_train.distributed.schedule.schedule import RECEIVED
 from nmt_train.distributed.transport import Tag, Transport
 from nmt_train.modes import build as modes
 from nmt_train.optim.flat_model import FlatModel, kept
 from nmt_train.run.progress import Progress
 from nmt_train.trace import Trace
-from nmt_train.training.snapshot import RankState, Vectors
+from nmt_train.training.snapshot import RankState
 
 _MOST_SKIPPED = 50  # consecutive non-finite batches; after more than these, the parameters themselves are unusable
 

@@ -17,7 +17,7 @@ from torch import nn
 from virtual import engine, everybody_is_here, together
 
 from nmt_train import config as configuration
-from nmt_train.distributed.exchange.exchange import RESIDUAL, UNSENT
+from nmt_train.distributed.exchange.worker_state import RESIDUAL, UNSENT
 from nmt_train.modes import build as modes
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.simulation.cluster import Cost, DeviceConfig

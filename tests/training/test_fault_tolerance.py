@@ -21,13 +21,14 @@ from conftest import Make
 from simulated import MODES, events
 
 from nmt_train.config import Config
-from nmt_train.distributed.exchange.exchange import RESIDUAL
+from nmt_train.distributed.exchange.worker_state import RESIDUAL
 from nmt_train.distributed.schedule.overlap import Overlap
 from nmt_train.distributed.transport import Lost
 from nmt_train.run import checkpoint
 from nmt_train.run.folder import Run
 from nmt_train.simulation.cluster import Cost, Cut, Kill, Straggler
 from nmt_train.training import recovery as recover
+from nmt_train.training import recovery_plan
 from nmt_train.training.data_balance import DataBalancer
 from nmt_train.training.worker import Worker
 
@@ -174,7 +175,7 @@ def forgets_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_the_oldest(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recover, "_worth", lambda receiver: lambda source: (-source.updates,))
+    patch.setattr(recovery_plan, "_worth", lambda receiver: lambda source: (-source.updates,))
 
 
 def misplaces_a_part(patch: pytest.MonkeyPatch) -> None:

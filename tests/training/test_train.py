@@ -31,7 +31,7 @@ from nmt_train.run import checkpoint
 from nmt_train.run.folder import Run
 from nmt_train.run.log import read_metrics
 from nmt_train.training import leader as lead_module
-from nmt_train.training import snapshot as state_module
+from nmt_train.training import leader_state
 from nmt_train.training import worker as train_module
 from nmt_train.training.start import start
 
@@ -152,7 +152,7 @@ def test_killed_at_once_the_run_continues_from_its_last_checkpoint(
     values, whole = uninterrupted
     pieces = configuration.validate({**values, "run": str(tmp_path / "run")}, {})
     with pytest.MonkeyPatch.context() as patch:
-        save = state_module.State.save
+        save = leader_state.LeaderState.save
         saves = iter([False, False, True])
 
         def save_and_die(*arguments: Any) -> None:
@@ -160,7 +160,7 @@ def test_killed_at_once_the_run_continues_from_its_last_checkpoint(
             if next(saves):
                 raise SystemExit(9)  # before links are set and old checkpoints pruned
 
-        patch.setattr(state_module.State, "save", save_and_die)
+        patch.setattr(leader_state.LeaderState, "save", save_and_die)
         with pytest.raises(SystemExit):
             run(pieces)
     assert run(pieces) == 0

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from nmt_train.distributed.context import BuildContext
-from nmt_train.distributed.exchange.exchange import UNSENT, Exchange, Vectors, replicated
+from nmt_train.distributed.exchange.exchange import Exchange, replicated
 from nmt_train.distributed.exchange.library_all_reduce import LibraryAllReduce
 from nmt_train.distributed.exchange.replica_check import compare
 from nmt_train.distributed.exchange.ring import Reducer, Reduction, RingAllReduce
+from nmt_train.distributed.exchange.worker_state import UNSENT, Vectors
 from nmt_train.optim.optimizer import Optimizer, clip
 from nmt_train.optim.update_optimizers import update_optimizer
 

@@ -11,13 +11,9 @@ from torch import Tensor
 
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
+from nmt_train.distributed.exchange.worker_state import RESIDUAL, UNSENT, Vectors
 from nmt_train.distributed.transport import Future
 from nmt_train.optim.optimizer import Optimizer
-
-Vectors = dict[str, Tensor]
-# Names, in a worker's state, of what it still owes the others: gradients (residual) or finished updates (unsent).
-RESIDUAL, UNSENT = "residual", "unsent"
-OPTIMIZER = "optimizer."  # prefix of the names of a worker's own optimizer's vectors
 
 
 class Completed:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.codec.codec import Codec
-from nmt_train.distributed.exchange.exchange import Vectors
+from nmt_train.distributed.exchange.worker_state import Vectors
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Messages, Tag
 from nmt_train.trace import Trace

@@ -16,9 +16,10 @@ from torch import Tensor
 from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.codec.strom_threshold import GRAIN
 from nmt_train.distributed.context import BuildContext
-from nmt_train.distributed.exchange.exchange import OPTIMIZER, UNSENT, Exchange, Vectors, replicated
+from nmt_train.distributed.exchange.exchange import Exchange, replicated
 from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.exchange.replica_check import compare
+from nmt_train.distributed.exchange.worker_state import OPTIMIZER, UNSENT, Vectors
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Future, Tag
 from nmt_train.optim.update_optimizers import UpdateAdder

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from nmt_train.common.section import STRICT
 from nmt_train.distributed.context import BuildContext
-from nmt_train.distributed.exchange.exchange import Exchange, Vectors
+from nmt_train.distributed.exchange.exchange import Exchange
+from nmt_train.distributed.exchange.worker_state import Vectors
 from nmt_train.distributed.schedule.schedule import Schedule
 
 _SINCE = "downpour.since"  # name of the steps since the last fetch in a worker's state

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from nmt_train.distributed.context import BuildContext
-from nmt_train.distributed.exchange.exchange import Exchange, Vectors
+from nmt_train.distributed.exchange.exchange import Exchange
+from nmt_train.distributed.exchange.worker_state import Vectors
 from nmt_train.distributed.schedule.local_sgd import LocalSGD
 from nmt_train.optim.flat_model import subtract
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from nmt_train.common.section import STRICT
 from nmt_train.distributed.context import BuildContext
-from nmt_train.distributed.exchange.exchange import OPTIMIZER, UNSENT, Exchange, Vectors
+from nmt_train.distributed.exchange.exchange import Exchange
+from nmt_train.distributed.exchange.worker_state import OPTIMIZER, UNSENT, Vectors
 from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.optim.flat_model import subtract
 from nmt_train.optim.gradient_accumulation import GradientAccumulator

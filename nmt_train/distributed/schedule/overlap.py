@@ -17,7 +17,8 @@ from torch import Tensor
 from nmt_train.common.errors import NotFinite
 from nmt_train.common.section import STRICT
 from nmt_train.distributed.context import BuildContext
-from nmt_train.distributed.exchange.exchange import Exchange, Vectors
+from nmt_train.distributed.exchange.exchange import Exchange
+from nmt_train.distributed.exchange.worker_state import Vectors
 from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.optim.optimizer import Optimizer, clip
 

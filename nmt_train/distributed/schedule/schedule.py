@@ -10,7 +10,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from nmt_train.distributed.context import BuildContext
-from nmt_train.distributed.exchange.exchange import Exchange, Vectors
+from nmt_train.distributed.exchange.exchange import Exchange
+from nmt_train.distributed.exchange.worker_state import Vectors
 from nmt_train.optim.gradient_accumulation import GradientAccumulator
 
 RECEIVED = "worker.received"  # name, in a worker's state, of the parameters that it last received

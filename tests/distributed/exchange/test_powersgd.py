@@ -8,9 +8,9 @@ from torch import Tensor
 from virtual import engine, together
 
 from nmt_train.distributed.codec.dense import Dense
-from nmt_train.distributed.exchange.exchange import RESIDUAL
 from nmt_train.distributed.exchange.powersgd import LowRankReducer
 from nmt_train.distributed.exchange.ring import RingAllReduce
+from nmt_train.distributed.exchange.worker_state import RESIDUAL
 from nmt_train.distributed.transport import Tag
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace

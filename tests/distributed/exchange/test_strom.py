@@ -16,12 +16,12 @@ from virtual import engine, together
 
 from nmt_train.common.errors import UserError
 from nmt_train.distributed.codec.strom_threshold import GRAIN, ThresholdConfig
-from nmt_train.distributed.exchange.exchange import UNSENT
 from nmt_train.distributed.exchange.strom import StromExchange
+from nmt_train.distributed.exchange.worker_state import UNSENT
 from nmt_train.optim.optimizer import Optimizer
 from nmt_train.simulation.cluster import Cost, DeviceConfig
 from nmt_train.simulation.virtual_transport import VirtualTransport
-from nmt_train.training.recovery import Inventory
+from nmt_train.training.recovery_plan import Inventory
 
 ELEMENTS, STEPS = 31, 5
 START = torch.linspace(-1, 1, ELEMENTS)

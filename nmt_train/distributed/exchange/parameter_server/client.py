@@ -17,7 +17,7 @@ from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.config import ExchangeConfig
-from nmt_train.distributed.exchange.exchange import OPTIMIZER, RESIDUAL, UNSENT, Exchange, Vectors
+from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.exchange.parameter_server.node_channel import NodeChannel
 from nmt_train.distributed.exchange.parameter_server.per_node import PerNode, first_ranks
 from nmt_train.distributed.exchange.parameter_server.replication import Replication
@@ -26,6 +26,7 @@ from nmt_train.distributed.exchange.parameter_server.service import ShardService
 from nmt_train.distributed.exchange.parameter_server.shard import Shard
 from nmt_train.distributed.exchange.parameter_server.traffic import Traffic
 from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
+from nmt_train.distributed.exchange.worker_state import OPTIMIZER, RESIDUAL, UNSENT, Vectors
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Future, Tag
 from nmt_train.optim.config import OptimizerConfig

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from nmt_train.distributed.exchange.exchange import Exchange, ExchangeWrapper, Vectors
+from nmt_train.distributed.exchange.exchange import Exchange, ExchangeWrapper
+from nmt_train.distributed.exchange.worker_state import Vectors
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Tag, Transport
 

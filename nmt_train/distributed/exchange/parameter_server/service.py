@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmt_train.distributed.exchange.exchange import Vectors
 from nmt_train.distributed.exchange.parameter_server.replication import Replication
 from nmt_train.distributed.exchange.parameter_server.requests import Pull, Push
 from nmt_train.distributed.exchange.parameter_server.shard import Shard
 from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
+from nmt_train.distributed.exchange.worker_state import Vectors
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Tag, Transport
 from nmt_train.trace import Trace

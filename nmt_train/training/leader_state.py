@@ -1,0 +1,103 @@
+"""What only rank 0 keeps of a run, and how checkpoints are written from it and read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmt_train import __version__
+from nmt_train import config as configuration
+from nmt_train.common.errors import UserError
+from nmt_train.config import Config
+from nmt_train.corpus.data_shard import from_plain, plain
+from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.distributed.exchange.worker_state import GLOBAL
+from nmt_train.optim.flat_model import FlatModel
+from nmt_train.run import checkpoint
+from nmt_train.run.checkpoint import Checkpoint
+from nmt_train.run.progress import Progress
+from nmt_train.run.stopping import Patience
+from nmt_train.training.snapshot import Snapshot
+
+_GENERATORS = ("cpu", "cuda")
+
+
+@dataclasses.dataclass
+class LeaderState:
+    """What only rank 0 keeps, in addition to the snapshot; validation_pending: a requested validation is not finished yet."""
+
+    progress: Progress
+    patience: Patience
+    vocabulary: Vocabulary
+    validation_pending: bool = False
+
+    def facts(self, numbers: dict[str, Any], config: Config) -> dict[str, Any]:
+        """What a checkpoint contains besides vectors, as of now; numbers: the optimizer's counters."""
+        return {"version": __version__, "config": configuration.plain(config), **self.own(), "optimizer": numbers}
+
+    def own(self) -> dict[str, Any]:
+        """What only rank 0 knows, as JSON."""
+        return {
+            "progress": self.progress.state(),
+            "patience": self.patience.state(),
+            "validation_pending": self.validation_pending,
+        }
+
+    def load_facts(self, own: Mapping[str, Any]) -> None:
+        """Restore what `own` returned."""
+        self.progress = Progress(**own["progress"])
+        self.patience.load(own["patience"])
+        self.validation_pending = bool(own["validation_pending"])
+
+    def save(self, path: Path, snapshot: Snapshot, facts: dict[str, Any], flat: FlatModel) -> None:
+        """Write a complete checkpoint to `path`, or none; raise UserError if writing fails."""
+        tensors: dict[str, dict[str, Tensor]] = {"optimizer": {}}
+        for name, vector in snapshot.vectors.items():
+            if name in GLOBAL:
+                tensors[name] = flat.named(vector)
+            else:
+                tensors["optimizer"][name] = vector
+        tensors["random"] = {_keyed(name, r): t for r, group in enumerate(snapshot.random) for name, t in group.items()}
+        for rank, worker_state in enumerate(snapshot.worker_state):
+            if worker_state:
+                tensors[f"worker-{rank}"] = worker_state
+        checkpoint.save(path, tensors, {**facts, "stages": plain(snapshot.stages)}, self.vocabulary)
+
+    def save_best(self, path: Path, vector: Tensor, numbers: dict[str, Any], config: Config, flat: FlatModel) -> None:
+        """Write a checkpoint of only the parameters, for translation, not for continuing; raise UserError as `save` does."""
+        facts = self.facts(numbers, config) | {"parameters_only": True}
+        checkpoint.save(path, {"parameters": flat.named(vector)}, facts, self.vocabulary)
+
+    def load(self, saved: Checkpoint, flat: FlatModel, smoothing: bool) -> Snapshot:
+        """Restore this state from a checkpoint and return the snapshot; raise UserError for another model or vocabulary."""
+        where = str(saved.path)
+        if saved.facts.get("stages") is None:
+            raise UserError(f"{where}: holds parameters for translation only; continue from one of the run's checkpoints/")
+        if saved.facts["vocabulary"] != self.vocabulary.digest:
+            raise UserError(f"{where}: was trained with another vocabulary than the run's vocabulary.model; restore that one")
+        parameters = torch.empty_like(flat.parameters, device="cpu")
+        flat.load(saved.tensors("parameters"), parameters, where)
+        vectors = {"parameters": parameters, **saved.tensors("optimizer")}
+        if smoothing:
+            vectors["smoothed"] = torch.empty_like(parameters)
+            flat.load(saved.tensors("smoothed" if saved.has("smoothed") else "parameters"), vectors["smoothed"], where)
+        for name, vector in vectors.items():
+            if vector.shape != parameters.shape:
+                file = f"{where}/optimizer.safetensors"
+                raise UserError(f"{file}: {name} has {vector.numel()} elements instead of {parameters.numel()}")
+        self.load_facts(saved.facts)
+        stages = from_plain(saved.facts["stages"])
+        ranks = range(len(stages[-1]))
+        random = saved.tensors("random")
+        generators = [{name: random[_keyed(name, r)] for name in _GENERATORS if _keyed(name, r) in random} for r in ranks]
+        worker_state = [saved.tensors(f"worker-{rank}") if saved.has(f"worker-{rank}") else {} for rank in ranks]
+        return Snapshot(vectors, saved.facts["optimizer"], worker_state, generators, stages)
+
+
+def _keyed(name: str, rank: int) -> str:
+    return f"{name}-{rank}" if rank else name

@@ -1,0 +1,159 @@
+"""Which surviving rank sends which part of the parameters to which other rank: the same plan on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from nmt_train.corpus.data_shard import Position, from_plain
+from nmt_train.distributed.message import from_json, to_facts
+from nmt_train.distributed.transport import Lost, Messages, Tag
+
+Facts = dict[str, Any]
+_PARAMETERS, _MEAN = "parameters", "smoothed"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A description, known to all ranks, of one recovery piece that a rank holds."""
+
+    rank: int
+    number: int
+    start: int
+    stop: int
+    updates: int
+    names: Sequence[str]
+    exact: bool
+    whole: bool  # whether it includes the optimizer's whole state
+
+
+@dataclass(frozen=True)
+class Move:
+    """A transfer of a part of one of a source's vectors to a rank; taken: the vector's name at the source."""
+
+    source: Source
+    name: str
+    taken: str
+    start: int
+    stop: int
+    receiver: int
+
+
+@dataclass
+class Inventory:
+    """What every surviving rank has said that it holds, indexed by the rank's present number."""
+
+    said: list[Facts]
+
+    @classmethod
+    def gather(cls, transport: Messages, mine: Facts) -> Inventory:
+        """Rank 0 receives the facts of every rank and sends all of them to every rank. mine: the facts of this rank."""
+        others = range(1, transport.size)
+        if transport.rank == 0:
+            said = [mine, *(to_facts(transport.receive(rank, Tag.HELLO).result()[1], *mine) for rank in others)]
+            for rank in others:
+                transport.send(rank, Tag.HELLO, from_json({"said": said}))
+            return cls(said)
+        transport.send(0, Tag.HELLO, from_json(mine))
+        return cls(to_facts(transport.receive(0, Tag.HELLO).result()[1], "said")["said"])
+
+    @property
+    def begun(self) -> bool:
+        """Whether any rank knows that training had begun."""
+        return any(facts["leader"] is not None for facts in self.said)
+
+    @cached_property
+    def leader(self) -> Facts:
+        """The newest state known to any rank from which rank 0 can continue."""
+        known = [facts["leader"] for facts in self.said if facts["leader"] is not None]
+        newest: Facts = max(known, key=lambda its: (its["generation"], its["assignments"], its["progress"]["tokens"]))
+        return newest
+
+    def stages(self) -> list[list[Position]]:
+        """The earlier stages, followed by the positions where all workers stopped, both surviving and ended ones."""
+        leader = self.leader
+        positions = from_plain([leader["positions"]])[0]
+        for facts in self.said:
+            rank = facts["ranks"][leader["generation"]]
+            # A rank with another assignment than the leader's had not received the newer one, and has trained no batch of it:
+            # the leader's own record of its position stands.
+            known = (facts["generation"], facts["assignments"]) == (leader["generation"], leader["assignments"])
+            if known and rank < len(positions):
+                positions[rank] = Position(*facts["settled"])
+        return [*from_plain(leader["stages"]), positions]
+
+    @cached_property
+    def sources(self) -> list[Source]:
+        return [
+            Source(rank, number, start, stop, piece["updates"], piece["names"], piece["exact"], piece["numbers"] is not None)
+            for rank, facts in enumerate(self.said) for number, piece in enumerate(facts["pieces"])
+            for start, stop in [piece["place"]] if start < stop
+        ]  # fmt: skip
+
+    @property
+    def newest(self) -> int:
+        """The highest number of updates that any rank knows of."""
+        return max(self.leader["updates"], *(source.updates for source in self.sources))
+
+    def numbers(self) -> dict[str, Any] | None:
+        """The optimizer's counters, from the newest source that has them; None if no source does."""
+        whole = [source for source in self.sources if source.whole]
+        newest = max(whole, key=lambda source: (source.updates, -source.rank), default=None)
+        if newest is None:
+            return None
+        numbers: dict[str, Any] = self.said[newest.rank]["pieces"][newest.number]["numbers"]
+        return numbers
+
+    def plan(self, wanted: Sequence[slice]) -> list[Move]:
+        """Plan which rank sends what, so that every rank gets all available state of its slice in `wanted`.
+
+        Where a shard was lost together with its copy, its optimizer state restarts at zero. Raises Lost if no rank has some of
+        the parameters.
+        """
+        sources = self.sources
+        names = {_PARAMETERS}.union(*(source.names for source in sources if source.whole))
+        borders = sorted({place for source in sources for place in (source.start, source.stop)})
+        moves: list[Move] = []
+        for receiver, target in enumerate(wanted):
+            cuts = [target.start, *(place for place in borders if target.start < place < target.stop), target.stop]
+            for name in sorted(names) if target.start < target.stop else []:
+                for start, stop in pairwise(cuts):
+                    there = [source for source in sources if source.start <= start and stop <= source.stop]
+                    able, taken = [source for source in there if name in source.names], name
+                    if not able and name == _MEAN:  # the running mean restarts from the parameters
+                        able, taken = [source for source in there if _PARAMETERS in source.names], _PARAMETERS
+                    if able:
+                        moves.append(Move(max(able, key=_worth(receiver)), name, taken, start, stop, receiver))
+                    elif name == _PARAMETERS:
+                        raise Lost(
+                            "all ranks ended that knew some of the parameters; start the same command again: it continues from"
+                            " the last checkpoint"
+                        )
+        return moves
+
+    @property
+    def repeated_batches(self) -> int:
+        """Batches that surviving ranks will train again, because their gradients may have been in flight."""
+        return sum(int(facts["repeated_batches"]) for facts in self.said)
+
+    def lost(self, moves: Sequence[Move]) -> int:
+        """The most updates that any recovered parameters lack because their owner ended and an older version replaced them."""
+        taken = [move.source.updates for move in moves if move.name == _PARAMETERS and move.source.number]
+        before = max(int(facts["lost"]) for facts in self.said)
+        return max([before, *(self.newest - updates for updates in taken)])
+
+
+def _worth(receiver: int) -> Callable[[Source], tuple[int, ...]]:
+    """A sort key that prefers exact sources, then newer ones, then whole ones, then the receiver's own.
+
+    The receiver's own counts only if it is exact, since only then do equal numbers of updates mean equal values.
+    """
+
+    def worth(source: Source) -> tuple[int, ...]:
+        own = source.exact and source.rank == receiver
+        return (source.exact, source.updates, source.whole, own, -source.rank, -source.number)
+
+    return worth
