@@ -99,5 +99,5 @@ def test_what_runs_and_what_does_not_is_known() -> None:
 
 
 def test_every_mode_is_described() -> None:
-    text = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "modes.md").read_text(encoding="utf-8")
     assert [mode for mode in MODES if f"| `{mode}` |" not in text] == []
