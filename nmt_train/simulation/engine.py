@@ -39,16 +39,14 @@ class Engine:
         faults.schedule(self, deadline)
 
     def _connect(self, original_ranks: Sequence[int]) -> None:
-        places, fault_tolerant = (
-            [self.network.nodes[original_rank] for original_rank in original_ranks],
-            bool(self.network.cluster.kills),
-        )
-        transports: list[VirtualTransport] = []
-        transports.extend(
-            VirtualTransport(self, rank, original_ranks, places, transports, fault_tolerant)
-            for rank in range(len(original_ranks))
-        )
-        self.transports = transports
+        places, fault_tolerant = [self.network.nodes[rank] for rank in original_ranks], bool(self.network.cluster.kills)
+        self.transports = transports = list[VirtualTransport]()
+        for rank in range(len(original_ranks)):
+            transports.append(VirtualTransport(self, rank, original_ranks, places, transports, fault_tolerant))
+
+    def _alive(self) -> list[VirtualTransport]:
+        """The ranks whose processes have not ended."""
+        return [transport for transport in self.transports if transport.original_rank not in self._dead]
 
     def run(self, mains: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run one function per rank until all have returned; return their results, except those of ranks whose process ended.
@@ -64,12 +62,8 @@ class Engine:
                 raise self._stuck()
         finally:
             self.kernel.end_tasks()
-        for transport in self.transports:
-            if (
-                transport.failure is not None
-                and not isinstance(transport.failure, Aborted)
-                and transport.original_rank not in self._dead
-            ):
+        for transport in self._alive():
+            if transport.failure is not None and not isinstance(transport.failure, Aborted):
                 raise transport.failure
         return [task.future.result() for task in tasks if task.owner.original_rank not in self._dead]  # type: ignore[attr-defined]
 
@@ -182,12 +176,9 @@ class Engine:
 
     def notice(self) -> None:
         """Tell the surviving ranks that processes have ended; this ends all their waits."""
-        left = [
-            transport
-            for transport in self.transports
-            if transport.original_rank not in self._dead and transport.failure is None
-        ]
-        if any(transport.original_rank in self._dead for transport in self.transports):
+        alive = self._alive()
+        if len(alive) < len(self.transports):
+            left = [transport for transport in alive if transport.failure is None]
             self.stop(left, Ended("another rank's process has ended"))
 
     def regroup(self, transport: VirtualTransport) -> VirtualTransport:
@@ -203,11 +194,7 @@ class Engine:
 
     def regroup_if_complete(self) -> None:
         """Create new transports for the surviving ranks if all of them wait in `regroup`."""
-        left = [
-            transport
-            for transport in self.transports
-            if transport.original_rank not in self._dead and not isinstance(transport.failure, Aborted)
-        ]
+        left = [transport for transport in self._alive() if not isinstance(transport.failure, Aborted)]
         if self._coming and all(transport.original_rank in self._coming for transport in left):
             ended = describe(
                 self.transports[0], *(transport.rank for transport in self.transports if transport.original_rank in self._dead)
