@@ -15,7 +15,7 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from nmt_train.common.duration import Span
+from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError
 from nmt_train.common.section import STRICT, problem
 from nmt_train.common.yaml_file import merge, override, read
@@ -128,7 +128,7 @@ class Key:
 def entries(section: Any = Config, prefix: str = "") -> Iterator[Key | str]:
     """Yield every leaf in order of appearance; before the leaves of a section, yield the string `name: description`."""
     for name, info in section.__pydantic_fields__.items():
-        if dataclasses.is_dataclass(info.annotation) and info.annotation is not Span:
+        if dataclasses.is_dataclass(info.annotation) and info.annotation is not Duration:
             yield f"{prefix}{name}: {' '.join((info.annotation.__doc__ or '').split())}"
             yield from entries(info.annotation, f"{prefix}{name}.")
         else:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import GetCoreSchemaHandler
+from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function, plain_serializer_function_ser_schema
 
 _MULTIPLES = {"": 1, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -37,7 +38,7 @@ class Mark(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Span:
+class Duration:
     """A positive amount of one unit; `text` is how the user wrote it."""
 
     amount: float
@@ -45,9 +46,9 @@ class Span:
     text: str
 
     @classmethod
-    def parse(cls, text: Any) -> Span:
+    def parse(cls, text: Any) -> Duration:
         """Parse `10e`, `500u`, `300Kt` or `2h`; the message of a ValueError describes the accepted form."""
-        if isinstance(text, Span):
+        if isinstance(text, Duration):
             return text
         match = _PATTERN.fullmatch(str(text))
         if match is None:
@@ -75,5 +76,7 @@ class Span:
     def __str__(self) -> str:
         return self.text
 
-
-Duration = Annotated[Span, BeforeValidator(Span.parse), PlainSerializer(str)]
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """A configuration key of this type holds the text."""
+        return no_info_plain_validator_function(cls.parse, serialization=plain_serializer_function_ser_schema(str))

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from nmt_train.common.duration import Duration, Span
+from nmt_train.common.duration import Duration
 from nmt_train.common.errors import NotFinite, UserError
 from nmt_train.common.metric import METRICS
 from nmt_train.common.section import STRICT, one_of
@@ -33,7 +33,7 @@ class ValidationConfig:
     """When and how the validation set is evaluated."""
 
     every: Duration | None = Field(
-        default=Span.parse("1000u"), description="interval between two validations, as 500u, 1e, 300Kt or 10m; null: never"
+        default=Duration.parse("1000u"), description="interval between two validations, as 500u, 1e, 300Kt or 10m; null: never"
     )
     metrics: list[Annotated[str, one_of(METRICS)]] = Field(
         default=["cross-entropy", "bleu"],

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nmt_train.common import atomic_file as durable
-from nmt_train.common.duration import Duration, Span
+from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError
 from nmt_train.common.section import STRICT
 from nmt_train.corpus.vocabulary import Vocabulary
@@ -36,7 +36,7 @@ class CheckpointConfig:
     """When checkpoints are written, and how many stay."""
 
     every: Duration = Field(
-        default=Span.parse("1000u"),
+        default=Duration.parse("1000u"),
         description="interval between two checkpoints, as 500u, 1e, 300Kt or 10m; one is always written at the end",
     )
     keep: int = Field(

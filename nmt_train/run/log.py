@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from tqdm import tqdm
 
 from nmt_train.common import atomic_file as durable
-from nmt_train.common.duration import Duration, Span
+from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError
 from nmt_train.common.section import STRICT
 from nmt_train.run.progress import Progress
@@ -27,7 +27,9 @@ from nmt_train.run.stopping import Verdict
 class LogConfig:
     """What is written while training."""
 
-    every: Duration = Field(default=Span.parse("100u"), description="interval between two log lines, as 100u, 1e, 50Kt or 1m")
+    every: Duration = Field(
+        default=Duration.parse("100u"), description="interval between two log lines, as 100u, 1e, 50Kt or 1m"
+    )
     tensorboard: bool = Field(default=False, description="also write TensorBoard events (needs nmt_train[tensorboard])")
 
 

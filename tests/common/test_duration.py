@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt_train.common.duration import Mark, Span
+from nmt_train.common.duration import Duration, Mark
 
 
 @pytest.mark.parametrize(
@@ -13,19 +13,19 @@ from nmt_train.common.duration import Mark, Span
      ("2h", 7200, "h"), ("30m", 1800, "m"), ("90s", 90, "s"), ("0.5h", 1800, "h")],
 )  # fmt: skip
 def test_durations_are_written_as_in_marian(text: str, amount: float, unit: str) -> None:
-    span = Span.parse(text)
+    span = Duration.parse(text)
     assert (span.amount, span.unit, str(span)) == (amount, unit, text)
 
 
 @pytest.mark.parametrize("text", ["10", "", "u", "-5u", "0u", "1.5u", "0.5e", "10x", "10 u", None, True])
 def test_anything_else_is_refused_with_a_reason(text: object) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
-        Span.parse(text)
+        Duration.parse(text)
 
 
 @given(st.lists(st.integers(0, 30), max_size=40), st.integers(1, 50))
 def test_an_interval_fires_once_for_each_multiple_it_crosses_however_progress_comes(steps: list[int], every: int) -> None:
-    span, updates, fired = Span.parse(f"{every}u"), 0, 0
+    span, updates, fired = Duration.parse(f"{every}u"), 0, 0
     for step in steps:
         before, after = Mark(0, updates, 0, 0.0), Mark(0, updates + step, 0, 0.0)
         crossed = (updates + step) // every - updates // every
@@ -37,5 +37,5 @@ def test_an_interval_fires_once_for_each_multiple_it_crosses_however_progress_co
 
 def test_reached_counts_in_the_unit_of_the_duration() -> None:
     mark = Mark(epochs=2, updates=100, tokens=5000, seconds=60.0)
-    assert all(Span.parse(text).reached(mark) for text in ("2e", "100u", "5Kt", "1m", "60s"))
-    assert not any(Span.parse(text).reached(mark) for text in ("3e", "101u", "6Kt", "2m", "1h"))
+    assert all(Duration.parse(text).reached(mark) for text in ("2e", "100u", "5Kt", "1m", "60s"))
+    assert not any(Duration.parse(text).reached(mark) for text in ("3e", "101u", "6Kt", "2m", "1h"))

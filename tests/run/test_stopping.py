@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from nmt_train.common.duration import Span
+from nmt_train.common.duration import Duration
 from nmt_train.run.stopping import Patience, StopConfig
 
 
 def patience(**options: object) -> Patience:
-    return Patience(StopConfig(after=[Span.parse("1e")], **options))  # type: ignore[arg-type]
+    return Patience(StopConfig(after=[Duration.parse("1e")], **options))  # type: ignore[arg-type]
 
 
 def test_cross_entropy_and_perplexity_improve_downwards_bleu_and_chrf_upwards() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BeforeValidator, PlainSerializer
 
-from nmt_train.common.duration import Progressed, Span
+from nmt_train.common.duration import Duration, Progressed
 from nmt_train.common.yaml_file import TooMuch, value
 
 _FORM = "workers and when, first those from the start, as in {4: 0u, 8: 2000u}"
@@ -21,7 +21,7 @@ class Waves:
     """How many workers train: `first` at the start, then those of each entry in `later`; worker counts and spans increase."""
 
     first: int
-    later: tuple[tuple[int, Span], ...] = ()
+    later: tuple[tuple[int, Duration], ...] = ()
 
     @classmethod
     def parse(cls, given: Any) -> Waves:
@@ -31,7 +31,7 @@ class Waves:
         pairs = list(_mapping(given).items())
         try:
             counts = [int(str(count)) for count, _ in pairs]
-            later = [Span.parse(when) for _, when in pairs[1:]]
+            later = [Duration.parse(when) for _, when in pairs[1:]]
         except ValueError as error:
             raise ValueError(f"{given!r} is not waves of workers ({error}): write {_FORM}") from None
         spans = [0.0, *(span.amount for span in later)]

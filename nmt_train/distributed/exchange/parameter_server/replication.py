@@ -8,15 +8,15 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainSerializer
 from pydantic.dataclasses import dataclass
 
-from nmt_train.common.duration import Mark, Span
+from nmt_train.common.duration import Duration, Mark
 from nmt_train.common.section import STRICT
 from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.transport import Future, Tag, Transport
 from nmt_train.optim.optimizer import Optimizer
 
 
-def _interval(given: Any) -> Span:
-    span = Span.parse(given)
+def _interval(given: Any) -> Duration:
+    span = Duration.parse(given)
     if span.unit in "et":
         raise ValueError(f"{given!r}: copies are made every so many updates, or in time: write 100u, 30s or 2m")
     return span
@@ -29,8 +29,8 @@ class RecoveryConfig:
     copies: int = Field(
         default=1, ge=0, le=1, description="number of copies of each shard, with its optimizer, in another machine's memory"
     )
-    every: Annotated[Span, BeforeValidator(_interval), PlainSerializer(str)] = Field(
-        default=Span.parse("30s"),
+    every: Annotated[Duration, BeforeValidator(_interval), PlainSerializer(str)] = Field(
+        default=Duration.parse("30s"),
         description="interval between two copies of a shard, as 100u or 30s: at most so much of it can be lost",
     )
 
