@@ -1,1 +1,1 @@
-"""What ranks exchange, when, with whom, in which encoding, and over what."""
+"""Distributed training: schedules (when), exchanges (with which ranks), codecs (how encoded) and transports (over what)."""

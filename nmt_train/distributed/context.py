@@ -1,4 +1,4 @@
-"""What a schedule and an exchange are built from."""
+"""The inputs from which schedules and exchanges are built."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from nmt_train.trace import Trace
 class Mode:
     """One row of the table of modes: the names of a schedule, an exchange and the codecs of both directions.
 
-    source: the paper; optimizer: where gradients become updates, shard or worker; nodes: most machines (0: any number);
-    workers: how many exchange (known once ranks are); settings: values of keys that the configuration leaves to the mode.
+    up, down: the codecs of workers and of shards. source: the paper. optimizer: which of them turns gradients into updates,
+    worker or shard. nodes: maximum number of machines (0: no limit). workers: number of workers that exchange; set once the
+    ranks are known. settings: values of the keys that the configuration leaves to the mode, as in {"local.every": 10}.
     """
 
     schedule: str
@@ -35,10 +36,10 @@ class Mode:
 
 @dataclass(frozen=True)
 class BuildContext:
-    """One rank's. settings: the whole configuration as it is in force, of which each class takes its own section.
+    """What one rank needs to build its schedule and exchange.
 
-    max_in_flight: exchanges that may be under way while a gradient is computed; schedule_updates: the schedule turns gradients
-    into finished updates.
+    settings: the whole configuration in force; each class reads its own section. max_in_flight, schedule_updates: the values
+    of `max_in_flight` and `updates` of the schedule's class.
     """
 
     settings: Any
@@ -51,10 +52,10 @@ class BuildContext:
 
     @property
     def sums(self) -> bool:
-        """Whether gradients are joined by their sum, not by their mean."""
+        """Whether gradients are summed, not averaged (batch.reduction: sum)."""
         return bool(self.settings.batch.reduction == "sum")
 
     def codec(self, name: str, dropped: float) -> Codec:
-        """A codec for vectors like the model's: if those have no values, messages have only sizes."""
+        """A new codec `name`. If the model is on torch's `meta` device, its messages have sizes but no values."""
         codec = CODECS[name].build(self.settings, dropped)
         return SizeOnly(codec) if self.flat.parameters.is_meta else codec

@@ -23,7 +23,7 @@ class Malformed(UserError):
 
 @dataclass(frozen=True)
 class Message:
-    """`numbers` are 64-bit integers; `tensors` are one-dimensional, each of one of `DTYPES`. origin: who sent it."""
+    """numbers: 64-bit integers. tensors: one-dimensional, with types from `DTYPES`. origin: the sender, for error messages."""
 
     numbers: tuple[int, ...] = ()
     tensors: tuple[Tensor, ...] = ()
@@ -31,11 +31,11 @@ class Message:
 
     @property
     def bytes(self) -> int:
-        """Size of the tensors. The numbers are not counted: they are part of the transport's short header."""
+        """Size of the tensors [bytes], without the numbers, which the transport sends in a short header."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def and_numbers(self, *numbers: int) -> Message:
-        """The same message with more numbers at the front."""
+        """The message with `numbers` prepended to its own."""
         return Message(numbers + self.numbers, self.tensors, self.origin)
 
     def without_numbers(self, count: int) -> Message:
@@ -43,7 +43,7 @@ class Message:
         return Message(self.numbers[count:], self.tensors, self.origin)
 
     def on(self, device: torch.device) -> Message:
-        """The same message on a device."""
+        """The message with its tensors moved from the CPU to `device`."""
         if device.type == "cpu":
             return self
         return Message(self.numbers, tuple(tensor.to(device, non_blocking=True) for tensor in self.tensors), self.origin)
@@ -69,8 +69,8 @@ class Message:
 
     def malformed(self, what: str) -> Malformed:
         return Malformed(
-            f"a message from {self.origin} is not as it should be: {what}; see that all ranks run the same version, and that"
-            " nobody else can reach their network"
+            f"a message from {self.origin} is not as it should be: {what}; check that all ranks run the same version, and"
+            " that nobody else can reach their network"
         )
 
     @contextmanager
@@ -96,7 +96,7 @@ def to_facts(message: Message, *keys: str) -> dict[str, Any]:
     """The JSON object in a message. Raises Malformed if it is not an object with at least these keys."""
     facts = to_json(message)
     if not isinstance(facts, dict) or not set(keys) <= facts.keys():
-        raise message.malformed(f"no {' and '.join(keys)} in it")
+        raise message.malformed(f"it must be a JSON object with {' and '.join(keys)}")
     return facts
 
 

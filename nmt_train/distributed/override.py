@@ -1,4 +1,4 @@
-"""The configuration's section that replaces single choices of a mode."""
+"""The configuration section `override`, which replaces individual choices of a mode."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from nmt_train.distributed.codec import CODECS
 from nmt_train.distributed.exchange import EXCHANGES
 from nmt_train.distributed.schedule import SCHEDULES
 
-_CodecName = Annotated[str, one_of(CODECS, {"low-rank": "give override.exchange: powersgd instead"})]
+_CodecName = Annotated[str, one_of(CODECS, {"low-rank": "use override.exchange: powersgd instead"})]
 
 
 @dataclass(frozen=True, config=STRICT)
 class OverrideConfig:
-    """Single choices that replace those of the mode; null: as in the mode."""
+    """Individual choices that replace those of the mode; null: as in the mode."""
 
-    schedule: Annotated[str, one_of(SCHEDULES)] | None = Field(default=None, description=f"when: {listed(SCHEDULES)}")
-    exchange: Annotated[str, one_of(EXCHANGES)] | None = Field(default=None, description=f"with whom: {listed(EXCHANGES)}")
-    up: _CodecName | None = Field(default=None, description=f"what workers send: {listed(CODECS)}")
-    down: _CodecName | None = Field(default=None, description="what shards send: the same")
+    schedule: Annotated[str, one_of(SCHEDULES)] | None = Field(
+        default=None, description=f"when workers exchange: {listed(SCHEDULES)}"
+    )
+    exchange: Annotated[str, one_of(EXCHANGES)] | None = Field(
+        default=None, description=f"how workers exchange: {listed(EXCHANGES)}"
+    )
+    up: _CodecName | None = Field(default=None, description=f"encoding of what workers send: {listed(CODECS)}")
+    down: _CodecName | None = Field(default=None, description="encoding of what shards send; the same codecs")

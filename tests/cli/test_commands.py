@@ -279,7 +279,7 @@ def text(demo: Path, name: str) -> bytes:
         ({"mode": "simuparallel", "stop.after": "40u"}, "stop.after: counts updates, of which mode simuparallel makes one"),
         ({"mode": "backup", "devices": "cpu x 2", "exchange.backup": 2}, "of 2 workers 2 would not be waited for"),
         ({"mode": "backup", "override.up": "half"}, "exchange.backup: drops what comes late"),
-        ({"recovery.every": "2e"}, "copies are made every so many updates, or in time: write 100u, 30s or 2m"),
+        ({"recovery.every": "2e"}, "copies are made after a number of updates or a time: write 100u, 30s or 2m"),
         ({"recovery.copies": 2}, "recovery.copies: "),
         ({"mode": "backup", "exchange.one_channel_per_node": "true"}, "one_channel_per_node: lets one rank of a node"),
         ({"mode": "downpour", "exchange.per": "node"}, "exchange.per: node lets a node's devices exchange together"),

@@ -1,4 +1,4 @@
-"""The interface of all codecs, which encode vectors as messages, and the properties that decide how to combine them."""
+"""The interface of all codecs, which encode vectors as messages, and the attributes that compatibility checks use."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from nmt_train.distributed.message import Message
 
 
 class Codec(ABC):
-    """Turns a vector into a message and back. The part of a vector that a message leaves out is the codec's loss.
+    """Encodes vectors as messages and decodes them. A codec's error is the vector minus the decoded message.
 
-    lossless: there is no loss.
-    biased: the expected value of the loss is not zero, so that error feedback is needed. An unbiased codec must not use error
-    feedback: its loss may be larger than the vector, and feedback would multiply it from message to message.
+    lossless: the error is zero.
+    biased: the expected error is not zero, so the codec needs error feedback. An unbiased codec must not use error feedback:
+    its error may be larger than the vector, and feedback would amplify it with every message.
     summable: a sum of decoded vectors can be encoded again, hop by hop around a ring.
     exact_sums: the sum of decoded vectors is bit-identical in any order of addition.
     drops: a configured share of the elements is not sent.
@@ -29,19 +29,20 @@ class Codec(ABC):
 
     @classmethod
     def build(cls, settings: Any, dropped: float) -> Codec:
-        """A codec as configured; settings: the whole configuration; dropped: the share of elements that is not sent."""
+        """The configured codec. settings: the whole configuration. dropped: the share of elements not sent, if it `drops`."""
         return cls()
 
     @abstractmethod
     def encode(self, vector: Tensor, update: int) -> Message:
-        """The message for `vector` (elements,); update: number of updates so far, for codecs that change during training.
+        """The message for `vector` (elements,), with which it may share memory.
 
-        NotFinite if the message would hold infinite values or values that are not numbers.
+        update: number of updates so far, for codecs that change during training. Lossy codecs raise NotFinite if the message
+        would contain infinities or NaN; `Dense` does not check.
         """
 
     @abstractmethod
     def encode_shape(self, vector: Tensor) -> Message:
-        """A message as long as that of `encode` after the warm-up, for a vector without values (on torch's `meta` device)."""
+        """A message of about the size that `encode` returns after the warm-up. `vector` may be on torch's `meta` device."""
 
     def cost_elements(self, elements: int) -> int:
         """Number of elements that encoding processes: 0 if the vector itself is sent."""
@@ -49,7 +50,7 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, message: Message, into: Tensor) -> None:
-        """Overwrite `into` (elements,) with the vector that the message stands for."""
+        """Overwrite `into` (elements,) with the decoded vector. Raises Malformed if the message does not fit."""
 
     @abstractmethod
     def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:

@@ -11,7 +11,10 @@ from nmt_train.optim.flat_model import add
 
 
 class ErrorFeedback(Codec):
-    """`residual` (elements,) is what has not been sent yet: old residual + vector == decoded message + new residual."""
+    """`residual` (elements,) is what has not been sent yet: old residual + vector == decoded message + new residual.
+
+    `encode` replaces the tensor `residual`, so do not keep a reference to it.
+    """
 
     def __init__(self, codec: Codec, residual: Tensor) -> None:
         self._codec, self.residual = codec, residual

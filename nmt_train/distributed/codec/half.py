@@ -31,9 +31,9 @@ def to_half(vector: Tensor) -> tuple[int, Tensor]:
 
 
 def from_half(message: Message, place: int, rounded: Tensor, like: Tensor) -> Tensor:
-    """Undo `to_half`, except for rounding, in the type and on the device of `like`; message number `place` is the exponent.
+    """Undo `to_half`, except for rounding. The result has the type and the device of `like`.
 
-    Raises Malformed if `to_half` cannot have produced this exponent.
+    place: index of the exponent in the message's numbers. Raises Malformed if `to_half` cannot have produced this exponent.
     """
     exponent = message.number(place)
     if not _LOWEST <= exponent <= _HIGHEST:

@@ -1,7 +1,7 @@
 """Compact codes for arrays of integers: fixed width, unary, Elias gamma and Golomb-Rice. All arrays are NumPy arrays.
 
-Codes are stored in planes, so that no loop over the numbers is needed: first the unary parts of all numbers, then the first
-bits of all remaining parts, and so on. Planes take as many bits as consecutive codes, plus up to seven bits per plane.
+Codes are stored in planes, so that no loop over the numbers is needed: first the unary parts of all numbers, then the lowest
+bits of all remaining parts, and so on. Planes take as many bits as codes stored one by one, plus up to seven bits per plane.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Whole = NDArray[np.int64]
 
 
 def fixed(values: Whole, width: int) -> Bytes:
-    """The lowest `width` bits of each value, as planes: the first bits of all values, then the second bits, and so on."""
+    """The lowest `width` bits of each value, as planes: the lowest bits of all values, then the next bits, and so on."""
     planes = ((values >> place) & 1 for place in range(width))
     return np.concatenate([np.packbits(plane.astype(np.uint8)) for plane in planes] or [np.empty(0, np.uint8)])
 
 
 def from_fixed(packed: Bytes, count: int, width: int) -> Whole:
     if len(packed) < width * -(-count // 8):
-        raise ValueError(f"{count} numbers of {width} bits are not in {len(packed)} bytes")
+        raise ValueError(f"{count} numbers of {width} bits do not fit in {len(packed)} bytes")
     values = np.zeros(count, np.int64)
     each = -(-count // 8)
     for place in range(width):
@@ -47,7 +47,7 @@ def from_unary(packed: Bytes, count: int) -> tuple[Whole, int]:
     looked_at = count // 4 + 8  # bytes: two bits per value; doubled until it is enough
     while len(ends := np.flatnonzero(np.unpackbits(packed[:looked_at]).view(bool))) < count:
         if looked_at >= len(packed):
-            raise ValueError(f"{count} numbers are not in {len(packed)} bytes")
+            raise ValueError(f"fewer than {count} numbers in {len(packed)} bytes")
         looked_at *= 2
     ends = ends[:count].astype(np.int64)
     return np.diff(ends, prepend=-1) - 1, int(ends[-1]) // 8 + 1
@@ -81,7 +81,7 @@ def rice_width(density: float) -> int:
 
 
 def rice(values: Whole, width: int) -> Bytes:
-    """The Golomb code with a power of two (Rice): the part above the lowest `width` bits in unary, then these bits."""
+    """The Rice code (Golomb code with divisor 2^width): the part above the lowest `width` bits in unary, then these bits."""
     return np.concatenate([unary(values >> width), fixed(values, width)])
 
 

@@ -1,4 +1,4 @@
-"""One bit per element, its sign; each sign stands for the mean of the elements that have it (Seide et al. 2014).
+"""One bit per element, its sign. It is decoded as the mean of the elements with that sign (Seide et al. 2014).
 
 The paper computes means per column of a weight matrix; here, a column is a segment of fixed length of a flat vector.
 """

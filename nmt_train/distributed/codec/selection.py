@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_BLOCK = 1 << 20  # elements per call: each of many small calls would wait for the interpreter lock while a worker is busy
+_BLOCK = 1 << 20  # elements per NumPy call: every call may have to wait for the interpreter lock, so there should be few
 
 
 class Sample:
@@ -18,7 +18,7 @@ class Sample:
         self._size, self._shift = size, 0
 
     def threshold(self, vector: Tensor, count: int) -> float:
-        """The magnitude that about `count` elements reach; infinite if the sample contains NaN."""
+        """The magnitude that about `count` elements reach; infinite if the sample has NaN. `vector` must not be empty."""
         elements, sample = vector.numel(), min(self._size, vector.numel())
         self._shift = (self._shift + 7919) % elements
         places = (torch.arange(sample, device=vector.device) * elements // sample + self._shift) % elements
@@ -28,8 +28,8 @@ class Sample:
 
 
 def reaching(vector: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Positions and values of the elements whose magnitude is not below the threshold. NaN counts as large, so that callers
-    can detect it.
+    """Ascending positions, and values, of the elements whose magnitude is not below the threshold. NaN counts as large, so
+    that callers can detect it.
     """
     if vector.is_cuda:
         positions = (~(vector.abs() < threshold)).nonzero().flatten()

@@ -1,4 +1,4 @@
-"""Messages without values, for simulations of timing alone."""
+"""Messages without values, for simulations of timing only."""
 
 from __future__ import annotations
 

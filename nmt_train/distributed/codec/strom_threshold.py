@@ -1,4 +1,4 @@
-"""Sends elements that reach a threshold, as plus or minus the threshold; the rest waits (Strom 2015, sections 2.4 to 2.6)."""
+"""Sends elements that reach a threshold, as plus or minus the threshold; needs error feedback (Strom 2015, 2.4 to 2.6)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nmt_train.distributed.codec.selection import Sample, reaching
 from nmt_train.distributed.message import Message
 
 GRAIN = 2.0**-30  # thresholds are multiples of this, so that sums do not depend on the order of addition
-_LOW = 0x7FFF_FFFF  # bits of a position in a word
+_LOW = 0x7FFF_FFFF  # mask of the position in a 32-bit word; the highest bit is the sign
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -36,13 +36,13 @@ class ThresholdConfig:
         default=10_000, ge=100, le=10**9, description="number of elements from which tau is estimated, if it is null"
     )
     coding: Literal["words", "golomb-rice"] = Field(
-        default="golomb-rice", description="of positions and signs: words of 4 bytes, or Golomb-Rice codes of gaps"
+        default="golomb-rice", description="encoding of positions and signs: words (4 bytes), or golomb-rice (codes of gaps)"
     )
 
 
 class StromThreshold(Codec):
     """A message holds the threshold, and the position and sign of each element that reached it: in a word of 32 bits (31 for
-    the position), or as the gap in Golomb-Rice code and a sign bit. The message's number is the number of these elements.
+    the position), or as a Golomb-Rice code of the gap and a sign bit. Its only number is the count of these elements.
     """
 
     exact_sums = True
@@ -90,7 +90,7 @@ class StromThreshold(Codec):
         with message.understood():
             positions, signs = self._unpacked(message, into.numel())
             if len(positions) and not 0 <= positions.min() <= positions.max() < into.numel():
-                raise ValueError(f"positions beyond {into.numel()} elements")
+                raise ValueError(f"a position beyond {into.numel()} elements")
         tau = float(message.tensors[0])
         into.index_add_(0, torch.from_numpy(positions).to(into.device), torch.from_numpy(signs).to(into), alpha=scale * tau)
 
@@ -98,7 +98,7 @@ class StromThreshold(Codec):
         """The positions of the elements, and their signs as 1 or -1."""
         count = message.number()
         if not 0 <= count <= elements:
-            raise ValueError(f"{count} of {elements} elements")
+            raise ValueError(f"{count} elements selected of {elements}")
         if self._config.coding == "words":
             words = message.vectors((torch.float32, 1), (torch.int32, count))[1]
             word = words.cpu().numpy().view(np.uint32).astype(np.int64)

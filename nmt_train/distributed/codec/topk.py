@@ -1,4 +1,4 @@
-"""The largest elements of a vector, by a threshold estimated on a sample (Aji & Heafield 2017; thesis 3.8)."""
+"""Sends a vector's largest elements, selected by a threshold estimated on a sample (Aji & Heafield 2017; thesis 3.8)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _SPARSE, _DENSE = 1, 0
 
 @dataclass(frozen=True, config=STRICT)
 class DroppingConfig:
-    """Gradient dropping (Aji & Heafield 2017; thesis 3.8): only the largest elements are sent; the rest stays in the
-    residual.
+    """Gradient dropping (Aji & Heafield 2017; thesis 3.8): only the elements of largest magnitude are sent; the rest stays in
+    the residual.
     """
 
     up: float = Field(default=0.99, ge=0, lt=1, description="fraction of a worker's gradient that is not sent")
@@ -46,7 +46,7 @@ class DroppingConfig:
         default=0.5,
         ge=0,
         le=100,
-        description="how far the number of sent elements may exceed the target if the estimate is off, as a fraction of it",
+        description="fraction by which the number of sent elements may exceed the target if the estimate is off",
     )
     values: Literal["fp32", "fp16"] = Field(
         default="fp16", description="precision of sent values; rounding errors are kept in the residual"
@@ -56,13 +56,13 @@ class DroppingConfig:
     )
     warmup: Literal["none", "dense", "exponential"] = Field(
         default="none",
-        description="dense: send all elements for warmup_updates; exponential: reduce the fraction to its target over them",
+        description="dense: send all elements for warmup_updates; exponential: reduce the sent fraction from 1 to its target",
     )
     warmup_updates: int = Field(default=200, ge=0, le=10**9, description="length of the warm-up [updates]")
 
 
 def dropped_down(config: DroppingConfig, pushes: int) -> float:
-    """The fraction of a delta that is not sent, where each delta brings its receiver the new pushes of `pushes` workers."""
+    """The fraction of a delta that is not sent, if each delta must carry the new pushes of `pushes` workers."""
     if config.down is not None:
         return config.down
     return max(0.0, 1 - max(1, pushes) * (1 - config.up))
@@ -134,7 +134,7 @@ class TopK(Codec):
         )
         positions = self._unpack(packed)
         if positions.numel() != count or (count and not 0 <= int(positions.min()) <= int(positions.max()) < into.numel()):
-            raise message.malformed(f"{positions.numel()} positions for {count} of {into.numel()} elements, or some beyond")
+            raise message.malformed(f"{positions.numel()} positions for {count} of {into.numel()} elements, or some invalid")
         values = from_half(message, 2, values, into) if self._half else values.to(into)
         into.index_add_(0, positions, values, alpha=scale)
 
@@ -143,7 +143,7 @@ class TopK(Codec):
         return min(elements, math.ceil(elements * kept(self._config, self._dropped, update) - 1e-6))
 
     def _largest(self, vector: Tensor, target: int) -> tuple[Tensor, Tensor]:
-        """Ascending positions and values of about `target` of the largest elements: no zeros, and not many more."""
+        """Ascending positions, and values, of about the `target` largest elements: no zeros, and at most `excess` too many."""
         if vector.numel() <= self._config.sample:
             return exactly(torch.arange(vector.numel(), device=vector.device), vector, target)
         threshold = self._sample.threshold(vector, target)

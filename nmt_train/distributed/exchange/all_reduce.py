@@ -1,4 +1,4 @@
-"""Synchronous data parallelism: all-reduce the gradients, then make the same update on every rank (Arnold Alg. 1)."""
+"""Synchronous data parallelism: all-reduce the gradients, then update all replicas alike (Arnold 2016, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nmt_train.optim.update_optimizers import update_optimizer
 class AllReduce(Exchange):
     """Each rank holds all parameters and the whole optimizer state; checkpoints save those of rank 0.
 
-    `optimizer` updates the vector that it was created for, with clipped gradients or with the mean of finished updates.
+    `optimizer` updates the worker's parameters with clipped gradients, or a copy of them with the mean of finished updates.
     """
 
     codec_needs = "summable"
@@ -60,7 +60,7 @@ class AllReduce(Exchange):
 
     @torch.no_grad()
     def apply(self, gradient: Tensor, parameters: Tensor, joined: Reduction) -> None:
-        """The update half of `sync`; raises NotFinite, on all ranks alike, if the gradient is infinite or not a number."""
+        """The update half of `sync`. Raises NotFinite, on all ranks alike, if the gradient contains infinities or NaN."""
         norm = clip(gradient, self._clip_norm, joined.divisor)
         if self._sums and joined.weight > 1:
             gradient.mul_(joined.weight)

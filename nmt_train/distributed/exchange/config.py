@@ -21,7 +21,7 @@ class ExchangeConfig:
         default=None,
         ge=1,
         le=10**6,
-        description="number of ranks that hold a shard, distributed over machines first; null: all",
+        description="number of ranks that hold a shard, spread over as many machines as possible; null: all",
     )
     algorithm: Literal["ring", "mpi", "torch"] = Field(
         default="ring",
@@ -45,7 +45,7 @@ class ExchangeConfig:
         default=None,
         ge=1,
         le=10**6,
-        description="number of pushes that a shard joins into one update; null: as in the mode [pushes]",
+        description="number of pushes that a shard combines into one update; null: as in the mode [pushes]",
     )
     backup: int | None = Field(
         default=None,
@@ -67,20 +67,22 @@ class ExchangeConfig:
     )
     local_gradient: bool = Field(
         default=False,
-        description="a worker continues from the received parameters plus an update by its own dense gradient (Aji et al."
+        description="a worker continues from the received parameters plus an update from its own dense gradient (Aji et al."
         " 2019)",
     )
 
     join: Joining | None = Field(
         default=None,
-        description="number of workers that train, and from when on, as in {4: 0u, 8: 2000u}; other ranks only serve"
-        " their shards; null: all from the start",
+        description="number of workers that train, and since when: {4: 0u, 8: 2000u} is 4 at first, 8 after 2,000 updates;"
+        " other ranks only serve their shards; null: all from the start",
     )
 
     def knows_own(self, exchanges_updates: bool, feedback: bool) -> bool:
         """Whether a worker continues from received parameters plus all of its own updates, which deltas then leave out.
 
-        Not if bundle is above 1: before a bundle is full, a delta does not know its pushes, and would take the worker's own
-        updates back.
+        exchanges_updates: workers push finished updates. feedback: pushes use error feedback.
+
+        False if bundle is above 1: a delta sent before a bundle is full does not include its pushes, and would undo the
+        worker's own updates.
         """
         return exchanges_updates and feedback and self.own_updates and self.bundle in (None, 1)

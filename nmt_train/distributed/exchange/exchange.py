@@ -33,20 +33,20 @@ class Exchange(ABC):
     """How a worker sends gradients and receives parameters; a subclass implements both.
 
     Class attributes say what an exchange can be combined with.
-    codec_needs: the attribute that codecs must have (see `Codec`), or nothing.
+    codec_needs: the attribute of `Codec` that must be true for the workers' codec; empty: none.
     synchronous: all workers exchange at the same step; no worker may take a step that the others do not take.
     sharded: each rank holds a shard of the parameters. solitary: the exchange is for a single rank.
     in_parts: parts of a gradient may be sent separately.
 
-    optimizer: updates this rank's shard of the parameters, or all parameters where every rank has all of them.
+    optimizer: updates this rank's shard of the parameters, or all parameters if every rank holds them.
     initial_slices: for every rank, the slice of the parameters that it receives at the start.
     snapshot_slices: for every rank, the slice that it contributes to snapshots.
     waits_for_others: a worker waits until a number of other workers have sent their gradients.
-    keeps: the parameters that a worker has received differ from the global ones, so the worker and the shards must store them.
+    keeps: the parameters that a worker has received may differ from the global ones, so a snapshot must contain them, too.
     clips: the exchange clips the combined gradient; otherwise each worker clips its own.
     gradient_norm: the norm of the last gradient before clipping.
     exchanges_updates: workers exchange finished updates instead of gradients.
-    staleness: for each number n, how many pushes were computed on parameters n updates older than those of the shard.
+    staleness: staleness[n] is the number of pushes computed on parameters n updates older than those of the shard.
     """
 
     codec_needs: ClassVar[str] = ""
@@ -63,7 +63,7 @@ class Exchange(ABC):
     staleness: Counter[int]
     initial_slices: list[slice]
     snapshot_slices: list[slice]
-    _owed: Vectors  # by name: what another mode or layout had not sent yet, from a checkpoint or recovery
+    _owed: Vectors  # by name: loaded residual and unsent updates, which the next exchange adds
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer, self.staleness = optimizer, Counter[int]()
@@ -115,7 +115,7 @@ class Exchange(ABC):
         """Set `parameters` to exactly the global ones. Called while no worker has anything in flight."""
 
     def settle(self, parameters: Tensor) -> None:
-        """Prepare for a snapshot: apply incomplete bundles of pushes, and expect this worker in rounds again.
+        """Prepare for a snapshot: apply incomplete bundles of pushes, and make rounds wait for this worker again.
 
         Called while no worker has anything in flight. parameters: the worker's own. If `keeps`, neither they nor the shards'
         record of them change.
@@ -123,23 +123,23 @@ class Exchange(ABC):
         self.refresh(parameters)
 
     def knows(self, vectors: Mapping[str, Tensor]) -> bool:
-        """Whether `vectors`, a saved worker state, perhaps of another mode or layout, contains all that `restore` needs."""
+        """Whether the saved worker state `vectors`, perhaps of another mode, contains everything that `restore` needs."""
         return True
 
     def restore(self, parameters: Tensor) -> None:
-        """If `keeps`, replaces `refresh`: continue with the parameters that the worker had received when it was saved."""
-        raise AssertionError("only an exchange that keeps has something to restore")
+        """If `keeps`, called on resume instead of `refresh`: continue with `parameters`, the saved received ones."""
+        raise AssertionError("only an exchange with `keeps` can restore")
 
     def copy(self) -> Future[Tensor]:
-        """The approximately current global parameters, or their running mean if there is one; no worker waits for the copy.
+        """A future of the global parameters, or of their running mean if there is one, without stopping the workers.
 
-        The result may be this rank's own vector, which the next `sync` can change.
+        Different slices may come from different updates. The result may be this rank's own vector, which `sync` changes.
         """
         smoothed = self.optimizer.smoothed
         return Completed(self.optimizer.parameters if smoothed is None else smoothed)
 
     def snapshot(self) -> tuple[Vectors, dict[str, Any]]:
-        """Copies of this rank's part of the global parameters and of its optimizer's vectors; the optimizer's counters."""
+        """Copies of this rank's slice of the global parameters and of the optimizer's vectors; the optimizer's counters."""
         vectors, numbers = self.optimizer.everything()
         return {name: vector.clone() for name, vector in vectors.items()}, numbers
 
@@ -148,7 +148,7 @@ class Exchange(ABC):
         return dict(self._owed)
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
-        """Continue with what `worker_state` returned, on this rank or, re-sliced or summed, on other ranks."""
+        """Continue with what `worker_state` returned on this rank, or with a state derived from other ranks' (`inherited`)."""
         owed = {name: vectors[name] for name in (RESIDUAL, UNSENT) if name in vectors}
         self._owed = {name: vector.to(self.optimizer.parameters) for name, vector in owed.items()}
 
@@ -157,11 +157,11 @@ class Exchange(ABC):
         return [RecoveryPiece.of(self.initial_slices[rank], self.optimizer)]
 
     def rescued(self) -> Vectors:
-        """`worker_state` after an exchange that may have been interrupted, without what must be identical on all ranks."""
+        """`worker_state` after an exchange that may have been interrupted, without vectors that must be equal on all ranks."""
         return self.worker_state()
 
     def _pay(self, name: str, vector: Tensor) -> None:
-        """Add to `vector`, once, what this worker owes under this name."""
+        """Add the loaded vector `name`, if any, to `vector`, and forget it."""
         if name in self._owed:
             vector.add_(self._owed.pop(name))
 

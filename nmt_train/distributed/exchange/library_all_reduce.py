@@ -1,4 +1,4 @@
-"""All-reduce by a library through the transport: the MPI library's, or torch.distributed's (NCCL, gloo)."""
+"""All-reduce by a library that the transport calls: MPI, or torch.distributed (NCCL, gloo)."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _SEED = 20_190_531  # seeds the initial right factors, which are the same on all
 class LowRankConfig:
     """Low-rank compression (PowerSGD, Vogels et al. 2019)."""
 
-    rank: int = Field(default=1, ge=1, le=1024, description="columns of each factor")
+    rank: int = Field(default=1, ge=1, le=1024, description="rank of the approximation: number of columns of each factor")
 
 
 class PowerSGD(AllReduce):
@@ -43,8 +43,8 @@ class LowRankReducer(Reducer):
     It averages P = M Q over the ranks and makes P orthonormal; then it averages Q = M^T P. Error feedback adds what P Q^T
     leaves out of a rank's gradient to the next gradient of that rank.
 
-    layout: shapes of the parameters in the order of the vector. Parameters that are not matrices, or are too small to gain,
-    are averaged without compression. inner: the reducer for the factors and the uncompressed parameters.
+    layout: names and shapes of the parameters in the order of the vector. Parameters that are not matrices, or too small to
+    benefit, are averaged without compression. inner: the reducer for the factors and the uncompressed parameters.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class LowRankReducer(Reducer):
         return Reduction(1.0, joined.weight)
 
     def _owe(self, mean: Tensor) -> None:
-        """Keep what `mean` lacks of this rank's own vector as the residual."""
+        """Subtract `mean` from this rank's saved vector; the rest is the residual."""
         for place, _, _ in self._matrices:
             self._error[place].sub_(mean[place])
         for place in self._others:
@@ -136,7 +136,7 @@ def _joined(parts: Sequence[Tensor], like: Tensor) -> Tensor:
 
 def _orthonormal(matrix: Tensor) -> Tensor:
     """Make the columns orthonormal in place, one after the other (Gram-Schmidt)."""
-    if matrix.is_meta:  # no values; torch would spend milliseconds on their sizes
+    if matrix.is_meta:  # no values to compute; torch would need milliseconds to derive their sizes
         return matrix
     for column in range(matrix.shape[1]):
         its = matrix[:, column]

@@ -17,7 +17,7 @@ class RecoveryPiece:
     """The slice `place` of the global parameters, as one rank has it, after `updates` updates.
 
     vectors: on the CPU, by name, each as long as `place`: the parameters and, if known, their running mean and the optimizer's
-    vectors. numbers: those of the optimizer, as in `Optimizer.state`, if its vectors are known. exact: the parameters are
+    vectors. numbers: the optimizer's counters, as in `Optimizer.state`, if its vectors are known. exact: the parameters are
     exactly those after these updates; otherwise some changes may be missing, or other changes included.
     """
 
@@ -49,5 +49,5 @@ class RecoveryPiece:
             vectors = dict(zip(facts["names"], message.tensors[1:], strict=True))
             start, stop = facts["place"]
             if {vector.numel() for vector in vectors.values()} - {stop - start}:
-                raise ValueError(f"vectors that are not as long as from {start} to {stop}")
+                raise ValueError(f"vectors whose length does not match the slice from {start} to {stop}")
             return cls(slice(start, stop), int(facts["updates"]), vectors, facts["numbers"], bool(facts["exact"]))

@@ -1,4 +1,4 @@
-"""Checks that workers that each hold all parameters hold the same parameters."""
+"""Checks that all replicas of the parameters are bit-identical."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nmt_train.distributed.transport import Messages, Tag, describe
 
 
 def compare(transport: Messages, vector: Tensor) -> None:
-    """Compare this rank's vector bit by bit with that of the previous rank; UserError names two ranks that differ.
+    """Compare this rank's vector bit by bit with that of the previous rank; raises UserError if they differ.
 
     All ranks must call this together.
     """
@@ -24,6 +24,6 @@ def compare(transport: Messages, vector: Tensor) -> None:
     if to_bytes(transport.receive(before, Tag.REPLICA).result()[1]) != mine:
         raise UserError(
             f"{describe(transport, transport.rank)} and {describe(transport, before)} have different parameters, which should"
-            " be equal to the"
-            " bit: one of them computes or remembers wrongly; resume from the last checkpoint without that machine"
+            " be bit-identical: one of the two machines computes or stores wrong values; resume from the last checkpoint"
+            " without the faulty machine"
         )

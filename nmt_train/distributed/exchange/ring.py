@@ -38,10 +38,10 @@ class Reducer(ABC):
     def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Reduction:
         """Replace `vector` (elements,) by the weighted sum of all ranks' vectors, with the same bits on every rank.
 
-        Weight 0 leaves out a rank that has nothing to contribute. The reducer may already divide the sum; the returned
+        A rank with weight 0 contributes nothing. The reducer may already divide the sum; the returned
         `Reduction` has the divisor that remains.
 
-        If the vector of a rank is infinite or not a number, the sum on every rank is too; no rank is left waiting.
+        If a rank's vector contains infinities or NaN, so does the sum on every rank; no rank is left waiting.
         """
 
     def worker_state(self) -> Vectors:
@@ -66,7 +66,7 @@ class RingAllReduce(Reducer):
 
     @torch.no_grad()
     def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Reduction:
-        """The message of each block also carries the total weight of the ranks that the block sums."""
+        """Each message also carries the total weight of the ranks in its partial sum."""
         size, rank = self._transport.size, self._transport.rank
         if size == 1:
             return Reduction(1.0, weight)
@@ -84,7 +84,7 @@ class RingAllReduce(Reducer):
             sent.append(self._send(message))
             message = self._take(blocks[(mine - hop - 1) % size], add=False)
         for done in sent:
-            done.result()  # the vector must not be overwritten before
+            done.result()  # the caller must not overwrite the vector before it is sent
         return Reduction(max(1, total), total)
 
     def _send(self, message: Message) -> Any:

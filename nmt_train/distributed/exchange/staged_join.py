@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, PlainSerializer
 from nmt_train.common.duration import Duration, Progressed
 from nmt_train.common.yaml_file import TooMuch, value
 
-_FORM = "workers and when, first those from the start, as in {4: 0u, 8: 2000u}"
+_FORM = "workers and when they join, the first at 0u, as in {4: 0u, 8: 2000u}"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Waves:
 
     @classmethod
     def parse(cls, given: Any) -> Waves:
-        """Read a mapping, or its text; ValueError says the accepted form."""
+        """Parse a mapping, or its YAML text; raises ValueError, which shows the accepted form."""
         if isinstance(given, Waves):
             return given
         pairs = list(_mapping(given).items())
@@ -45,7 +45,7 @@ class Waves:
 
     @property
     def most(self) -> int:
-        """Workers of the last wave."""
+        """Number of workers after the last wave."""
         return self.later[-1][0] if self.later else self.first
 
     def workers(self, progress: Progressed) -> int:

@@ -1,4 +1,4 @@
-"""Exchange without a server: every worker sends its changes to all others, and computes meanwhile (Strom 2015, section 2.6).
+"""Exchange without a server: workers send changes (quantized updates) to all others while they compute (Strom 2015, 2.6).
 
 Messages hold plus or minus a threshold, which is a multiple of 2^-30. Workers add them up in 64 bits, where such sums are
 exact. Therefore the order of arrival does not matter: after all messages have arrived, all workers have bit-identical
@@ -87,7 +87,7 @@ class StromExchange(Exchange):
         self._unpublished += 1
 
     def _publish(self) -> None:
-        """Copy the exact sums to the parameters; changes of other ranks since the last call count as updates too."""
+        """Copy the exact sums to the parameters. Each change since the last call counts as an update in the running mean."""
         self.optimizer.parameters.copy_(self._exact)
         self.optimizer.smooth(self._unpublished)
         self._unpublished = 0
@@ -121,7 +121,7 @@ class StromExchange(Exchange):
         parameters.copy_(self.optimizer.parameters)
 
     def _base(self) -> None:
-        """Reset the exact sums to the parameters that checkpoints hold."""
+        """Set the exact sums to the fp32 parameters, as a run resumed from a checkpoint does."""
         torch.div(self.optimizer.parameters.double(), GRAIN, out=self._exact).round_().mul_(GRAIN)
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The named vectors of a worker's state, and what becomes of them if workers or the place of the optimizer change."""
+"""The named vectors of a worker's state, and their conversion if the number of workers or the optimizer's place changes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 from nmt_train.optim.update_optimizers import OUTER
 
 Vectors = dict[str, Tensor]
-# What a worker still owes the others: gradients (residual) or finished updates (unsent).
+# What a worker owes: the part of its gradients (residual) or finished updates (unsent) that it has not sent.
 RESIDUAL, UNSENT = "residual", "unsent"
-OPTIMIZER = "optimizer."  # prefix of the names of a worker's own optimizer's vectors
+OPTIMIZER = "optimizer."  # name prefix of the vectors of a worker's own optimizer
 GLOBAL = ("parameters", "smoothed")  # the global parameters and their running mean
 
 
 def optimizer_to_workers(
     vectors: Vectors, numbers: dict[str, Any], workers: Sequence[Vectors]
 ) -> tuple[Vectors, dict[str, Any], list[Vectors]]:
-    """Give every worker a copy of the optimizer that the shards had, if they had one.
+    """Give every worker a copy of the shards' optimizer state, if they have one.
 
-    vectors: of the shards, in full length. numbers: the optimizer's counters. workers: the state of each worker. Returns the
-    three with the optimizer moved.
+    vectors: those of all shards, in full length. numbers: the optimizer's counters. workers: the state of each worker.
+    Returns new versions of the three arguments.
     """
     staying = {name: vector for name, vector in vectors.items() if name in GLOBAL or name.startswith(OUTER)}
     mine = {name: vector for name, vector in vectors.items() if name not in staying}
@@ -37,7 +37,7 @@ def optimizer_to_workers(
 def optimizer_to_shards(
     vectors: Vectors, numbers: dict[str, Any], workers: Sequence[Vectors]
 ) -> tuple[Vectors, dict[str, Any], list[Vectors]]:
-    """Apply the updates that workers had not sent, and give the shards the first worker's optimizer if they had none.
+    """Apply the workers' unsent updates, and give the shards the first worker's optimizer state if they have none.
 
     Arguments and results are those of `optimizer_to_workers`.
     """
@@ -57,7 +57,7 @@ def optimizer_to_shards(
 def inherited(workers: Sequence[Vectors], rank: int, exchanging: Sequence[int]) -> Vectors:
     """The state of worker `rank`, if a run with these worker states continues with another number of workers.
 
-    exchanging: the ranks that exchange; they also take over what workers owe that no longer exist or do not exchange.
+    exchanging: the ranks that exchange; they also take over what the other workers owe, including those that no longer exist.
     """
     if not workers:
         return {}

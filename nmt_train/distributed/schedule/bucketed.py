@@ -21,14 +21,14 @@ class Bucketed(EveryStep):
     """Cuts the vector into buckets of equal size, and sends them from its end, where the last layers are, to its beginning.
 
     If tasks cannot run while another task computes, as on a simulated clock, the worker sends the buckets after the backward
-    pass, each when its share of the time of the pass is over.
+    pass, each after its share of the time of the pass.
     """
 
     works_with = AllReduce
     alone = False
 
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
-        assert isinstance(exchange, AllReduce), "others are refused"
+        assert isinstance(exchange, AllReduce), "modes/compatibility.py rejects other exchanges"
         super().__init__(context, exchange)
         self._all_reduce = exchange  # `sync` in two halves: `transfer` and `apply`
         count = self._flat.gradient.numel()
@@ -37,7 +37,7 @@ class Bucketed(EveryStep):
         self._waiting = deque[slice]()  # buckets of this exchange that have not been sent
         self._missing: dict[int, int] = {}  # by the start of each bucket: elements still to be computed
         self._begun = False  # whether buckets of this exchange may have been sent
-        self._weight = 0  # of this exchange
+        self._weight = 0  # weight of the gradient of this exchange
         self._background = BackgroundTask(context.transport, self._trace, exchange.transfer)
         if context.transport.parallel:
             self._flat.watch(self._computed)

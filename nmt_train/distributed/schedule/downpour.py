@@ -22,7 +22,7 @@ _SINCE = "downpour.since"  # name of the steps since the last fetch in a worker'
 class DownpourConfig:
     """Pushing gradients and fetching parameters independently (Dean et al. 2012)."""
 
-    push: int = Field(default=1, ge=1, le=10**9, description="steps whose gradients are joined into one push [steps]")
+    push: int = Field(default=1, ge=1, le=10**9, description="steps whose gradients are combined into one push [steps]")
     fetch: int = Field(default=1, ge=1, le=10**9, description="steps between two fetches of the parameters [steps]")
 
 

@@ -1,4 +1,4 @@
-"""Workers that keep parameters of their own, tied to a common center by an elastic force (EASGD, Zhang et al. 2015)."""
+"""Workers whose own parameters are tied to a common center by an elastic force (EASGD, Zhang et al. 2015)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EASGD(LocalSGD):
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
         super().__init__(context, exchange)
         self.received, self._share = self._start, context.settings.local.elastic_share
-        self._placed = False  # whether the worker has parameters of its own yet
+        self._placed = False  # whether the worker's own parameters have been set
 
     @torch.no_grad()
     def _exchange(self) -> None:
@@ -53,7 +53,7 @@ class EASGD(LocalSGD):
         return super().own_state() | {_OWN: self._flat.parameters}
 
     def rescued(self) -> Vectors:
-        """With the worker's own parameters; unlike other local steps, they leave no unsent update."""
+        """Includes the worker's own parameters, but no unsent delta: their distance to the center remains."""
         return self.exchange.rescued() | self.own_state()
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:

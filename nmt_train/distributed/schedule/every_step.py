@@ -1,4 +1,4 @@
-"""Exchange after every step, or after every n steps whose gradients are joined (thesis 3.1, Algorithm 1)."""
+"""Exchange after every step, or after every n steps, whose gradients are combined (thesis 3.1, Algorithm 1)."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class LocalSGD(Schedule):
 
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
         super().__init__(context, exchange)
-        self.accumulator = GradientAccumulator(sums=False)  # a local step is an update of its own
+        self.accumulator = GradientAccumulator(sums=False)  # each local step is a separate update
         self._every = context.settings.local.every
         self.endless = self._every == 0
         self._inner = Optimizer(dataclasses.replace(context.settings.optimizer, smoothing=0.0), self._flat.parameters)
@@ -74,7 +74,7 @@ class LocalSGD(Schedule):
         return self._inner.learning_rate
 
     def step(self) -> bool:
-        """Make a local step. A non-finite step is not counted: all workers make the same number between two exchanges."""
+        """Make a local step. A non-finite step is not counted, so that all workers exchange after equally many steps."""
         gradient, self._begun, self._worked = self._flat.gradient, True, True
         try:
             self.exchange.gradient_norm, weight = self.accumulator.join(gradient, self._clip_norm)
@@ -130,7 +130,7 @@ class LocalSGD(Schedule):
 
     @torch.no_grad()
     def rescued(self) -> Vectors:
-        """The worker owes its delta since the last exchange."""
+        """Includes the delta since the last exchange, which has not been sent."""
         rescued = super().rescued()
         if self._begun:
             rescued[UNSENT] = rescued[UNSENT] + self._way() if UNSENT in rescued else self._way()

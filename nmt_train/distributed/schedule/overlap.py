@@ -37,8 +37,8 @@ class OverlapConfig:
     )
     local_update: Literal["none", "sum", "optimizer"] = Field(
         default="sum",
-        description="updates of a worker's own parameters between exchanges: sum (by the gradients that have just been"
-        " sent), optimizer (at every step), none",
+        description="updates of a worker's own parameters between exchanges: sum (one, by the gradient that it has just sent),"
+        " optimizer (one at every step), none",
     )
 
 
@@ -54,7 +54,7 @@ class Overlap(Schedule):
         flat, transport, self._config = self._flat, context.transport, context.settings.overlap
         config, optimizer = self._config, context.settings.optimizer
         self.received = flat.parameters.clone()
-        self._given, self._weight = flat.gradient.clone(), 0  # the joined gradient that the background task has
+        self._given, self._weight = flat.gradient.clone(), 0  # the combined gradient being exchanged, and its weight
         self._step_gradient = flat.gradient.clone() if config.local_update == "optimizer" else None
         # If the exchange turns gradients into updates, the worker adds these updates to the received parameters.
         own = config.local_update == "optimizer" or (config.local_update == "sum" and not exchange.exchanges_updates)
@@ -70,7 +70,7 @@ class Overlap(Schedule):
 
     def step(self) -> bool:
         if self._task.done():
-            self._task.result()  # raises the error of a failed exchange, after which none would ever end
+            self._task.result()  # raises the error of a failed exchange; otherwise, the worker would wait forever
         self._steps += 1
         if not self._idle.is_set():
             if not self._config.bound or self._steps < self._config.bound:
@@ -81,7 +81,7 @@ class Overlap(Schedule):
         return self._swap()
 
     def drain(self) -> None:
-        """Exchange the accumulated gradient and take the received parameters. After NotFinite, as in `step`, drain again."""
+        """Exchange the accumulated gradient and take the received parameters. If this raises NotFinite, call it again."""
         self._wait()
         if self._steps:
             self._swap()
@@ -122,7 +122,7 @@ class Overlap(Schedule):
 
     @torch.no_grad()
     def _lay_over(self, given: Tensor) -> None:
-        """Update the received parameters by the gradient that was just given away and that they do not include."""
+        """Apply the gradient that was just sent to the received parameters, which do not include it yet."""
         if self._local is None:
             self._flat.parameters.add_(given)
         else:
@@ -131,7 +131,7 @@ class Overlap(Schedule):
                 self._local.apply(given)
 
     def _update_locally(self) -> None:
-        """Between two exchanges: update by the newest gradient alone, the difference of the accumulated gradients."""
+        """Between two exchanges: update by the gradient of the last step, by which the accumulated gradient has changed."""
         if self._local is None or self._step_gradient is None:
             return
         newest = self._flat.gradient - self._step_gradient

@@ -20,7 +20,7 @@ from nmt_train.distributed.schedule.schedule import Schedule
 
 @dataclass(frozen=True, config=STRICT)
 class PipelineConfig:
-    """Exchanging while the next batches are computed, all workers in step (Pipe-SGD)."""
+    """Exchanging while the next batches are computed, with all workers in lockstep (Pipe-SGD)."""
 
     width: int = Field(
         default=2,
@@ -38,7 +38,7 @@ class PipeSGD(Schedule):
     in_lockstep = True
 
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
-        assert isinstance(exchange, AllReduce), "others are refused"
+        assert isinstance(exchange, AllReduce), "modes/compatibility.py rejects other exchanges"
         super().__init__(context, exchange)
         self._config: PipelineConfig = context.settings.pipeline
         self.max_in_flight = self._config.width - 1
@@ -75,7 +75,7 @@ class PipeSGD(Schedule):
         self._background.give(vector, weight)
 
     def _take(self) -> bool:
-        """Wait for the oldest sum, and update by it."""
+        """Wait for the oldest sum, and apply it."""
         vector, joined = self._background.take()
         try:
             self._all_reduce.apply(vector, self._flat.parameters, joined)

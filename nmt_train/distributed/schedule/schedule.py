@@ -18,7 +18,7 @@ RECEIVED = "worker.received"  # name, in a worker's state, of the parameters tha
 
 
 class Schedule(ABC):
-    """exchange: the exchange that the schedule uses. steps: for each number of steps, how many exchanges covered that many.
+    """Decides when a worker exchanges. exchange: what it exchanges with. steps: steps[n] exchanges covered n steps each.
 
     Class attributes say what a schedule can be combined with.
     works_with: the class of exchanges that it needs. alone: it makes sense for a single rank.
@@ -69,9 +69,10 @@ class Schedule(ABC):
 
     @abstractmethod
     def step(self) -> bool:
-        """Called after `backward`, or after `accumulator.add` and a gradient; returns True if it has sent gradients.
+        """Called after a batch's gradient was added to the flat one; returns True if it has exchanged gradients.
 
-        Raises NotFinite if the gradient is not finite. The gradient is then dropped; training can continue with the next batch.
+        A pipeline returns True if it has applied an older sum. Raises NotFinite if the gradient is not finite. The gradient is
+        then dropped; training can continue with the next batch.
         """
 
     def skip(self) -> bool:
@@ -80,14 +81,14 @@ class Schedule(ABC):
 
     @abstractmethod
     def drain(self) -> None:
-        """Finish everything in flight. Called before a checkpoint, before a wait, and at the end."""
+        """Exchange what has accumulated, and finish everything in flight. Called on the order *drain* and at the end."""
 
     def refresh(self) -> None:
         """Copy exactly the global parameters to this worker. Called while every worker is drained."""
         self.exchange.refresh(self._flat.parameters)
 
     def settle(self) -> None:
-        """Prepare for a snapshot while every worker is drained. If the exchange `keeps`, the worker's parameters stay."""
+        """Prepare for a snapshot while all workers are drained. If the exchange `keeps`, the worker keeps its parameters."""
         if self.exchange.keeps:
             self.exchange.settle(self.received)
         else:
@@ -113,7 +114,7 @@ class Schedule(ABC):
         return self.exchange.rescued() | self.own_state()
 
     def in_doubt(self) -> Vectors:
-        """What the worker also owes, unless some rank has made more updates than this one: those updates then include it."""
+        """What the worker also owes if no rank has made more updates than this one; otherwise, those updates include it."""
         return {}
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:

@@ -27,8 +27,8 @@ class TransportConfig:
         default=60.0,
         ge=1,
         le=86400,
-        description="a rank that is silent for this long is considered lost, and training ends; a rank whose computation"
-        " takes ten times as long ends itself [seconds]",
+        description="a rank that is silent for this long is considered lost, and training ends; a rank that hangs in a"
+        " computation for at least ten times as long ends itself [seconds]",
     )
     start_deadline: float = Field(
         default=120.0, ge=1, le=86400, description="maximum time for all ranks to connect at the start [seconds]"
@@ -37,7 +37,7 @@ class TransportConfig:
         default=1 << 20, ge=1 << 10, le=1 << 30, description="longer tensors are sent in chunks of this size [bytes]"
     )
     longest: int = Field(
-        default=8 << 30, ge=1 << 20, le=1 << 50, description="messages that claim to be longer are refused [bytes]"
+        default=8 << 30, ge=1 << 20, le=1 << 50, description="maximum size of a message; longer messages are rejected [bytes]"
     )
 
 
@@ -55,13 +55,13 @@ class Tag(IntEnum):
     PULLED = 11  # the answer to PULL
     CONTROL = 6  # orders from rank 0
     REPORT = 7  # reports of the other ranks to rank 0
-    HELLO = 8  # the comparison of the ranks' states at the start
+    HELLO = 8  # setup at the start: hosts, clocks, and the comparison of the ranks' states
     RING = 12  # a partial sum of a ring all-reduce, sent to the next rank
     PEER = 14  # a worker's changes, sent to all other workers
     REPLICA = 13  # a checksum of state that must be identical on all ranks
 
 
-# Messages whose size grows with the model: those in _ENCODED as a whole; of those in WHOLE only the vectors, not the facts.
+# Messages whose size grows with the model: in _ENCODED, all tensors do; in WHOLE, only the floating-point vectors.
 _ENCODED = frozenset({Tag.PUSH, Tag.ANSWER, Tag.NODE, Tag.GRANT, Tag.RING, Tag.PEER})
 WHOLE = frozenset({Tag.COPY, Tag.STATE, Tag.PULL, Tag.PULLED})
 OF_MODEL = _ENCODED | WHOLE
@@ -75,7 +75,7 @@ NAMES = {
 
 
 def of_model(tag: Tag, message: Message) -> int:
-    """The number of bytes in a message whose count grows with the size of the model."""
+    """The bytes of a message that grow with the size of the model."""
     if tag in _ENCODED:
         return message.bytes
     vectors = [tensor for tensor in message.tensors if tensor.is_floating_point() and tensor.numel() > 1]
@@ -85,7 +85,7 @@ def of_model(tag: Tag, message: Message) -> int:
 class Lost(UserError):
     """Another rank went silent or ended; the message says which rank, on which host, and for how long.
 
-    A restart may help: the exit status tells this to `nmt-train --restarts`.
+    A restart may help, so the exit status is TRY_AGAIN, after which `nmt-train --restarts` starts again.
     """
 
     status = TRY_AGAIN
@@ -147,7 +147,7 @@ class Messages(Protocol):
 class Tasks(Protocol):
     """The concurrent tasks of a rank."""
 
-    parallel: bool  # tasks run while another computes; if False, only while it waits or calls `spend`
+    parallel: bool  # tasks run while another task computes; if False, only while the other waits or calls `spend`
 
     def spawn(self, name: str, function: Callable[[], Any]) -> Future[None]:
         """Run `function` as a concurrent task. It must end when the transport is closed: its waits then raise Aborted."""
@@ -163,9 +163,9 @@ class Transport(Messages, Tasks, Clock, Protocol):
     sent: dict[Tag, list[int]]  # by tag: messages, bytes
     received: dict[Tag, list[int]]
     cpu: float  # CPU seconds that carrying messages has used so far
-    observe: Callable[[str, str, float, float], None] | None  # is called with a transfer's name, thread, start and end
+    observe: Callable[[str, str, float, float], None] | None  # called with a transfer's name, thread, start and end [s]
     fault_tolerant: bool  # if processes end, the surviving ranks can regroup
-    ended: str  # the ranks that had ended before the last `regroup`
+    ended: str  # names the ranks that had ended before the last `regroup`; empty: none
 
     def watched(self, deadline: float) -> AbstractContextManager[None]:
         """A context that ends this rank's process if a task hangs, that is, neither waits nor gives a sign of life.
@@ -194,6 +194,6 @@ def describe(transport: Messages, *ranks: int) -> str:
 
 
 def numbered(places: Sequence[Hashable]) -> tuple[int, ...]:
-    """Number the nodes in the order of their first ranks; returns each rank's node. places: the place of each rank."""
+    """Number the nodes in the order of their first ranks; returns each rank's node. places: any key of each rank's machine."""
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
     return tuple(numbers[place] for place in places)

@@ -28,7 +28,7 @@ _LOOK = 0.5  # seconds between two checks that the other side of a wait is alive
 
 
 class LocalFuture(concurrent.futures.Future[Any]):
-    """A future whose wait calls `alive` regularly, and ends if `alive` raises an error."""
+    """A future whose wait calls `alive` regularly, and ends if `alive` raises an error; `timeout` is ignored."""
 
     def __init__(self, alive: Callable[[], None]) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class LocalTransport:
         self.offset = 0.0  # seconds to add to this host's clock to get rank 0's
         self.fault_tolerant, self.ended = False, ""
         self.cpu = 0.0  # CPU seconds that carrying messages has used
-        self.observe: Callable[[str, str, float, float], None] | None = None  # of transfers: name, thread, start, end
+        self.observe: Callable[[str, str, float, float], None] | None = None  # see `Transport`
         self._mutex, self._watch = threading.Lock(), Watchdog()
         self._threads: list[threading.Thread] = []
         self._failure: BaseException | None = None
@@ -173,7 +173,7 @@ class LocalTransport:
 
     def regroup(self) -> LocalTransport:
         """Always raises: a single rank has no other ranks that could end."""
-        raise self._failure or Aborted("nobody is left")
+        raise self._failure or Aborted("no other rank is left")
 
     def _check(self, source: int | None = None) -> None:
         """Raise the error of this transport, if it has failed, or Aborted if it is closed."""

@@ -14,7 +14,7 @@ import nmt_train
 
 _OURS = str(Path(nmt_train.__file__).parent)
 _LOOK = 0.5  # seconds between two checks
-_DEADLINES, _TIMES = 10, 20
+_DEADLINES, _TIMES = 10, 20  # a task hangs if it is silent for both 10 deadlines and 20 times the longest earlier silence
 
 
 class AwakeClock:
@@ -67,8 +67,8 @@ class Watchdog:
         for task, sign in list(self._signs.items()):
             if self._now - sign > limit:
                 return (
-                    f"{_place(task)} has not ended for {self._now - sign:.0f} s, {_DEADLINES} times transport.deadline or"
-                    " more, and"
+                    f"{_place(task)} has not ended for {self._now - sign:.0f} s, at least {_DEADLINES} times"
+                    " transport.deadline, and"
                     f" nothing before took longer than {self._longest:.1f} s; check the device or the disk that it waits for,"
                     " or raise transport.deadline, then start the same command again"
                 )
@@ -76,7 +76,7 @@ class Watchdog:
 
     @contextmanager
     def over(self, deadline: float, give_up: Callable[[str], None]) -> Iterator[None]:
-        """A context that watches the calling task and all tasks that have begun; calls `give_up` with a text if one hangs."""
+        """A context that watches the calling task and all that called `begin`; calls `give_up` with a text if one hangs."""
         ended = threading.Event()
 
         def look() -> None:

@@ -99,5 +99,5 @@ def test_a_peer_that_takes_nothing_in_is_named() -> None:
     slots = Slots()
     for _ in range(SLOTS):
         slots.take(3)
-    with pytest.raises(Lost, match=r"rank 3 takes nothing in: .*; look at what it does"):
+    with pytest.raises(Lost, match=r"rank 3 receives nothing: .*; look at what it does"):
         slots.take(3)

@@ -36,11 +36,11 @@ from nmt_train.optim.update_optimizers import UpdateAdder
 from nmt_train.optim.worker_optimizer import WorkerOptimizer
 
 _AHEAD = 2  # maximum number of unapplied pushes per shard if the worker does not wait for answers
-_RECEIVED, _SEEN = "server.received", "server.seen"  # among the vectors of a worker's state
+_RECEIVED, _SEEN = "server.received", "server.seen"  # names in a worker's state; see `Shard.seen`
 
 
 class ParameterServer(Exchange):
-    """The client; `service` is this rank's shard."""
+    """The worker's side; `service` serves this rank's shard."""
 
     sharded = True
 
@@ -61,13 +61,13 @@ class ParameterServer(Exchange):
         self._transport, self._trace, self._traffic = transport, context.trace, traffic
         self._pushes = config.per == "device" or transport.rank in first_ranks(transport.nodes)  # else `sync` is not called
         self.exchanges_updates, self.waits_for_others = traffic.exchanges_updates, traffic.rule.holds
-        self._told = 0  # updates of the shard that answered last
-        self._heard: dict[int, int] = {}  # updates of each rank's shard at its last answer
+        self._told = 0  # update count of the shard that answered last
+        self._heard: dict[int, int] = {}  # by rank: update count of its shard at its last answer
         self._latest: Tensor | None = None  # the parameters in these answers
         # Whether a worker continues from what it received plus all of its own updates, which deltas then leave out.
         self._whole = config.knows_own(traffic.exchanges_updates, traffic.feedback)
         self._owes = UNSENT if traffic.exchanges_updates else RESIDUAL
-        self._newest: Tensor | None = None  # with local_gradient: the update by the last gradient
+        self._newest: Tensor | None = None  # with local_gradient: the update from the last gradient
         recovers = transport.fault_tolerant and transport.size > 1 and settings.recovery.copies
         replication = Replication(transport, self.shards, settings.recovery) if recovers else None
         # Finished updates are each applied in full, unless the rule takes their mean.
@@ -127,11 +127,11 @@ class ParameterServer(Exchange):
             self._combine(received, parameters)
 
     def _counted(self, weight: int) -> int:
-        """The weight of a push in a mean: of finished updates, that of every worker is 1 (0 without a batch)."""
+        """The weight of a push in a mean. For finished updates, it is 1 for every worker (0 without a batch)."""
         return min(weight, 1) if self.exchanges_updates else weight
 
     def _combine(self, received: Tensor, parameters: Tensor) -> None:
-        """Set `parameters` to the received ones plus all of the worker's own updates, or plus that by its last gradient."""
+        """Set `parameters` to the received ones, plus unsent updates (own_updates) or the newest update (local_gradient)."""
         if self._received is None:
             return
         parameters.copy_(received)
@@ -144,7 +144,7 @@ class ParameterServer(Exchange):
 
     @torch.no_grad()
     def give(self, gradient: Tensor, weight: int = 1) -> None:
-        """`sync` without answers; returns when the gradient has been sent and no shard has more than a few unapplied pushes."""
+        """`sync` without answers. Returns when it is sent and at most `_AHEAD` pushes per shard are unacknowledged."""
         weight = self._counted(weight)
         with self._trace.span("sync"):
             self._pay(self._owes, gradient)
@@ -160,7 +160,7 @@ class ParameterServer(Exchange):
                 done.result()
 
     def _wait_for_applied(self, most: int) -> None:
-        """Wait until every shard has acknowledged all except at most `most` of the pushes without answers."""
+        """Wait until at most `most` pushes per shard are unacknowledged."""
         for waiting in self._applied.values():
             while len(waiting) > most:
                 with self._trace.span("waiting"):
@@ -188,7 +188,7 @@ class ParameterServer(Exchange):
             self._told = self._heard[rank] = message.number()
 
     def _decode(self, message: Message, parameters: Tensor) -> None:
-        """Bring the parameters of a shard up to date with its answer."""
+        """Apply a shard's answer to `parameters`, its slice of the received parameters."""
         if self._down is None:
             parameters.copy_(message.vector(parameters.numel()))
         else:

@@ -1,4 +1,4 @@
-"""One exchange per node (thesis 3.7): a node first joins the gradients of its devices, and all of them use the answer."""
+"""One exchange per node (thesis 3.7): the node's first rank combines the gradients of its ranks and shares the answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PerNode(ExchangeWrapper):
         self._transport, self.exchanges_updates, self._sums = transport, False, sums
         node = transport.nodes[transport.rank]
         self._members = [rank for rank, its in enumerate(transport.nodes) if its == node]
-        self._told = 0  # updates when the node's first rank last exchanged
+        self._told = 0  # update count when the node's first rank last exchanged
         self._received = parameters.clone() if transport.rank == self._members[0] else None
         self.waits_for_others = True
         if self._received is not None:
@@ -89,7 +89,7 @@ class PerNode(ExchangeWrapper):
         self._transport.send(source, Tag.GRANT, Message((self._exchange.updates,)))
 
     def _exchange_for(self, given: Mapping[int, Message], joined: Tensor) -> None:
-        """Join the gradients in the order of the ranks, not of arrival, so that sums have the same bits in every run."""
+        """Combine the gradients in the order of the ranks, not of arrival, so that sums are bit-identical in every run."""
         assert self._received is not None
         weights = [given[rank].number(1) for rank in sorted(given)]
         vectors = [given[rank].vector(joined.numel()).to(joined.device) for rank in sorted(given)]

@@ -18,7 +18,7 @@ from nmt_train.optim.optimizer import Optimizer
 def _interval(given: Any) -> Duration:
     span = Duration.parse(given)
     if span.unit in "et":
-        raise ValueError(f"{given!r}: copies are made every so many updates, or in time: write 100u, 30s or 2m")
+        raise ValueError(f"{given!r}: copies are made after a number of updates or a time: write 100u, 30s or 2m")
     return span
 
 
@@ -31,7 +31,7 @@ class RecoveryConfig:
     )
     every: Annotated[Duration, BeforeValidator(_interval), PlainSerializer(str)] = Field(
         default=Duration.parse("30s"),
-        description="interval between two copies of a shard, as 100u or 30s: at most so much of it can be lost",
+        description="interval between two copies of a shard, as 100u or 30s; a failure loses about this much of it",
     )
 
 

@@ -1,4 +1,4 @@
-"""The requests of workers to shards, which are the first number of their messages."""
+"""The kinds of requests from workers to shards: the first number of each message."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Push(IntEnum):
-    """Requests under the tag PUSH, in the order in which a worker makes them."""
+    """Requests under the tag PUSH; a shard handles those of a worker in the order in which they were sent."""
 
     EXCHANGE = 0  # update, and answer with parameters or a delta
     GIVE = 1  # update, and acknowledge
@@ -19,5 +19,5 @@ class Pull(IntEnum):
 
     ALL = 4  # all parameters; only while no worker has a push in flight
     EXPECT = 5  # wait for this worker from now on
-    HAS = 6  # the same, and record that the worker has the parameters in this message
+    HAS = 6  # as EXPECT, and record that the worker has the parameters in this message
     COPY = 7  # all parameters or their running mean, at any time

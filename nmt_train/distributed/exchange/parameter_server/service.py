@@ -18,7 +18,7 @@ from nmt_train.trace import Trace
 
 
 class ShardService:
-    """Holds a lock during every use of the shard. replication: copies the shard to another machine, if it must survive."""
+    """Locks the shard while it uses it, except in `seen` and `load_seen`. replication: copies the shard to another machine."""
 
     def __init__(self, shard: Shard, transport: Transport, trace: Trace, replication: Replication | None = None) -> None:
         self._shard, self._transport, self._trace, self._replication = shard, transport, trace, replication
@@ -30,7 +30,7 @@ class ShardService:
             transport.spawn("pulls", self._serve_pulls)
 
     def push_directly(self, gradient: Tensor, weight: int, parameters: Tensor | None = None) -> None:
-        """Push the gradient of this rank's own worker and update its parameters; the gradient may be overwritten."""
+        """Push the gradient of this rank's own worker, and copy the shard to `parameters`; the gradient may be overwritten."""
         with self._lock, self._trace.span("update", self.optimizer.cost_elements):
             self._shard.push_directly(self._transport.rank, gradient, weight)
             if parameters is not None:
@@ -43,7 +43,7 @@ class ShardService:
             self._shard.copy_to(self._transport.rank, parameters)
 
     def flush(self) -> None:
-        """Apply pushes that are waiting for further pushes."""
+        """Apply an incomplete bundle of pushes."""
         with self._lock:
             if self._shard.flush():
                 self._updated()

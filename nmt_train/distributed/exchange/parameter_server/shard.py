@@ -18,9 +18,9 @@ class Shard:
     """Not thread-safe: callers hold the lock of the `ShardService`.
 
     up: the codec that decodes pushes.
-    down: the codec that encodes deltas against what each worker has, so that the next delta contains what one leaves out.
-    None: the shard sends the parameters themselves.
-    delay: the number of answers that a worker receives between the parameters of its gradient and its push.
+    down: the codec that encodes deltas against the shard's record of what each worker has, so that the next delta contains
+    what one leaves out. None: the shard sends the parameters themselves.
+    delay: see `Traffic`.
     knows_own: pushes are updates that the worker has already applied to its copy, so deltas contain only others' updates.
     sums: an update uses the sum of its pushes; otherwise their mean by weight (see gradient_accumulation.py).
     """
@@ -41,12 +41,12 @@ class Shard:
         self._parameters = optimizer.parameters
         self._gradient = torch.zeros_like(self._parameters)
         self._sums = sums and not rule.mean
-        self._shares: list[float] = []  # for each push in _gradient, not yet applied: its fraction of a step
+        self._shares: list[float] = []  # for each push accumulated in _gradient: its fraction of a step
         self._weights: list[int] = []  # the weights of the same pushes
-        self._held: dict[int, Tensor] = {}
+        self._held: dict[int, Tensor] = {}  # by worker: the parameters that it has, if `down` encodes deltas
         self._expected: set[int] = set()  # workers that rounds wait for
         self._waiting: list[int] = []  # workers whose answers the update rule delays
-        # By worker: the update numbers of its last answers. The first belongs to the parameters of its next gradient.
+        # By worker: the update counts of its last answers. The oldest is that of the parameters of its next push.
         self._seen: dict[int, deque[int]] = defaultdict(lambda: deque([0], maxlen=delay + 1))
 
     def push(self, worker: int, message: Message, answer: bool = True, weight: int = 1) -> list[int]:
@@ -74,13 +74,13 @@ class Shard:
         return self._pushed(worker, self._gradient, True, share, weight)
 
     def _scale(self, share: float, weight: int) -> float:
-        """The factor for a second or later push. The second also scales the first; a single push stays unscaled, so exact."""
+        """The factor for a second or later push. The second also scales the first; a single push stays unscaled and exact."""
         if len(self._weights) == 1 and (first := self._counted()[0]) != 1.0:
             self._gradient.mul_(first)
         return share * (1 if self._sums else max(1, weight))
 
     def _counted(self) -> list[float]:
-        """The factor of each push."""
+        """The factor of each accumulated push: its share, times its weight in a mean."""
         if self._sums:
             return list(self._shares)
         return [share * weight for share, weight in zip(self._shares, self._weights, strict=True)]
@@ -113,7 +113,7 @@ class Shard:
         return []
 
     def answer(self, worker: int) -> Message:
-        """The message with the number of updates, then the parameters, or the part of their delta that the codec sends."""
+        """Record an answer to the worker; return it: the update count, and the parameters or their encoded delta."""
         updates = self.optimizer.updates
         self._seen[worker].append(updates)
         if self._down is None:
@@ -160,7 +160,7 @@ class Shard:
             self._held[worker] = parameters.to(self._parameters, copy=True)
 
     def seen(self, workers: int) -> Tensor:
-        """The update numbers of each worker's last answers (workers, answers), int64, padded on the left with -1."""
+        """The update counts of each worker's last answers (workers, answers), int64, padded on the left with -1."""
         longest = max((len(its) for its in self._seen.values()), default=0)
         rows = [list(self._seen[worker]) if worker in self._seen else [] for worker in range(workers)]
         return torch.tensor([[-1] * (longest - len(row)) + row for row in rows], dtype=torch.int64)
@@ -183,8 +183,8 @@ class Shard:
         """Make one step from the accumulated pushes; each push counts by its weight and its share of a step.
 
         The mean of the shares scales the step, and the gradient is the mean weighted by the shares. With plain gradient
-        descent, each push thus moves the parameters by its share (Zhang et al. 2016, section 3.2). The rule is the same for
-        optimizers that respond differently to the scale of a gradient.
+        descent, each push thus moves the parameters by its share (Zhang et al. 2016, section 3.2). The same rule is
+        used for optimizers such as Adam, which normalize the gradient.
         """
         counted, pushes = self._counted(), len(self._weights)
         share = sum(counted) / (pushes if self._sums else sum(self._weights))

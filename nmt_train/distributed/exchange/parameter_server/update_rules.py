@@ -7,7 +7,7 @@ from typing import Any
 
 
 class UpdateRule(ABC):
-    """holds: answers wait for the update. mean: an update uses the mean of its pushes, not their sum."""
+    """holds: a worker's answer waits until its push is applied. mean: an update uses the mean of its pushes, not their sum."""
 
     holds: bool = False
     mean: bool = False
@@ -45,7 +45,7 @@ class Asynchronous(UpdateRule):
 
 
 class StalenessAware(Asynchronous):
-    """Steps are divided by staleness (Zhang et al. 2016)."""
+    """Divides the step of each push by its staleness (Zhang et al. 2016)."""
 
     def share(self, staleness: int) -> float:
         return 1.0 / max(1, staleness)

@@ -36,10 +36,10 @@ def pack(tag: int, slot: int, message: Message) -> np.ndarray:
 
 
 def unpack(frame: np.ndarray, origin: str, longest: int, tags: Container[int]) -> tuple[int, int, Message]:
-    """Tag, slot and message of a frame (bytes,) from `origin`; with a slot, the tensors must still be filled.
+    """Tag, slot and message of a frame (bytes,) from `origin`. If the slot is not 0, the tensors are not filled.
 
     Raises Malformed, before it allocates memory, if the tag is not in `tags`, the header contradicts itself, or the tensors are
-    longer than `longest` bytes.
+    longer than `longest` bytes in total.
     """
     refused = Message(origin=origin).malformed
     if frame.size < 8 * _FIXED or frame.size % 8:

@@ -18,7 +18,7 @@ _EAGER, _HEADER = 4 << 20, 1 << 10  # bytes: largest eager message; header that 
 def load(chunk: int) -> Any:
     """mpi4py's MPI, initialized by the calling thread; raises UserError if none can be loaded, or if it lacks thread support.
 
-    chunk: length of the longest messages [bytes].
+    chunk: maximum size of one MPI message [bytes].
     """
     # Open MPI asks the receiver before it sends a message longer than this limit. Over TCP, the reply waits behind all data
     # that flows in the same direction as the reply: two ranks with much data for each other would send it in turns.
@@ -47,12 +47,12 @@ def finalize(mpi: Any) -> None:
 
 
 def _library(mpi: Any) -> Any:
-    """The library through ctypes: its calls let other threads run while waiting. mpi4py's MPI_Init and MPI_Finalize do not."""
+    """The MPI library through ctypes, whose calls release the interpreter lock; mpi4py's MPI_Init and MPI_Finalize do not."""
     return ctypes.CDLL(mpi.__file__)
 
 
 def fault_tolerant() -> bool:
-    """Whether surviving ranks may continue after others have ended: mpirun --with-ft ulfm tells its processes so."""
+    """Whether surviving ranks may continue after others have ended: mpirun --with-ft ulfm sets this variable."""
     return os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"  # noqa: SIM112 - Open MPI uses this spelling
 
 
@@ -65,7 +65,7 @@ def has_ended(mpi: Any, error: BaseException) -> bool:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process immediately: MPI's threads would keep a rank alive that leaves without the others.
+    """End this process immediately: MPI's threads would keep a rank alive that ends before the others.
 
     If the other ranks could continue, but this rank has found an error that ends training for all, it aborts all ranks,
     including those that hang. Under srun, it also aborts the others, which would otherwise notice that it is missing and abort

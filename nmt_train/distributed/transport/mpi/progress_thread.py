@@ -1,7 +1,7 @@
 """The progress thread makes all MPI calls of a rank, so that MPI_THREAD_FUNNELED is enough.
 
-It tests its requests in a loop, and sleeps longer each time that nothing moved, so that waiting does not occupy a core. It
-sends a long message as a header under MPI tag 0 (framing.py), followed by pieces under an MPI tag of their own (their slot).
+It tests its requests in a loop, and sleeps longer after each test without progress, so that waiting does not occupy a core. It
+sends a long message as a header under MPI tag 0 (framing.py), followed by pieces under a separate MPI tag (its slot).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Slots:
         """The next free slot, counted from 1. Raises Lost if all are in use, which does not happen while the peer works."""
         taken = self._taken[peer]
         if len(taken) == SLOTS:
-            raise Lost(f"rank {peer} takes nothing in: {SLOTS:,} messages wait for it; look at what it does on its host")
+            raise Lost(f"rank {peer} receives nothing: {SLOTS:,} messages wait for it; look at what it does on its host")
         slot = self._last[peer] % SLOTS + 1
         while slot in taken:
             slot = slot % SLOTS + 1
@@ -205,7 +205,7 @@ class ProgressThread:
 
         transfer = Transfer(letter.to, False, self._timed(letter.tag, False, finish))
         self._track(self._comm.Isend([frame, self.mpi.BYTE], letter.to, 0), transfer)
-        # Send messages that nobody waits for piece by piece, so that training's own messages can go between the pieces.
+        # Send bulk messages one piece at a time, so that training's own messages can go between the pieces.
         pieces = [] if short else self._cut(payload)
         at_once = 1 if letter.tag in (Tag.STATE, Tag.COPY, Tag.PULLED) else len(pieces)
         transfer.later.extend((piece, slot) for piece in pieces[at_once:])
@@ -300,5 +300,5 @@ class ProgressThread:
             if time.monotonic() > deadline:
                 return
             time.sleep(_LONGEST_SLEEP)
-        if self.former == list(range(self.mpi.COMM_WORLD.size)):  # otherwise it may wait forever for ended ranks
+        if self.former == list(range(self.mpi.COMM_WORLD.size)):  # otherwise, MPI may wait forever for ended ranks
             finalize(self.mpi)

@@ -54,7 +54,7 @@ def _await(transport: Transport, source: int | None, end: float, missing: str, d
     while not future.done():
         if time.monotonic() > end:
             raise UserError(
-                f"MPI: {missing} of {transport.size} did not show up within {deadline:g} s (transport.start_deadline); look"
+                f"MPI: {missing} of {transport.size} did not connect within {deadline:g} s (transport.start_deadline); look"
                 f" at what {'it does' if ',' not in missing else 'they do'} on the host"
             )
         concurrent.futures.wait([future], timeout=0.5)

@@ -39,9 +39,9 @@ class Group:
                 found = to_json(transport.receive(0, Tag.HELLO).result()[1])
                 if found["device"] != kind:
                     raise UserError(
-                        "exchange.algorithm: torch sums what all ranks have on devices of one kind, but"
+                        "exchange.algorithm: torch needs the same type of device on all ranks, but"
                         f" {describe(transport, 0)}"
-                        f" computes on {found['device']} and this one on {kind}; use ring, or the same devices everywhere"
+                        f" computes on {found['device']} and this rank on {kind}; use ring, or the same devices everywhere"
                     )
                 store = TCPStore(found["host"], found["port"], transport.size, False, span)
             backend = "nccl" if kind == "cuda" else "gloo"
@@ -50,7 +50,7 @@ class Group:
             dist.init_process_group(backend, store=store, rank=transport.rank, world_size=transport.size, timeout=span)
         except (RuntimeError, ValueError) as error:
             raise UserError(
-                "exchange.algorithm: torch.distributed finds no way between the ranks on host"
+                "exchange.algorithm: torch.distributed cannot connect to the other ranks from host"
                 f" {transport.hosts[transport.rank]}"
                 f" ({_first_line(error)}); set MASTER_ADDR and GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME there, or use ring"
             ) from None
@@ -67,7 +67,7 @@ class Group:
         except RuntimeError as error:
             end = time.monotonic() + _PATIENCE
             while time.monotonic() < end:
-                alive()  # its error names the lost rank, but may come only after a while
+                alive()  # its error, which may come only after a while, names the lost rank
                 time.sleep(_LOOK)
             raise Lost(f"torch.distributed has lost another rank ({_first_line(error)})") from None
 

@@ -48,9 +48,9 @@ class MpiTransport(LocalTransport):
         except concurrent.futures.TimeoutError:
             size = os.environ.get("OMPI_COMM_WORLD_SIZE", "some")
             raise UserError(
-                f"MPI: after {config.start_deadline:g} s (transport.start_deadline) not all of {size} ranks had started, as"
+                f"MPI: after {config.start_deadline:g} s (transport.start_deadline), not all of {size} ranks had started, as"
                 " seen"
-                f" from {socket.gethostname()}; look for a host of the list that does not answer, or a rank that hangs there"
+                f" from {socket.gethostname()}; look for a host that does not respond, or a rank that hangs"
             ) from None
         self.rank, self.size = self._progress_thread.rank, self._progress_thread.size
         self.hosts = ("?",) * self.size
@@ -88,7 +88,7 @@ class MpiTransport(LocalTransport):
 
     def _end_process(self) -> None:
         if self.fault_tolerant:
-            os.kill(os.getpid(), signal.SIGKILL)  # MPI does not tell the others about processes that exit, with any status
+            os.kill(os.getpid(), signal.SIGKILL)  # MPI does not report processes that exit, whatever their status
         self.fail(Lost("this rank hangs"))
         super()._end_process()
 
@@ -96,7 +96,7 @@ class MpiTransport(LocalTransport):
         if not isinstance(self._failure, Ended):
             raise self._failure or Lost("no rank has ended")
         following = self._next._come_after(self)
-        self.until_tasks_end(self._config.deadline)  # they hold the memory of the previous worker
+        self.until_tasks_end(self._config.deadline)  # until then, they use the memory of the previous worker
         return following
 
     def _come_after(self, before: MpiTransport) -> MpiTransport:
@@ -104,7 +104,7 @@ class MpiTransport(LocalTransport):
             self._progress_thread.ready.result(self._config.deadline)
         except concurrent.futures.TimeoutError:
             raise Lost(
-                f"after another rank had ended, not all that are left came together within {self._config.deadline:g} s"
+                f"after another rank ended, the remaining ranks did not all reconnect within {self._config.deadline:g} s"
                 f" (transport.deadline), as seen from {socket.gethostname()}; start the same command again"
             ) from None
         former = self._progress_thread.former
