@@ -79,7 +79,7 @@ def test_ranks_may_share_a_gpu_where_devices_says_how_many(
 
 def test_nccl_is_refused_between_ranks_on_one_gpu(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make(devices="cuda x 2", exchange__algorithm="torch")
-    assert "torch (NCCL) cannot sum between ranks on one GPU" in refused(config, [0, 0], ["GPU a"] * 2, monkeypatch)
+    assert "torch (NCCL) needs one GPU per rank" in refused(config, [0, 0], ["GPU a"] * 2, monkeypatch)
 
 
 def test_ranks_on_cpus_share_as_they_like(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

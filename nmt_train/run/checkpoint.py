@@ -33,7 +33,7 @@ _MANIFEST, _VOCABULARY = "checkpoint.json", "vocabulary.model"
 
 @section(frozen=True, config=STRICT)
 class CheckpointConfig:
-    """When checkpoints are written, and how many stay."""
+    """When checkpoints are written, and how many are kept."""
 
     every: Duration = Field(
         default=Duration.parse("1000u"),
@@ -74,7 +74,7 @@ class Checkpoint:
 def save(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any], vocabulary: Vocabulary) -> None:
     """Write a checkpoint atomically: `path` appears complete or not at all, even if the process dies or the disk is full.
 
-    tensors: by file name, the tensors by name. Raises UserError if the disk cannot store it, and then leaves no files.
+    tensors: for each file name (without suffix), the tensors by name. Raises UserError if writing fails; no new file remains.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -132,7 +132,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint; if interrupted, no partial checkpoint looks like a complete one."""
+    """Delete a checkpoint. If this is interrupted, what remains is not mistaken for a checkpoint."""
     doomed = path.with_name(f".{path.name}.{os.getpid()}.old")
     shutil.rmtree(doomed, ignore_errors=True)
     path.rename(doomed)

@@ -42,9 +42,9 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path, patient: bool = False) -> Run:
-        """Create the folder if necessary and lock it; raises UserError if another process holds it, or if it is not writable.
+        """Create the folder if necessary and lock it. Raises UserError if another process has locked it or it is not writable.
 
-        patient: the holder may be a lost machine, so wait for some minutes before raising InUse.
+        patient: a lost machine may hold the lock, so wait for it for up to five minutes before raising InUse.
         """
         try:
             for name in _CHECKPOINTS:
@@ -78,7 +78,7 @@ class Run:
         return _numbered(self.folder / "checkpoints")
 
     def last(self) -> Path | None:
-        """The newest checkpoint in the folder, or None. The link may be older: a kill may come before it is set."""
+        """The newest checkpoint, or None. The link `last` may be older, if the process was killed before it set the link."""
         checkpoints = self.checkpoints()
         return checkpoints[-1] if checkpoints else None
 
@@ -101,16 +101,16 @@ class Run:
         if simulated and not is_simulated and (self.checkpoints() or (self.folder / "metrics.jsonl").exists()):
             raise UserError(
                 f"run: {self.folder} holds a real run, which a simulation would continue in virtual time; choose another folder"
-                " with --run, or forget the real run with --overwrite"
+                " with --run, or discard the real run with --overwrite"
             )
         if is_simulated and not simulated:
             raise UserError(
                 f"run: {self.folder} holds a simulated run ({_SIMULATED}), whose times are virtual; choose another folder, or"
-                " forget the simulated run with --overwrite"
+                " discard the simulated run with --overwrite"
             )
 
     def begin(self, configuration: str, vocabulary: bytes, simulated: str = "") -> None:
-        """Keep the resolved configuration (YAML) and the SentencePiece model of the run; simulated: the cluster (YAML)."""
+        """Write the resolved configuration (YAML) and the SentencePiece model of the run; simulated: the cluster (YAML)."""
         files = {"config.yml": configuration.encode(), "vocabulary.model": vocabulary}
         if simulated:
             files[_SIMULATED] = simulated.encode()
@@ -118,7 +118,7 @@ class Run:
             durable.write(self.folder / name, data)
 
     def keep_translations(self, update: int, lines: list[str]) -> None:
-        """Keep the translations of a validation in `translations/<update>.txt`."""
+        """Write the translations of a validation to `translations/<update>.txt`."""
         folder = self.folder / "translations"
         folder.mkdir(exist_ok=True)
         durable.write(folder / f"{update}.txt", "".join(line + "\n" for line in lines).encode())
@@ -165,7 +165,7 @@ def _lock(lock: TextIO, folder: Path, patient: bool) -> None:
         if not patient:
             raise UserError(f"{used}; wait for it, or choose another folder")
         if waited >= _PATIENCE:
-            raise InUse(f"{used}, also after {waited:.0f} s; look there whether it lives, then start the same command again")
+            raise InUse(f"{used}, still after {waited:.0f} s; check whether it is alive, then start the same command again")
         if not waited:
             print(f"nmt-train: {used}: waiting for it for up to {_PATIENCE:.0f} s", file=sys.stderr, flush=True)
         time.sleep(_LOOK)
@@ -186,6 +186,6 @@ def find_checkpoints(path: Path) -> list[Path]:
         return [path]
     found = Run(path).checkpoints()
     if not found:
-        what = "holds no checkpoint" if path.exists() else "does not exist, or is a link to what no longer does"
+        what = "holds no checkpoint" if path.exists() else "does not exist, or is a broken link"
         raise UserError(f"{path}: {what}; give a run folder or one of its checkpoints")
     return found

@@ -25,7 +25,7 @@ from nmt_train.run.stopping import Verdict
 
 @dataclass(frozen=True, config=STRICT)
 class LogConfig:
-    """What is written while training."""
+    """The logs that training writes."""
 
     every: Duration = Field(
         default=Duration.parse("100u"), description="interval between two log lines, as 100u, 1e, 50Kt or 1m"
@@ -35,9 +35,9 @@ class LogConfig:
 
 @plain_dataclass
 class Log:
-    """Lines go to the terminal and `train.log`; events (JSON) to `metrics.jsonl` and, if asked, to TensorBoard.
+    """Lines go to the terminal and `train.log`; events (JSON) to `metrics.jsonl` and, if configured, to TensorBoard.
 
-    virtual: the seconds of events are measured on the clock of a simulated cluster.
+    virtual: whether the seconds of events are those of a simulated cluster's clock.
     """
 
     text: TextIO
@@ -48,7 +48,7 @@ class Log:
 
     @classmethod
     def open(cls, folder: Path, config: LogConfig, virtual: bool = False) -> Log:
-        """Append to the files of the run folder."""
+        """Open the log files of the run folder, to append to them."""
         board = _tensorboard(folder) if config.tensorboard else None
         bar = tqdm(unit="tok", unit_scale=True, leave=False, dynamic_ncols=True) if sys.stderr.isatty() else None
         text = open(folder / "train.log", "a", encoding="utf-8")
@@ -63,11 +63,11 @@ class Log:
         _write(self.text, line)
 
     def begun(self, progress: Progress, in_force: Mapping[str, str], forced: Sequence[str]) -> None:
-        """An event for a start: what is in force, and which differences from the run's config were forced."""
+        """Log an event for a start: the settings in force, and the forced differences from the run's configuration."""
         self._event("start", progress, {"in_force": dict(in_force), "forced": list(forced)})
 
     def train(self, progress: Progress, gradient_norm: float, learning_rate: float) -> None:
-        """The cost, speed, gradient norm and rate since the last such line."""
+        """Log cost and speed since the last such line, the last gradient norm, and the learning rate."""
         cost, seconds = progress.mean_cost(), progress.training_seconds - progress.logged_seconds
         speed = progress.cost_tokens / seconds if seconds else 0.0
         self.say(
@@ -81,13 +81,13 @@ class Log:
         progress.logged()
 
     def ranks(self, progress: Progress, line: str, values: dict[str, Any]) -> None:
-        """Log what was measured on every rank since the last such line; `line` is empty if there is only one rank."""
+        """Log the statistics of all ranks since the last such line (see rank_stats.py); `line` is empty for a single rank."""
         if line:
             self.say(f"[ranks] Up. {progress.updates} : {line}")
         self._event("ranks", progress, values)
 
     def validation(self, progress: Progress, scores: dict[str, float], verdicts: dict[str, Verdict]) -> None:
-        """One line per metric, new best or stalled."""
+        """Log one line per metric: a new best, or for how many validations it has stalled."""
         for metric, value in scores.items():
             verdict = verdicts[metric]
             times = f"{verdict.stalled} time{'s' if verdict.stalled > 1 else ''}"
@@ -96,19 +96,19 @@ class Log:
         self._event("validation", progress, dict(scores))
 
     def lost(self, progress: Progress, ended: str, ranks: int, updates: int, again: int) -> None:
-        """Log that ranks (`ended`) have ended and the other `ranks` ranks continue.
+        """Log that the ranks described by `ended` have ended and the other `ranks` ranks continue.
 
-        updates: how many updates of the ended ranks' shards are lost. again: how many batches the other ranks train again.
+        updates: the maximum number of updates that a shard lost. again: how many batches the other ranks train again.
         """
         others = "the last rank continues" if ranks == 1 else f"the other {ranks} ranks continue"
-        lost = f"{updates} updates of its shard are lost, {again} batches of those left are trained again"
+        lost = f"at most {updates} updates of a shard are lost, and {again} batches are trained again"
         self.say(f"{ended} ended: {others}; {lost}")
         self._event("recovery", progress, {"ended": ended, "ranks": ranks, "lost_updates": updates, "batches_again": again})
 
     def advance(self, progress: Progress) -> None:
         """Advance the progress bar on a terminal."""
         if self.bar is not None:
-            # The run's own clock, which a simulation has as well; the bar itself shows real time.
+            # Shows the run's clock, which may be virtual; the bar itself shows real time.
             said = f"epoch {progress.epoch}, update {progress.updates}, {progress.seconds:.0f} s"
             self.bar.set_description(said, refresh=False)
             self.bar.update(progress.tokens - self.bar.n)
@@ -151,7 +151,7 @@ def _tensorboard(folder: Path) -> Any:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The events of a `metrics.jsonl`; UserError names a damaged line. An unfinished last line is left out."""
+    """The events of a `metrics.jsonl`; UserError names a damaged line. An unfinished last line is ignored."""
     events = []
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -169,12 +169,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def validations(run: Path) -> list[dict[str, Any]]:
-    """The events of a run folder that are validations."""
+    """The validation events of a run folder."""
     return events(run, "validation")
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    """The events of a run folder of one kind; none if there is no such run."""
+    """The events of one kind in a run folder; none if the folder has no `metrics.jsonl`."""
     file = run / "metrics.jsonl"
     return [event for event in (read_metrics(file) if file.exists() else []) if event["event"] == kind]
 

@@ -37,14 +37,14 @@ class _Facts:
     patience: dict[str, tuple[_Number, _Count]]
     validation_pending: bool
     optimizer: _Optimizer
-    stages: Annotated[list[_Stage], Field(min_length=1)] | None = None  # the best parameters alone have none
+    stages: Annotated[list[_Stage], Field(min_length=1)] | None = None  # None: a checkpoint of only the best parameters
 
 
 _FACTS = TypeAdapter(_Facts)
 
 
 def whole(path: Path) -> Checkpoint:
-    """The checkpoint in `path`, whose files and manifest have been verified; UserError says what is wrong with it."""
+    """Verify the files and the manifest of the checkpoint in `path` and return it; UserError says what is wrong with it."""
     saved = checkpoint.load(path)
     try:
         _FACTS.validate_python(saved.facts)
@@ -55,6 +55,6 @@ def whole(path: Path) -> Checkpoint:
             _, keys, text = problem(error)
             what = f"{'.'.join(keys)}: {text}"
         raise UserError(
-            f"{path}: its manifest is not as it should be: {what}; use another checkpoint of the run, or the version of then"
+            f"{path}: its manifest is not as it should be: {what}; use another checkpoint, or the version that wrote it"
         ) from None
     return saved

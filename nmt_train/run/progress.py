@@ -1,4 +1,4 @@
-"""The progress of training, in every unit in which a user may measure it."""
+"""The progress of training: counters, and clocks in seconds."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SUMS = ("sentences", "tokens", "source_tokens", "skipped", "cost", "cost_tokens
 class Progress:
     """Counters of all workers since the first start, including restarts. Tokens are target tokens, including END.
 
-    epochs: completed epochs. batches: batches done in the current epoch. sentences: sentences in the epoch of the last batch.
-    skipped: batches skipped because they were not finite. seconds: wall-clock time. training_seconds: the same without
-    validation and checkpoints. cost, cost_tokens: summed cost and its tokens since the last log line. logged_seconds: the
-    training_seconds at the last log line.
+    epochs: completed epochs. batches: batches done in the current epoch. sentences: sentences trained so far in the epoch of
+    the last batch. skipped: batches skipped because of non-finite values. seconds: wall-clock time. training_seconds: the same
+    without validation and checkpoints. cost, cost_tokens: summed cost and its tokens since the last log line. logged_seconds:
+    the training_seconds at the last log line.
     """
 
     epochs: int = 0
@@ -51,7 +51,7 @@ class Progress:
         self._waiting.append((loss.detach(), batch.target_tokens))
 
     def skip(self) -> None:
-        """Count a batch that was left out."""
+        """Count a skipped batch."""
         self._begin_epoch()
         self.skipped += 1
 
@@ -79,7 +79,7 @@ class Progress:
             setattr(self, name, getattr(self, name) + taken[name])
 
     def tick(self, training: bool) -> None:
-        """Add the time since the last tick to the clocks."""
+        """Add the time since the last tick to `seconds` and, if `training`, to `training_seconds`."""
         now = self._now()
         self.seconds += now - self._last
         if training:
@@ -87,12 +87,12 @@ class Progress:
         self._last = now
 
     def start_clock(self, now: Callable[[], float], since: float | None = None) -> None:
-        """Measure time on the clock `now`, from its current time on, or from `since`, in seconds of this clock."""
+        """Measure time with the clock `now`, starting at its current time, or at its time `since` [seconds]."""
         self._now, self._last = now, now() if since is None else since
 
     @property
     def clock(self) -> float:
-        """The time of the last tick."""
+        """The time of the last tick, in seconds of the clock."""
         return self._last
 
     def mean_cost(self) -> float:
@@ -118,7 +118,7 @@ class Progress:
         return max(1, self.epochs + (self.batches > 0))
 
     def mark(self) -> Mark:
-        """The current progress, on which durations are measured."""
+        """The current progress, for comparison with a later one."""
         return Mark(self.epochs, self.updates, self.tokens, self.seconds)
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ def _as_list(value: Any) -> Any:
 
 @dataclass(frozen=True, config=STRICT)
 class StopConfig:
-    """When training ends: whichever comes first."""
+    """The conditions that end training; the first one that is met counts."""
 
     after: Annotated[list[Duration], BeforeValidator(_as_list)] = Field(
         min_length=1,
@@ -35,14 +35,14 @@ class StopConfig:
 
 @dataclass
 class Verdict:
-    """What one validation meant for one metric: its best so far, and how often in a row it did not improve."""
+    """The state of one metric after a validation: its best value, and the number of validations since that best."""
 
     best: float
     stalled: int
 
 
 class Patience:
-    """Keeps the best value of each metric; checkpoints save its state, so a restart forgets nothing."""
+    """Keeps the best value of each metric; its state is part of every checkpoint."""
 
     def __init__(self, config: StopConfig) -> None:
         self._config = config

@@ -22,7 +22,7 @@ SEGMENTS = 8  # L of Eq. 6
 
 @dataclass(frozen=True)
 class Symbols:
-    """The symbols of the paper for one cluster, model and codec; in seconds and bytes."""
+    """The symbols of the paper (see equations.py) for one cluster, model and codec; in seconds and bytes."""
 
     p: int
     n: float
@@ -56,9 +56,9 @@ def symbols(cluster: ClusterConfig, elements: int, codec: Codec, tokens: float) 
 
 
 def predict(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequence[int], steps: int) -> str:
-    """A table of seconds per step and scaling efficiency. Raises UserError if the cluster has only one rank."""
+    """Return a table of seconds per step and scaling efficiency. Raises UserError if the cluster has only one rank."""
     if len(cluster.ranks()) < 2:
-        raise UserError("--model: is of several ranks that exchange, but the cluster has one; give another cluster file")
+        raise UserError("--model: the equations need several ranks, but the cluster has only one; give another cluster file")
     mean, elements = sum(tokens) / len(tokens), count(shapes)
     codec = CODECS[modes.row(dataclasses.replace(config, mode="pipe")).up].build(config, 0.0)
     s = symbols(cluster, elements, codec, mean)

@@ -38,7 +38,7 @@ def _bandwidth(text: Any) -> float:
         return float(text)
     match = re.fullmatch(_NUMBER + r"([kMG]?)(bit|B)/s", str(text).strip())
     if match is None or not float(match[1]):
-        raise ValueError(f"{text!r} is not a bandwidth: write more than zero bit/s or B/s with k, M or G, as in 10 Gbit/s")
+        raise ValueError(f"{text!r} is not a bandwidth: write a positive number and bit/s or B/s, as in 10 Gbit/s")
     return float(match[1]) * _SI[match[2]] / (8 if match[3] == "bit" else 1)
 
 
@@ -58,7 +58,7 @@ def _nodes(text: Any) -> Any:
         return text
     match = re.fullmatch(r"(\d{1,5})\s*x\s*(\d{1,5})", text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is not machines: write the devices of each, as in [2, 2, 1], or 1000 x 1")
+        raise ValueError(f"{text!r} is not a list of machines: write the devices of each, as in [2, 2, 1], or 1000 x 1")
     return [int(match[2])] * int(match[1])
 
 
@@ -69,11 +69,11 @@ Count = Annotated[float, BeforeValidator(_count)]
 
 @dataclass(frozen=True, config=STRICT)
 class Cost:
-    """How long one kind of work takes on a device: `seconds` each time, plus `per_unit` for each token, byte or element."""
+    """How long one piece of work takes on a device: `seconds`, plus `per_unit` for each token, byte or element."""
 
-    seconds: Seconds = Field(default=0.0, description="each time")
+    seconds: Seconds = Field(default=0.0, description="fixed time of each piece of work")
     per_unit: Seconds = Field(
-        default=0.0, description="for each target token (forward, backward), byte (carry) or element (the others)"
+        default=0.0, description="time for each target token (forward, backward), byte (carry) or element (the others)"
     )
 
     def of(self, units: float) -> float:
@@ -84,15 +84,15 @@ class Cost:
 class DeviceConfig:
     """How long each kind of work takes on a rank's device, which its tasks share. `nmt-simulate --profile` measures it."""
 
-    forward: Cost = Field(default_factory=Cost, description="of a batch, by its target tokens")
-    backward: Cost = Field(default_factory=Cost, description="of a batch, by its target tokens")
-    swap: Cost = Field(default_factory=Cost, description="of a gradient for parameters, by elements")
-    update: Cost = Field(default_factory=Cost, description="of parameters, by elements")
-    encode: Cost = Field(default_factory=Cost, description="of a vector to be sent, by its elements")
-    decode: Cost = Field(default_factory=Cost, description="of a vector received, by its elements")
+    forward: Cost = Field(default_factory=Cost, description="forward pass of a batch, by its target tokens")
+    backward: Cost = Field(default_factory=Cost, description="backward pass of a batch, by its target tokens")
+    swap: Cost = Field(default_factory=Cost, description="copying a gradient out and parameters in, by elements")
+    update: Cost = Field(default_factory=Cost, description="updating parameters, by elements")
+    encode: Cost = Field(default_factory=Cost, description="encoding a vector to be sent, by its elements")
+    decode: Cost = Field(default_factory=Cost, description="decoding a received vector, by its elements")
     carry: Cost = Field(
         default_factory=Cost,
-        description="of a message to or from another machine, by its bytes, where the processor that carries it also computes",
+        description="carrying a message to or from another machine, by its bytes, if the carrying processor also computes",
     )
 
 
@@ -100,48 +100,48 @@ class DeviceConfig:
 class LinkConfig:
     """The speed, in each direction, of a network card or of a device's connection to the other devices of its machine."""
 
-    bandwidth: Bandwidth = Field(description="in each direction, shared by the transfers in it")
-    latency: Seconds = Field(default=0.0, description="from the last byte sent to the last byte received")
+    bandwidth: Bandwidth = Field(description="in each direction; shared by all transfers in that direction")
+    latency: Seconds = Field(default=0.0, description="time from the last byte sent to the last byte received")
 
 
 @dataclass(frozen=True, config=STRICT)
 class Crash:
     """The failure of a machine."""
 
-    node: int = Field(ge=0, description="which, counted from 0")
-    at: Seconds = Field(description="when")
+    node: int = Field(ge=0, description="number of the machine, counted from 0")
+    at: Seconds = Field(description="virtual time of the failure")
 
 
 @dataclass(frozen=True, config=STRICT)
 class Kill:
     """The failure of one process, whose machine keeps running."""
 
-    rank: int = Field(ge=0, description="which, counted from 0 over all machines")
-    at: Seconds = Field(description="when")
+    rank: int = Field(ge=0, description="rank of the process, counted from 0 over all machines")
+    at: Seconds = Field(description="virtual time of the failure")
 
 
 @dataclass(frozen=True, config=STRICT)
 class Cut:
     """A temporary network outage of one machine."""
 
-    node: int = Field(ge=0, description="which, counted from 0")
-    at: Seconds = Field(description="from when on")
-    until: Seconds = Field(description="until when")
+    node: int = Field(ge=0, description="number of the machine, counted from 0")
+    at: Seconds = Field(description="virtual time at which the outage begins")
+    until: Seconds = Field(description="virtual time at which the outage ends")
 
 
 @dataclass(frozen=True, config=STRICT)
 class Straggler:
     """A device that is slower than the others."""
 
-    rank: int = Field(ge=0, description="which, counted from 0 over all machines")
-    factor: float = Field(gt=0, le=1e6, description="what its times are multiplied with")
+    rank: int = Field(ge=0, description="rank of the device, counted from 0 over all machines")
+    factor: float = Field(gt=0, le=1e6, description="factor by which the duration of all its work is multiplied")
 
 
 @dataclass(frozen=True, config=STRICT)
 class ScaleConfig:
     """Charge costs as if the model had a different size."""
 
-    parameters: Count = Field(description="elements that transfers, updates, encoding and decoding are charged for")
+    parameters: Count = Field(description="model size that transfers, updates, encoding and decoding are charged for")
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -151,24 +151,24 @@ class ClusterConfig:
     nodes: Annotated[list[int], BeforeValidator(_nodes)] = Field(
         min_length=1, description="the number of devices of each machine"
     )
-    device: DeviceConfig | None = Field(default=None, description="what work costs a device")
+    device: DeviceConfig | None = Field(default=None, description="how long each kind of work takes on a device")
     profile: str | None = Field(default=None, description="a file that nmt-simulate --profile wrote, instead of `device`")
-    network: LinkConfig = Field(description="between machines: each one's network card")
-    inside: LinkConfig = Field(description="between devices of a machine: each one's connection")
-    bus: Bandwidth | None = Field(default=None, description="of what all transfers inside a machine share besides")
+    network: LinkConfig = Field(description="between machines: the network card of each machine")
+    inside: LinkConfig = Field(description="between devices of a machine: the connection of each device")
+    bus: Bandwidth | None = Field(default=None, description="bandwidth of a bus that all transfers inside a machine share")
     transfers: Literal["share", "turns"] = Field(
         default="share",
-        description="at the same card: share it, as TCP's do, or take turns, which is sooner simulated",
+        description="how simultaneous transfers use a card: share it, as in TCP, or take turns, which simulates faster",
     )
     scale: ScaleConfig | None = Field(default=None, description="charge as if the model had another size")
-    jitter: float = Field(default=0.0, ge=0, le=1, description="standard deviation of times on devices, as a share of them")
+    jitter: float = Field(default=0.0, ge=0, le=1, description="relative standard deviation of times on devices")
     stragglers: list[Straggler] = Field(default_factory=list, description="slower devices")
     loss: float = Field(default=0.0, ge=0, lt=1, description="probability that a message must be sent again")
-    resend: Seconds = Field(default=0.2, description="how long a lost message is missed before it is sent again")
-    crashes: list[Crash] = Field(default_factory=list, description="machines that end")
-    kills: list[Kill] = Field(default_factory=list, description="processes that end")
-    cuts: list[Cut] = Field(default_factory=list, description="networks that are gone for a while")
-    seed: int = Field(default=1, ge=0, lt=2**63, description="of jitter and loss")
+    resend: Seconds = Field(default=0.2, description="time until a lost message is sent again")
+    crashes: list[Crash] = Field(default_factory=list, description="machines that fail")
+    kills: list[Kill] = Field(default_factory=list, description="processes that fail")
+    cuts: list[Cut] = Field(default_factory=list, description="temporary network outages of machines")
+    seed: int = Field(default=1, ge=0, lt=2**63, description="random seed of jitter and loss")
 
     def ranks(self) -> tuple[int, ...]:
         """The node of each rank."""
@@ -205,7 +205,7 @@ def load(path: Path, overrides: Mapping[str, str] = _NOTHING) -> ClusterConfig:
         return where.get(key, str(path))
 
     if (cluster.profile is None) == (cluster.device is None):
-        raise UserError(f"{path}: give one of device (what work costs) and profile (a file that nmt-simulate --profile wrote)")
+        raise UserError(f"{path}: give either device (the cost of work) or profile (a file that nmt-simulate --profile wrote)")
     if cluster.profile is not None:
         other: dict[str, str] = {}
         file = path.parent / Path(cluster.profile).expanduser()
@@ -221,28 +221,28 @@ def load(path: Path, overrides: Mapping[str, str] = _NOTHING) -> ClusterConfig:
                 )
     if cluster.transfers == "turns" and (cluster.cuts or cluster.crashes):
         raise UserError(
-            f"{place('transfers')}: transfers: those that take turns cannot be cut; write share, or no cuts and crashes"
+            f"{place('transfers')}: transfers: turns allow no cuts and no crashes; write share, or remove cuts and crashes"
         )
     for cut in cluster.cuts:
         if cut.until <= cut.at:
-            raise UserError(f"{place('cuts')}: cuts: of node {cut.node}, until {cut.until:g} s is not after at {cut.at:g} s")
+            raise UserError(f"{place('cuts')}: cuts: node {cut.node}: until {cut.until:g} s must be after at {cut.at:g} s")
     for name in ("stragglers", "kills"):
         for its in getattr(cluster, name):
             if its.rank >= sum(cluster.nodes):
                 raise UserError(
-                    f"{place(name)}: {name}: there is no rank {its.rank}; the {sum(cluster.nodes)} are numbered from 0"
+                    f"{place(name)}: {name}: there is no rank {its.rank}; the {sum(cluster.nodes)} ranks are numbered from 0"
                 )
     return cluster
 
 
 def described(cluster: ClusterConfig) -> str:
-    """The cluster configuration as YAML, including profile and options; times in seconds, bandwidths in bytes per second."""
+    """The cluster as YAML, with profile and overrides applied; times in seconds, bandwidths in bytes per second."""
     text: str = yaml.safe_dump(_CLUSTER.dump_python(cluster, mode="json"), sort_keys=False)
     return text
 
 
 def to_yaml(device: DeviceConfig, title: str) -> str:
-    """The contents of a file that the key `profile` can name."""
+    """The contents of a profile file, which the key `profile` of a cluster file can name. title: its first line."""
     lines = [f"# {title}"]
     for kind in dataclasses.fields(DeviceConfig):
         cost = getattr(device, kind.name)

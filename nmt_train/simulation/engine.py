@@ -73,7 +73,7 @@ class Engine:
             for task in self.kernel.tasks
             if task.waits_for
         ]
-        return UserError(f"simulation: at {self.kernel.now():.3f} s everybody waits for ever: {'; '.join(waits)}")
+        return UserError(f"simulation: at {self.kernel.now():.3f} s all tasks wait forever: {'; '.join(waits)}")
 
     def _enter(self, transport: VirtualTransport) -> None:
         """Called when a task of this rank continues: switches torch's random generator to the state of this rank."""
@@ -89,7 +89,7 @@ class Engine:
             current().wait(self.shares.use(seconds, self.network.devices[rank.original_rank]), f"its device, for {name}")
 
     def carry(self, transport: VirtualTransport, to: int, tag: Tag, message: Message, done: Future) -> None:
-        """Move a message at the speed of its route, whose capacities are shared, and deliver it in the order of sending.
+        """Move a message over its route, whose capacities other messages share, and deliver messages in the order of sending.
 
         One connection leads from each rank to each other rank; it carries one message at a time.
         """
@@ -128,7 +128,7 @@ class Engine:
             self.kernel.soon(left)
 
     def add_up(self, transport: VirtualTransport, vector: Tensor, done: Future) -> None:
-        """Once every rank has passed a vector, replace each vector by the sum of all."""
+        """Once every rank has called this, replace each of their vectors by the sum of all."""
         transport.addends.append((vector, done))
         if not all(peer.addends for peer in transport.peers):
             return
@@ -188,7 +188,7 @@ class Engine:
         task, came = current(), simpy.Event(self.kernel.env)
         self._coming[transport.original_rank] = came
         self.regroup_if_complete()
-        task.hold(came, "the ranks that are left")
+        task.hold(came, "the other surviving ranks")
         task.owner = following = next(its for its in self.transports if its.original_rank == transport.original_rank)
         return following
 

@@ -17,14 +17,14 @@ class Capacity:
     def __init__(self, rate: float) -> None:
         self.rate = rate
         self.uses: dict[Use, None] = {}  # in order of arrival
-        self.free = 0  # virtual time at which the last transfer in turns ends
+        self.free = 0  # virtual time [ns] at which the last `Shares.turn` ends
 
     def share(self) -> float:
         return self.rate / len(self.uses)
 
 
 class Use(simpy.Event):
-    """An amount that all `capacities` serve at the same time, at the smallest of their shares; triggers when it is served."""
+    """An event that triggers when `capacities` have jointly served an amount, at the smallest of their current shares."""
 
     def __init__(self, shares: Shares, amount: float, capacities: Sequence[Capacity]) -> None:
         super().__init__(shares.env)
@@ -33,7 +33,7 @@ class Use(simpy.Event):
         self._alarm: int | None = None  # virtual time of the next check
 
     def adjust(self) -> None:
-        """Continue at the current rate."""
+        """Account for what has been served so far, and continue at the new rate."""
         now = int(self.env.now)
         self._left = max(0.0, self._left - self._rate * (now - self._since) / SECOND)
         self._since, self._rate = now, min(capacity.share() for capacity in self.capacities)
@@ -43,7 +43,7 @@ class Use(simpy.Event):
             self.env.timeout(end - now).callbacks.append(self._look)
 
     def _end(self) -> int | None:
-        """The virtual time at which the amount is served if no rate changes; None: never."""
+        """The virtual time [ns] at which the amount is served if no rate changes; None: never."""
         if not self._left:
             return self._since
         return self._since + math.ceil(self._left * SECOND / self._rate - 1e-6) if self._rate else None
@@ -51,7 +51,7 @@ class Use(simpy.Event):
     def _look(self, event: simpy.Event) -> None:
         now = int(self.env.now)
         if self.triggered or now != self._alarm:
-            return  # already served, or an earlier check was scheduled
+            return  # already served, or another check replaces this one
         end = self._end()
         self._alarm = None
         if end is not None and end <= now:
@@ -76,7 +76,7 @@ class Shares:
         return use
 
     def turn(self, amount: float, *capacities: Capacity) -> simpy.Event:
-        """Same as `use`, but each capacity serves one amount at a time.
+        """Same as `use`, but each capacity serves one amount at a time, in the order of calls.
 
         The capacities form a pipeline: an amount may enter the next capacity before it has left the previous one.
         """

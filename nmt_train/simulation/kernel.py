@@ -25,7 +25,7 @@ class Owner(Protocol):
     failure: BaseException | None
 
     def check(self) -> None:
-        """Raise the error of this rank, if it has failed."""
+        """Raise the error of this rank, if the rank has failed."""
 
     def fail(self, error: BaseException) -> None:
         """Called when a task of this rank has raised an error."""
@@ -41,7 +41,7 @@ class Kernel:
         self.tasks: dict[Task, None] = {}
 
     def now(self) -> float:
-        """Seconds."""
+        """The virtual time in seconds."""
         return self.env.now / SECOND
 
     def spawn(self, owner: Owner, name: str, function: Callable[[], Any]) -> Task:
@@ -114,12 +114,12 @@ class Task(greenlet):
             del self._function
 
     def wait(self, event: simpy.Event, what: str) -> None:
-        """Let other tasks run until `event` has happened; raises the owner's error if it fails first."""
+        """Let other tasks run until `event` has happened; raises the owner's error if the owner fails first."""
         self.owner.check()
         self.hold(event, what)
 
     def hold(self, event: simpy.Event, what: str) -> None:
-        """Same as `wait`, but also works if the owner has failed. Restores the state that torch keeps per thread."""
+        """Same as `wait`, but also works if the owner has failed. Keeps the gradient mode, which tasks of one thread share."""
         gradients = torch.is_grad_enabled()
         self._awaited, self.waits_for = event, what
         event.callbacks.append(self._resume)

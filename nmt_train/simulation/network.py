@@ -26,9 +26,10 @@ class Route:
 
 
 class Network:
-    """The devices and links of a cluster file during a simulation. `scale`: number of elements charged per actual element.
+    """The devices and links of a cluster file during a simulation. scale: number of elements charged per actual element.
 
-    only_training: do not charge for snapshots and for the initial state of ranks, to measure only the training speed.
+    elements: the size of the model. shuffle_seed: if given, delay messages randomly. only_training: do not charge for
+    snapshots and for the initial state of ranks, to measure only the training speed.
     """
 
     def __init__(
@@ -47,13 +48,13 @@ class Network:
         self._shuffle = None if shuffle_seed is None else np.random.default_rng(shuffle_seed)
 
     def seconds(self, rank: int, name: str, work: float, parts: int = 1) -> float:
-        """Seconds that a rank's device needs for one of `parts` equal parts of this work if it does nothing else."""
+        """Seconds that a rank's device needs for one of `parts` equal parts of this work if the device does nothing else."""
         cost = getattr(self._costs, name, None)
         if cost is None:
             return 0.0
         seconds = cost.of(work if name in _BY_TOKENS else work * self.scale) / parts * self._slower[rank]
         if self.cluster.jitter:
-            deviation = self.cluster.jitter * math.sqrt(parts)  # the whole deviates as much as without parts
+            deviation = self.cluster.jitter * math.sqrt(parts)  # the sum then deviates like undivided work
             seconds *= max(0.0, 1 + deviation * self._random[rank].standard_normal())
         return float(seconds)
 

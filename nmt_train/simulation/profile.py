@@ -1,4 +1,4 @@
-"""Measures what training costs on this device, by training on it; the result is the `device` of a cluster file."""
+"""Measures how long each kind of work takes on this device, by training; the result is the `device` of a cluster file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.simulation.cluster import Cost, DeviceConfig
 from nmt_train.training.setup import PreparedRun, maker, opened
 
-_SETTLING = 3  # steps that are not counted
-# The mode in which each kind of work is measured: there, no other work uses the device at the same time.
+_SETTLING = 3  # first steps, which are not measured
+# The mode in which each kind of work is measured: a mode in which no other work uses the device at the same time.
 _MODES = {"single": ("forward", "backward"), "sparse": ("update", "encode", "decode"), "overlap": ("swap",)}
 _BY_TOKENS = ("forward", "backward")
 _ROUNDS = 3  # of two measurements each: without and with message traffic
@@ -30,10 +30,10 @@ Done = dict[str, list[tuple[float, float]]]  # for each kind of work: (amount, s
 
 
 def measure(config: Config, steps: int, transport: Transport) -> DeviceConfig:
-    """Train for `steps` steps in each of several modes. Raises UserError for mistakes in the configuration.
+    """Train for `steps` steps in each of several modes; return the costs. Raises UserError for errors in the configuration.
 
-    If `transport` has several ranks, all of them measure at the same time, and finally also while they send each other as much
-    data as the network carries.
+    If `transport` has several ranks, all of them measure at the same time. They then measure again while they send each other
+    data at full network speed, for the cost `carry`.
     """
     own = device.prepare(config.devices, config.threads)
     costs: dict[str, Cost] = {}
@@ -42,7 +42,7 @@ def measure(config: Config, steps: int, transport: Transport) -> DeviceConfig:
             done, seconds = _train(dataclasses.replace(config, mode=mode), own, ready, steps)
             for kind in kinds:
                 costs[kind] = _by_tokens(done[kind]) if kind in _BY_TOKENS else _by_elements(done[kind])
-            if mode == "single":  # time of a step outside the recorded work: batches, logs
+            if mode == "single":  # time of a step outside the recorded work, such as assembling batches
                 beside = (seconds - sum(took for times in done.values() for _, took in times)) / steps
                 forward = costs["forward"]
                 costs["forward"] = dataclasses.replace(forward, seconds=forward.seconds + max(0.0, beside))

@@ -30,10 +30,10 @@ from nmt_train.training.start import connect
 
 
 def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: bool, shuffle_seed: int | None = None) -> int:
-    """Train with `config` on the simulated `cluster`; return the exit status that training would return.
+    """Train with `config` on the simulated `cluster`; return the exit status of training.
 
-    shuffle_seed: delay messages randomly, to test other orders of delivery. Raises UserError for mistakes that a user can
-    correct.
+    shuffle_seed: if given, delay messages randomly, to test other orders of delivery. Raises UserError for errors that a user
+    can fix.
     """
     modes.check(config, cluster.ranks())
     own = device.prepare(config.devices, config.threads)
@@ -57,7 +57,7 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
 def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
     """Simulate `steps` steps on every rank with the batch sizes of the corpus, without computing anything.
 
-    Writes `timing.json` to the run folder, and traces if configured.
+    Writes `timing.json` to the run folder, and traces if configured. Raises UserError for errors that a user can fix.
     """
     modes.check(config, cluster.ranks())
     start = time.perf_counter()
@@ -76,10 +76,10 @@ def predict(config: Config, cluster: ClusterConfig, steps: int) -> None:
 
 
 def profile(config: Config, steps: int, output: Path) -> None:
-    """Measure what training costs on this device, and write it to a file that a cluster file can name.
+    """Measure how long each kind of work takes on this device, and write a profile for cluster files.
 
-    If this process is one of several ranks, the costs include the influence of the thread that carries messages, and the file
-    also holds the cost of carrying messages. Raises UserError if the file cannot be written.
+    If this process is one of several ranks, all ranks measure at the same time, and the profile also contains the cost of
+    carrying messages. Raises UserError if the file cannot be written.
     """
     if not output.parent.is_dir():
         raise UserError(f"{output}: its folder does not exist; make it, or name another")

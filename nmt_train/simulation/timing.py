@@ -28,15 +28,16 @@ _SETTLING = 5  # first steps, which are not measured: ranks start in lockstep an
 
 
 def count(shapes: Shapes) -> int:
-    """Elements of tensors of these shapes."""
+    """The total number of elements of tensors of these shapes."""
     return sum(math.prod(shape) for shape in shapes)
 
 
 @dataclass(frozen=True)
 class RankTiming:
-    """The timing of one rank, whose steps took `seconds`.
+    """The timing of one rank. seconds: when its last step ended on the virtual clock, which starts at 0.
 
-    spent: seconds by thread and span name; sent: bytes charged for sent messages; spans: recorded if tracing is on.
+    words_per_second: target tokens, without the first steps. spent: seconds by thread and span name. sent: bytes charged for
+    sent messages. spans: recorded if tracing is on.
     """
 
     node: int
@@ -101,7 +102,7 @@ class _Silent(nn.Module):
 
 @dataclass(frozen=True)
 class _Length:
-    """Stands for a batch of which only the length is known."""
+    """Replaces a batch; only its number of target tokens is known."""
 
     target_tokens: int
     source_tokens: int = 0

@@ -18,7 +18,7 @@ from nmt_train.simulation.kernel import Event, Future, Kernel, Lock, current
 
 @dataclass
 class _Lane:
-    """Undelivered messages with the same sender, receiver and tag, in the order of sending."""
+    """The undelivered messages from one sender to one receiver with one tag, in the order of sending."""
 
     waiting: deque[list[Any]] = field(default_factory=deque)  # [arrived?, message]
 
@@ -106,7 +106,7 @@ class VirtualTransport:
         return done
 
     def departs(self, to: int, tag: Tag, message: Message) -> list[Any]:
-        """Add a message to the order of delivery; return its entry."""
+        """Append a message to the order of delivery; return its entry [arrived?, message]."""
         entry = [False, message]
         self._lanes[to, tag].waiting.append(entry)
         return entry
@@ -138,7 +138,7 @@ class VirtualTransport:
         self._carrier.compute(self, name, work, parts)
 
     def watched(self, deadline: float) -> AbstractContextManager[None]:
-        return nullcontext()  # the engine notices when nothing moves
+        return nullcontext()  # the engine detects deadlocks
 
     def close(self) -> None:
         self._carrier.stop([self], Aborted("the transport is closed"))

@@ -20,7 +20,7 @@ class CheckpointWriter:
         self._coming: tuple[PendingSnapshot, dict[str, Any]] | None = None  # the snapshot to write, and its facts
 
     def known(self, updates: int, positions: Sequence[Position]) -> None:
-        """Record the checkpoint from which training continues."""
+        """Record that the checkpoint from which training continues exists already."""
         self._saved = (updates, positions)
 
     def has(self, pending: PendingSnapshot) -> bool:
@@ -34,7 +34,10 @@ class CheckpointWriter:
         self.advance()
 
     def advance(self, wait: bool = False) -> None:
-        """Write the pending checkpoint if all of its parts have arrived; with `wait`, wait for them."""
+        """Write the pending checkpoint if all of its parts have arrived; with `wait`, wait for them.
+
+        Raises NotFinite if its parameters are not finite, and UserError if it cannot be written.
+        """
         if self._coming is None or not (wait or self._coming[0].whole()):
             return
         (pending, facts), self._coming = self._coming, None

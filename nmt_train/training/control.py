@@ -1,4 +1,4 @@
-"""The messages between rank 0 and the other ranks between two steps: orders, reports, and a barrier for all ranks.
+"""The messages that rank 0 and the other ranks exchange between two steps: orders, reports, and a barrier for all ranks.
 
 Both ends of the protocol are here, so that leader.py and follower.py only define how they react to a message.
 """
@@ -15,12 +15,12 @@ _REPORTED = ("counted", "position", "settled", "updates", "measured")
 
 
 class Order(StrEnum):
-    """What rank 0 tells the others to do."""
+    """The orders of rank 0 to the other ranks."""
 
     EPOCHS = "epochs"  # all workers have completed this number of epochs
     REMEMBER = "remember"  # store the state of rank 0, in case another rank must become rank 0
     STALLED = "stalled"  # a validation brought no new best
-    STEP = "step"  # workers in lockstep: take the next step
+    STEP = "step"  # only with a synchronous exchange: take the next step
     DRAIN = "drain"  # finish the exchanges in flight, then wait at the barrier
     HAND_OVER = "hand over"  # send this rank's part of a snapshot, then wait at the barrier
     REDISTRIBUTE = "redistribute"  # drain, then wait at the barrier: rank 0 will redistribute the remaining batches
@@ -29,7 +29,7 @@ class Order(StrEnum):
 
 
 class Orders:
-    """Rank 0's end: it gives orders, receives reports, and waits until all other ranks have reached the barrier."""
+    """Rank 0's end: it gives orders, receives reports, and counts the ranks that have reached the barrier."""
 
     def __init__(self, transport: Messages) -> None:
         self._transport = transport
@@ -46,7 +46,7 @@ class Orders:
         return self._next is not None and self._next.done()
 
     def report(self) -> tuple[int, dict[str, Any]]:
-        """Wait for the next report; returns its rank and its facts."""
+        """Wait for the next report; returns the rank that sent it and its facts."""
         assert self._next is not None, "only other ranks report"
         source, message = self._next.result()
         self._next = self._transport.receive(None, Tag.REPORT)
@@ -66,7 +66,7 @@ class Orders:
 
     @property
     def all_exchanged(self) -> bool:
-        """Whether all others have exchanged since the last `begin_exchange`."""
+        """Whether all other ranks have exchanged since the last `begin_exchange`."""
         return self._exchanged >= len(self.followers)
 
     def begin_exchange(self) -> None:
@@ -74,7 +74,7 @@ class Orders:
 
 
 class Reports:
-    """Another rank's end: it receives orders and reports."""
+    """The end of every other rank: it receives orders and sends reports."""
 
     def __init__(self, transport: Messages) -> None:
         self._transport = transport
@@ -92,7 +92,9 @@ class Reports:
             return Order(facts["do"]), facts
 
     def send(self, facts: dict[str, Any]) -> None:
-        """Send a report. facts: at least `counted`, `position`, `settled`, `updates` and `measured`. Optional facts: `met` (the
-        rank has reached the barrier) and `exchanged` (the rank has just exchanged).
+        """Send a report. facts: at least `counted`, `position`, `settled`, `updates` and `measured`.
+
+        Optional facts: `met` (the rank has reached the barrier), `exchanged` (the rank has just exchanged), `said` (a sentence
+        for the log), `signal` (its number) and `spans` (of the trace).
         """
         self._transport.send(0, Tag.REPORT, from_json(facts))

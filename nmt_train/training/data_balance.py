@@ -1,4 +1,4 @@
-"""Tracks on rank 0 the data position of every worker, and decides when to redistribute the remaining batches."""
+"""On rank 0: tracks the data position of every worker, and decides when to redistribute the remaining batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DataBalancer:
     def __init__(self, worker: Worker, progress: Progress) -> None:
         self._worker, self._progress, self._config = worker, progress, worker.config
         self.positions = [Position() for _ in range(worker.transport.size)]
-        self._settled: dict[int, Position] = {}  # of the other ranks, without batches that may be in flight
+        self._settled: dict[int, Position] = {}  # by rank, without rank 0: see `Worker.settled_position`
         self._apart_matters = worker.transport.size > 1 and not worker.schedule.exchange.synchronous
         self._limit = last_epoch(self._config.stop)
         self._evened_at_end = 0
@@ -56,10 +56,10 @@ class DataBalancer:
         return self.workers() > self._worker.data_shard.size
 
     def apart(self) -> bool:
-        """Whether a worker is so far behind that the others wait for it, or soon will; they then take over some of its batches.
+        """Whether a worker is so far behind that the others wait for it or soon will, so that batches must be redistributed.
 
         Always False if the exchange makes workers wait for each other anyway. In the last epoch, each redistribution leaves the
-        slow worker fewer batches, until waiting for it is cheaper than another redistribution.
+        slow worker fewer batches; after the last one, waiting for it is cheaper than redistributing again.
         """
         if not self._apart_matters or self._worker.schedule.exchange.waits_for_others:
             return False
@@ -81,7 +81,7 @@ class DataBalancer:
         return {"workers": workers, "stages": plain(stages)}
 
     def facts(self) -> dict[str, Any]:
-        """The data positions of all workers, without batches that may be in flight, as JSON."""
+        """The data positions of all workers, up to which no gradient can be in flight, and their stages; as JSON."""
         settled = dict(enumerate(self.positions)) | self._settled | {0: self._worker.settled_position}
         positions = [astuple(settled[rank]) for rank in range(len(self.positions))]
         return {

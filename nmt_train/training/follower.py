@@ -1,4 +1,4 @@
-"""What every rank except rank 0 does between two steps: it reports to rank 0 and obeys its orders."""
+"""Every rank except rank 0 between two steps: it reports to rank 0 and obeys its orders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEAD = 1  # epochs that a worker may be ahead of the slowest
 
 
 def last_epoch(config: StopConfig) -> float:
-    """The number of epochs after which training ends for certain."""
+    """The smallest number of epochs in `stop.after`, after which no worker trains; infinity if it gives none."""
     return min((span.amount for span in config.after if span.unit == "e"), default=math.inf)
 
 
@@ -38,12 +38,12 @@ class Follower:
     def should_continue(self) -> bool:
         """Obey the orders that have arrived, and wait at the end of an epoch for workers that are far behind.
 
-        With a synchronous exchange, a worker waits for the order STEP before it begins the steps that end with an exchange. A
-        worker that has not joined yet only obeys orders.
+        With a synchronous exchange, a worker waits for the order STEP before the first of the steps that one exchange covers.
+        A worker that has not joined yet only obeys orders.
         """
         in_step = self._synchronous and not self._worker.schedule.mid_accumulation
         if in_step:
-            self._until(Order.STEP)  # obey nothing after it: while a pipeline fills, the next STEP may have arrived
+            self._until(Order.STEP)  # then obey nothing else: while a pipeline fills, the next STEP may have arrived
         while not self._over and (self._worker.data_shard.idle or (self._reports.has_order() and not in_step)):
             self._obey()
         while not self._over and self._too_far():
@@ -81,7 +81,7 @@ class Follower:
         self._reports.send(facts)
 
     def _obey(self) -> Order:
-        """Wait for rank 0's next order, obey it, and return it."""
+        """Wait for the next order of rank 0, obey it, and return it."""
         order, facts = self._reports.order()
         match order:
             case Order.EPOCHS:
@@ -124,7 +124,10 @@ class Follower:
         self.resume_from(part, data_shard, facts["epochs"], "rank 0's checkpoint")
 
     def resume_from(self, part: RankState, data_shard: DataShard, epochs: int, where: str) -> None:
-        """Begin with `part`, together with all other ranks; epochs: the number of completed epochs."""
+        """Begin with `part`, together with all other ranks.
+
+        epochs: the number of completed epochs. where: the origin of the part, for error messages.
+        """
         self._epochs = epochs
         self._worker.place(part, data_shard, where)
         self._report(met=True)

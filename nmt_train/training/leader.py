@@ -1,8 +1,8 @@
-"""What rank 0 does between two steps: log, validate, save, and tell the other ranks when to hand over their state and to end.
+"""Rank 0 between two steps: it logs, validates and saves, and tells the other ranks when to send their state and when to end.
 
 All ranks record their state at a moment when every worker is drained, so that every push is in all shards or in none. They
-resume training as soon as all have recorded it. The other ranks send their state while they train; rank 0 writes the
-checkpoint when all of it has arrived.
+resume training as soon as all have recorded it. The other ranks send their state while they train. Rank 0 writes the
+checkpoint when the state of all ranks has arrived.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nmt_train.training.worker import Worker
 
 
 class Leader:
-    """`reason`: why training is over, or None while it continues."""
+    """reason: why training is over, or None while it continues. signal: the signal that asks training to stop, or None."""
 
     def __init__(self, worker: Worker, run: Run, log: Log, state: LeaderState, test_set: TestSet) -> None:
         self._worker, self._transport, self._config = worker, worker.transport, worker.config
@@ -49,7 +49,7 @@ class Leader:
         self._validation = BackgroundValidation(
             worker, run, log, state, test_set, self._stalled, lambda: self.signal is not None
         )
-        self._held: PendingSnapshot | None = None  # the last snapshot, while the other ranks still wait
+        self._held: PendingSnapshot | None = None  # the final snapshot, while the other ranks wait at the barrier
         self.reason: str | None = None
         self.signal: signal.Signals | None = None
 
@@ -86,9 +86,9 @@ class Leader:
         self.reason = self._reason_to_stop()
         if self._state.validation_pending:
             self._save(validate=True)
-            if self._held is not None and self.reason is None:  # after a new best, training is not over
+            if self._held is not None and self.reason is None:  # a new best has reset the patience
                 self._held = None
-                self._orders.give(Order.CONTINUE)  # the other ranks wait for it since they handed over
+                self._orders.give(Order.CONTINUE)  # the other ranks have waited for it since they handed over
         if self.reason is None:
             self._orders.give(Order.CONTINUE)
         self._before = self._progress.mark()
@@ -190,14 +190,14 @@ class Leader:
         self._checkpoint_writer.begin(pending)
 
     def _finish_validations(self, pending: PendingSnapshot) -> bool:
-        """Finish all requested validations, so that the checkpoint includes their results; return whether there were any."""
+        """Finish all requested validations, so that the checkpoint includes their results; return whether any was finished."""
         any_was = self._validation.advance(wait=True)
         if any_was:
             pending.own.numbers["factor"] = self._worker.schedule.exchange.optimizer.state()[1]["factor"]
         return any_was
 
     def _advance_background(self) -> None:
-        """Write the checkpoint and validate the parameters, if all ranks have sent their parts of them."""
+        """Write the pending checkpoint and run the pending validations, if all ranks have sent their parts of them."""
         self._checkpoint_writer.advance()
         if self._validation.advance():
             self.reason = self.reason or self._reason_to_stop()
@@ -213,7 +213,7 @@ class Leader:
         return None
 
     def _collect(self, validate: bool = False) -> PendingSnapshot:
-        """Start a snapshot of all ranks at one moment; the other ranks' parts arrive later. With one rank it is not a copy.
+        """Start a snapshot of all ranks at one moment; the other ranks' parts arrive later. A single rank's part is no copy.
 
         validate: also request a validation of its parameters.
         """
@@ -237,7 +237,7 @@ class Leader:
         )
         self._meet()  # every rank has handed over its part
         if self.reason is not None:
-            self._held = pending  # the state is final: the other ranks wait for the order to end
+            self._held = pending  # the state is final: the other ranks wait for the order END
         elif self._data_balancer.grows():
             self._log.say(f"{self._data_balancer.workers()} workers train from now on")
             self._deal_anew()
@@ -251,7 +251,7 @@ class Leader:
         self._orders.give(Order.CONTINUE, leader=self._facts() if self._transport.fault_tolerant else None, **order)
 
     def _deal_evenly(self) -> None:
-        """Redistribute a slow worker's remaining batches evenly to all workers."""
+        """Drain all workers, and redistribute the remaining batches so that no worker has to wait for a slow one."""
         self._orders.give(Order.REDISTRIBUTE)
         self._worker.drain(self)
         self._meet()
@@ -284,8 +284,8 @@ class Leader:
         write_spans(self._run.folder / "trace", 0, self._transport.nodes[0], self._worker.trace.take())
 
     def ask(self, wanted: signal.Signals) -> None:
-        """Handle a signal: save a checkpoint and stop. The first signal counts, of this rank or reported by another."""
+        """Record a signal that asks training to stop; only the first one counts, of this rank or reported by another."""
         self.signal = self.signal or wanted
         # Bypass the log: the signal may have interrupted the writing of a line.
         with suppress(OSError):
-            os.write(2, f"\n{self.signal.name}: saving and stopping; once more to stop without saving\n".encode())
+            os.write(2, f"\n{self.signal.name}: saving and stopping; send it again to stop without saving\n".encode())

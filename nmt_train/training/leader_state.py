@@ -1,4 +1,4 @@
-"""What only rank 0 keeps of a run, and how checkpoints are written from it and read."""
+"""The state that only rank 0 keeps, and how checkpoints are written and read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GENERATORS = ("cpu", "cuda")
 
 @dataclasses.dataclass
 class LeaderState:
-    """What only rank 0 keeps, in addition to the snapshot; validation_pending: a requested validation is not finished yet."""
+    """The state that only rank 0 keeps; validation_pending: whether a requested validation is not finished yet."""
 
     progress: Progress
     patience: Patience
@@ -37,11 +37,11 @@ class LeaderState:
     validation_pending: bool = False
 
     def facts(self, numbers: dict[str, Any], config: Config) -> dict[str, Any]:
-        """What a checkpoint contains besides vectors, as of now; numbers: the optimizer's counters."""
+        """Everything that a checkpoint written now contains besides vectors; numbers: the optimizer's counters."""
         return {"version": __version__, "config": configuration.plain(config), **self.own(), "optimizer": numbers}
 
     def own(self) -> dict[str, Any]:
-        """What only rank 0 knows, as JSON."""
+        """This state as JSON, without the vocabulary."""
         return {
             "progress": self.progress.state(),
             "patience": self.patience.state(),
@@ -74,7 +74,10 @@ class LeaderState:
         checkpoint.save(path, {"parameters": flat.named(vector)}, facts, self.vocabulary)
 
     def load(self, saved: Checkpoint, flat: FlatModel, smoothing: bool) -> Snapshot:
-        """Restore this state from a checkpoint and return the snapshot; raise UserError for another model or vocabulary."""
+        """Restore this state from a checkpoint and return the snapshot. smoothing: whether the snapshot needs the running mean.
+
+        Raises UserError if the checkpoint has another model or vocabulary, or only parameters.
+        """
         where = str(saved.path)
         if saved.facts.get("stages") is None:
             raise UserError(f"{where}: holds parameters for translation only; continue from one of the run's checkpoints/")

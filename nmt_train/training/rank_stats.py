@@ -21,7 +21,7 @@ class RankStatistics:
         size = worker.transport.size
         self._totals: list[dict[str, Any]] = [{} for _ in range(size)]
         self._before: list[dict[str, Any]] = [{} for _ in range(size)]
-        self._others = worker.progress.words()  # tokens since the last log line: of other ranks, or from before this start
+        self._others = worker.progress.words()  # tokens since the last log line that rank 0 has not trained since this start
         self._words = [0] * size
         self._since = worker.transport.now()
 
@@ -60,7 +60,7 @@ def _less(new: Any, old: Any) -> Any:
 
 
 def _line(ranks: list[dict[str, Any]], seconds: float) -> str:
-    """The ranks' sums and means, short enough for a terminal."""
+    """A log line with sums and means over the ranks."""
     speeds = " + ".join(f"{rank['words_per_second']:.0f}" for rank in ranks) if len(ranks) <= 8 else f"{len(ranks)} ranks"
     sent, received = (sum(sum(count[1] for count in rank[way].values()) for rank in ranks) for way in ("sent", "received"))
     main = [rank["spent"].get(_MAIN, {}) for rank in ranks]

@@ -1,8 +1,8 @@
 """Recovery from ended ranks: the surviving ranks combine the state that they hold and redistribute it among themselves.
 
-Every rank tells all others what it has: its shard, the copies that it keeps, and the last parameters that it received of the
-other shards. From this all ranks derive the same plan of which rank sends what to which. The plan uses the newest version of
-everything.
+Every rank tells all others what it has: its shard, the copies that it keeps, and the last parameters that it received from the
+other shards. From this, all ranks derive the same plan of transfers. For every part of the parameters, the plan prefers exact
+versions, and among these the newest one.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from nmt_train.training.worker import Worker
 
 @dataclass
 class SurvivorState:
-    """What a surviving rank holds of the run, from the end of other ranks until all surviving ranks have begun again.
+    """The state that a surviving rank keeps from the failure of other ranks until all surviving ranks train again.
 
-    ranks: this rank's numbers, one for each generation of the transport, from the first start of the run to the present one.
+    ranks: this rank's number in each generation of the transport, oldest first.
     generation: the generation in which the worker recorded `settled`; -1 if it had not received its part.
     settled: the worker's position, without batches whose gradients may have been in flight.
     assignments: the number of the assignment of batches to which `settled` belongs.
     repeated_batches: batches trained after `settled`.
     leader: the state that a rank 0 continues from (see leader.py), as far as this rank knows it, with its generation.
     schedule: the worker's schedule, until `let_go`.
-    worker_state: what the worker owes the others or keeps for itself.
-    in_doubt: what the worker owes in addition if no rank has made more than `updates` updates.
-    lost: updates that an earlier recovery lost. That recovery ended before all ranks had begun, so that nobody logged the loss.
+    worker_state: vectors that the worker keeps or has not sent yet, such as residuals.
+    in_doubt: vectors to be sent again if no rank has made more than `updates` updates; otherwise those updates include them.
+    lost: updates lost by an earlier recovery that was interrupted before the loss was logged.
     """
 
     ranks: list[int]
@@ -58,7 +58,7 @@ class SurvivorState:
 
     @classmethod
     def of(cls, worker: Worker, ranks: list[int]) -> SurvivorState:
-        """ranks: the caller appends this rank's later numbers to the same list."""
+        """The state of a worker whose transport raised Ended. ranks: the caller appends later rank numbers to this list."""
         generation, told = len(ranks) - 1, worker.leader and worker.leader()
         leader = told and {"generation": generation, **told}
         where = worker.settled_position, worker.assignments, worker.unsettled_batches, worker.random()
@@ -69,7 +69,7 @@ class SurvivorState:
         )
 
     def let_go(self) -> None:
-        """Copy what is needed of the worker to the CPU, and release the worker. Its tasks have ended."""
+        """Copy the worker's vectors to the CPU, and drop the reference to its schedule. The worker's tasks must have ended."""
         if self.schedule is not None:
             owing, self.schedule = self.schedule, None
             self.updates = owing.exchange.updates
@@ -78,13 +78,16 @@ class SurvivorState:
             )
 
     def rescued(self, newest: int) -> Vectors:
-        """What the worker owes and keeps; newest: the highest number of updates that any rank knows of."""
+        """The vectors to continue with: `worker_state`, plus `in_doubt` unless some update includes it.
+
+        newest: the highest number of updates that any rank knows of.
+        """
         owed = self.in_doubt if self.updates == newest else {}
         owed = {name: self.worker_state[name] + way if name in self.worker_state else way for name, way in owed.items()}
         return self.worker_state | owed
 
     def forget(self) -> None:
-        """Free the memory, once all surviving ranks have begun again."""
+        """Free the memory. Called once all surviving ranks train again."""
         self.recovery_pieces, self.random, self.worker_state, self.in_doubt = [], {}, {}, {}
 
     def facts(self) -> Facts:
@@ -98,10 +101,10 @@ class SurvivorState:
 
 @dataclass
 class RecoveredState:
-    """The state from which a worker begins again.
+    """The state from which a worker continues after a recovery.
 
-    The same on all ranks: `leader`, the state that rank 0 continues from; `lost`, the number of lost updates; and
-    `repeated_batches`, the number of batches that are trained again.
+    Equal on all ranks: leader (the state that rank 0 continues from), lost (the number of lost updates) and repeated_batches
+    (the number of batches that are trained again).
     """
 
     part: RankState
@@ -115,8 +118,8 @@ class RecoveredState:
 def recover(worker: Worker, survivor: SurvivorState) -> RecoveredState | None:
     """Get this rank's part of the state of all surviving ranks, over the new worker's transport. All ranks call this together.
 
-    Returns None on every rank if training had not begun: it then starts from the beginning. Raises Lost if no rank has some of
-    the parameters.
+    Returns None on every rank if training had not begun: it then starts from the beginning. Raises Lost if some of the
+    parameters are on no surviving rank.
     """
     transport, exchange = worker.transport, worker.schedule.exchange
     inventory = Inventory.gather(transport, survivor.facts())
@@ -134,14 +137,14 @@ def recover(worker: Worker, survivor: SurvivorState) -> RecoveredState | None:
     data_shard, position = resume(transport.rank, stages, training)
     data_shard = DataShard(data_shard.rank, training, data_shard.stages, exchange.synchronous)
     part = RankState(shard, survivor.rescued(inventory.newest), survivor.random, numbers, position)
-    if transport.size == 1:  # a single rank may keep its optimizer state elsewhere than several do
+    if transport.size == 1:  # with one rank, the optimizer state may belong elsewhere: at the shard or at the worker
         snapshot = Snapshot(shard, numbers, [part.worker_state], [part.random], stages)
         part = snapshot.with_optimizer_at(exchange.optimizer.adds_updates).split(exchange.initial_slices, workers=training)[0]
     return RecoveredState(part, data_shard, stages, inventory.leader, inventory.lost(moves), inventory.repeated_batches)
 
 
 def _exchange(transport: Messages, exchange: Exchange, pieces: Sequence[RecoveryPiece], moves: Sequence[Move]) -> Vectors:
-    """Send and receive as planned; return this rank's vectors."""
+    """Send and receive as planned; return this rank's slice of each vector."""
     place = exchange.initial_slices[transport.rank]
     vectors = {move.name: torch.zeros(place.stop - place.start) for move in moves}
     sent = []

@@ -1,4 +1,4 @@
-"""Which surviving rank sends which part of the parameters to which other rank: the same plan on all ranks."""
+"""Plans which surviving rank sends which part of the state to which rank; all ranks compute the same plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _PARAMETERS, _MEAN = "parameters", "smoothed"
 
 @dataclass(frozen=True)
 class Source:
-    """A description, known to all ranks, of one recovery piece that a rank holds."""
+    """A description, known to all ranks, of the slice from `start` to `stop` that a rank holds (see `RecoveryPiece`).
+
+    number: the index of the piece at that rank; 0 is what the rank's own optimizer updates.
+    """
 
     rank: int
     number: int
@@ -32,7 +35,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Move:
-    """A transfer of a part of one of a source's vectors to a rank; taken: the vector's name at the source."""
+    """A transfer of the elements from `start` to `stop` of vector `name`; taken: the name of the vector at the source."""
 
     source: Source
     name: str
@@ -44,7 +47,7 @@ class Move:
 
 @dataclass
 class Inventory:
-    """What every surviving rank has said that it holds, indexed by the rank's present number."""
+    """What every surviving rank holds (`SurvivorState.facts`), indexed by the rank's present number."""
 
     said: list[Facts]
 
@@ -67,7 +70,7 @@ class Inventory:
 
     @cached_property
     def leader(self) -> Facts:
-        """The newest state known to any rank from which rank 0 can continue."""
+        """The newest state of rank 0 that any surviving rank knows."""
         known = [facts["leader"] for facts in self.said if facts["leader"] is not None]
         newest: Facts = max(known, key=lambda its: (its["generation"], its["assignments"], its["progress"]["tokens"]))
         return newest
@@ -78,8 +81,8 @@ class Inventory:
         positions = from_plain([leader["positions"]])[0]
         for facts in self.said:
             rank = facts["ranks"][leader["generation"]]
-            # A rank with another assignment than the leader's had not received the newer one, and has trained no batch of it:
-            # the leader's own record of its position stands.
+            # A rank that reports another assignment had not received the leader's and has trained no batch of it: keep the
+            # leader's record of its position.
             known = (facts["generation"], facts["assignments"]) == (leader["generation"], leader["assignments"])
             if known and rank < len(positions):
                 positions[rank] = Position(*facts["settled"])
@@ -110,8 +113,8 @@ class Inventory:
     def plan(self, wanted: Sequence[slice]) -> list[Move]:
         """Plan which rank sends what, so that every rank gets all available state of its slice in `wanted`.
 
-        Where a shard was lost together with its copy, its optimizer state restarts at zero. Raises Lost if no rank has some of
-        the parameters.
+        If a shard was lost together with its copy, its optimizer state restarts at zero. Raises Lost if some of the parameters
+        are on no surviving rank.
         """
         sources = self.sources
         names = {_PARAMETERS}.union(*(source.names for source in sources if source.whole))
@@ -129,8 +132,8 @@ class Inventory:
                         moves.append(Move(max(able, key=_worth(receiver)), name, taken, start, stop, receiver))
                     elif name == _PARAMETERS:
                         raise Lost(
-                            "all ranks ended that knew some of the parameters; start the same command again: it continues from"
-                            " the last checkpoint"
+                            "all ranks that held some part of the parameters have ended; start the same command again: it"
+                            " continues from the last checkpoint"
                         )
         return moves
 
@@ -140,7 +143,7 @@ class Inventory:
         return sum(int(facts["repeated_batches"]) for facts in self.said)
 
     def lost(self, moves: Sequence[Move]) -> int:
-        """The most updates that any recovered parameters lack because their owner ended and an older version replaced them."""
+        """The maximum number of updates that a part of the parameters lost because an older version replaced the newest one."""
         taken = [move.source.updates for move in moves if move.name == _PARAMETERS and move.source.number]
         before = max(int(facts["lost"]) for facts in self.said)
         return max([before, *(self.newest - updates for updates in taken)])
@@ -149,7 +152,7 @@ class Inventory:
 def _worth(receiver: int) -> Callable[[Source], tuple[int, ...]]:
     """A sort key that prefers exact sources, then newer ones, then whole ones, then the receiver's own.
 
-    The receiver's own counts only if it is exact, since only then do equal numbers of updates mean equal values.
+    The receiver's own is preferred only if it is exact: otherwise, equal numbers of updates do not imply equal values.
     """
 
     def worth(source: Source) -> tuple[int, ...]:

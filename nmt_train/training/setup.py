@@ -41,11 +41,11 @@ from nmt_train.training.worker import Worker
 
 @dataclass
 class PreparedRun:
-    """What rank 0 prepares before training begins.
+    """Everything that rank 0 prepares before training begins.
 
-    saved: the checkpoint to continue from. damaged: what is wrong with newer checkpoints. overwrite: whether to empty the run
-    folder. forced: the differences from the run's config that --force allows. simulated: the text of the cluster file if time
-    is virtual.
+    saved: the checkpoint to continue from, or None. damaged: what is wrong with newer checkpoints. overwrite: whether to empty
+    the run folder. forced: the differences from the run's configuration that --force allows. simulated: the cluster (YAML) if
+    time is virtual, else empty.
     """
 
     run: Run
@@ -60,7 +60,7 @@ class PreparedRun:
 
 @contextmanager
 def opened(config: Config, force: bool, overwrite: bool, simulated: str = "") -> Iterator[PreparedRun]:
-    """Lock the run folder and prepare the run. UserError for all that a user can fix, which leaves the folder unchanged."""
+    """Lock the run folder and prepare the run. UserError for errors that a user can fix; it leaves a previous run unchanged."""
     _check_early(config)
     run = Run.open(Path(config.run).expanduser(), patient=launcher.restarted())
     try:
@@ -77,7 +77,7 @@ def opened(config: Config, force: bool, overwrite: bool, simulated: str = "") ->
 
 @contextmanager
 def taken_over(config: Config, vocabulary: Vocabulary, store: Store) -> Iterator[PreparedRun]:
-    """Lock the run folder that a previous rank 0 has used, or create one."""
+    """Lock the run folder of an ended rank 0, or create one if this machine cannot see it."""
     run = Run.open(Path(config.run).expanduser(), patient=True)
     try:
         yield PreparedRun(run, *_newest(run), vocabulary, store, overwrite=False)
@@ -114,10 +114,10 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
             del snapshot  # free it: it is as large as the state of all ranks
             _introduce(worker, log, prepared, in_force)
         else:
-            leader.resume_from(recovered.part, recovered.data_shard, recovered.stages, "what is left of the run")
+            leader.resume_from(recovered.part, recovered.data_shard, recovered.stages, "the surviving ranks' state")
             state.progress.start_clock(worker.transport.now, recovered.leader["clock"])
         if worker.transport.ended:
-            lost, repeated = (recovered.lost, recovered.repeated_batches) if recovered else (0, 0)  # else no survivor had begun
+            lost, repeated = (recovered.lost, recovered.repeated_batches) if recovered else (0, 0)  # 0: training had not begun
             log.lost(state.progress, worker.transport.ended, worker.transport.size, lost, repeated)
         leader.first()
         worker.run(leader)
@@ -135,7 +135,7 @@ def follow(worker: Worker, stop_request: StopRequest, recovered: RecoveredState 
         follower.begin()
     else:
         follower.resume_from(
-            recovered.part, recovered.data_shard, recovered.leader["progress"]["epochs"], "what is left of the run"
+            recovered.part, recovered.data_shard, recovered.leader["progress"]["epochs"], "the surviving ranks' state"
         )
     worker.run(follower)
     return 0
@@ -151,7 +151,7 @@ def maker(config: Config, own: torch.device, vocabulary: Vocabulary, store: Stor
         if config.compile:
             model.train_by(device.compiled(model.states, own))
         if transport.rank:
-            torch.manual_seed(config.seed + 0x9E3779B9 * transport.rank)  # every worker draws other dropout masks
+            torch.manual_seed(config.seed + 0x9E3779B9 * transport.rank)  # every worker draws different dropout masks
         return Worker(config, transport, model, batches)
 
     return make
@@ -178,13 +178,13 @@ def _check_local_steps(worker: Worker) -> None:
         steps = len(tokens) * (span.amount if span.unit == "e" else span.amount / sum(tokens)) / size
         if steps < every:
             raise UserError(
-                f"local.every: {every} steps are more than each of {size} workers makes in all (stop.after {span}: about"
+                f"local.every: {every} steps are more than each of {size} workers makes in total (stop.after {span}: about"
                 f" {steps:.0f}); give fewer, or 0 to exchange once, at the end"
             )
 
 
 def _explained(config: Config, in_force: Mapping[str, str], prepared: PreparedRun) -> str:
-    """The configuration (YAML) after comments that state the settings in force, forced differences and a simulation."""
+    """The configuration as YAML, below comments with the settings in force, forced differences, and a note if simulated."""
     lines = [f"in force: {name}: {value}" for name, value in in_force.items()]
     lines += [f"forced: {difference}" for difference in prepared.forced]
     lines += ["simulated: all times are virtual; simulated.yml has the cluster"] * bool(prepared.simulated)
@@ -207,13 +207,13 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
         log.say(f"corpus: {len(batches):,} pairs; left out: {batches.left_out}; tokenized in {batches.store.path}")
     log.say(f"in force: {', '.join(f'{name} {value}' for name, value in in_force.items())}")
     if prepared.simulated:
-        log.say("simulated: all times but those of the log are virtual")
+        log.say("simulated: all times except the log's own are virtual")
     if prepared.saved is not None:
         log.say(f"continuing from {prepared.saved.path} at update {worker.progress.updates:,}")
 
 
 def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that passes verification, and what is wrong with newer ones."""
+    """The newest checkpoint that passes verification, and what is wrong with newer ones. UserError if none of them passes."""
     damaged: list[str] = []
     for path in reversed(run.checkpoints()):
         try:
@@ -221,12 +221,12 @@ def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
         except UserError as error:
             damaged.append(str(error))
     if damaged:
-        raise UserError(f"{damaged[0]}; no checkpoint of the run is whole: start over with --overwrite")
+        raise UserError(f"{damaged[0]}; no checkpoint of the run is intact: start over with --overwrite")
     return None, []
 
 
 def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
-    """The differences that --force allows; UserError for differences without --force, and for those that it cannot allow."""
+    """The differences from the saved configuration; UserError for those that --force does not allow, or all without --force."""
     changed = configuration.differences(saved.facts["config"], config)
     fixed = [difference for difference in changed if difference.split(" was ")[0] in configuration.FIXED]
     if fixed and force:
@@ -237,7 +237,7 @@ def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
     if changed and not force:
         raise UserError(
             f"run: {config.run} was started with another configuration: {'; '.join(changed)}; restore it, choose another run"
-            " folder, or continue all the same with --force"
+            " folder, or continue anyway with --force"
         )
     return changed
 

@@ -1,4 +1,4 @@
-"""The state of all ranks at one moment: gathered for a checkpoint, and handed out at a start."""
+"""The state of all ranks at one moment: gathered for a checkpoint, and distributed at the start."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from nmt_train.distributed.transport import Future
 class RankState:
     """One rank's part of the state that a run continues from; rank 0 also sends such parts at the start.
 
-    Parts, snapshots, recovery pieces and received messages are on the CPU, on whatever device ranks compute. The code that
+    Parts, snapshots, recovery pieces and received messages are always on the CPU, even if ranks compute on GPUs. The code that
     creates one copies the device's vectors to the CPU (`flat_model.kept`); the code that loads one copies them to its device.
 
-    shard: slices of `parameters`, `smoothed` (if there is one) and the optimizer's vectors.
-    worker_state: vectors that the worker keeps, in full length. random: the states of torch's random number generators.
+    shard: by name, the rank's slice of `parameters`, of `smoothed` (if there is one) and of the optimizer's vectors.
+    worker_state: vectors that the worker keeps, each as long as all parameters. random: the states of torch's generators.
     numbers: the optimizer's counters. position: the worker's position in the data.
     """
 
@@ -51,10 +51,10 @@ class RankState:
 
 @dataclasses.dataclass
 class Snapshot:
-    """Everything that training changes, of all ranks at one moment: global flat vectors (elements,) and each worker's state.
+    """The state of all ranks at one moment: global flat vectors (elements,) by name, and each worker's state.
 
-    stages: lists of the positions where the workers stopped in the data: first those of earlier starts with other numbers of
-    workers, last the present ones.
+    numbers: the optimizer's counters. stages: the data positions where workers stopped, one list for each distribution of the
+    batches (see `DataShard`), oldest first; the last list holds the present positions.
     """
 
     vectors: Vectors
@@ -72,7 +72,11 @@ class Snapshot:
         stages: Sequence[Sequence[Position]],
         workers: int | None = None,
     ) -> Snapshot:
-        """Join the parts of all ranks. workers: how many of the ranks train (None: all)."""
+        """Join the parts of all ranks.
+
+        shards: each rank's slice of the `elements` parameters. stages: without the present positions. workers: how many of the
+        ranks train (None: all).
+        """
         if len(parts) == 1:
             vectors = parts[0].shard
         else:
@@ -94,8 +98,8 @@ class Snapshot:
     ) -> list[RankState]:
         """Split the snapshot into one part for each of `shards`. workers: how many of these ranks train (None: all).
 
-        exchanging: the ranks that exchange (None: all that train). They also take over what other workers still owe: workers
-        that no longer exist or do not exchange.
+        exchanging: the ranks that exchange (None: all that train). They also take over the unsent residuals and updates of
+        workers that no longer exist or do not exchange.
         """
         parts = []
         training = len(shards) if workers is None else workers

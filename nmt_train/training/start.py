@@ -1,4 +1,4 @@
-"""Start training: alone, or with other ranks after all have agreed on version, configuration and corpus."""
+"""Start training: alone, or with other ranks after a check that all have the same version, configuration and corpus."""
 
 from __future__ import annotations
 
@@ -32,16 +32,18 @@ from nmt_train.training.setup import maker, opened, taken_over
 from nmt_train.training.stop_request import handling
 
 _ALONE = Job()
-_LINGER = 3.0  # seconds
+_LINGER = 3.0  # seconds that a rank waits before it exits because of another rank's error
 # Configuration keys that may differ between ranks.
 _LOCAL = ("run", "threads", "devices", "corpus.train", "corpus.valid")
 
 
 def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE) -> int:
-    """Train as `config` says; returns the exit status: 0, or 128 + the number of the signal that ended training.
+    """Train with `config`; returns the exit status.
 
-    force: continue although the configuration changed. overwrite: discard what the run folder holds. job: how to run the
-    command as several ranks, if wanted. Raises UserError for all that a user can fix, and leaves the run folder unchanged.
+    The status is 0, 1 if another rank failed, 128 + the number of the signal that ended training, or that of a supervised job.
+    force: continue although the configuration changed. overwrite: delete the previous contents of the run folder. job: how to
+    run the command as several ranks, if wanted. Raises UserError for errors that a user can fix; an error found before
+    training leaves a previous run in the folder unchanged.
     """
     devices = check(config, job.hosts)
     if (len(devices) > 1 or job.hosts or job.restarts) and not launcher.launched():
@@ -65,7 +67,7 @@ def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE) -> in
 def check(config: Config, hosts: Sequence[Host] = ()) -> list[torch.device]:
     """The devices of this machine; raises UserError for errors that all ranks have in common, before the ranks connect.
 
-    hosts: where the job will run; a machine that only starts the job on hosts needs no device.
+    hosts: the machines on which the job will run. If there are any, the machine that starts the job needs no device.
     """
     devices = device.choose(config.devices) if launcher.launched() or not hosts else []
     device.known(config.devices)
@@ -87,7 +89,7 @@ def connect(config: TransportConfig) -> Transport:
 
 
 def _refuse_worlds_of_one() -> int:
-    """Raise UserError in the first srun task; return its exit status in the other tasks, which find the same error."""
+    """Raise UserError in the first srun task; the other tasks find the same error and return its exit status."""
     if os.environ.get("SLURM_PROCID", "0") != "0":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # srun --kill-on-bad-exit sends it after the first task has failed
         time.sleep(_LINGER)
@@ -95,8 +97,8 @@ def _refuse_worlds_of_one() -> int:
     offered = os.environ.get("SLURM_MPI_TYPE", "none")
     raise UserError(
         f"MPI: srun started {launcher.tasks()} tasks, but each finds itself alone: this MPI library does not understand"
-        f" --mpi={offered}; start them with srun --mpi=pmix (srun --mpi=list shows whether it is there), or run mpirun in a job"
-        " of sbatch"
+        f" --mpi={offered}; start them with srun --mpi=pmix (srun --mpi=list shows whether it is available), or run mpirun in"
+        " an sbatch job"
     )
 
 
@@ -133,7 +135,7 @@ def _rank(config: Config, own: torch.device, vocabulary: Vocabulary, store: Stor
 
 
 def _compare_devices(config: Config, transport: Transport, own: torch.device) -> None:
-    """Send the GPU of each rank to rank 0, which raises UserError if ranks share a GPU without permission."""
+    """Send the GPU of each rank to rank 0, which raises UserError if ranks share a GPU although `devices` does not say so."""
     mine = {"gpu": device.identity(own), "permitted": device.permitted(config.devices)}
     if transport.rank:
         transport.send(0, Tag.HELLO, from_json(mine))
@@ -151,13 +153,13 @@ def _compare_devices(config: Config, transport: Transport, own: torch.device) ->
             )
         if gpu and len(ranks) > 1 and config.exchange.algorithm == "torch":
             raise UserError(
-                f"exchange.algorithm: torch (NCCL) cannot sum between ranks on one GPU, as {describe(transport, *ranks)} are;"
-                " use ring, or a GPU for each"
+                f"exchange.algorithm: torch (NCCL) needs one GPU per rank, but {describe(transport, *ranks)} share one;"
+                " use ring, or give each rank its own GPU"
             )
 
 
 def _agree(config: Config, transport: Transport, vocabulary: Vocabulary, store: Store) -> None:
-    """Send the vocabulary to the other ranks; UserError names the first one with other code, configuration or corpus."""
+    """Send the vocabulary to the other ranks; UserError names the first rank whose code, configuration or corpus differs."""
     for rank in range(1, transport.size):
         transport.send(rank, Tag.HELLO, from_bytes(vocabulary.model))
     for rank in range(1, transport.size):
@@ -176,7 +178,7 @@ def _agree(config: Config, transport: Transport, vocabulary: Vocabulary, store: 
 
 
 def _accept(config: Config, transport: Transport) -> Vocabulary:
-    """Rank 0's vocabulary; UserError if this rank was given another one."""
+    """Receive rank 0's vocabulary; UserError if this rank's `corpus.vocabulary.path` is another one."""
     vocabulary = Vocabulary(to_bytes(transport.receive(0, Tag.HELLO).result()[1]), "rank 0's vocabulary")
     path = config.corpus.vocabulary.path
     if path and Path(path).expanduser().exists() and Vocabulary.load(path).digest != vocabulary.digest:
@@ -187,7 +189,7 @@ def _accept(config: Config, transport: Transport) -> Vocabulary:
 
 
 def _identity(config: Config, store: Store) -> dict[str, Any]:
-    """What all ranks must have in common, in the order in which differences are named."""
+    """Everything that must be equal on all ranks, in the order in which `_agree` compares it."""
     code = hashlib.sha256()
     folder = Path(nmt_train.__file__).parent
     for path in sorted(folder.rglob("*.py")):

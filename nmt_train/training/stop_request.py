@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the signals that ask training to stop
-_REPEATS = 1.0  # seconds
+_REPEATS = 1.0  # seconds after a request within which further signals repeat it
 
 
 class StopRequest:
@@ -36,14 +36,14 @@ class StopRequest:
 
 
 class SignalFilter:
-    """Tells new requests from repeated signals: Slurm sends SIGTERM to its tasks and to srun, which forwards it to them."""
+    """Distinguishes new requests from repeats: Slurm sends SIGTERM to its tasks and to srun, which forwards it to them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last: float | None = None
 
     def is_new(self) -> bool:
-        """Whether a signal that comes now is a new request: the last new request came at least a second ago."""
+        """Whether a signal that comes now is a new request: it is the first, or the last request was at least a second ago."""
         now = self._clock()
         repeats = self._last is not None and now - self._last < _REPEATS
         self._last = self._last if repeats else now

@@ -23,11 +23,11 @@ from nmt_train.run.progress import Progress
 from nmt_train.trace import Trace
 from nmt_train.training.snapshot import RankState
 
-_MOST_SKIPPED = 50  # consecutive non-finite batches; after more than these, the parameters themselves are unusable
+_MOST_SKIPPED = 50  # skips in a row because of non-finite values; after more, the parameters themselves are unusable
 
 
 class Coordinator(Protocol):
-    """What a worker does between two steps: rank 0 leads, the others follow."""
+    """Decides what happens between two steps of a worker: `Leader` on rank 0, `Follower` on the other ranks."""
 
     def should_continue(self) -> bool:
         """Called before each batch; returns False when training is over."""
@@ -36,15 +36,20 @@ class Coordinator(Protocol):
         """Called after each batch; `updated`: whether the worker has exchanged its gradients."""
 
     def skipped(self, what: str) -> None:
-        """Called when the worker has skipped a batch or an exchange because a gradient was not finite."""
+        """Called when the worker has skipped a batch or an exchange because a gradient was not finite.
+
+        what: a sentence for the log.
+        """
 
 
 class Stream(Protocol):
-    """Where a worker's batches come from."""
+    """The source of a worker's batches."""
 
     def stream(self, data_shard: DataShard, position: Position) -> Iterator[tuple[Batch | None, bool]]:
-        """Yield batches from `position` on, endlessly; True marks the last of the worker's share of an epoch (see
-        `Batches`).
+        """Yield pairs (batch, last) from `position` on, endlessly.
+
+        batch: None if the worker has no batch, but other workers may have one. last: whether the worker's share of the epoch
+        ends here.
         """
 
 
@@ -52,7 +57,7 @@ class Worker:
     """`progress` counts what this worker has done; on rank 0 it also includes the counts of all other workers."""
 
     def __init__(self, config: Config, transport: Transport, model: Any, batches: Stream) -> None:
-        """`model` is a module with `loss(batch)`. Raises UserError if the mode does not suit these ranks."""
+        """model: a module; `loss(batch)` is the mean cost per token. Raises UserError if the mode rejects these ranks."""
         self.config, self.transport, self.model, self.batches = config, transport, model, batches
         mode = modes.check(config, transport.nodes)
         self.flat = FlatModel(model)
@@ -63,15 +68,15 @@ class Worker:
         self.progress = Progress()
         self.assignments = 0  # how many times batches have been assigned to workers
         self._trained = 0  # number of batches trained
-        # The worker's position and its number of trained batches after each exchange that may still be in flight, and after the
-        # last exchange before those.
+        # Data position and number of trained batches at each exchange that may still be in flight. The first entry is that of
+        # the last completed exchange.
         self._given: deque[tuple[Position, int]]
         self.assign(DataShard(transport.rank, transport.size), Position())
-        self._skipped = 0  # batches since the last update
+        self._skipped = 0  # skips because of non-finite values since the last update
         self.placed = False  # whether this worker has received its part of the training state
-        # Set once all ranks have begun training. Returns the state that a new rank 0 continues from, as this rank knows it.
+        # Returns the state that a new rank 0 would continue from, as far as this rank knows it. None until all ranks train.
         self.leader: Callable[[], dict[str, Any] | None] | None = None
-        self.forget: Callable[[], None] | None = None  # frees recovery state once all ranks have begun
+        self.forget: Callable[[], None] | None = None  # frees the state kept for recovery; called once all ranks train
 
     def run(self, coordinator: Coordinator) -> None:
         """Train until the coordinator says that training is over."""
@@ -109,7 +114,7 @@ class Worker:
                 coordinator.skipped(self._not_finite(error, None, None))
 
     def part(self) -> RankState:
-        """This rank's part of a snapshot, on the CPU. With several ranks it is a copy: training continues meanwhile."""
+        """This rank's part of a snapshot, on the CPU. With several ranks it is a copy, so that training can continue."""
         exchange, alone = self.schedule.exchange, self.transport.size == 1
         shard, numbers = exchange.optimizer.everything() if alone else exchange.snapshot()
         if exchange.snapshot_slices[self.transport.rank] != exchange.initial_slices[self.transport.rank]:
@@ -139,9 +144,10 @@ class Worker:
         return Position(**vars(self.position))
 
     def place(self, part: RankState, data_shard: DataShard, where: str) -> None:
-        """Load a part and clear it to free memory. Raises UserError if another optimizer wrote the part.
+        """Load a part, then clear it to free memory. Raises UserError if another optimizer wrote the part.
 
-        The schedule begins later, when all ranks have loaded their parts.
+        where: the origin of the part, for error messages. The caller calls `schedule.begin` later, when all ranks have loaded
+        their parts.
         """
         optimizer = self.schedule.exchange.optimizer
         vectors, self.placed = dict(part.shard), True
@@ -157,7 +163,7 @@ class Worker:
         device.set_random(self.device, part.random)
 
     def begun(self, leader: Callable[[], dict[str, Any] | None]) -> None:
-        """Called when all ranks have begun training; `leader` replaces `self.leader`."""
+        """Called when all ranks have begun training; sets `self.leader` and calls `self.forget`."""
         self.leader = leader
         if self.forget is not None:
             self.forget()
@@ -171,7 +177,11 @@ class Worker:
         self._stream = self.batches.stream(data_shard, position)
 
     def measured(self) -> dict[str, Any]:
-        """Running totals since the start: where time and bytes went. (`progress` counts the target tokens.)"""
+        """Running totals since this start, as JSON. (`progress` counts the target tokens.)
+
+        sent, received: [messages, bytes] by tag. spent: seconds by thread and span name. staleness: see `Exchange`. steps: see
+        `Schedule`. cpu: CPU seconds of the process and of its progress thread.
+        """
         transport, schedule = self.transport, self.schedule
         return {
             "sent": {Tag(tag).name.lower(): list(count) for tag, count in list(transport.sent.items())},
@@ -183,7 +193,7 @@ class Worker:
         }
 
     def _not_finite(self, error: NotFinite, loss: Tensor | None, batch: Batch | None) -> str:
-        """Return a sentence for the log if the user allows skipping the batch; else raise NotFinite."""
+        """Return a sentence for the log if training may continue with the next batch; else raise NotFinite."""
         where = f"update {self.schedule.exchange.updates + 1}"
         if batch is not None and loss is not None:
             pairs = ", ".join(str(pair + 1) for pair in batch.pairs[:5]) + (", ..." if len(batch.pairs) > 5 else "")

@@ -364,7 +364,7 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
 @pytest.mark.parametrize(
     ("command", "arguments", "sentence"),
     [
-        (translate, ["--model", "absent"], "absent: does not exist, or is a link to what no longer does; give a run folder"),
+        (translate, ["--model", "absent"], "absent: does not exist, or is a broken link; give a run folder"),
         (translate, ["--model", "{tmp}"], "holds no checkpoint"),
         (translate, [], "command line: the following arguments are required: --model"),
         (translate, ["--model", "{run}", "--beam", "0"], "argument --beam"),

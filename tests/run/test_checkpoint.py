@@ -239,7 +239,7 @@ def test_a_lock_that_is_never_let_go_of_is_to_be_tried_again_by_another_start(
 ) -> None:
     monkeypatch.setattr("nmt_train.run.folder.time.sleep", lambda seconds: None)
     holder = Run.open(tmp_path / "run")
-    with pytest.raises(UserError, match="in use by process .*, also after 300 s; .* start the same command again") as refused:
+    with pytest.raises(UserError, match="in use by process .*, still after 300 s; .* start the same command again") as refused:
         Run.open(tmp_path / "run", patient=True)
     assert refused.value.status == TRY_AGAIN
     holder.close()

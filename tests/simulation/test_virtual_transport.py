@@ -171,7 +171,7 @@ def test_waiting_for_ever_is_an_error_that_says_what_every_task_waits_for() -> N
     with pytest.raises(UserError) as error:
         together(engine([1, 1]), wait, idle)
     text = str(error.value)
-    assert "everybody waits for ever" in text
+    assert "all tasks wait forever" in text
     assert "rank 0 (host node0), MainThread: ANSWER from rank 1 (host node1)" in text
     assert "rank 0 (host node0), server: PUSH from anybody" in text
 

@@ -81,7 +81,7 @@ def test_a_simulation_never_continues_a_real_run_nor_the_other_way_round(make: M
 def test_a_simulated_run_says_so_everywhere(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = run(make, tmp_path / "run", [1, 1], mode="sync", validation__every="3u", log__every="3u")
     assert {event["clock"] for kind in ("start", "train", "validation") for event in events(folder, kind)} == {"virtual"}
-    assert "simulated: all times but those of the log are virtual" in (folder / "train.log").read_text(encoding="utf-8")
+    assert "simulated: all times except the log's own are virtual" in (folder / "train.log").read_text(encoding="utf-8")
     assert "# simulated: all times are virtual" in (folder / "config.yml").read_text(encoding="utf-8")
     assert "bandwidth:" in (folder / "simulated.yml").read_text(encoding="utf-8")
     labels: list[str] = []

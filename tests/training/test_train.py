@@ -224,7 +224,7 @@ def test_a_damaged_newest_checkpoint_is_said_aloud_and_the_one_before_is_used(
     assert final(pieces)[1].keys() == final(whole)[1].keys()
     for path in Run(Path(pieces.run)).checkpoints():
         (path / "optimizer.safetensors").write_bytes(b"short")
-    with pytest.raises(UserError, match="no checkpoint of the run is whole"):
+    with pytest.raises(UserError, match="no checkpoint of the run is intact"):
         run(pieces)
 
 

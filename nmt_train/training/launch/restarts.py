@@ -1,4 +1,4 @@
-"""Restarts a job that ended early: on the machines that answer at that time, from its last checkpoint."""
+"""Restarts a job that ended early: it continues from its last checkpoint, on the machines that answer at that time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read_hosts(path: Path) -> list[Host]:
         if match is not None:
             hosts.append(Host(match[1], int(match[2] or 1)))
     if not hosts:
-        raise UserError(f"--hosts {path}: names no machine; write one a line: NAME slots=RANKS")
+        raise UserError(f"--hosts {path}: names no machine; write one per line: NAME slots=RANKS")
     return hosts
 
 
@@ -75,7 +75,10 @@ def answering(hosts: Sequence[Host]) -> list[Host]:
 
 @dataclass(frozen=True)
 class Job:
-    """How to run this command as several ranks. hosts: if empty, this machine. arguments: the arguments of the command."""
+    """How to run this command as several ranks.
+
+    hosts: if empty, this machine. restarts: the maximum number. arguments: the arguments of the command.
+    """
 
     hosts: Sequence[Host] = ()
     restarts: int = 0
@@ -87,7 +90,7 @@ class _Asked(BaseException):
 
 
 def supervise(job: Job, ranks: int) -> int:
-    """Run nmt-train under mpirun, and restart it if necessary.
+    """Run nmt-train under mpirun, and restart it if it fails, at most `job.restarts` times.
 
     Returns the last exit status, or 128 + the number of the signal that asked to stop. The number of ranks is the number of
     slots of the hosts, or `ranks` if the job runs on this machine. Raises UserError if no host answers before the first start.
@@ -112,9 +115,9 @@ def _repeat(job: Job, ranks: int) -> int:
         status, anew = _run(job.hosts, ranks, arguments, again=left < job.restarts)
         if status in _FINAL or not left:
             break
-        if anew:  # the restart must keep what the run has written by now
+        if anew:  # the restart must keep what the run has written so far
             arguments = [argument for argument in arguments if argument != "--overwrite"]
-        _say(f"the job ended with status {status}: starting it again ({left - 1} restarts are left after this)")
+        _say(f"the job ended with status {status}: starting it again ({left - 1} more restarts allowed)")
         time.sleep(_PAUSE)
     return status
 
@@ -123,13 +126,13 @@ def _run(hosts: Sequence[Host], ranks: int, arguments: Sequence[str], again: boo
     """Run the job once; returns its exit status, and whether the run has emptied its folder and begun."""
     there = answering(hosts) if hosts else []
     if hosts and not there:
-        nobody = f"none of {', '.join(host.name for host in hosts)} answers; look at the machines and at ssh"
+        nobody = f"none of {', '.join(host.name for host in hosts)} answers; check the machines and ssh"
         if not again:
             raise UserError(f"--hosts: {nobody}")
         _say(nobody)
         return TRY_AGAIN, False
     if len(there) < len(hosts):
-        _say(f"going on without {', '.join(host.name for host in hosts if host not in there)}: no answer")
+        _say(f"continuing without {', '.join(host.name for host in hosts if host not in there)}: no answer")
     said: set[str] = set()
 
     def heard(line: str) -> None:

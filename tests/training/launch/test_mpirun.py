@@ -80,7 +80,7 @@ def test_an_mpirun_that_waits_for_ever_after_its_ranks_have_ended_is_killed_with
     while launch._session(job.pid):  # a signal takes its time
         assert time.monotonic() < patience
         os.sched_yield()
-    assert "mpirun does not end" in capfd.readouterr().err
+    assert "mpirun does not exit" in capfd.readouterr().err
 
 
 def test_the_status_is_that_of_the_rank_that_failed_first_whatever_mpirun_says(

@@ -74,7 +74,7 @@ def test_names_and_addresses_are_machines(tmp_path: Path, name: str) -> None:
         ("$(id)\n", "is not a machine"),
         ("node1,node2\n", "hosts, line 1: 'node1,node2' is not a machine"),
         ("node1 slots=123456\n", "hosts, line 1: 'node1 slots=123456' is not a machine"),
-        ("# nothing\n", "names no machine; write one a line: NAME slots=RANKS"),
+        ("# nothing\n", "names no machine; write one per line: NAME slots=RANKS"),
     ],
 )
 def test_what_is_no_machine_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
@@ -185,7 +185,7 @@ def test_a_machine_that_comes_back_is_taken_in_again(tmp_path: Path, monkeypatch
 
 def test_where_no_machine_answers_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reachable(monkeypatch, tmp_path, "nobody")
-    with pytest.raises(UserError, match="--hosts: none of a, b answers; look at the machines and at ssh"):
+    with pytest.raises(UserError, match="--hosts: none of a, b answers; check the machines and ssh"):
         supervise.supervise(Job([Host("a"), Host("b")]), 1)
 
 
