@@ -56,8 +56,8 @@ class Config:
     )
     devices: str | list[int] = Field(
         default="auto",
-        description="auto (a GPU if there is one), cpu, cpu x N, cuda, all (every GPU), GPU numbers as [0, 1], or cuda x"
-        " N (N ranks share GPU 0)",
+        description="auto (a GPU if there is one, else the CPU), cpu, cuda, all (one rank per GPU), GPU numbers as [0, 1] (one"
+        " rank each), cpu x N (N ranks share the CPU) or cuda x N (N ranks share GPU 0)",
     )
     threads: int = Field(
         default=0,
@@ -65,11 +65,15 @@ class Config:
         le=1024,
         description="CPU threads of each rank; 0: OMP_NUM_THREADS, else the machine's cores divided by its ranks",
     )
-    precision: Literal["fp32", "bf16"] = Field(default="fp32", description="of matrix products: fp32, or bf16 by autocast")
-    compile: bool = Field(
-        default=False, description="compile encoder and decoder with torch.compile: a start of minutes, then faster on a GPU"
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="number format of matrix products: fp32, or bf16 (autocast)"
     )
-    trace: bool = Field(default=False, description="record spans of forward, backward, update and transfers in run/trace")
+    compile: bool = Field(
+        default=False, description="use torch.compile for the model: the start takes minutes, then steps are faster on a GPU"
+    )
+    trace: bool = Field(
+        default=False, description="record the times of forward, backward, update and transfers, in the folder trace of the run"
+    )
     corpus: CorpusConfig
     batch: BatchConfig = Field(default_factory=BatchConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
@@ -94,18 +98,19 @@ class Config:
     @model_validator(mode="after")
     def _check_patience(self) -> Config:
         if self.stop.patience and self.validation.every is None:
-            raise ValueError("stop.patience counts validations, but validation.every is null; give one of them up")
+            raise ValueError("stop.patience counts validations, but validation.every is null; set it, or remove stop.patience")
         return self
 
 
-# A run may continue with other values of these keys and remains the same experiment.
+# Keys that may change when a run continues, without --force.
 HARMLESS = (
     "run", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
     "corpus.max_skipped", "corpus.max_ratio", "mode", "optimizer.at", "optimizer.async_beta1", "optimizer.async_warmup",
     "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "low_rank",
     "transport",
 )  # fmt: skip
-# The start of a run fixes these keys: other values would have no effect, or would not match its parameters.
+# Keys that cannot change when a run continues, even with --force: other values would have no effect, or would not match the
+# run's parameters.
 FIXED = (
     "corpus.vocabulary.size", "corpus.vocabulary.type", "corpus.vocabulary.character_coverage",
     "corpus.vocabulary.sample_lines", "model.encoder_layers", "model.decoder_layers", "model.dim", "model.ffn_dim",
@@ -156,7 +161,10 @@ def load(files: Sequence[str], overrides: Mapping[str, str]) -> Config:
 
 
 def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
-    """Check nested `values`; `where` maps dotted keys to the file and line that set them, for error messages."""
+    """Return the Config for nested `values`; raise UserError for the first key that is unknown, missing or invalid.
+
+    where: maps dotted keys to the file and line that set them, for error messages.
+    """
     known = leaves()
     for name in flatten(values):
         if name not in known and not any(name.startswith(key + ".") for key in known):
@@ -165,10 +173,12 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
         return _SECTIONS.validate_python(values)
     except ValidationError as error:
         kind, path, text = problem(error)
+        if not path:  # several keys contradict each other; the text begins with the first
+            raise UserError(f"{where.get(text.split()[0], 'config')}: {text}") from None
         name = next((".".join(path[:n]) for n in range(len(path), 0, -1) if ".".join(path[:n]) in known), ".".join(path))
         place = next((where[key] for key in (name, *where) if key in where and key.startswith(name)), "config")
         if kind == "missing":
-            raise UserError(f"{next(iter(where.values()), 'config').split(',')[0]}: {name} is missing; give it") from None
+            raise UserError(f"{next(iter(where.values()), 'config').split(',')[0]}: {name} is missing; set it") from None
         raise UserError(f"{place}: {name}: {text}; see nmt-train --help") from None
 
 
@@ -198,7 +208,7 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def to_yaml(config: Config) -> str:
-    """The whole resolved configuration with a comment above every key."""
+    """Return the resolved configuration as YAML text, with a comment above every key."""
     lines: list[str] = []
     flat = flatten(plain(config))
     for key in entries():

@@ -22,7 +22,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def known(devices: str | list[int]) -> str | list[int]:
-    """Return `devices:`, with a single GPU number as a list; raise UserError if it has no valid form. Accesses no device."""
+    """Return `devices:`, with a single GPU number as a list; raise UserError if its form is invalid. Accesses no device."""
     if isinstance(devices, str) and devices.isdigit():
         devices = [int(devices)]
     if not devices:
@@ -48,7 +48,7 @@ def choose(devices: str | list[int]) -> list[torch.device]:
         return [torch.device("cpu")] * int(several[2] or 1)
     if not available:
         raise UserError(
-            f"devices: {devices} asks for a GPU, but this machine offers none to torch (host {socket.gethostname()}); use"
+            f"devices: {devices} asks for a GPU, but torch finds none on this machine (host {socket.gethostname()}); use"
             " devices: cpu"
         )
     if several:
@@ -124,8 +124,8 @@ def compiled(function: Callable[..., Tensor], own: torch.device) -> Callable[...
     given = os.environ.get("CC" if own.type == "cuda" else "CXX")
     if not any(map(shutil.which, (given,) if given else names)):
         raise UserError(
-            f"compile: torch needs a compiler for it, and host {socket.gethostname()} has none ({given or ', '.join(names)});"
-            " install one, or use compile: false"
+            f"compile: it needs a C or C++ compiler, but host {socket.gethostname()} has none ({given or ', '.join(names)});"
+            " install one, or set compile: false"
         )
     made: Callable[..., Tensor] = torch.compile(function, dynamic=True)
     return made

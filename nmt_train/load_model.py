@@ -17,7 +17,7 @@ from nmt_train.run.manifest import whole
 
 
 def load_model(paths: list[Path], device: torch.device) -> tuple[Transformer, Vocabulary, dict[str, Any]]:
-    """Load the model of a checkpoint, or the mean of several checkpoints; return it with its vocabulary and saved facts.
+    """Load the model of a checkpoint, or the mean of several checkpoints; return it with its vocabulary and checkpoint.json.
 
     Uses smoothed parameters if a checkpoint has them. Raises UserError if a checkpoint is damaged, or if the checkpoints
     belong to different models.
@@ -28,15 +28,15 @@ def load_model(paths: list[Path], device: torch.device) -> tuple[Transformer, Vo
         if count == 1:
             first = saved
         elif saved.facts["vocabulary"] != first.facts["vocabulary"]:
-            raise UserError(f"{path}: has another vocabulary than {paths[0]}; average checkpoints of one run")
+            raise UserError(f"{path}: has a different vocabulary from {paths[0]}; average checkpoints of one run")
         tensors = saved.tensors("smoothed" if saved.has("smoothed") else "parameters")
         if mean and {n: t.shape for n, t in mean.items()} != {n: t.shape for n, t in tensors.items()}:
-            raise UserError(f"{path}: has other parameters than {paths[0]}; average checkpoints of one run")
+            raise UserError(f"{path}: has different parameters from {paths[0]}; average checkpoints of one run")
         for name, tensor in tensors.items():
             mean[name] = tensor if count == 1 else mean[name].lerp_(tensor, 1 / count)
     vocabulary = first.vocabulary()
     if vocabulary.digest != first.facts["vocabulary"]:
-        raise UserError(f"{first.path}: its vocabulary.model is another model's; use another checkpoint of the run")
+        raise UserError(f"{first.path}: its vocabulary.model belongs to another model; use another checkpoint")
     settings = configuration.validate(first.facts["config"], {})
     model = Transformer(settings.model, len(vocabulary))
     flat = FlatModel(model)

@@ -43,8 +43,8 @@ def test_the_command_line_overrides_later_files_which_override_earlier_ones_whic
         ("log: {every: 5}", "line 6: log.every: '5' is not a duration"),
         ("seed: 1\nseed: 2", "line 7: seed is given twice"),
         ("seed: [1", "not YAML"),
-        ("run: &r {x: *r}", "nested too deeply, or in itself"),
-        ("stop.after: 5u", "line 6: stop.after: in a file keys are nested, not dotted: write `after:` below `stop:`"),
+        ("run: &r {x: *r}", "nested too deeply, or contains itself"),
+        ("stop.after: 5u", "line 6: stop.after: in a file, keys are nested, not dotted: write `after:` below `stop:`"),
         ("optimizer: {learning_rate: .inf}", "optimizer.learning_rate"),
         ("validation: {metrics: []}", "line 6: validation.metrics"),
         ("seed: 99999999999999999999999", "line 6: seed"),
@@ -68,7 +68,7 @@ def test_values_are_taken_as_they_are_written_whatever_yaml_would_make_of_them(t
 
 
 def test_patience_without_validations_and_no_end_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="stop.patience counts validations"):
+    with pytest.raises(UserError, match=r"^command line: stop\.patience counts validations, but validation\.every is null"):
         load([write(tmp_path, MINIMAL + "validation: {every: null}\n")], {"stop.patience": "2"})
     with pytest.raises(UserError, match=r"command line: stop\.after"):
         load([write(tmp_path, MINIMAL)], {"stop.after": "[]"})

@@ -102,7 +102,7 @@ def test_a_gpu_is_known_by_its_own_name_whatever_number_it_has(gpus: list[str], 
 def test_a_machine_that_only_starts_ranks_elsewhere_needs_no_gpu(make: Make, devices: Any) -> None:
     config = make(devices=devices, mode="vanilla")
     assert start.check(config, [Host("there", 2)]) == []
-    with pytest.raises(UserError, match=r"this machine offers none to torch \(host \S+\)"):
+    with pytest.raises(UserError, match=r"torch finds none on this machine \(host \S+\)"):
         start.check(config)
 
 

@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
 def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status; print one sentence on stderr for every error.
 
-    The status is 2 for a user error, 75 for an error that a restart may fix, and 1 for an internal error.
+    The status is 2 for a user error, 75 for an error that a restart may fix, 130 after Ctrl-C, and 1 for an internal error.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -75,9 +75,9 @@ def _explain(error: Exception) -> tuple[int, str]:
         what = str(error).partition("\n")[0]
         return TRY_AGAIN, (
             f"error: host {socket.gethostname()}: the device failed: {what}; start the same command again: it continues from"
-            " the last checkpoint; if that does not help, look at the GPU (nvidia-smi, dmesg)"
+            " the last checkpoint; if that does not help, check the GPU (nvidia-smi, dmesg)"
         )
-    return 1, f"internal error: {type(error).__name__}: {error}; please report it, with what --debug shows"
+    return 1, f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug"
 
 
 def _out_of_memory(error: Exception) -> bool:
@@ -116,9 +116,9 @@ def add_model_options(options: Parser) -> None:
     def add(name: str, kind: Callable[[str], float], default: float, help: str) -> None:
         options.add_argument(name, type=kind, default=default, metavar="N", help=f"{help} (default: %(default)s)")
 
-    add("--beam", positive, 5, "hypotheses kept per sentence")
-    add("--normalisation", power, 1.0, "scores are divided by length to this power")
-    add("--batch-tokens", positive, 2048, "source or target pieces per batch, padding included")
-    add("--threads", threads, 0, "compute threads on the CPU; 0: OMP_NUM_THREADS, else one per core")
-    options.add_argument("--devices", default="auto", help="auto, cpu, cuda or a GPU's number (default: auto)")
-    options.add_argument("--debug", action="store_true", help="show the stack of an error")
+    add("--beam", positive, 5, "beam size: hypotheses kept per sentence")
+    add("--normalisation", power, 1.0, "log-probabilities are divided by length to this power")
+    add("--batch-tokens", positive, 2048, "maximum number of source or target pieces per batch, padding included")
+    add("--threads", threads, 0, "CPU threads; 0: OMP_NUM_THREADS, else one per core")
+    options.add_argument("--devices", default="auto", help="auto, cpu, cuda or a GPU number (default: auto)")
+    options.add_argument("--debug", action="store_true", help="print the stack trace of an error")

@@ -1,6 +1,6 @@
 """The console command nmt-train; under mpirun it runs in a child process, otherwise (also under srun) in this process.
 
-mpirun kills the process that it started a tenth of a second after SIGINT or SIGTERM, which is too soon to save a checkpoint.
+A tenth of a second after SIGINT or SIGTERM, mpirun kills the process that it started. This is too soon to save a checkpoint.
 That process therefore only waits for a child; when mpirun kills it, the kernel signals the child, which saves a checkpoint.
 """
 

@@ -14,11 +14,13 @@ from nmt_train.modes.table import MODES
 
 def parser(prog: str, description: str) -> cli.Parser:
     options = cli.Parser(prog=prog, allow_abbrev=False, description=description)
-    options.add_argument("--config", action="append", default=[], metavar="FILE", help="YAML file; later ones override")
+    options.add_argument(
+        "--config", action="append", default=[], metavar="FILE", help="YAML file; may be repeated: later files win"
+    )
     options.add_argument("--print-config", action="store_true", help="print the whole resolved configuration and exit")
-    options.add_argument("--force", action="store_true", help="continue a run although its configuration changed")
-    options.add_argument("--overwrite", action="store_true", help="delete what the run folder holds and start over")
-    options.add_argument("--debug", action="store_true", help="show the stack of an error")
+    options.add_argument("--force", action="store_true", help="continue a run even if its configuration has changed")
+    options.add_argument("--overwrite", action="store_true", help="delete the contents of the run folder and start over")
+    options.add_argument("--debug", action="store_true", help="print the stack trace of an error")
     return options
 
 
@@ -45,7 +47,7 @@ def parse(options: cli.Parser, arguments: Sequence[str]) -> argparse.Namespace:
         if stray.startswith("--"):
             known = [name.removeprefix("--") for action in options._actions for name in action.option_strings]
             raise UserError(f"command line: {config.unknown(stray.removeprefix('--'), known)}")
-        raise UserError(f"command line: {stray!r} belongs to no option; a list is written as one word: '[a, b]'")
+        raise UserError(f"command line: {stray!r} belongs to no option; quote a list: '[a, b]'")
     return given
 
 

@@ -18,22 +18,28 @@ _FOLDER = "-simulated"
 def parser() -> cli.Parser:
     options = settings.parser(
         "nmt-simulate",
-        "Train on a simulated cluster: how long would it take there, and what would it learn by then? Without --run the run"
-        f" folder is that of the configuration with {_FOLDER} behind its name.",
+        "Train on a simulated cluster, to see how long training would take there and what the model would learn. Without --run,"
+        f" the run folder is that of the configuration with {_FOLDER} appended.",
     )
     group = options.add_argument_group("simulation")
     group.add_argument("--cluster", type=Path, metavar="FILE", help="YAML: machines, devices, network; see configs/clusters")
-    group.add_argument("--shuffle-seed", type=int, metavar="N", help="hold messages back at random, to try other orders")
-    group.add_argument("--timing-only", type=cli.positive, metavar="N", help="N steps of every rank, without any gradients")
+    group.add_argument("--shuffle-seed", type=int, metavar="N", help="delay messages randomly, to test other orders")
+    group.add_argument(
+        "--timing-only", type=cli.positive, metavar="N", help="simulate only the timing of N steps of every rank"
+    )
     group.add_argument(
         "--model",
         type=cli.positive,
         metavar="N",
-        help="what Pipe-SGD's equations say of sync and pipe, beside N simulated steps",
+        help="compare Pipe-SGD's equations for sync and pipe with N simulated steps",
     )
-    group.add_argument("--profile", type=Path, metavar="FILE", help="measure this machine's device, for a cluster file")
-    group.add_argument("--steps", type=cli.positive, default=40, metavar="N", help="that --profile measures (default: 40)")
-    changes = options.add_argument_group("cluster", "Replace what the cluster file says.")
+    group.add_argument(
+        "--profile", type=Path, metavar="FILE", help="measure this machine's device, and write FILE for use in a cluster file"
+    )
+    group.add_argument(
+        "--steps", type=cli.positive, default=40, metavar="N", help="number of steps that --profile measures (default: 40)"
+    )
+    changes = options.add_argument_group("cluster", "Replace values of the cluster file.")
     for name, description in cluster.entries():
         changes.add_argument(f"--{_CLUSTER}{name}", metavar="X", help=description)
     settings.add_keys(options)
@@ -50,7 +56,7 @@ def command(arguments: Sequence[str]) -> int:
         print(config.to_yaml(resolved), end="")
         return 0
     if (given.cluster is None) == (given.profile is None):
-        options.error("give --cluster (one of configs/clusters, or your own) or --profile")
+        options.error("give either --cluster (one of configs/clusters, or your own) or --profile")
     from nmt_train.simulation.simulate import predict, profile, simulate, time_only
 
     if given.profile is not None:

@@ -16,11 +16,11 @@ from nmt_train.training.launch.restarts import Job, read_hosts
 def parser() -> cli.Parser:
     options = settings.parser("nmt-train", "Train a translation model; the same command continues a run that was interrupted.")
     options.add_argument(
-        "--hosts", type=Path, metavar="FILE", help="start ranks on these machines: lines of NAME slots=RANKS, as mpirun's"
+        "--hosts", type=Path, metavar="FILE", help="start ranks on the machines in this hostfile: lines of NAME slots=RANKS"
     )
     options.add_argument(
         "--restarts", type=cli.count, default=0, metavar="N",
-        help="if the job ends before its time, start it again up to N times, on the machines that answer then (default: 0)",
+        help="if the job fails, restart it up to N times, on the machines that then answer (default: 0)",
     )  # fmt: skip
     settings.add_keys(options)
     return options

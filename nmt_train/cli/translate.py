@@ -18,10 +18,10 @@ def parser() -> cli.Parser:
     )
     options.add_argument("--average", type=cli.positive, default=1, metavar="N", help="average the run's last N checkpoints")
     options.add_argument(
-        "--n-best", type=cli.positive, default=None, metavar="N", help="print N lines each: number ||| text ||| log p ||| score"
+        "--n-best", type=cli.positive, default=None, metavar="N", help="print the N best: number ||| text ||| log p ||| score"
     )
     options.add_argument(
-        "--window", type=cli.positive, default=None, metavar="N", help="lines read ahead (default 2000; 1 on a terminal)"
+        "--window", type=cli.positive, default=None, metavar="N", help="lines to read ahead (default: 2000; 1 on a terminal)"
     )
     cli.add_model_options(options)
     return options

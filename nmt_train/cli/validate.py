@@ -22,7 +22,9 @@ def parser() -> cli.Parser:
     options.add_argument(
         "--average", type=cli.positive, default=None, metavar="N", help="average each run's last N checkpoints into one row"
     )
-    options.add_argument("--metrics", nargs="+", choices=list(METRICS), default=list(METRICS), help="which (default: all)")
+    options.add_argument(
+        "--metrics", nargs="+", choices=list(METRICS), default=list(METRICS), help="metrics to compute (default: all)"
+    )
     options.add_argument("--json", action="store_true", help="print one JSON object per row instead of the table")
     cli.add_model_options(options)
     return options

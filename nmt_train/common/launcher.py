@@ -1,4 +1,4 @@
-"""What the launcher of this process (mpirun, srun) says in the environment."""
+"""Reads the environment variables that the launcher (mpirun, srun) sets for this process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def restarted() -> bool:
 
 
 def local_rank() -> int:
-    """This process's number among those of its machine, as the launcher gives it."""
+    """This process's number among the processes that the launcher started on this machine; 0 without a launcher."""
     for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
         if name in os.environ:
             return int(os.environ[name])

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Metric(NamedTuple):
-    """label: of a figure's axis. translated: it compares translations, which need a search. decimals: in tables."""
+    """label: title of a figure's axis. translated: the metric needs translations (beam search). decimals: digits in tables."""
 
     label: str
     lower_is_better: bool

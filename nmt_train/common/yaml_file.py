@@ -37,10 +37,10 @@ def value(text: str) -> Any:
         raise TooMuch(f"has more than {_LONGEST:,} characters")
     try:
         if next(islice(_nodes(yaml.compose(text, Loader)), _MOST, None), None) is not None:
-            raise TooMuch(f"has more than {_MOST:,} entries, those counted that `*` repeats")
+            raise TooMuch(f"has more than {_MOST:,} entries, counting those that aliases (`*`) repeat")
         return yaml.load(text, Loader)
     except RecursionError:
-        raise TooMuch("is nested too deeply, or in itself") from None
+        raise TooMuch("is nested too deeply, or contains itself") from None
 
 
 def read(path: Path, where: dict[str, str], hint: str) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def read(path: Path, where: dict[str, str], hint: str) -> dict[str, Any]:
     """
     try:
         if path.stat().st_size > _LONGEST:
-            raise UserError(f"{path}: has more than {_LONGEST:,} bytes; is this a file of keys?")
+            raise UserError(f"{path}: has more than {_LONGEST:,} bytes; give a configuration file")
         text = path.read_text(encoding="utf-8")
         values = value(text)
         _locate(yaml.compose(text, Loader), path, "", where)
@@ -60,7 +60,7 @@ def read(path: Path, where: dict[str, str], hint: str) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8; save the file as UTF-8") from None
     except TooMuch as error:
-        raise UserError(f"{path}: {error}; write the keys that nmt-train --help lists") from None
+        raise UserError(f"{path}: {error}; use only the keys that --help lists") from None
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -91,7 +91,7 @@ def override(values: dict[str, Any], texts: Mapping[str, str], where: dict[str, 
 
 
 def merge(into: dict[str, Any], values: Mapping[str, Any], whole: Container[str], prefix: str = "") -> None:
-    """Merge `values` into `into` key by key; later values win. Mappings under dotted keys in `whole` are replaced."""
+    """Merge `values` into `into` key by key; later values win. Mappings at dotted keys in `whole` are replaced whole."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict) and isinstance(into.get(key), dict) and name not in whole:
@@ -118,7 +118,7 @@ def _locate(node: Any, path: Path, prefix: str, where: dict[str, str]) -> None:
         place = f"{path}, line {key.start_mark.line + 1}"
         if "." in str(key.value):
             *outer, inner = name.split(".")
-            raise UserError(f"{place}: {name}: in a file keys are nested, not dotted: write `{inner}:` below `{outer[-1]}:`")
+            raise UserError(f"{place}: {name}: in a file, keys are nested, not dotted: write `{inner}:` below `{outer[-1]}:`")
         if name in seen:
             raise UserError(f"{place}: {name} is given twice; remove one")
         seen.add(name)

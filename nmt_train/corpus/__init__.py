@@ -9,37 +9,39 @@ from pydantic.dataclasses import dataclass
 
 from nmt_train.common.section import STRICT
 
-MAX_RATIO = 200.0  # gzip shrinks ordinary text to 1/5 or 1/10, but purely repetitive text to 1/1000
+MAX_RATIO = 200.0  # bytes of text per byte of a .gz file: ordinary text has 5 to 10, purely repetitive text 1,000
 # One entry per side, or one .tsv file with both sides; a side may be a list of files, which are read in order.
 Files = list[str | list[str]] | str
 
 
 @dataclass(frozen=True, config=STRICT)
 class VocabularyConfig:
-    """The SentencePiece model shared by both languages; a run without one trains it."""
+    """The SentencePiece model that both languages share; a run trains one unless `path` is given."""
 
     path: str | None = Field(
         default=None,
         description="an existing SentencePiece model to use instead of training one; relative to the working directory",
     )
-    size: int = Field(default=8000, ge=16, le=10**6, description="pieces in the vocabulary, the four special ones included")
-    type: Literal["unigram", "bpe"] = Field(default="unigram", description="how pieces are chosen: unigram or bpe")
-    character_coverage: float = Field(default=0.9999, gt=0.9, le=1, description="share of characters that get pieces")
+    size: int = Field(default=8000, ge=16, le=10**6, description="number of pieces, including the four special ones")
+    type: Literal["unigram", "bpe"] = Field(default="unigram", description="SentencePiece algorithm: unigram or bpe")
+    character_coverage: float = Field(
+        default=0.9999, gt=0.9, le=1, description="share of the corpus's characters that pieces cover; rarer ones are unknown"
+    )
     sample_lines: int = Field(
-        default=2_000_000, ge=101, le=10**9, description="at most so many lines, drawn at random, train it"
+        default=2_000_000, ge=101, le=10**9, description="maximum number of random lines to train the vocabulary on [lines]"
     )
     sampling: float = Field(
         default=0.0,
         ge=0,
         le=100,
-        description="subword regularisation (unigram only): power of a segmentation's probability; 0: off",
+        description="subword regularization (unigram only): segmentations are drawn with weight probability^sampling; 0: off",
     )
-    sampling_candidates: int = Field(default=16, ge=2, le=1000, description="segmentations to draw from when sampling")
+    sampling_candidates: int = Field(default=16, ge=2, le=1000, description="sampling: draw from this many best segmentations")
 
     @model_validator(mode="after")
     def _check_sampling(self) -> VocabularyConfig:
         if self.sampling and self.type != "unigram":
-            raise ValueError(f"sampling needs type unigram, not {self.type}")
+            raise ValueError(f"sampling needs type unigram, not {self.type}; set type: unigram or sampling: 0")
         return self
 
 
@@ -50,35 +52,49 @@ class CorpusConfig:
     train: Files = Field(
         description="[source, target], each a file or a list of files; or [pairs.tsv]; relative to the working directory"
     )
-    valid: Files = Field(description="the same for the validation set; relative to the working directory")
+    valid: Files = Field(description="validation set, in the same form as train")
     max_length: int = Field(
-        default=100, ge=1, le=10**9, description="pairs with a longer side are not trained on, but counted [pieces]"
+        default=100,
+        ge=1,
+        le=10**9,
+        description="training leaves out pairs with a longer source or target, and logs their number [pieces]",
     )
     max_skipped: float = Field(
-        default=0.2, ge=0, le=1, description="refuse to train when a larger share of pairs is left out (empty or over-long)"
+        default=0.2, ge=0, le=1, description="refuse to train if a larger share of pairs is left out (empty or over-long)"
     )
     max_ratio: float = Field(
-        default=MAX_RATIO, ge=1, le=10**6, description="refuse a .gz file whose text is more than so many times as long as it"
+        default=MAX_RATIO,
+        ge=1,
+        le=10**6,
+        description="reject a .gz file if its text is more than this many times as long as the file",
     )
     window: int = Field(
-        default=100_000, ge=1, le=10**9, description="pairs shuffled, then grouped by length, together [sentences]"
+        default=100_000,
+        ge=1,
+        le=10**9,
+        description="pairs are shuffled, then grouped by length within windows of this size [pairs]",
     )
     vocabulary: VocabularyConfig = Field(default_factory=VocabularyConfig)
 
 
 @dataclass(frozen=True, config=STRICT)
 class BatchConfig:
-    """How large a batch is: by `sentences` if given, else by `tokens`."""
+    """Batch size (`sentences` if given, else `tokens`), and how an update combines batches."""
 
     tokens: int = Field(
-        default=2048, ge=1, le=10**9, description="a batch's sentences times its longest target [target tokens]"
+        default=2048, ge=1, le=10**9, description="maximum of a batch's sentences times its longest target [target tokens]"
     )
     sentences: int | None = Field(
-        default=None, ge=1, le=10**9, description="exactly so many sentences per batch instead of tokens"
+        default=None,
+        ge=1,
+        le=10**9,
+        description="sentence pairs per batch (the last batch of a window has fewer); null: tokens applies",
     )
-    accumulate: int = Field(default=1, ge=1, le=10**9, description="batches whose gradients a worker joins for one update")
+    accumulate: int = Field(
+        default=1, ge=1, le=10**9, description="batches whose gradients a worker combines before it exchanges them [batches]"
+    )
     reduction: Literal["mean", "sum"] = Field(
         default="mean",
-        description="how gradients of batches are joined for one update, over steps, devices and machines: mean (per target"
-        " token of all of them), or sum (of each batch's mean per token, clipped as their mean is; thesis 3.4)",
+        description="how an update combines the gradients of its batches, over steps, devices and machines: mean (per target"
+        " token of all batches), or sum (of the batches' means per token; clipped by the norm of their mean; thesis 3.4)",
     )

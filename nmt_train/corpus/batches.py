@@ -22,11 +22,13 @@ _ORDINARY = 256  # sentence length in pieces; up to it, attention needs less mem
 
 @dataclass(frozen=True)
 class Batch:
-    """Sentence pairs padded to rectangles of ids.
+    """Sentence pairs as int64 ids, padded with PAD to equal length.
 
-    source (sentences, source) ends each sentence with END; target_in begins with BEGIN, target_out ends with END, both
-    (sentences, target). source_mask (sentences, 1, 1, source) is 0 on words and -inf on padding, or None without padding.
-    target_filled lists the positions of words in the flattened target, or is None without padding. target_tokens includes END.
+    source: (sentences, source length); each sentence ends with END.
+    source_mask: (sentences, 1, 1, source length); 0 on pieces and -inf on padding, or None without padding.
+    target_in, target_out: (sentences, target length); target_in begins with BEGIN, target_out ends with END.
+    target_filled: (target_tokens,); the positions of pieces in the flattened target_out, or None without padding.
+    source_tokens, target_tokens: the numbers of pieces, END included. pairs: the numbers of the pairs in their store, if any.
     """
 
     source: Tensor
@@ -66,7 +68,10 @@ class LeftOut:
 
 
 class Batches:
-    """The batches of every epoch. Batch i of epoch e is the same in every process that has the same seed."""
+    """The batches of every epoch. Batch i of epoch e is the same in every process that has the same seed.
+
+    Raises UserError if training would leave out too many pairs, or if a batch cannot hold the longest sentence.
+    """
 
     def __init__(self, store: Store, corpus: CorpusConfig, batch: BatchConfig, vocabulary: Vocabulary, seed: int) -> None:
         self.store, self._config, self._vocabulary, self._seed = store, batch, vocabulary, seed
@@ -82,7 +87,9 @@ class Batches:
 
     def _check(self, corpus: CorpusConfig) -> None:
         if len(self._kept) == 0:
-            raise UserError(f"corpus.train: no pair is left to train on ({self.left_out}); see corpus.max_length")
+            raise UserError(
+                f"corpus.train: no pair is left to train on ({self.left_out}); check the files and corpus.max_length"
+            )
         share = 1 - len(self._kept) / self.left_out.total
         if share > corpus.max_skipped:
             raise UserError(
@@ -92,7 +99,7 @@ class Batches:
         if self._config.sentences is None and self._config.tokens <= corpus.max_length:
             raise UserError(
                 f"batch.tokens: {self._config.tokens} cannot hold one sentence of corpus.max_length {corpus.max_length}"
-                " pieces and its end; raise the one or lower the other"
+                " pieces and END; raise batch.tokens or lower corpus.max_length"
             )
 
     def __len__(self) -> int:
@@ -102,8 +109,8 @@ class Batches:
     def stream(self, data_shard: DataShard, position: Position) -> Iterator[tuple[Batch | None, bool]]:
         """Yield one worker's batches endlessly, each with a flag that is true for its last batch of an epoch.
 
-        The stream starts at `position`, which it reads once. It yields None instead of a batch if the worker has no batch, or
-        no batch left, in an epoch, or has one batch fewer than other workers.
+        The stream starts at `position`, and ignores later changes of it. It yields None instead of a batch if no batch of the
+        epoch is left for the worker or, if `data_shard` is even, if the worker has one batch fewer than others.
         """
         epoch, first = position.epochs, position.batches
         while True:
@@ -184,7 +191,7 @@ def assemble(source: list[np.ndarray], target: list[np.ndarray], pairs: tuple[in
 
 
 def fitting(longest: int, tokens: int) -> int:
-    """Return how many sentences fit in a batch without gradient computation if its longest side has `longest` pieces.
+    """Return how many sentences fit in an inference batch whose longest side has `longest` pieces.
 
     tokens: the maximum of sentences times pieces. Above _ORDINARY pieces, the cost grows with the square of the length, as the
     memory of attention does.

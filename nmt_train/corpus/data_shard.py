@@ -1,4 +1,4 @@
-"""Distribute the batches of an epoch: batch i goes to worker i mod N, and each batch to one worker, also across restarts."""
+"""Distribute the batches of an epoch: batch i goes to worker i mod N. Across restarts, each batch is trained on once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DataShard:
         return self.rank >= self.size
 
     def pick(self, epoch: int, batches: Iterator[T]) -> Iterator[tuple[int, T | None]]:
-        """Yield this worker's batches of `epoch`, each with its number in the epoch."""
+        """Yield this worker's batches of `epoch`, each with its number in the epoch; if `even`, (-1, None) may follow."""
         seen = [0] * (len(self.stages) + 1)
         for number, batch in enumerate(batches):
             for stage, positions in enumerate(self.stages):

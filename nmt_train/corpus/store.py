@@ -34,7 +34,10 @@ _CHUNK = 20_000  # pairs tokenized at a time
 
 @dataclass(frozen=True)
 class Side:
-    """The ids of one language; pair i has `tokens[offsets[i]:offsets[i + 1]]`, without begin or end."""
+    """The ids of one language; pair i has `tokens[offsets[i]:offsets[i + 1]]`, without begin or end.
+
+    tokens: (tokens,) uint16 or uint32. offsets: (pairs + 1,) int64.
+    """
 
     tokens: np.ndarray
     offsets: np.ndarray
@@ -67,9 +70,10 @@ class Store:
 
 
 def open_store(files: Files, key: str, vocabulary: Vocabulary, fallback: Path, ratio: float = MAX_RATIO) -> Store:
-    """Open the store of `files` (config `key`); build it beside the first file, or in `fallback` if that folder is read-only.
+    """Open the store of `files`, or build it beside the first file (in `fallback` if that folder is read-only).
 
-    ratio: as for `read_lines`. Raises UserError if the text is invalid or the disk cannot hold the store.
+    key: the configuration key of `files`, for error messages. ratio: as for `read_lines`. Raises UserError if the text is
+    invalid or the disk cannot hold the store.
     """
     digest = _digest(files, key, vocabulary)
     first = Path(sides(files, key)[0][0])
@@ -94,7 +98,7 @@ def open_store(files: Files, key: str, vocabulary: Vocabulary, fallback: Path, r
         finally:
             shutil.rmtree(building, ignore_errors=True)
         return _map(path)
-    raise UserError(f"{fallback}: {reason.strerror}; the tokenized corpus can be written neither there nor beside {first}")
+    raise UserError(f"{fallback}: {reason.strerror}; the tokenized corpus needs a writable folder, here or beside {first}")
 
 
 def _digest(files: Files, key: str, vocabulary: Vocabulary) -> str:
@@ -134,7 +138,9 @@ def _build(folder: Path, files: Files, key: str, vocabulary: Vocabulary, ratio: 
                 counts[side] += int(lengths.sum())
     if total == 0 or not all(counts):
         empty = "source" if counts[1] else "target"
-        raise UserError(f"{key}: the {'files are' if not any(counts) else empty + ' side is'} empty; there is nothing to read")
+        raise UserError(
+            f"{key}: the {'files are' if not any(counts) else empty + ' side is'} empty; give files that contain text"
+        )
     (folder / "store.json").write_text(json.dumps({"pairs": total, "dtype": np.dtype(dtype).name}))
 
 

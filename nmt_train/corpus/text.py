@@ -17,7 +17,7 @@ from nmt_train.corpus import MAX_RATIO, Files
 # Control characters and Unicode line separators, which would break the rule of one sentence per line; tabs are kept.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _LONGEST_LINE = 10_000_000
-_SMALL = 1 << 26  # bytes of text that a .gz file may hold whatever its size
+_SMALL = 1 << 26  # a .gz file of any size may contain this many bytes of text
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -34,7 +34,9 @@ def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
     """
     for number, raw in enumerate(iter(lambda: stream.readline(_LONGEST_LINE), b""), 1):
         if len(raw) == _LONGEST_LINE:
-            raise UserError(f"{name}, line {number}: longer than {_LONGEST_LINE:,} bytes; is this a file of sentences?")
+            raise UserError(
+                f"{name}, line {number}: longer than {_LONGEST_LINE:,} bytes; give a text file with one sentence per line"
+            )
         if number == 1:
             raw = raw.removeprefix(_BOM)
         try:
@@ -58,8 +60,8 @@ def read_lines(path: str | Path, ratio: float = MAX_RATIO) -> Iterator[str]:
             for line in decode_lines(stream, str(path)):
                 if packed and stream.tell() > longest:
                     raise UserError(
-                        f"{path}: its text is more than {ratio:g} times as long as the file; is it text? If so, raise"
-                        " corpus.max_ratio"
+                        f"{path}: its text is more than {ratio:g} times as long as the file; check the file, and raise"
+                        " corpus.max_ratio if it is correct"
                     )
                 yield line
     except (OSError, EOFError, zlib.error) as error:
@@ -73,7 +75,10 @@ def open_binary(path: str | Path) -> BinaryIO:
 
 
 def sides(files: Files, key: str) -> list[list[str]]:
-    """Convert `files` of the configuration to one list of TSV files, or to two lists: source files and target files."""
+    """Convert `files` of the configuration to one list of TSV files, or to two lists: source files and target files.
+
+    key: the configuration key of `files`, for error messages. Raises UserError for any other form.
+    """
     entries = [files] if isinstance(files, str) else files
     lists = [[os.path.expanduser(path) for path in ([entry] if isinstance(entry, str) else entry)] for entry in entries]
     if len(lists) not in (1, 2) or not all(lists):
@@ -82,9 +87,9 @@ def sides(files: Files, key: str) -> list[list[str]]:
 
 
 def read_pairs(files: Files, key: str, ratio: float = MAX_RATIO) -> Iterator[tuple[str, str]]:
-    """Yield the (source, target) lines of the files under config `key`; `ratio` as for `read_lines`.
+    """Yield the (source, target) lines of `files`; `key` as for `sides`, `ratio` as for `read_lines`.
 
-    Raises UserError if the sides have different numbers of lines (it gives both), if a TSV line has no second column, or if
+    Raises UserError if the sides have different numbers of lines, if a TSV line has no second column, or if
     a file cannot be read.
     """
     lists = sides(files, key)
@@ -103,8 +108,8 @@ def read_pairs(files: Files, key: str, ratio: float = MAX_RATIO) -> Iterator[tup
             lines = (count, longer) if left is None else (longer, count)
             names = [", ".join(paths) for paths in lists]
             raise UserError(
-                f"{key}: {names[0]} has {lines[0]:,} lines and {names[1]} has {lines[1]:,}; both sides must be line by line"
-                " translations of each other"
+                f"{key}: {names[0]} has {lines[0]:,} lines and {names[1]} has {lines[1]:,}; give files in which equal line"
+                " numbers are translations of each other"
             )
         count += 1
         yield left, right

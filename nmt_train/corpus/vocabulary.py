@@ -30,12 +30,12 @@ class Vocabulary:
         try:
             self._processor.LoadFromSerializedProto(model)
         except (RuntimeError, ValueError):
-            raise UserError(f"{where}: not a SentencePiece model; delete it to train a new one, or name another") from None
+            raise UserError(f"{where}: not a SentencePiece model; restore it, or use another file") from None
         ids = self._processor.pad_id(), self._processor.unk_id(), self._processor.bos_id(), self._processor.eos_id()
         if ids != (PAD, UNKNOWN, BEGIN, END):
             raise UserError(
-                f"{where}: padding, unknown, begin, end have ids {ids}; this trainer needs (0, 1, 2, 3):"
-                " train it with --pad_id=0 --unk_id=1 --bos_id=2 --eos_id=3"
+                f"{where}: the padding, unknown, begin and end pieces have ids {ids}, not (0, 1, 2, 3); train the model"
+                " with --pad_id=0 --unk_id=1 --bos_id=2 --eos_id=3"
             )
 
     @classmethod
@@ -43,7 +43,9 @@ class Vocabulary:
         try:
             return cls(Path(path).expanduser().read_bytes(), str(path))
         except OSError as error:
-            raise UserError(f"{unreadable(path, error)}; give a SentencePiece model or let the run train one") from None
+            raise UserError(
+                f"{unreadable(path, error)}; name an existing SentencePiece model, or let the run train one"
+            ) from None
 
     def __len__(self) -> int:
         return int(self._processor.get_piece_size())
@@ -63,7 +65,7 @@ class Vocabulary:
         return [self._processor.decode([int(i) for i in sequence if i > END or i == UNKNOWN]) for sequence in ids]
 
     def resample(self, ids: np.ndarray, power: float, candidates: int, random: np.random.Generator) -> list[int]:
-        """Sample another segmentation of the same text from the n best, with weights probability^`power` (Kudo 2018).
+        """Sample a segmentation of the same text from the `candidates` best, with weights probability^`power` (Kudo 2018).
 
         If the ids contain unknown pieces, return them unchanged: unknown pieces do not determine the characters of the text.
         """
@@ -109,7 +111,7 @@ def train(config: CorpusConfig) -> Vocabulary:
         if lines.error is not None:  # the error cut the input short
             raise lines.error from None
         if "sentences_.empty()" in str(error):
-            raise UserError("corpus.train: no pair has text on both sides; there is nothing to train on") from None
+            raise UserError("corpus.train: no pair has text on both sides; check the files") from None
         raise UserError(f"corpus.vocabulary.size: {_explain(str(error), vocabulary)}") from None
     if lines.error is not None:
         raise lines.error

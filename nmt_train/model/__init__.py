@@ -23,21 +23,23 @@ Preset = Literal["tiny", "small", "base", "big"]
 class ModelConfig:
     """An encoder-decoder transformer (Vaswani et al. 2017); the preset sets the sizes that no other key sets."""
 
-    preset: Preset = Field(default="small", description="sizes to start from, tiny, small, base or big; keys below override")
+    preset: Preset = Field(default="small", description="default sizes: tiny, small, base or big; keys below override")
     encoder_layers: int = Field(default=3, ge=1, le=1000, description="layers of the encoder")
     decoder_layers: int = Field(default=3, ge=1, le=1000, description="layers of the decoder")
     dim: int = Field(default=256, ge=2, le=10**6, description="width of embeddings and layers [elements, even]")
     ffn_dim: int = Field(default=1024, ge=1, le=10**6, description="inner width of the feed-forward blocks [elements]")
     heads: int = Field(default=4, ge=1, le=10**6, description="attention heads; must divide dim")
-    norm: Literal["pre", "post"] = Field(default="pre", description="layer norm before each block, or after its residual sum")
-    tied: Literal["all", "target-output", "none"] = Field(
-        default="all", description="which embeddings share one matrix: source, target and output; target and output; none"
+    norm: Literal["pre", "post"] = Field(
+        default="pre", description="layer norm: pre (before each block) or post (after its residual sum)"
     )
-    dropout: float = Field(default=0.1, ge=0, lt=1, description="dropout of embeddings and blocks' outputs [probability]")
+    tied: Literal["all", "target-output", "none"] = Field(
+        default="all", description="embeddings that share one matrix: all (source, target and output), target-output, or none"
+    )
+    dropout: float = Field(default=0.1, ge=0, lt=1, description="dropout of embeddings and block outputs [probability]")
     dropout_attention: float = Field(default=0.0, ge=0, lt=1, description="dropout of attention weights [probability]")
     dropout_ffn: float = Field(default=0.0, ge=0, lt=1, description="dropout inside feed-forward blocks [probability]")
-    dropout_source_words: float = Field(default=0.0, ge=0, lt=1, description="whole source words zeroed [probability]")
-    dropout_target_words: float = Field(default=0.0, ge=0, lt=1, description="whole target words zeroed [probability]")
+    dropout_source_words: float = Field(default=0.0, ge=0, lt=1, description="dropout of whole source pieces [probability]")
+    dropout_target_words: float = Field(default=0.0, ge=0, lt=1, description="dropout of whole target pieces [probability]")
     label_smoothing: float = Field(
         default=0.1, ge=0, lt=1, description="share of each label spread evenly over the vocabulary, in training only"
     )

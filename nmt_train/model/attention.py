@@ -12,7 +12,8 @@ from nmt_train.model.dropout import dropout
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop: float) -> Tensor:
     """Return softmax(query key^T / sqrt(dim) + mask) value; query, key and value are (batch, heads, length, dim).
 
-    On the CPU, sentences are short, so three plain operations are faster than torch's fused kernel (four times in bfloat16).
+    mask: broadcast to (batch, heads, query length, key length). drop: the probability that an attention weight is dropped.
+    On the CPU, three plain operations are faster for short sentences than torch's fused kernel (four times in bfloat16).
     """
     if query.device.type != "cpu":
         mask = None if mask is None else mask.to(query.dtype)
@@ -38,7 +39,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, memory: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
-        """Let `x` (batch, length, dim) attend to itself, or to `memory`: the keys and values that `project_memory` returns."""
+        """Let `x` (batch, length, dim) attend to itself or to `memory` (see `project_memory`); return (batch, length, dim)."""
         if self.cross:
             assert memory is not None
             query, (key, value) = self._split(self.query(x), 1)[0], memory
@@ -52,7 +53,10 @@ class Attention(nn.Module):
         return key, value
 
     def extend(self, x: Tensor, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Let one new position `x` (rows, 1, dim) attend to the `past` keys and values and to itself."""
+        """Let one new position `x` (rows, 1, dim) attend to the `past` keys and values and to itself.
+
+        Return the output (rows, 1, dim), and the keys and values (rows, heads, length, dim / heads) including the new ones.
+        """
         query, key, value = self._split(self.query_key_value(x), 3)
         if past is not None:
             key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)

@@ -44,7 +44,8 @@ def search(model: Transformer, source: Tensor, mask: Tensor | None, config: Sear
     """Return the best translations of each sentence of `source` (sentences, length), best first, at most `beam` each.
 
     A hypothesis is finished if it ends in END and is among the `beam` best candidates of its sentence. A sentence is finished
-    if it has `beam` finished hypotheses or reaches its maximum length, where only END may follow.
+    if it has `beam` finished hypotheses or reaches its maximum length, where only END may follow. It has no translation if the
+    model's logits are not finite. mask: (sentences, 1, 1, length), or None.
     """
     beam = config.beam
     limits = torch.tensor([config.limit(int(n)) for n in (source != PAD).sum(1)], device=source.device)
@@ -80,7 +81,7 @@ def search(model: Transformer, source: Tensor, mask: Tensor | None, config: Sear
 def _extend(logits: Tensor, scores: Tensor, at_limit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the 2 * beam best extensions of each sentence's hypotheses, best first: (totals, parents, pieces).
 
-    At most `beam` extensions end (one per hypothesis), so at least `beam` unfinished ones remain.
+    All three are (sentences, 2 * beam). At most `beam` extensions end (one per hypothesis), so at least `beam` others remain.
     logits (sentences, beam, vocabulary); scores (sentences, beam); at_limit (sentences,): only END may follow.
     """
     beam, vocabulary = logits.shape[1:]

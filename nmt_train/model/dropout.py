@@ -23,7 +23,7 @@ def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
 
 
 def drop_words(x: Tensor, probability: float, training: bool) -> Tensor:
-    """Zero whole vectors of `x` (..., dim) with `probability`, without scaling the others: each vector is a whole word."""
+    """Zero the vectors of whole pieces in `x` (..., dim) with `probability`; the others are not scaled."""
     if not training or probability == 0.0:
         return x
     keep = torch.rand(x.shape[:-1], device=x.device) >= probability
@@ -31,7 +31,7 @@ def drop_words(x: Tensor, probability: float, training: bool) -> Tensor:
 
 
 def _mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tensor:
-    """Return a mask of 0 and 1 / (share kept). It computes in int8, since torch's comparisons to bool are ten times slower."""
+    """Return a mask of 0 and 1 / (share kept), computed in int8: torch's comparisons to bool are ten times slower."""
     dropped = min(max(1, round(probability * _LEVELS)), _LEVELS - 1)
     elements = shape.numel()
     random = torch.empty((elements + 7) // 8, dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)

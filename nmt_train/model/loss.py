@@ -85,7 +85,7 @@ def _accumulate(gradient: Tensor, probabilities: Tensor, block: Tensor) -> None:
 
 
 def cross_entropy(hidden: Tensor, output: Tensor, labels: Tensor) -> Tensor:
-    """Return the fp32 sum over rows of -log p(label) for validation, without label smoothing and gradients."""
+    """Return the fp32 sum over rows of -log p(label), without label smoothing or gradients; shapes as above."""
     size = max(1, _BLOCK[hidden.device.type] // output.shape[0])
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):

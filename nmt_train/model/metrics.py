@@ -38,7 +38,7 @@ class ValidationConfig:
     metrics: list[Annotated[str, one_of(METRICS)]] = Field(
         default=["cross-entropy", "bleu"],
         min_length=1,
-        description="cross-entropy (per target piece, END included), perplexity, bleu, chrf",
+        description="any of cross-entropy (nats per target piece, END included), perplexity, bleu and chrf",
     )
     beam: int = Field(default=4, ge=1, le=1000, description="beam size")
     normalisation: float = Field(default=1.0, ge=0, le=10, description="log-probabilities are divided by length to this power")
@@ -46,7 +46,7 @@ class ValidationConfig:
         default=2048,
         ge=1,
         le=10**9,
-        description="sentences times longest source or target per batch; fewer sentences if that is longer than 256 [pieces]",
+        description="maximum of a batch's sentences times its longest source or target; less above 256 pieces [pieces]",
     )
 
 
@@ -69,19 +69,20 @@ class TestSet:
     __test__ = False  # pytest must not collect this class because of its name
 
     def __init__(self, files: Files, key: str, vocabulary: Vocabulary, ratio: float = MAX_RATIO) -> None:
-        """`ratio` as for `read_lines`. Raises UserError if the files of config `key` cannot be read or are empty."""
+        """`key`: the configuration key of `files`, for error messages; `ratio` as for `read_lines`.
+
+        Raises UserError if the files cannot be read, are empty, or have a line of more than _LONGEST pieces.
+        """
         pairs = list(read_pairs(files, key, ratio))
         if not pairs:
-            raise UserError(f"{key}: the files are empty; there is nothing to validate on")
+            raise UserError(f"{key}: the files are empty; give files that contain text")
         self.references = [target for _, target in pairs]
         self.source = [np.array(ids, dtype=np.int64) for ids in vocabulary.encode([source for source, _ in pairs])]
         self.target = [np.array(ids, dtype=np.int64) for ids in vocabulary.encode(self.references)]
         self._vocabulary = vocabulary
         for number, ids in enumerate(zip(self.source, self.target, strict=True), 1):
             if max(map(len, ids)) > _LONGEST:
-                raise UserError(
-                    f"{key}, line {number}: longer than {_LONGEST:,} pieces; that is no sentence: split or remove it"
-                )
+                raise UserError(f"{key}, line {number}: longer than {_LONGEST:,} pieces; split or remove the line")
 
     def measure(
         self, model: Transformer, config: ValidationConfig, asked_to_stop: Callable[[], bool] = lambda: False

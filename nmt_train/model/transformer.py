@@ -81,7 +81,7 @@ class DecoderState:
 
     memory: for each layer, the keys and values of the source (sentences, heads, source, dim / heads), which the hypotheses of
     a sentence share. mask: added to the attention scores (sentences, 1, 1, source), or None. past: for each layer, the keys and
-    values of earlier steps (sentences * beam, heads, steps, dim / heads), or None before the first step.
+    values of earlier steps (sentences * beam, heads, steps, dim / heads), or None before the first step. steps: their number.
     """
 
     memory: list[tuple[Tensor, Tensor]]
@@ -188,7 +188,7 @@ class Transformer(nn.Module):
         return DecoderState([layer.cross.project_memory(memory) for layer in self.decoder], mask, [None] * len(self.decoder))
 
     def step(self, words: Tensor, state: DecoderState) -> Tensor:
-        """Read one word id per hypothesis (sentences, beam); return logits of the next word (sentences, beam, vocabulary)."""
+        """Add one word id per hypothesis (sentences, beam) to `state`; return the next logits (sentences, beam, vocabulary)."""
         sentences, beam = words.shape
         x = self._embed(words.view(-1, 1), self.target_embedding, state.steps, 0.0)
         for index, layer in enumerate(self.decoder):

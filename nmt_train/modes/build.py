@@ -21,6 +21,7 @@ from nmt_train.optim.learning_rate import for_async_workers
 from nmt_train.trace import Trace
 
 _BUCKETS = 8  # with more buckets, the first one is sent earlier; 8 are as fast as DDP (docs/benchmarks.md)
+# Values of keys that neither the configuration nor the row of the mode sets.
 _LEFT_TO_THE_MODE = {
     "optimizer.name": "adam", "local.every": 100, "local.outer": "none", "exchange.rule": "async", "exchange.bundle": 1,
     "exchange.backup": 0,
@@ -43,13 +44,13 @@ def row(config: Config) -> Mode:
 
 
 def check(config: Config, nodes: tuple[int, ...]) -> Mode:
-    """Return the row adapted to ranks on `nodes`; raise UserError if the mode cannot use these ranks."""
+    """Return the row adapted to the ranks; raise UserError if the mode cannot use them. nodes: the node of each rank."""
     mode = row(config)
     machines = len(set(nodes))
     if mode.nodes and machines > mode.nodes:
         raise UserError(
-            f"mode: {config.mode} is for {mode.nodes} machine, but the ranks are on {machines}; choose another mode, or start"
-            " fewer ranks"
+            f"mode: {config.mode} is for {mode.nodes} machine, but the ranks are on {machines}; choose another mode, or"
+            " start the ranks on fewer machines"
         )
     if len(nodes) == 1 and config.optimizer.at is None and not SCHEDULES[mode.schedule].updates:
         mode = dataclasses.replace(mode, optimizer="shard")  # a single rank sends its gradients to the shard without loss
@@ -61,13 +62,14 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
     workers = _workers(config, nodes)
     if config.exchange.join is not None and config.exchange.join.most > len(nodes):
         raise UserError(
-            f"exchange.join: {config.exchange.join.most} workers are to join, but there are {len(nodes)} ranks; give fewer, or"
-            " start more ranks"
+            f"exchange.join: {config.exchange.join.most} workers are to join, but there are {len(nodes)} ranks; let fewer"
+            " join, or start more ranks"
         )
     backup = with_mode_defaults(mode, config).exchange.backup or 0
     if EXCHANGES[mode.exchange].sharded and len(nodes) > 1 and backup >= workers:
         raise UserError(
-            f"exchange.backup: of {workers} workers {backup} would not be waited for; give fewer, or start more ranks"
+            f"exchange.backup: with {workers} workers and backup {backup}, rounds would wait for no worker; lower it, or start"
+            " more ranks"
         )
     return dataclasses.replace(mode, workers=workers)
 
@@ -121,11 +123,13 @@ def in_force(config: Config, nodes: tuple[int, ...]) -> dict[str, str]:
         for key in (key for key in before if before[key] != after[key]):
             reason = own
             if before[key] is not None:
-                reason = f"{shown(before[key])} configured, but {apart} workers update without waiting: see async_{key}"
+                reason = f"{shown(before[key])} configured, but {apart} workers are asynchronous: see optimizer.async_{key}"
             found[f"{section}.{key}"] = f"{shown(after[key])} ({reason})"
     if EXCHANGES[mode.exchange].sharded and CODECS[mode.down].drops and len(nodes) > 1:
         pushes = mode.workers - now.exchange.knows_own(mode.optimizer == "worker", CODECS[mode.up].build(now, 0.0).biased)
-        found["dropping.down"] = f"{dropped_down(now.dropping, pushes):.4g} (of a delta for {pushes} workers' pushes)"
+        found["dropping.down"] = (
+            f"{dropped_down(now.dropping, pushes):.4g} (share of a delta not sent, with pushes of {pushes} workers)"
+        )
     return found
 
 

@@ -12,6 +12,7 @@ from nmt_train.distributed.exchange import EXCHANGES
 from nmt_train.distributed.exchange.parameter_server.update_rules import RULES
 from nmt_train.distributed.schedule import SCHEDULES, chosen
 
+# The keys of `exchange` that only exchange server uses, with their default values.
 _ONLY_OF_SHARDS = {
     "per": "device", "one_channel_per_node": False, "local_gradient": False, "rule": "async", "bundle": 1, "backup": 0,
     "shards": None,
@@ -31,8 +32,8 @@ def _alone(mode: Mode, config: Config) -> str | None:
     fits = {"schedule": SCHEDULES[mode.schedule].alone, "up": CODECS[mode.up].lossless, "down": CODECS[mode.down].lossless}
     for key in (key for key, fit in fits.items() if not fit):
         return (
-            f"override.{key}: {getattr(mode, key)} needs a server to exchange with, but mode {config.mode} is alone;"
-            " choose another mode, or override.exchange: server"
+            f"override.{key}: {getattr(mode, key)} needs a server to exchange with, but mode {config.mode} has exchange"
+            " alone; choose another mode, or set override.exchange: server"
         )
     return None
 
@@ -40,8 +41,8 @@ def _alone(mode: Mode, config: Config) -> str | None:
 def _accumulating(mode: Mode, config: Config) -> str | None:
     if config.batch.accumulate > 1 and not SCHEDULES[mode.schedule].accumulates:
         return (
-            f"batch.accumulate: schedule {mode.schedule} of mode {config.mode} says by itself which steps become one update;"
-            " remove it, or use a mode that exchanges at every step"
+            f"batch.accumulate: schedule {mode.schedule} of mode {config.mode} decides itself which steps it combines;"
+            " remove it, or choose a mode with schedule every-step"
         )
     return None
 
@@ -49,9 +50,9 @@ def _accumulating(mode: Mode, config: Config) -> str | None:
 def _local_gradient(mode: Mode, config: Config) -> str | None:
     settings = config.exchange
     if settings.per == "node" and settings.local_gradient:
-        return "exchange.local_gradient: is of one worker, but exchange.per is node; give one of them up"
+        return "exchange.local_gradient: needs exchange.per: device, but exchange.per is node; remove one of them"
     if settings.local_gradient and config.optimizer.at == "worker":
-        return "exchange.local_gradient: with optimizer.at worker no gradient is ever lost; give one of them up"
+        return "exchange.local_gradient: needs optimizer.at: shard, but optimizer.at is worker; remove one of them"
     return None
 
 
@@ -62,7 +63,8 @@ def _codec(mode: Mode, config: Config) -> str | None:
     able = ", ".join(name for name, codec in CODECS.items() if getattr(codec, needs))
     what = {"summable": "summed hop by hop", "exact_sums": "added up exactly in any order"}.get(needs, "used")
     return (
-        f"override.up: {mode.up} cannot be {what}, as exchange {mode.exchange} does; use {able}, or override.exchange: server"
+        f"override.up: {mode.up} cannot be {what}, as exchange {mode.exchange} requires; use {able}, or set override.exchange:"
+        " server"
     )
 
 
@@ -71,15 +73,16 @@ def _synchronous(mode: Mode, config: Config) -> str | None:
     if not exchange.synchronous:
         return None
     if by != "ring" and not CODECS[mode.up].lossless:
-        return f"exchange.algorithm: {by} sums in full precision, not {mode.up}; use ring, or override.up: dense"
+        return f"exchange.algorithm: {by} sums in full precision, not {mode.up}; use ring, or set override.up: dense"
     if not schedule.in_lockstep:
         return (
-            f"override.schedule: {mode.schedule} lets every worker exchange when it likes, but exchange {mode.exchange} needs"
-            " all at the same step; use pipelined, or override.exchange: server"
+            f"override.schedule: {mode.schedule} lets each worker exchange at its own time, but exchange {mode.exchange}"
+            " needs all workers at the same step; use pipelined, or set override.exchange: server"
         )
     if config.optimizer.at == "worker" and not schedule.updates:
         return (
-            f"optimizer.at: worker needs a server that adds up, but mode {config.mode} has exchange {mode.exchange}; remove it"
+            f"optimizer.at: worker needs a server that adds updates, but mode {config.mode} has exchange {mode.exchange};"
+            " remove it"
         )
     return None
 
@@ -89,13 +92,13 @@ def _asynchronous(mode: Mode, config: Config) -> str | None:
     exchange = EXCHANGES[mode.exchange]
     if not issubclass(exchange, chosen(mode.schedule, config).works_with):
         return (
-            f"override.schedule: {mode.schedule} keeps all workers in step, but with exchange {mode.exchange} each goes its own"
-            " pace; use overlapped, or override.exchange: all-reduce"
+            f"override.schedule: {mode.schedule} keeps all workers in step, but exchange {mode.exchange} lets each work at its"
+            " own pace; use overlapped, or set override.exchange: all-reduce"
         )
     if config.local.outer == "nesterov" and SCHEDULES[mode.schedule].updates and not exchange.synchronous:
         return (
             f"local.outer: nesterov needs the mean of all workers' deltas, but with exchange {mode.exchange} (mode"
-            f" {config.mode}) each comes at its own time; use none or elastic, or override.exchange: all-reduce"
+            f" {config.mode}) each arrives at its own time; use none or elastic, or set override.exchange: all-reduce"
         )
     return None
 
@@ -103,8 +106,8 @@ def _asynchronous(mode: Mode, config: Config) -> str | None:
 def _per_node(mode: Mode, config: Config) -> str | None:
     if config.exchange.per == "node" and not chosen(mode.schedule, config).one_call:
         return (
-            f"exchange.per: node lets a node's devices exchange together, but in mode {config.mode} each gives and fetches by"
-            " itself; remove it"
+            f"exchange.per: node lets a node's devices exchange together, but mode {config.mode} sends and receives"
+            " separately; remove it"
         )
     return None
 
@@ -112,7 +115,7 @@ def _per_node(mode: Mode, config: Config) -> str | None:
 def _own_updates(mode: Mode, config: Config) -> str | None:
     if config.optimizer.at == "shard" and (SCHEDULES[mode.schedule].updates or EXCHANGES[mode.exchange].exchanges_updates):
         return (
-            f"optimizer.at: shard needs gradients, but in mode {config.mode} workers make updates themselves; remove it, or"
+            f"optimizer.at: shard needs gradients, but in mode {config.mode} workers send finished updates; remove it, or"
             " choose another mode"
         )
     return None
@@ -123,7 +126,7 @@ def _only_of_shards(mode: Mode, config: Config) -> str | None:
         return None
     for key, value in _ONLY_OF_SHARDS.items():
         if getattr(config.exchange, key) != value:
-            return f"exchange.{key}: is of a server, but mode {config.mode} has exchange {mode.exchange}; remove it"
+            return f"exchange.{key}: needs exchange server, but mode {config.mode} has exchange {mode.exchange}; remove it"
     return None
 
 
@@ -133,16 +136,16 @@ def _shards(mode: Mode, config: Config) -> str | None:
         return None
     if not (down.biased or down.lossless):
         return (
-            f"override.down: {mode.down} rounds at random, and deltas keep what was rounded for the next one, which would grow"
-            " without end; use dense, half, int8 or top-k"
+            f"override.down: {mode.down} rounds at random, and each delta contains the error of the one before, so the error"
+            " would grow without limit; use dense, half, int8 or top-k"
         )
     holds = RULES[settings.rule or "async"].holds
     if holds and settings.one_channel_per_node:
         return "exchange.one_channel_per_node: lets one rank of a node exchange at a time, but a round waits for all; remove it"
     if holds and settings.backup and not up.lossless:
         return (
-            f"exchange.backup: drops what comes late, which with override.up {mode.up} would not be sent again; use dense, or"
-            " backup 0"
+            f"exchange.backup: discards late pushes, which with override.up {mode.up} also contain parts of earlier gradients;"
+            " use override.up: dense, or exchange.backup: 0"
         )
     return None
 
@@ -151,7 +154,7 @@ def _buckets(mode: Mode, config: Config) -> str | None:
     if config.exchange.buckets == 1 or (SCHEDULES[mode.schedule].in_parts and EXCHANGES[mode.exchange].in_parts):
         return None
     return (
-        "exchange.buckets: parts of a gradient travel apart with schedule every-step and exchange all-reduce only; mode"
+        "exchange.buckets: only schedule every-step with exchange all-reduce sends gradients in parts, but mode"
         f" {config.mode} has {mode.schedule} and {mode.exchange}; remove it"
     )
 
@@ -161,11 +164,11 @@ def _join(mode: Mode, config: Config) -> str | None:
         return None
     exchange = EXCHANGES[mode.exchange]
     if exchange.synchronous or exchange.solitary or RULES[config.exchange.rule or "async"].holds:
-        return f"exchange.join: lets workers come later, but in mode {config.mode} none exchanges without all others; remove it"
+        return f"exchange.join: lets workers join later, but mode {config.mode} needs all workers from the start; remove it"
     if SCHEDULES[mode.schedule].updates or config.exchange.per == "node":
         return (
-            "exchange.join: is for workers that exchange by themselves what they have computed, not for schedule"
-            f" {mode.schedule} with exchange.per {config.exchange.per}; remove it"
+            "exchange.join: needs a schedule that sends gradients, and exchange.per: device; the schedule is"
+            f" {mode.schedule}, and exchange.per is {config.exchange.per}; remove it"
         )
     return None
 
@@ -174,7 +177,7 @@ def _one_exchange(mode: Mode, config: Config) -> str | None:
     once = SCHEDULES[mode.schedule].updates and config.local.every == 0
     if once and all(span.unit == "u" for span in config.stop.after):
         return (
-            f"stop.after: counts updates, of which mode {config.mode} makes one, when training ends; give epochs, words or time"
+            f"stop.after: counts updates, but mode {config.mode} makes only one, at the end; use epochs, target tokens or time"
         )
     return None
 

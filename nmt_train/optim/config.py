@@ -20,7 +20,7 @@ class OptimizerConfig:
     )
     learning_rate: float = Field(default=3e-4, gt=0, description="peak of the learning-rate schedule")
     schedule: Literal["constant", "inverse-sqrt", "step", "cosine"] = Field(
-        default="inverse-sqrt", description="after warm-up: constant, inverse-sqrt, step or cosine"
+        default="inverse-sqrt", description="learning rate after the warm-up: constant, inverse-sqrt, step or cosine"
     )
     warmup: int = Field(
         default=4000, ge=0, le=10**9, description="length of the linear rise from zero to learning_rate [updates]"
@@ -31,28 +31,28 @@ class OptimizerConfig:
         le=10**9,
         description="warmup for n asynchronous workers; null: warmup times n^(2/3) [updates]",
     )
-    step_every: int = Field(default=10_000, ge=1, le=10**9, description="step: updates between two decays [updates]")
-    step_factor: float = Field(default=0.5, gt=0, le=1, description="step: factor by which each decay multiplies the rate")
+    step_every: int = Field(default=10_000, ge=1, le=10**9, description="schedule step: interval between two decays [updates]")
+    step_factor: float = Field(default=0.5, gt=0, le=1, description="schedule step: factor of each decay")
     cosine_updates: int = Field(
-        default=100_000, ge=1, le=10**9, description="cosine: update at which the rate reaches minimum [updates]"
+        default=100_000, ge=1, le=10**9, description="schedule cosine: update at which the rate reaches minimum [updates]"
     )
-    minimum: float = Field(default=0.0, ge=0, description="cosine: rate at the end")
+    minimum: float = Field(default=0.0, ge=0, description="schedule cosine: final learning rate")
     stall_factor: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="factor by which each validation without a new best multiplies the rate; 1: no effect",
+        description="factor for the learning rate after each validation without a new best; 1: no effect",
     )
     at: Literal["shard", "worker"] | None = Field(
         default=None,
-        description="several ranks: where gradients become updates: shard, or worker (each worker has an optimizer, and"
+        description="with several ranks, where gradients become updates: shard, or worker (each worker has an optimizer, and"
         " shards add up finished updates); null: as in the mode",
     )
     clip_norm: float = Field(
-        default=1.0, ge=0, description="gradients with a larger Euclidean norm are scaled down to it; 0: no clipping"
+        default=1.0, ge=0, description="maximum Euclidean norm of a gradient; larger ones are scaled down to it; 0: no clipping"
     )
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum, nesterov: fraction of the last step that is kept")
-    beta1: float = Field(default=0.9, ge=0, lt=1, description="adam, adamw: decay of the mean of gradients")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum, nesterov: momentum coefficient")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="adam, adamw: decay of the running mean of gradients")
     async_beta1: float | None = Field(
         default=None,
         ge=0,
@@ -60,19 +60,21 @@ class OptimizerConfig:
         description="adam, adamw: beta1 for n asynchronous workers; null: beta1 - (1 - 1/n), at least 0, because"
         " asynchrony acts as momentum (Mitliagkas et al. 2016)",
     )
-    beta2: float = Field(default=0.98, ge=0, lt=1, description="adam, adamw: decay of the mean of squared gradients")
-    decay: float = Field(default=0.9, ge=0, lt=1, description="rmsprop, adadelta: decay of the mean of squared gradients")
+    beta2: float = Field(default=0.98, ge=0, lt=1, description="adam, adamw: decay of the running mean of squared gradients")
+    decay: float = Field(
+        default=0.9, ge=0, lt=1, description="rmsprop, adadelta: decay of the running mean of squared gradients"
+    )
     epsilon: float | None = Field(
         default=None, gt=0, description="added to denominators; null: torch's default for the optimizer"
     )
     weight_decay: float = Field(
-        default=0.01, ge=0, description="adamw: fraction of parameters x rate that is subtracted per update"
+        default=0.01, ge=0, description="adamw: each update subtracts learning rate x weight_decay x parameters"
     )
     smoothing: float = Field(
         default=0.0,
         ge=0,
         lt=1,
-        description="weight of the newest parameters in the exponential moving average that validation uses; 0: off",
+        description="weight of the newest parameters in the running mean that validation and translation use; 0: off",
     )
     not_finite: Literal["stop", "skip"] = Field(
         default="stop", description="if a loss or gradient is infinite or not a number: stop, or skip the batch"

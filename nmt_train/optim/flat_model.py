@@ -1,4 +1,4 @@
-"""A model whose parameters are views of one flat vector, and its gradients of another: an exchange needs only slices."""
+"""A model whose parameters and gradients are views of two flat vectors, so that an exchange needs only slices."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class FlatModel:
         """Copy named tensors into a flat vector; raises UserError if names or shapes differ from those of this model."""
         views = self.named(into)
         for name in sorted(views.keys() ^ tensors.keys()):
-            raise UserError(f"{where}: parameter {name} is in only one of checkpoint and model; is it of another model?")
+            raise UserError(f"{where}: parameter {name} is in only one of checkpoint and model; use a checkpoint of this model")
         for name, view in views.items():
             if tensors[name].shape != view.shape:
                 shapes = f"{tuple(tensors[name].shape)} there, {tuple(view.shape)} in this model"
-                raise UserError(f"{where}: parameter {name} has another shape: {shapes}; use the model's own config")
+                raise UserError(f"{where}: parameter {name} has another shape: {shapes}; use the checkpoint's config")
             view.copy_(tensors[name])
 
 
@@ -87,8 +87,8 @@ def subtract(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
 def cut(elements: int, nodes: Sequence[int], most: int | None = None) -> list[slice]:
     """The shard of each rank: divide `elements` evenly over the nodes, then each node's part over its ranks (thesis 3.6).
 
-    nodes: the node of each rank. most: how many ranks hold a shard, one of each node first; the other shards are empty. The
-    parts of nodes, and the parts within a node, differ by at most one element. The part of a node is contiguous.
+    nodes: the node of each rank. most: how many ranks hold a shard, chosen one per node first (None: all); the other shards are
+    empty. The parts of nodes, and the parts within a node, differ by at most one element. The part of a node is contiguous.
     """
     before: Counter[int] = Counter()
     turns = []

@@ -87,13 +87,13 @@ class Optimizer:
         return vectors, {"updates": self.updates, "factor": self._factor, "torch": numbers}
 
     def everything(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What `state` gives, with the parameters and their running mean."""
+        """Return `state`, with the parameters and their running mean added to its vectors."""
         vectors, numbers = self.state()
         mean = {} if self.smoothed is None else {"smoothed": self.smoothed}
         return {"parameters": self.parameters, **vectors, **mean}, numbers
 
     def load(self, vectors: Mapping[str, Tensor], numbers: Mapping[str, Any], where: str) -> None:
-        """Continue from what `state` gave; UserError if it belongs to another optimizer or size."""
+        """Continue from what `state` returned; UserError if it belongs to another optimizer or size."""
         if numbers["updates"]:
             self._materialise()
         elif not vectors:
@@ -101,8 +101,10 @@ class Optimizer:
             return  # some torch optimizers have vectors before the first update
         expected = self.state()[0]
         if expected.keys() != vectors.keys():
-            names = ", ".join(sorted(vectors)) or "nothing"
-            raise UserError(f"{where}: keeps {names}, which optimizer.name {self.config.name} does not; name the one it was")
+            names = ", ".join(sorted(vectors)) or "empty"
+            raise UserError(
+                f"{where}: the optimizer state ({names}) does not fit optimizer.name {self.config.name}; use its optimizer"
+            )
         for name, vector in vectors.items():
             if vector.shape != self._parameter.shape:
                 raise UserError(f"{where}: {name} has {vector.numel()} elements instead of {self._parameter.numel()}")
@@ -112,7 +114,7 @@ class Optimizer:
         self.updates, self._factor = int(numbers["updates"]), float(numbers["factor"])
 
     def anew(self, updates: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The `state` of an optimizer after `updates` updates whose vectors are all zero."""
+        """A `state` whose vectors are all zero and whose number of updates is `updates`."""
         self._materialise()
         vectors, numbers = self.state()
         return {name: torch.zeros_like(vector) for name, vector in vectors.items()}, numbers | {"updates": updates}

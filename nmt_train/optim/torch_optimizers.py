@@ -12,7 +12,7 @@ def _epsilon(config: Any) -> dict[str, Any]:
     return {} if config.epsilon is None else {"eps": config.epsilon}
 
 
-# config: the section `optimizer`
+# Arguments: the section `optimizer` of the configuration; the flat parameter.
 _Builder = Callable[[Any, torch.nn.Parameter], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, _Builder] = {
     "sgd": lambda c, p: torch.optim.SGD([p], lr=c.learning_rate, fused=True),

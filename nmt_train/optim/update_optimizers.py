@@ -51,7 +51,7 @@ class OuterOptimizer(Optimizer):
         return {OUTER + name: vector for name, vector in vectors.items()}, numbers
 
     def load(self, vectors: Mapping[str, Tensor], numbers: Mapping[str, Any], where: str) -> None:
-        """Continue from the given state; a state that another mode saved begins without momentum."""
+        """Continue from the given state; without momentum if another mode saved it."""
         none = {OUTER + "momentum_buffer": torch.zeros_like(self.parameters)} if numbers["updates"] else {}
         super().load(vectors or none, numbers, where)
 

@@ -1,4 +1,4 @@
-"""A worker's own optimizer, where finished updates are exchanged instead of gradients."""
+"""A worker's own optimizer, for modes that exchange finished updates instead of gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nmt_train.trace import Trace
 
 
 class WorkerOptimizer:
-    """Computes updates from given parameters."""
+    """Turns gradients into updates of given parameters, without changing these parameters."""
 
     def __init__(self, config: OptimizerConfig, parameters: Tensor, followed: Optimizer, trace: Trace) -> None:
         """followed: the optimizer of the global parameters, whose learning rate this one uses."""

@@ -40,6 +40,6 @@ def mark(axes: Any, places: Sequence[float]) -> None:
 def save_figure(figure: Any, output: Path) -> None:
     """Write the figure in the format given by the extension of `output`; raise UserError if the extension is unsupported."""
     if output.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"{output}: a picture ends in .png, .svg or .pdf")
+        raise UserError(f"{output}: unknown extension; use .png, .svg or .pdf")
     output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(output, dpi=150)

@@ -22,8 +22,8 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """Yield one row of metrics and signatures per checkpoint; for a run, all checkpoints or the mean of the last `average`.
 
-    test: the source and target files, or one TSV file; None means the corpus.valid of each run. Raises the UserErrors of the
-    functions that it calls.
+    test: the source and target files, or one TSV file; None means the corpus.valid of each run. Raises UserError if a file
+    cannot be read, and NotFinite if a model's output is not finite.
     """
     sets: dict[tuple[str, str], TestSet] = {}
     for path in paths:

@@ -32,7 +32,10 @@ def read_spans(run: Path) -> list[Span]:
 
 
 def plot(run: Path, start: float | None, seconds: float | None, output: Path) -> list[Path]:
-    """Draw the spans of `seconds` seconds from `start` (seconds after the first span); None: see `_window`."""
+    """Draw the spans of `seconds` seconds from `start` (seconds after the first span); None: see `_window`.
+
+    Returns [output]. Raises UserError if the run has no trace, or if the window is not inside it.
+    """
     spans = read_spans(run)
     origin = spans[0]["start"]
     first, length = _window(spans, start, seconds)

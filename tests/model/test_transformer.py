@@ -202,5 +202,5 @@ def test_a_compiled_version_has_the_same_loss_gradients_and_names(monkeypatch: p
 
 def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device.shutil, "which", lambda name: None)
-    with pytest.raises(UserError, match=r"compile: torch needs a compiler for it, and host \S+ has none"):
+    with pytest.raises(UserError, match=r"compile: it needs a C or C\+\+ compiler, but host \S+ has none"):
         device.compiled(torch.relu, torch.device("cpu"))

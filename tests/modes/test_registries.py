@@ -81,5 +81,5 @@ def test_what_a_new_schedule_cannot_be_combined_with_follows_from_its_attributes
         in_lockstep = False
 
     monkeypatch.setitem(SCHEDULES, "toy", Hasty)
-    with pytest.raises(UserError, match="override.schedule: toy lets every worker exchange when it likes"):
+    with pytest.raises(UserError, match="override.schedule: toy lets each worker exchange at its own time"):
         row(make(mode="sync", override__schedule="toy"))

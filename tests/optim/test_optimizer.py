@@ -145,7 +145,7 @@ def test_state_of_another_optimiser_or_size_is_refused() -> None:
     adam = Optimizer(constant("adam"), torch.zeros(4))
     adam.apply(torch.ones(4))
     vectors, numbers = adam.state()
-    with pytest.raises(UserError, match="here: keeps exp_avg, exp_avg_sq, which optimizer.name sgd does not"):
+    with pytest.raises(UserError, match=r"here: the optimizer state \(exp_avg, exp_avg_sq\) does not fit optimizer.name sgd"):
         Optimizer(constant("sgd"), torch.zeros(4)).load(vectors, numbers, "here")
     with pytest.raises(UserError, match="here: exp_avg has 4 elements instead of 5"):
         Optimizer(constant("adam"), torch.zeros(5)).load(vectors, numbers, "here")

@@ -45,7 +45,7 @@ def test_convergence_refuses_what_it_cannot_draw(tmp_path: Path) -> None:
         convergence.plot([run], "bleu", "seconds", tmp_path / "a.png")
     with pytest.raises(UserError, match="is this a run folder"):
         convergence.plot([tmp_path / "absent"], "bleu", "seconds", tmp_path / "a.png")
-    with pytest.raises(UserError, match="a picture ends in"):
+    with pytest.raises(UserError, match="unknown extension"):
         convergence.plot([run], "cross-entropy", "seconds", tmp_path / "a.txt")
 
 

@@ -63,5 +63,5 @@ def test_equations_stand_beside_what_is_simulated(make: Make) -> None:
     for row in (1, 2, 5):
         expected, simulated = (float(value) for value in lines[row][39:].split())
         assert simulated == pytest.approx(expected, rel=0.05), "adding up takes of the device that computes"
-    with pytest.raises(UserError, match="the cluster has one; give another"):
+    with pytest.raises(UserError, match="the cluster has only one; give another"):
         predict(make(), cluster([1], QUICK), [(ELEMENTS,)], [TOKENS], 3)

