@@ -103,7 +103,7 @@ class Config:
 
 
 # Keys that may change when a run continues, without --force.
-HARMLESS = (
+MAY_CHANGE = (
     "run", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
     "corpus.max_skipped", "corpus.max_ratio", "mode", "optimizer.at", "optimizer.async_beta1", "optimizer.async_warmup",
     "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "low_rank",
@@ -224,12 +224,12 @@ def to_yaml(config: Config) -> str:
 
 
 def differences(old: dict[str, Any], new: Config) -> list[str]:
-    """List the keys, with both values, whose values differ between a saved configuration and `new`; omit HARMLESS keys."""
+    """List the keys, with both values, whose values differ between a saved configuration and `new`; omit MAY_CHANGE keys."""
     before, after = flatten(old), flatten(plain(new))
     return [
         f"{name} was {before.get(name)}, now {after.get(name)}"
         for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name) and not any(name == key or name.startswith(key + ".") for key in HARMLESS)
+        if before.get(name) != after.get(name) and not any(name == key or name.startswith(key + ".") for key in MAY_CHANGE)
     ]
 
 

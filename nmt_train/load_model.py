@@ -13,7 +13,7 @@ from nmt_train.common.errors import UserError
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.model.transformer import Transformer
 from nmt_train.optim.flat_model import FlatModel
-from nmt_train.run.manifest import whole
+from nmt_train.run.manifest import load_verified
 
 
 def load_model(paths: list[Path], device: torch.device) -> tuple[Transformer, Vocabulary, dict[str, Any]]:
@@ -24,7 +24,7 @@ def load_model(paths: list[Path], device: torch.device) -> tuple[Transformer, Vo
     """
     mean: dict[str, Tensor] = {}
     for count, path in enumerate(paths, 1):
-        saved = whole(path)
+        saved = load_verified(path)
         if count == 1:
             first = saved
         elif saved.facts["vocabulary"] != first.facts["vocabulary"]:

@@ -186,7 +186,7 @@ def on_it(function: Callable[[], Any], own: torch.device) -> Callable[[], Any]:
 
 def train(worker: Worker, seed: int) -> None:
     """A few steps by gradients that nobody has computed, until nothing is under way."""
-    worker.placed = True
+    worker.has_part = True
     worker.schedule.refresh()
     generator = torch.Generator().manual_seed(seed)
     for _ in range(3):
@@ -221,7 +221,7 @@ def test_what_ranks_on_gpus_save_is_on_the_cpu_and_they_go_on_from_it(make: Make
     cut = whole.with_optimizer_at(exchange.optimizer.adds_updates).split(exchange.initial_slices)
     before = [worker.flat.parameters.cpu().clone() for worker in trained]
     for worker, part in zip(trained, cut, strict=True):
-        worker.place(part, DataShard(worker.transport.rank, worker.transport.size), "here")
+        worker.load_part(part, DataShard(worker.transport.rank, worker.transport.size), "here")
     together(*(on_it(worker.schedule.refresh, own) for worker in trained))
     for worker, parameters in zip(trained, before, strict=True):
         assert torch.equal(worker.flat.parameters.cpu(), parameters)
@@ -247,6 +247,6 @@ def test_the_last_rank_on_a_gpu_goes_on_alone_from_what_it_had_and_what_others_s
     again = recover(alone, remains)
     assert again is not None
     assert on_the_cpu(again.part.shard, again.part.worker_state)
-    alone.place(again.part, again.data_shard, "here")
+    alone.load_part(again.part, again.data_shard, "here")
     train(alone, 5)
     assert torch.isfinite(alone.flat.parameters).all()

@@ -284,7 +284,7 @@ def saved(vocabulary: Vocabulary, folder: Path) -> tuple[Path, Transformer, Voca
 
 def go_on(path: Path, model: Transformer, vocabulary: Vocabulary) -> None:
     state = LeaderState(Progress(), Patience(config.validate(CONFIG, {}).stop), vocabulary)
-    state.load(manifest.whole(path), FlatModel(model), False)
+    state.load(manifest.load_verified(path), FlatModel(model), False)
 
 
 def test_a_manifest_of_which_anything_was_changed_is_found_by_its_checksum(saved: tuple[Path, Transformer, Vocabulary]) -> None:
@@ -339,7 +339,7 @@ def test_a_manifest_with_wrong_numbers_is_refused(saved: tuple[Path, Transformer
     try:
         file.write_text(json.dumps(facts | {"checksum": checkpoint._checksum(facts)}), encoding="utf-8")
         with pytest.raises(UserError, match=f"its manifest is not as it should be: {key}"):
-            manifest.whole(path)
+            manifest.load_verified(path)
     finally:
         file.write_text(before, encoding="utf-8")
 
@@ -355,7 +355,7 @@ def test_vectors_that_the_manifest_does_not_know_are_not_looked_at(saved: tuple[
     strange = path / "worker-0.safetensors"
     strange.write_bytes((path / "parameters.safetensors").read_bytes())
     try:
-        assert not manifest.whole(path).has("worker-0")
+        assert not manifest.load_verified(path).has("worker-0")
         go_on(path, model, vocabulary)
     finally:
         strange.unlink()

@@ -57,16 +57,18 @@ class DataShard:
             yield -1, None
 
 
-def resume(rank: int, stages: Sequence[Sequence[Position]], size: int, anew: bool = False) -> tuple[DataShard, Position]:
+def resume(
+    rank: int, stages: Sequence[Sequence[Position]], size: int, redistribute: bool = False
+) -> tuple[DataShard, Position]:
     """Return the data shard and the position from which worker `rank` of `size` continues.
 
-    stages: the last one holds the positions where the workers stopped. anew: redistribute the remaining batches even if the
-    number of workers is unchanged.
+    stages: the last one holds the positions where the workers stopped. redistribute: divide the remaining batches again, even
+    if the number of workers is unchanged.
     """
     if not stages or rank >= size:
         return DataShard(rank, size), Position()
     *earlier, last = stages
-    if len(last) == size and not anew:
+    if len(last) == size and not redistribute:
         return DataShard(rank, size, earlier), Position(last[rank].epochs, last[rank].batches)
     first = min(position.epochs for position in last)
     # Drop each stage whose workers all stopped before epoch `first`: it has no completed batches to leave out.

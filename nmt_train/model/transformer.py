@@ -116,9 +116,9 @@ class Transformer(nn.Module):
         self.encoder_norm, self.decoder_norm = final(config.dim), final(config.dim)
         self._positions = torch.empty(0)
         self._states: States = self.states
-        self._initialise()
+        self._initialize()
 
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         """Initialize matrices by Glorot (fused projections block by block), embeddings by N(0, 1/dim) and biases by zero."""
         for name, parameter in self.named_parameters():
             if name.endswith("embedding"):

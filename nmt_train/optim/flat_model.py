@@ -67,7 +67,7 @@ class FlatModel:
             view.copy_(tensors[name])
 
 
-def kept(vector: Tensor) -> Tensor:
+def cpu_copy(vector: Tensor) -> Tensor:
     """A copy on the CPU, for vectors that leave a rank or outlive its worker. A vector without values (torch's meta device) is
     copied on its own device.
     """
@@ -84,7 +84,7 @@ def subtract(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     return out if out.is_meta else torch.sub(left, right, out=out)
 
 
-def cut(elements: int, nodes: Sequence[int], most: int | None = None) -> list[slice]:
+def partition(elements: int, nodes: Sequence[int], most: int | None = None) -> list[slice]:
     """The shard of each rank: divide `elements` evenly over the nodes, then each node's part over its ranks (thesis 3.6).
 
     nodes: the node of each rank. most: how many ranks hold a shard, chosen one per node first (None: all); the other shards are

@@ -95,7 +95,7 @@ class Optimizer:
     def load(self, vectors: Mapping[str, Tensor], numbers: Mapping[str, Any], where: str) -> None:
         """Continue from what `state` returned; UserError if it belongs to another optimizer or size."""
         if numbers["updates"]:
-            self._materialise()
+            self._allocate_state()
         elif not vectors:
             self._factor = float(numbers["factor"])
             return  # some torch optimizers have vectors before the first update
@@ -113,9 +113,9 @@ class Optimizer:
             self._state()[name].fill_(value)
         self.updates, self._factor = int(numbers["updates"]), float(numbers["factor"])
 
-    def anew(self, updates: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def zero_state(self, updates: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """A `state` whose vectors are all zero and whose number of updates is `updates`."""
-        self._materialise()
+        self._allocate_state()
         vectors, numbers = self.state()
         return {name: torch.zeros_like(vector) for name, vector in vectors.items()}, numbers | {"updates": updates}
 
@@ -136,7 +136,7 @@ class Optimizer:
     def _state(self) -> dict[str, Tensor]:
         return {key: value for key, value in self._torch.state.get(self._parameter, {}).items() if isinstance(value, Tensor)}
 
-    def _materialise(self) -> None:
+    def _allocate_state(self) -> None:
         """Make torch allocate its lazily created state, by a step that changes nothing."""
         kept = self._parameter.detach().clone()
         self._torch.param_groups[0]["lr"] = 0.0

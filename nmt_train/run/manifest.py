@@ -43,7 +43,7 @@ class _Facts:
 _FACTS = TypeAdapter(_Facts)
 
 
-def whole(path: Path) -> Checkpoint:
+def load_verified(path: Path) -> Checkpoint:
     """Verify the files and the manifest of the checkpoint in `path` and return it; UserError says what is wrong with it."""
     saved = checkpoint.load(path)
     try:

@@ -38,7 +38,7 @@ class CheckpointWriter:
 
         Raises NotFinite if its parameters are not finite, and UserError if it cannot be written.
         """
-        if self._coming is None or not (wait or self._coming[0].whole()):
+        if self._coming is None or not (wait or self._coming[0].complete()):
             return
         (pending, facts), self._coming = self._coming, None
         update = pending.own.numbers["updates"]

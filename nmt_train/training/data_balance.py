@@ -55,7 +55,7 @@ class DataBalancer:
     def grows(self) -> bool:
         return self.workers() > self._worker.data_shard.size
 
-    def apart(self) -> bool:
+    def needs_redistribution(self) -> bool:
         """Whether a worker is so far behind that the others wait for it or soon will, so that batches must be redistributed.
 
         Always False if the exchange makes workers wait for each other anyway. In the last epoch, each redistribution leaves the
@@ -68,16 +68,16 @@ class DataBalancer:
             return self._progress.epochs < furthest and self._evened_at_end < _TIMES_AT_END
         return furthest > self._progress.epochs + LEAD
 
-    def anew(self) -> dict[str, Any]:
+    def redistribute(self) -> dict[str, Any]:
         """Redistribute the remaining batches to all workers that should train now; returns the facts for the other ranks.
 
         All workers must be drained.
         """
         self._evened_at_end += max(position.epochs for position in self.positions) >= self._limit
         workers, stages = self.workers(), [*self._worker.data_shard.stages, list(self.positions)]
-        self._worker.assign(*resume(0, stages, workers, anew=True))
+        self._worker.assign(*resume(0, stages, workers, redistribute=True))
         self._settled.clear()
-        self.positions = [resume(rank, stages, workers, anew=True)[1] for rank in range(workers)]
+        self.positions = [resume(rank, stages, workers, redistribute=True)[1] for rank in range(workers)]
         return {"workers": workers, "stages": plain(stages)}
 
     def facts(self) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Rank:
                     survivor = SurvivorState.of(worker, ranks)
                 else:
                     survivor.lost = recovered.lost if recovered else survivor.lost
-                    if worker.placed:  # other ranks may already have continued from this state
+                    if worker.has_part:  # other ranks may already have continued from this state
                         survivor.recovery_pieces += worker.schedule.exchange.recovery_pieces(transport.rank)
                 transport = transport.regroup()
                 ranks.append(transport.rank)

@@ -106,7 +106,8 @@ class Follower:
                 self._until(Order.CONTINUE)
             case Order.CONTINUE if "workers" in facts:
                 self._leader = facts["leader"] or self._leader
-                self._worker.assign(*resume(self._transport.rank, from_plain(facts["stages"]), facts["workers"], anew=True))
+                stages, rank = from_plain(facts["stages"]), self._transport.rank
+                self._worker.assign(*resume(rank, stages, facts["workers"], redistribute=True))
             case Order.END:
                 self._over = True
         return order
@@ -129,7 +130,7 @@ class Follower:
         epochs: the number of completed epochs. where: the origin of the part, for error messages.
         """
         self._epochs = epochs
-        self._worker.place(part, data_shard, where)
+        self._worker.load_part(part, data_shard, where)
         self._report(met=True)
         self._until(Order.CONTINUE)  # sent after every rank has its part
         self._worker.schedule.begin()

@@ -69,7 +69,7 @@ class Leader:
 
     def resume_from(self, part: RankState, data_shard: DataShard, stages: Sequence[Sequence[Position]], where: str) -> None:
         """Begin training with this part, together with all other ranks, at the positions in the last of `stages`."""
-        self._worker.place(part, data_shard, where)
+        self._worker.load_part(part, data_shard, where)
         self._progress.start_clock(self._transport.now)
         self._data_balancer.begin(stages, data_shard.size)
         self._meet()  # every rank has its part
@@ -81,7 +81,7 @@ class Leader:
         self._count()
         self._progress.start_clock(self._transport.now)
 
-    def first(self) -> None:
+    def start_first_batch(self) -> None:
         """Run the validation that a signal had postponed; unless training is over, let the others start their first batch."""
         self.reason = self._reason_to_stop()
         if self._state.validation_pending:
@@ -177,8 +177,8 @@ class Leader:
             self._validation.request()
             self._advance_background()
             self.reason = self._reason_to_stop()  # a signal may have interrupted the validation
-        if self._data_balancer.apart():
-            self._deal_evenly()
+        if self._data_balancer.needs_redistribution():
+            self._drain_and_redistribute()
         if config.recovery.every.crossed(before, now):
             self._remember()
 
@@ -240,23 +240,23 @@ class Leader:
             self._held = pending  # the state is final: the other ranks wait for the order END
         elif self._data_balancer.grows():
             self._log.say(f"{self._data_balancer.workers()} workers train from now on")
-            self._deal_anew()
+            self._redistribute()
         else:
             self._orders.give(Order.CONTINUE)
         return pending
 
-    def _deal_anew(self) -> None:
+    def _redistribute(self) -> None:
         """Redistribute the remaining batches of the epoch to all workers that train now."""
-        order = self._data_balancer.anew()
+        order = self._data_balancer.redistribute()
         self._orders.give(Order.CONTINUE, leader=self._facts() if self._transport.fault_tolerant else None, **order)
 
-    def _deal_evenly(self) -> None:
+    def _drain_and_redistribute(self) -> None:
         """Drain all workers, and redistribute the remaining batches so that no worker has to wait for a slow one."""
         self._orders.give(Order.REDISTRIBUTE)
         self._worker.drain(self)
         self._meet()
         self._count()
-        self._deal_anew()
+        self._redistribute()
 
     def _meet(self) -> None:
         """Wait until all other ranks have reached the barrier."""

@@ -19,7 +19,7 @@ from nmt_train.distributed.exchange.worker_state import Vectors
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.distributed.transport import Messages, Tag
-from nmt_train.optim.flat_model import kept
+from nmt_train.optim.flat_model import cpu_copy
 from nmt_train.run.progress import Progress
 from nmt_train.training.recovery_plan import Facts, Inventory, Move
 from nmt_train.training.snapshot import RankState, Snapshot
@@ -62,7 +62,7 @@ class SurvivorState:
         generation, told = len(ranks) - 1, worker.leader and worker.leader()
         leader = told and {"generation": generation, **told}
         where = worker.settled_position, worker.assignments, worker.unsettled_batches, worker.random()
-        if not worker.placed:
+        if not worker.has_part:
             return cls(ranks, -1, [], *where, leader)
         return cls(
             ranks, generation, worker.schedule.exchange.recovery_pieces(worker.transport.rank), *where, leader, worker.schedule
@@ -74,7 +74,7 @@ class SurvivorState:
             owing, self.schedule = self.schedule, None
             self.updates = owing.exchange.updates
             self.worker_state, self.in_doubt = (
-                {name: kept(vector) for name, vector in group.items()} for group in (owing.rescued(), owing.in_doubt())
+                {name: cpu_copy(vector) for name, vector in group.items()} for group in (owing.rescued(), owing.in_doubt())
             )
 
     def rescued(self, newest: int) -> Vectors:
@@ -129,8 +129,8 @@ def recover(worker: Worker, survivor: SurvivorState) -> RecoveredState | None:
     shard = _exchange(transport, exchange, survivor.recovery_pieces, moves)
     stages, numbers = inventory.stages(), inventory.numbers()
     if numbers is None:  # no rank has the optimizer's state
-        forgotten, numbers = exchange.optimizer.anew(inventory.newest)
-        shard = {name: kept(vector) for name, vector in forgotten.items()} | shard
+        forgotten, numbers = exchange.optimizer.zero_state(inventory.newest)
+        shard = {name: cpu_copy(vector) for name, vector in forgotten.items()} | shard
     progress = Progress(**inventory.leader["progress"])
     waves = worker.config.exchange.join
     training = transport.size if waves is None else waves.workers(progress)

@@ -30,7 +30,7 @@ class Source:
     updates: int
     names: Sequence[str]
     exact: bool
-    whole: bool  # whether it includes the optimizer's whole state
+    has_optimizer: bool  # whether it includes the optimizer's whole state
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class Inventory:
 
     def numbers(self) -> dict[str, Any] | None:
         """The optimizer's counters, from the newest source that has them; None if no source does."""
-        whole = [source for source in self.sources if source.whole]
-        newest = max(whole, key=lambda source: (source.updates, -source.rank), default=None)
+        complete = [source for source in self.sources if source.has_optimizer]
+        newest = max(complete, key=lambda source: (source.updates, -source.rank), default=None)
         if newest is None:
             return None
         numbers: dict[str, Any] = self.said[newest.rank]["pieces"][newest.number]["numbers"]
@@ -117,7 +117,7 @@ class Inventory:
         are on no surviving rank.
         """
         sources = self.sources
-        names = {_PARAMETERS}.union(*(source.names for source in sources if source.whole))
+        names = {_PARAMETERS}.union(*(source.names for source in sources if source.has_optimizer))
         borders = sorted({place for source in sources for place in (source.start, source.stop)})
         moves: list[Move] = []
         for receiver, target in enumerate(wanted):
@@ -157,6 +157,6 @@ def _worth(receiver: int) -> Callable[[Source], tuple[int, ...]]:
 
     def worth(source: Source) -> tuple[int, ...]:
         own = source.exact and source.rank == receiver
-        return (source.exact, source.updates, source.whole, own, -source.rank, -source.number)
+        return (source.exact, source.updates, source.has_optimizer, own, -source.rank, -source.number)
 
     return worth

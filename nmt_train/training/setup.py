@@ -23,11 +23,11 @@ from nmt_train.distributed.transport import Transport
 from nmt_train.model.metrics import TestSet
 from nmt_train.model.transformer import Transformer
 from nmt_train.modes import build as modes
-from nmt_train.optim.flat_model import kept
+from nmt_train.optim.flat_model import cpu_copy
 from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.run.folder import Run
 from nmt_train.run.log import Log, rewind_metrics
-from nmt_train.run.manifest import whole
+from nmt_train.run.manifest import load_verified
 from nmt_train.run.progress import Progress
 from nmt_train.run.stopping import Patience
 from nmt_train.training.follower import Follower
@@ -97,7 +97,7 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
         snapshot = state.load(prepared.saved, worker.flat, bool(config.optimizer.smoothing))
     else:
         fresh = {"updates": 0, "factor": 1.0, "torch": {}}
-        snapshot = Snapshot({"parameters": kept(worker.flat.parameters)}, fresh, [], [], [])
+        snapshot = Snapshot({"parameters": cpu_copy(worker.flat.parameters)}, fresh, [], [], [])
     if prepared.overwrite and recovered is None:
         run.empty()
     in_force = modes.in_force(config, worker.transport.nodes)
@@ -119,7 +119,7 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
         if worker.transport.ended:
             lost, repeated = (recovered.lost, recovered.repeated_batches) if recovered else (0, 0)  # 0: training had not begun
             log.lost(state.progress, worker.transport.ended, worker.transport.size, lost, repeated)
-        leader.first()
+        leader.start_first_batch()
         worker.run(leader)
         _summary(leader, state, run, log)
     finally:
@@ -217,7 +217,7 @@ def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
     damaged: list[str] = []
     for path in reversed(run.checkpoints()):
         try:
-            return whole(path), damaged
+            return load_verified(path), damaged
         except UserError as error:
             damaged.append(str(error))
     if damaged:

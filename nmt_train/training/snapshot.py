@@ -19,7 +19,7 @@ class RankState:
     """One rank's part of the state that a run continues from; rank 0 also sends such parts at the start.
 
     Parts, snapshots, recovery pieces and received messages are always on the CPU, even if ranks compute on GPUs. The code that
-    creates one copies the device's vectors to the CPU (`flat_model.kept`); the code that loads one copies them to its device.
+    creates one copies the vectors of the device (`flat_model.cpu_copy`); the code that loads one copies them to its device.
 
     shard: by name, the rank's slice of `parameters`, of `smoothed` (if there is one) and of the optimizer's vectors.
     worker_state: vectors that the worker keeps, each as long as all parameters. random: the states of torch's generators.
@@ -123,7 +123,7 @@ class PendingSnapshot:
         self._coming, self._shards, self._stages = coming, shards, stages
         self._snapshot: Snapshot | None = None
 
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         return all(part.done() for part in self._coming)
 
     def snapshot(self) -> Snapshot:

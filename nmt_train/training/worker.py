@@ -18,7 +18,7 @@ from nmt_train.distributed.exchange.worker_state import Vectors
 from nmt_train.distributed.schedule.schedule import RECEIVED
 from nmt_train.distributed.transport import Tag, Transport
 from nmt_train.modes import build as modes
-from nmt_train.optim.flat_model import FlatModel, kept
+from nmt_train.optim.flat_model import FlatModel, cpu_copy
 from nmt_train.run.progress import Progress
 from nmt_train.trace import Trace
 from nmt_train.training.snapshot import RankState
@@ -73,7 +73,7 @@ class Worker:
         self._given: deque[tuple[Position, int]]
         self.assign(DataShard(transport.rank, transport.size), Position())
         self._skipped = 0  # skips because of non-finite values since the last update
-        self.placed = False  # whether this worker has received its part of the training state
+        self.has_part = False  # whether this worker has received its part of the training state
         # Returns the state that a new rank 0 would continue from, as far as this rank knows it. None until all ranks train.
         self.leader: Callable[[], dict[str, Any] | None] | None = None
         self.forget: Callable[[], None] | None = None  # frees the state kept for recovery; called once all ranks train
@@ -119,7 +119,7 @@ class Worker:
         shard, numbers = exchange.optimizer.everything() if alone else exchange.snapshot()
         if exchange.snapshot_slices[self.transport.rank] != exchange.initial_slices[self.transport.rank]:
             shard = {}  # another rank contributes the same slice
-        held = Tensor.cpu if alone else kept
+        held = Tensor.cpu if alone else cpu_copy
         shard = {name: Tensor.cpu(vector) for name, vector in shard.items()}
         worker_state = {name: held(vector) for name, vector in self.schedule.worker_state().items()}
         if self.data_shard.idle:  # an idle worker starts from the global parameters when it joins
@@ -143,14 +143,14 @@ class Worker:
     def _here(self) -> Position:
         return Position(**vars(self.position))
 
-    def place(self, part: RankState, data_shard: DataShard, where: str) -> None:
+    def load_part(self, part: RankState, data_shard: DataShard, where: str) -> None:
         """Load a part, then clear it to free memory. Raises UserError if another optimizer wrote the part.
 
         where: the origin of the part, for error messages. The caller calls `schedule.begin` later, when all ranks have loaded
         their parts.
         """
         optimizer = self.schedule.exchange.optimizer
-        vectors, self.placed = dict(part.shard), True
+        vectors, self.has_part = dict(part.shard), True
         optimizer.parameters.copy_(vectors.pop("parameters"))
         smoothed = vectors.pop("smoothed", None)
         if optimizer.smoothed is not None:

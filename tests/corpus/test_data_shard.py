@@ -9,12 +9,12 @@ from nmt_train.corpus.data_shard import DataShard, Position, resume
 
 
 def done(
-    total: int, size: int, stages: list[list[Position]], until: list[Position], anew: bool = False
+    total: int, size: int, stages: list[list[Position]], until: list[Position], redistribute: bool = False
 ) -> list[tuple[int, int]]:
     """The (epoch, batch) pairs that `size` workers take when worker w goes from its start to `until[w]`."""
     taken = []
     for rank in range(size):
-        data_shard, position = resume(rank, stages, size, anew)
+        data_shard, position = resume(rank, stages, size, redistribute)
         for epoch in range(position.epochs, until[rank].epochs + 1):
             share = [number for number, _ in data_shard.pick(epoch, iter(range(total)))]
             first = position.batches if epoch == position.epochs else 0
@@ -38,17 +38,17 @@ def test_other_numbers_of_workers_and_new_deals_lose_and_repeat_nothing(
 ) -> None:
     stages: list[list[Position]] = []
     taken: list[tuple[int, int]] = []
-    for size, anew in sizes:
-        starts = [resume(rank, stages, size, anew)[1] for rank in range(size)]
+    for size, redistribute in sizes:
+        starts = [resume(rank, stages, size, redistribute)[1] for rank in range(size)]
         until = []
         for rank, start in enumerate(starts):
-            data_shard, _ = resume(rank, stages, size, anew)
+            data_shard, _ = resume(rank, stages, size, redistribute)
             share = len(list(data_shard.pick(start.epochs, iter(range(total)))))
             batches = data.draw(st.integers(start.batches, share))
             ahead = data.draw(st.booleans())
             until.append(Position(start.epochs + 1, 0) if ahead or batches == share else Position(start.epochs, batches))
-        taken += done(total, size, stages, until, anew)
-        stages = [*resume(0, stages, size, anew)[0].stages, until]
+        taken += done(total, size, stages, until, redistribute)
+        stages = [*resume(0, stages, size, redistribute)[0].stages, until]
     last = max(position.epochs for stage in stages for position in stage) + 1
     taken += done(total, 1, stages, [Position(last, 0)])
     assert sorted(taken) == [(epoch, batch) for epoch in range(last) for batch in range(total)]

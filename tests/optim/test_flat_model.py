@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nmt_train.common.errors import UserError
-from nmt_train.optim.flat_model import FlatModel, cut
+from nmt_train.optim.flat_model import FlatModel, partition
 
 
 def network() -> nn.Module:
@@ -62,7 +62,7 @@ def test_a_limited_number_of_ranks_holds_shards_one_of_each_node_first(
 ) -> None:
     nodes = [node for node, count in enumerate(devices) for _ in range(count)]
     most = data.draw(st.integers(1, len(nodes) + 1))
-    shards = cut(elements, nodes, most)
+    shards = partition(elements, nodes, most)
     if elements >= 36:  # enough for every one of at most 6 x 5
         holders = [nodes[rank] for rank, shard in enumerate(shards) if shard.start < shard.stop]
         assert len(holders) == min(most, len(nodes))
@@ -70,7 +70,7 @@ def test_a_limited_number_of_ranks_holds_shards_one_of_each_node_first(
         assert shards[0].stop > shards[0].start == 0
     assert sorted((s.start, s.stop) for s in shards if s.start < s.stop) == sorted(
         (s.start, s.stop)
-        for s in cut(elements, [nodes[r] for r, s in enumerate(shards) if s.start < s.stop])
+        for s in partition(elements, [nodes[r] for r, s in enumerate(shards) if s.start < s.stop])
         if s.start < s.stop
     )
     assert sum(shard.stop - shard.start for shard in shards) == elements
@@ -80,7 +80,7 @@ def test_a_limited_number_of_ranks_holds_shards_one_of_each_node_first(
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_shards_tile_the_parameters_and_nodes_carry_the_same(elements: int, devices: list[int]) -> None:
     nodes = [node for node, count in enumerate(devices) for _ in range(count)]
-    shards = cut(elements, nodes)
+    shards = partition(elements, nodes)
     ordered = sorted(shards, key=lambda shard: (shard.start, shard.stop))
     assert ordered[0].start == 0
     assert ordered[-1].stop == elements
@@ -93,4 +93,4 @@ def test_shards_tile_the_parameters_and_nodes_carry_the_same(elements: int, devi
 
 
 def test_ranks_of_a_node_need_not_be_neighbours() -> None:
-    assert cut(8, (0, 1, 0, 1)) == [slice(0, 2), slice(4, 6), slice(2, 4), slice(6, 8)]
+    assert partition(8, (0, 1, 0, 1)) == [slice(0, 2), slice(4, 6), slice(2, 4), slice(6, 8)]

@@ -166,7 +166,7 @@ def test_what_a_slow_worker_has_left_is_trained_by_the_others(make: Make, monkey
 
     config = ledger.plain(make(mode=mode, stop__after="8e", log__every="5u"))
     shared = seconds()
-    monkeypatch.setattr(DataBalancer, "apart", lambda its: False)
+    monkeypatch.setattr(DataBalancer, "needs_redistribution", lambda its: False)
     assert shared < 0.65 * seconds()
 
 

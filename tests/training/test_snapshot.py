@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt_train.corpus.data_shard import Position
-from nmt_train.optim.flat_model import cut
+from nmt_train.optim.flat_model import partition
 from nmt_train.training.snapshot import RankState, Snapshot
 
 LAYOUTS = st.lists(st.integers(0, 2), min_size=1, max_size=5).map(sorted)
@@ -19,7 +19,7 @@ def snapshot(nodes: list[int], elements: int) -> tuple[Snapshot, list[slice]]:
     torch.manual_seed(0)
     full = {"parameters": torch.randn(elements), "exp_avg": torch.randn(elements)}
     numbers = {"updates": 5, "factor": 1.0, "torch": {"step": 5.0}}
-    shards = cut(elements, nodes)
+    shards = partition(elements, nodes)
     parts = [
         RankState(
             {name: vector[place] for name, vector in full.items()}, {"residual": torch.full((elements,), rank + 1.0)},
@@ -34,7 +34,7 @@ def snapshot(nodes: list[int], elements: int) -> tuple[Snapshot, list[slice]]:
 @given(before=LAYOUTS, after=LAYOUTS, elements=st.integers(1, 50))
 def test_shards_and_residuals_survive_another_layout(before: list[int], after: list[int], elements: int) -> None:
     whole, _ = snapshot(before, elements)
-    shards = cut(elements, after)
+    shards = partition(elements, after)
     parts = whole.split(shards)
     for name in ("parameters", "exp_avg"):
         joined = torch.empty(elements)

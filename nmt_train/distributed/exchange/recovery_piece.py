@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from nmt_train.distributed.message import Message, from_json, to_json
-from nmt_train.optim.flat_model import kept
+from nmt_train.optim.flat_model import cpu_copy
 from nmt_train.optim.optimizer import Optimizer
 
 
@@ -31,7 +31,7 @@ class RecoveryPiece:
     def of(cls, place: slice, optimizer: Optimizer) -> RecoveryPiece:
         """A piece with a copy of all vectors and numbers of an optimizer."""
         vectors, numbers = optimizer.everything()
-        return cls(place, optimizer.updates, {name: kept(vector) for name, vector in vectors.items()}, numbers)
+        return cls(place, optimizer.updates, {name: cpu_copy(vector) for name, vector in vectors.items()}, numbers)
 
     def facts(self) -> dict[str, Any]:
         """Everything except the values of the vectors."""

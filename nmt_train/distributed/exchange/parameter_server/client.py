@@ -30,7 +30,7 @@ from nmt_train.distributed.exchange.worker_state import OPTIMIZER, RESIDUAL, UNS
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Future, Tag
 from nmt_train.optim.config import OptimizerConfig
-from nmt_train.optim.flat_model import cut, kept
+from nmt_train.optim.flat_model import cpu_copy, partition
 from nmt_train.optim.optimizer import Optimizer
 from nmt_train.optim.update_optimizers import UpdateAdder
 from nmt_train.optim.worker_optimizer import WorkerOptimizer
@@ -54,7 +54,7 @@ class ParameterServer(Exchange):
     def __init__(self, context: BuildContext) -> None:
         settings, transport, parameters = context.settings, context.transport, context.flat.parameters
         traffic, config, self._elements = Traffic.build(context), settings.exchange, parameters.numel()
-        self.shards = self.initial_slices = self.snapshot_slices = cut(self._elements, transport.nodes, config.shards)
+        self.shards = self.initial_slices = self.snapshot_slices = partition(self._elements, transport.nodes, config.shards)
         self._shard = self.shards[transport.rank]
         kind = UpdateAdder if traffic.exchanges_updates else Optimizer
         super().__init__(kind(settings.optimizer, parameters[self._shard].clone()))
@@ -257,7 +257,7 @@ class ParameterServer(Exchange):
         if self._latest is not None:
             exact = self._down is None and self._traffic.prepares
             for its, updates in self._heard.items():
-                told = {"parameters": kept(self._latest[self.shards[its]])}
+                told = {"parameters": cpu_copy(self._latest[self.shards[its]])}
                 found.append(RecoveryPiece(self.shards[its], updates, told, exact=exact))
         return found
 
