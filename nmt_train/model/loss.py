@@ -28,8 +28,8 @@ def smoothed_cross_entropy(hidden: Tensor, output: Tensor, labels: Tensor, smoot
 class _SmoothedCrossEntropy(torch.autograd.Function):
     """With the smoothed label q, the gradient of the logits is p - q.
 
-    The uniform part of q changes every logit by the same amount. Its contribution to each of the two gradients is therefore
-    one vector, which is subtracted once instead of per logit.
+    The uniform part of q changes the gradient of every logit by the same amount. Its contribution to the gradients of `hidden`
+    and `output` is therefore one vector each, which is subtracted once instead of per logit.
     """
 
     @staticmethod

@@ -98,12 +98,13 @@ class Optimizer:
             self._allocate_state()
         elif not vectors:
             self._factor = float(numbers["factor"])
-            return  # some torch optimizers have vectors before the first update
+            return  # nothing else to load; some torch optimizers have vectors before the first update, which are loaded below
         expected = self.state()[0]
         if expected.keys() != vectors.keys():
             names = ", ".join(sorted(vectors)) or "empty"
             raise UserError(
-                f"{where}: the optimizer state ({names}) does not fit optimizer.name {self.config.name}; use its optimizer"
+                f"{where}: the optimizer state ({names}) does not fit optimizer.name {self.config.name};"
+                " use the optimizer that saved it"
             )
         for name, vector in vectors.items():
             if vector.shape != self._parameter.shape:

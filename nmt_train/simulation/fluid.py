@@ -62,7 +62,7 @@ class Use(simpy.Event):
 
 
 class Shares:
-    """Maintains the rates of all uses; adjusts the uses that a change affects once per point in virtual time."""
+    """Maintains the rates of all uses. Several changes at one virtual time adjust each affected use only once."""
 
     def __init__(self, env: simpy.Environment) -> None:
         self.env = env

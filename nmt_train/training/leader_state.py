@@ -37,7 +37,7 @@ class LeaderState:
     validation_pending: bool = False
 
     def facts(self, numbers: dict[str, Any], config: Config) -> dict[str, Any]:
-        """Everything that a checkpoint written now contains besides vectors; numbers: the optimizer's counters."""
+        """A checkpoint's contents except vectors, vocabulary and `stages`, as of now; numbers: the optimizer's counters."""
         return {"version": __version__, "config": configuration.plain(config), **self.own(), "optimizer": numbers}
 
     def own(self) -> dict[str, Any]:
@@ -82,7 +82,10 @@ class LeaderState:
         if saved.facts.get("stages") is None:
             raise UserError(f"{where}: holds parameters for translation only; continue from one of the run's checkpoints/")
         if saved.facts["vocabulary"] != self.vocabulary.digest:
-            raise UserError(f"{where}: was trained with another vocabulary than the run's vocabulary.model; restore that one")
+            raise UserError(
+                f"{where}: was trained with another vocabulary than the run's vocabulary.model;"
+                " restore the one in the checkpoint"
+            )
         parameters = torch.empty_like(flat.parameters, device="cpu")
         flat.load(saved.tensors("parameters"), parameters, where)
         vectors = {"parameters": parameters, **saved.tensors("optimizer")}

@@ -114,7 +114,7 @@ class Schedule(ABC):
         return self.exchange.rescued() | self.own_state()
 
     def in_doubt(self) -> Vectors:
-        """What the worker also owes if no rank has made more updates than this one; otherwise, those updates include it."""
+        """Vectors to be sent again if no rank has made more updates than this one; otherwise those updates include them."""
         return {}
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:

@@ -31,7 +31,7 @@ class RecoveryConfig:
     )
     every: Annotated[Duration, BeforeValidator(_interval), PlainSerializer(str)] = Field(
         default=Duration.parse("30s"),
-        description="interval between two copies of a shard, as 100u or 30s; a failure loses about this much of it",
+        description="interval between two copies of a shard, as 100u or 30s; a lost shard loses about this much training",
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class UpdateRule(ABC):
-    """holds: a worker's answer waits until its push is applied. mean: an update uses the mean of its pushes, not their sum."""
+    """holds: a worker's answer waits until its push is applied. mean: an update always uses the mean of its pushes."""
 
     holds: bool = False
     mean: bool = False

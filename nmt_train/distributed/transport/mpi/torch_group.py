@@ -52,12 +52,13 @@ class Group:
             raise UserError(
                 "exchange.algorithm: torch.distributed cannot connect to the other ranks from host"
                 f" {transport.hosts[transport.rank]}"
-                f" ({_first_line(error)}); set MASTER_ADDR and GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME there, or use ring"
+                f" ({_first_line(error)});"
+                " set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME there, or MASTER_ADDR on rank 0's host, or use ring"
             ) from None
 
     @torch.no_grad()
     def add_up(self, vector: Tensor, alive: Callable[[], None]) -> None:
-        """Replace `vector` (elements,) by the sum of all ranks' vectors. Raises what `alive` raises, or Lost if one is lost."""
+        """Replace `vector` (elements,) by the sum of all ranks' vectors. Raises as `alive` does, or Lost if a rank is lost."""
         try:
             work = dist.all_reduce(vector, async_op=True)
             while not work.is_completed():
