@@ -26,14 +26,22 @@ def refuse(mode: Mode, config: Config) -> None:
             raise UserError(sentence)
 
 
+def _choice(key: str, mode: Mode, config: Config) -> str:
+    """The beginning of a sentence about a choice: the key that the user set, or the mode that made the choice."""
+    value = getattr(mode, key)
+    if getattr(config.override, key) is not None:
+        return f"override.{key}: {value}"
+    return f"mode: {config.mode} has {key} {value}, which"
+
+
 def _alone(mode: Mode, config: Config) -> str | None:
     if not EXCHANGES[mode.exchange].solitary:
         return None
     fits = {"schedule": SCHEDULES[mode.schedule].alone, "up": CODECS[mode.up].lossless, "down": CODECS[mode.down].lossless}
     for key in (key for key, fit in fits.items() if not fit):
         return (
-            f"override.{key}: {getattr(mode, key)} needs a server to exchange with, but mode {config.mode} has exchange"
-            " alone; choose another mode, or set override.exchange: server"
+            f"{_choice(key, mode, config)} needs a server to exchange with, but mode {config.mode} has exchange alone;"
+            " choose another mode, or set override.exchange: server"
         )
     return None
 
@@ -63,8 +71,8 @@ def _codec(mode: Mode, config: Config) -> str | None:
     able = ", ".join(name for name, codec in CODECS.items() if getattr(codec, needs))
     what = {"summable": "summed hop by hop", "exact_sums": "added up exactly in any order"}.get(needs, "used")
     return (
-        f"override.up: {mode.up} cannot be {what}, as exchange {mode.exchange} requires; use {able}, or set override.exchange:"
-        " server"
+        f"{_choice('up', mode, config)} cannot be {what}, as exchange {mode.exchange} requires; set override.up to one of {able},"
+        " or override.exchange: server"
     )
 
 
@@ -76,7 +84,7 @@ def _synchronous(mode: Mode, config: Config) -> str | None:
         return f"exchange.algorithm: {by} sums in full precision, not {mode.up}; use ring, or set override.up: dense"
     if not schedule.in_lockstep:
         return (
-            f"override.schedule: {mode.schedule} lets each worker exchange at its own time, but exchange {mode.exchange}"
+            f"{_choice('schedule', mode, config)} lets each worker exchange at its own time, but exchange {mode.exchange}"
             " needs all workers at the same step; use pipelined, or set override.exchange: server"
         )
     if config.optimizer.at == "worker" and not schedule.updates:
@@ -92,7 +100,7 @@ def _asynchronous(mode: Mode, config: Config) -> str | None:
     exchange = EXCHANGES[mode.exchange]
     if not issubclass(exchange, chosen(mode.schedule, config).works_with):
         return (
-            f"override.schedule: {mode.schedule} keeps all workers in step, but exchange {mode.exchange} lets each work at its"
+            f"{_choice('schedule', mode, config)} keeps all workers in step, but exchange {mode.exchange} lets each work at its"
             " own pace; use overlapped, or set override.exchange: all-reduce"
         )
     if config.local.outer == "nesterov" and SCHEDULES[mode.schedule].updates and not exchange.synchronous:
@@ -136,8 +144,8 @@ def _shards(mode: Mode, config: Config) -> str | None:
         return None
     if not (down.biased or down.lossless):
         return (
-            f"override.down: {mode.down} rounds at random, and each delta contains the error of the one before, so the error"
-            " would grow without limit; use dense, half, int8 or top-k"
+            f"{_choice('down', mode, config)} rounds at random, and each delta contains the error of the one before, so"
+            " the error would grow without limit; use dense, half, int8 or top-k"
         )
     holds = RULES[settings.rule or "async"].holds
     if holds and settings.one_channel_per_node:
