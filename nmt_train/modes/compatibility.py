@@ -144,8 +144,8 @@ def _shards(mode: Mode, config: Config) -> str | None:
         return None
     if not (down.biased or down.lossless):
         return (
-            f"{_choice('down', mode, config)} rounds at random, and each delta contains the error of the one before, so"
-            " the error would grow without limit; use dense, half, int8 or top-k"
+            f"{_choice('down', mode, config)} rounds at random, and each delta contains the error of the one"
+            " before, so the error would grow without limit; use dense, half, int8 or top-k"
         )
     holds = RULES[settings.rule or "async"].holds
     if holds and settings.one_channel_per_node:
