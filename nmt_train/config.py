@@ -176,7 +176,8 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
         if not path:  # several keys contradict each other; the text begins with the first
             raise UserError(f"{where.get(text.split()[0], 'config')}: {text}") from None
         name = next((".".join(path[:n]) for n in range(len(path), 0, -1) if ".".join(path[:n]) in known), ".".join(path))
-        place = next((where[key] for key in (name, *where) if key in where and key.startswith(name)), "config")
+        named = f"{name}.{text.split()[0]}"  # texts about several keys of a section begin with one of them
+        place = next((where[key] for key in (name, named, *where) if key in where and key.startswith(name)), "config")
         if kind == "missing":
             raise UserError(f"{next(iter(where.values()), 'config').split(',')[0]}: {name} is missing; set it") from None
         raise UserError(f"{place}: {name}: {text}; see nmt-train --help") from None
@@ -247,4 +248,6 @@ def shown(value: Any) -> str:
     """Format a default value for help texts and comments."""
     if isinstance(value, list):
         return "[" + ", ".join(map(str, value)) + "]"
+    if isinstance(value, float):
+        return f"{value:.10g}"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

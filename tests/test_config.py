@@ -74,6 +74,11 @@ def test_patience_without_validations_and_no_end_are_refused(tmp_path: Path) -> 
         load([write(tmp_path, MINIMAL)], {"stop.after": "[]"})
 
 
+def test_of_contradicting_keys_the_first_is_found_where_it_was_set(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="^command line: model: dim 18 is not a multiple of heads 4"):
+        load([write(tmp_path, MINIMAL + "model: {heads: 4}\n")], {"model.dim": "18"})
+
+
 def test_a_missing_required_key_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"corpus\.valid is missing"):
         load([write(tmp_path, "corpus: {train: [a, b]}\nstop: {after: 1u}\n")], {})

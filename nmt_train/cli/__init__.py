@@ -17,7 +17,7 @@ from nmt_train.common.errors import TRY_AGAIN, UserError
 
 _READER_GONE = 141  # the exit status that a shell reports for SIGPIPE
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
-# Patterns for torch's error messages: torch has one exception class for almost everything, and --help does not import torch.
+# Patterns for torch's error messages: torch has one exception class for almost everything, and importing it here would be slow.
 _NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED")
 _FAULT = re.compile("(CUDA|HIP|cuDNN|NCCL) error|(CUDNN|CUBLAS|CUSPARSE|CUSOLVER|CUFFT)_STATUS_")
 

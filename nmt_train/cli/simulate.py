@@ -57,6 +57,8 @@ def command(arguments: Sequence[str]) -> int:
         return 0
     if (given.cluster is None) == (given.profile is None):
         options.error("give either --cluster (one of configs/clusters, or your own) or --profile")
+    if given.timing_only is not None and given.model is not None:
+        options.error("give either --timing-only or --model")
     from nmt_train.simulation.simulate import predict, profile, simulate, time_only
 
     if given.profile is not None:

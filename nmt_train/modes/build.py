@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config, shown
@@ -32,7 +33,9 @@ _OF_SEVERAL = "server"  # replaces the exchange of a single-rank mode if there a
 def row(config: Config) -> Mode:
     """Return the mode's row with the configured overrides; raise UserError for an unknown mode or incompatible choices."""
     if config.mode not in MODES:
-        raise UserError(f"mode: {config.mode!r} is unknown; this version has {', '.join(MODES)}")
+        near = difflib.get_close_matches(config.mode, MODES, n=1)
+        meant = f"did you mean {near[0]}? There are" if near else "choose one of"
+        raise UserError(f"mode: {config.mode!r} is unknown; {meant} {', '.join(MODES)}")
     given = {name: value for name, value in vars(config.override).items() if value is not None}
     mode = dataclasses.replace(MODES[config.mode], **given)
     refuse(mode, with_mode_defaults(mode, config))

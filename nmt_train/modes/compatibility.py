@@ -71,8 +71,8 @@ def _codec(mode: Mode, config: Config) -> str | None:
     able = ", ".join(name for name, codec in CODECS.items() if getattr(codec, needs))
     what = {"summable": "summed hop by hop", "exact_sums": "added up exactly in any order"}.get(needs, "used")
     return (
-        f"{_choice('up', mode, config)} cannot be {what}, as exchange {mode.exchange} requires; set override.up to one of {able},"
-        " or override.exchange: server"
+        f"{_choice('up', mode, config)} cannot be {what}, as exchange {mode.exchange} requires; set override.up to one of"
+        f" {able}, or override.exchange: server"
     )
 
 

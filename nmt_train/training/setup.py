@@ -229,7 +229,7 @@ def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
     """The differences from the saved configuration; UserError for those that --force does not allow, or all without --force."""
     changed = configuration.differences(saved.facts["config"], config)
     fixed = [difference for difference in changed if difference.split(" was ")[0] in configuration.FIXED]
-    if fixed and force:
+    if fixed:
         raise UserError(
             f"run: {config.run} cannot change what it began with, not even with --force: {'; '.join(fixed)}; restore it, or"
             " choose another run folder"
