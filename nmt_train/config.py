@@ -177,7 +177,7 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
             raise UserError(f"{where.get(text.split()[0], 'config')}: {text}") from None
         name = next((".".join(path[:n]) for n in range(len(path), 0, -1) if ".".join(path[:n]) in known), ".".join(path))
         named = f"{name}.{text.split()[0]}"  # texts about several keys of a section begin with one of them
-        place = next((where[key] for key in (name, named, *where) if key in where and key.startswith(name)), "config")
+        place = next((where[key] for key in (named, name, *where) if key in where and key.startswith(name)), "config")
         if kind == "missing":
             raise UserError(f"{next(iter(where.values()), 'config').split(',')[0]}: {name} is missing; set it") from None
         raise UserError(f"{place}: {name}: {text}; see nmt-train --help") from None
