@@ -65,7 +65,7 @@ def test_a_beam_that_holds_everything_finds_what_exhaustive_search_finds(model: 
 
 @torch.inference_mode()
 def plain_beam_search(model: Transformer, source: torch.Tensor, config: SearchConfig) -> list[Hypothesis]:
-    """One sentence, lists of Python numbers, the whole decoder anew at each step."""
+    """One sentence, lists of Python numbers, and the whole decoder again at each step."""
     limit = config.limit(source.shape[1])
     alive: list[tuple[float, list[int]]] = [(0.0, [])]
     finished: list[Hypothesis] = []

@@ -27,7 +27,7 @@ JUDGE = {claim.id: claim.judge for claim in CLAIMS}
 
 
 def timed(folder: Path, setup: Setup, speed: float, workers: int = 4, sent: float = 0.0) -> None:
-    """So many words per second of each worker, who sent so many bytes for each word."""
+    """A timing with this speed of each worker [words/s] and this traffic [bytes/word]."""
     path = folder / "timing" / setup.name / "timing.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     rank = {"sent": sent * 10 * speed, "words_per_second": speed, "seconds": 10}
@@ -35,7 +35,7 @@ def timed(folder: Path, setup: Setup, speed: float, workers: int = 4, sent: floa
 
 
 def learnt(folder: Path, setup: Setup, end: float, **more: Any) -> None:
-    """Cross-entropy from 6 down to `end` on a line over the words, at a speed of so many words a second."""
+    """Cross-entropy that falls linearly from 6 to `end` over the words, at this speed [words/s]."""
     speed, messages, size = more.get("speed", 1000.0), more.get("messages", 100), more.get("size", 50)
     path = folder / "training" / setup.name / "metrics.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)

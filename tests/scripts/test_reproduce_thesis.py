@@ -31,7 +31,7 @@ def runs_at(found: Results, folder: Path, speeds: dict[str, float], mode: str) -
 
 
 def learns(folder: Path, setup: Setup, points: list[tuple[float, float]]) -> None:
-    """Cross-entropy after so many seconds, at 100 words a second."""
+    """Cross-entropy after these numbers of seconds, at 100 words/s."""
     path = folder / "training" / setup.name / "metrics.jsonl"
     path.parent.mkdir(parents=True)
     events = [{"event": "validation", "seconds": s, "words": 100 * s, "cross-entropy": value} for s, value in points]

@@ -1,4 +1,4 @@
-"""Ranks that end while training goes on: what is then still true, whenever it happens.
+"""Ranks that end during training: what still holds then, whenever it happens.
 
 Batches have numbers, and parameters count which batch's gradient was applied to which part of them (ledger.py), so that nothing
 can be lost or doubled unseen. scripts/soak tries thousands of seeds.

@@ -1,4 +1,4 @@
-"""What a run of several ranks goes on from: validations that were put off, workers that join, other modes and layouts."""
+"""How a run of several ranks resumes: postponed validations, workers that join, other modes and layouts."""
 
 from __future__ import annotations
 

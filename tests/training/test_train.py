@@ -333,7 +333,7 @@ def test_a_pair_with_a_long_source_takes_no_more_memory_than_others(
 
 
 class broken:  # noqa: N801 - reads as a phrase
-    """The parameters are not finite after so many updates."""
+    """The parameters are not finite after this number of updates."""
 
     def __init__(self, after: int) -> None:
         self.after = after

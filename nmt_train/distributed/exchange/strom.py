@@ -128,7 +128,7 @@ class StromExchange(Exchange):
     def recovery_pieces(self, rank: int) -> list[RecoveryPiece]:
         with self._lock:
             self.optimizer.parameters.copy_(self._exact)
-            # Not exact: two ranks with equally many changes need not have the same changes.
+            # Not exact: two ranks with the same number of changes need not have the same changes.
             return [replace(piece, exact=False) for piece in super().recovery_pieces(rank)]
 
     def worker_state(self) -> Vectors:

@@ -74,7 +74,7 @@ class LocalSGD(Schedule):
         return self._inner.learning_rate
 
     def step(self) -> bool:
-        """Make a local step. A non-finite step is not counted, so that all workers exchange after equally many steps."""
+        """Make a local step. A non-finite step is not counted, so that all workers exchange after the same number."""
         gradient, self._begun, self._worked = self._flat.gradient, True, True
         try:
             self.exchange.gradient_norm, weight = self.accumulator.join(gradient, self._clip_norm)

@@ -21,7 +21,10 @@ from nmt_train.training.launch import mpirun as launch
 from nmt_train.training.stop_request import ENDS
 
 _ANSWER = 10.0  # seconds for a machine to answer
-_STOPPED, _ANEW = "] stopped: ", "] started over"  # log messages of a run: at its end, and after it has emptied its folder
+_STOPPED, _STARTED_OVER = (
+    "] stopped: ",
+    "] started over",
+)  # log messages of a run: at its end, and after it has emptied its folder
 _PAUSE = 2.0  # seconds between an end and the next start
 # Success, a user error, or a stop by SIGINT, SIGUSR1 or SIGTERM. After any other status, a restart may help.
 _FINAL = frozenset({0, 2, 128 + 2, 128 + 10, 128 + 15})
@@ -112,10 +115,10 @@ def supervise(job: Job, ranks: int) -> int:
 def _repeat(job: Job, ranks: int) -> int:
     arguments = list(job.arguments)
     for left in range(job.restarts, -1, -1):
-        status, anew = _run(job.hosts, ranks, arguments, again=left < job.restarts)
+        status, begun = _run(job.hosts, ranks, arguments, again=left < job.restarts)
         if status in _FINAL or not left:
             break
-        if anew:  # the restart must keep what the run has written so far
+        if begun:  # the restart must keep what the run has written so far
             arguments = [argument for argument in arguments if argument != "--overwrite"]
         _say(f"the job ended with status {status}: starting it again ({left - 1} more restarts allowed)")
         time.sleep(_PAUSE)
@@ -136,14 +139,16 @@ def _run(hosts: Sequence[Host], ranks: int, arguments: Sequence[str], again: boo
     said: set[str] = set()
 
     def heard(line: str) -> None:
-        said.update(mark for mark in (_STOPPED, _ANEW) if mark in line)
+        said.update(mark for mark in (_STOPPED, _STARTED_OVER) if mark in line)
 
     with tempfile.NamedTemporaryFile("w", prefix="nmt-train-hosts-", encoding="utf-8") as file:
         file.writelines(f"{host.name} slots={host.slots}\n" for host in there)
         file.flush()
         options = [*(("--hostfile", file.name) if there else ()), *(("-x", f"{launcher.RESTARTED}=1") if again else ())]
         status = launch.mpirun(sum(host.slots for host in there) or ranks, arguments, options, heard)
-    return status or (0 if _STOPPED in said else TRY_AGAIN), _ANEW in said  # mpirun may return 0 for a job that never began
+    return status or (
+        0 if _STOPPED in said else TRY_AGAIN
+    ), _STARTED_OVER in said  # mpirun may return 0 for a job that never began
 
 
 def _say(text: str) -> None:
