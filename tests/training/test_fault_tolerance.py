@@ -19,12 +19,13 @@ import ledger
 import pytest
 import torch
 from conftest import Make
-from simulated import MODES, events
+from simulated import events
 
 from nmt_train.config import Config
 from nmt_train.distributed.exchange.worker_state import RESIDUAL
 from nmt_train.distributed.schedule.overlap import Overlap
 from nmt_train.distributed.transport import Lost
+from nmt_train.modes.table import MODES
 from nmt_train.run import checkpoint
 from nmt_train.run.folder import Run
 from nmt_train.simulation.cluster import Cost, Cut, Kill, Straggler
