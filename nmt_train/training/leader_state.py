@@ -70,8 +70,7 @@ class LeaderState:
 
     def save_best(self, path: Path, vector: Tensor, numbers: dict[str, Any], config: Config, flat: FlatModel) -> None:
         """Write a checkpoint of only the parameters, for translation, not for continuing; raise UserError as `save` does."""
-        facts = self.facts(numbers, config) | {"parameters_only": True}
-        checkpoint.save(path, {"parameters": flat.named(vector)}, facts, self.vocabulary)
+        checkpoint.save(path, {"parameters": flat.named(vector)}, self.facts(numbers, config), self.vocabulary)
 
     def load(self, saved: Checkpoint, flat: FlatModel, smoothing: bool) -> Snapshot:
         """Restore this state from a checkpoint and return the snapshot. smoothing: whether the snapshot needs the running mean.
