@@ -8,8 +8,7 @@ from typing import Any
 
 from nmt_train.corpus.data_shard import Position, plain, resume
 from nmt_train.run.progress import Progress
-from nmt_train.training.follower import LEAD, last_epoch
-from nmt_train.training.worker import Worker
+from nmt_train.training.worker import LEAD, Worker
 
 _TIMES_AT_END = 4  # maximum number of redistributions in the last epoch
 
@@ -21,8 +20,7 @@ class DataBalancer:
         self._worker, self._progress, self._config = worker, progress, worker.config
         self.positions = [Position() for _ in range(worker.transport.size)]
         self._settled: dict[int, Position] = {}  # by rank, without rank 0: see `Worker.settled_position`
-        self._apart_matters = worker.transport.size > 1 and not worker.schedule.exchange.synchronous
-        self._limit = last_epoch(self._config.stop)
+        self._several = worker.transport.size > 1
         self._evened_at_end = 0
 
     def begin(self, stages: Sequence[Sequence[Position]], size: int) -> None:
@@ -44,8 +42,7 @@ class DataBalancer:
 
     def too_far(self) -> bool:
         """Whether rank 0 must wait for a slower worker."""
-        epoch = self._worker.position.epochs
-        return self._apart_matters and (epoch >= self._limit or epoch > self._progress.epochs + LEAD)
+        return self._several and self._worker.too_far_ahead(self._progress.epochs)
 
     def workers(self) -> int:
         """How many workers should train at the current progress."""
@@ -61,10 +58,11 @@ class DataBalancer:
         Always False if the exchange makes workers wait for each other anyway. In the last epoch, each redistribution leaves the
         slow worker fewer batches; after the last one, waiting for it is cheaper than redistributing again.
         """
-        if not self._apart_matters or self._worker.schedule.exchange.waits_for_others:
+        exchange = self._worker.schedule.exchange
+        if not self._several or exchange.synchronous or exchange.waits_for_others:
             return False
         furthest = max(position.epochs for position in self.positions)
-        if furthest >= self._limit:
+        if furthest >= self._worker.last_epoch:
             return self._progress.epochs < furthest and self._evened_at_end < _TIMES_AT_END
         return furthest > self._progress.epochs + LEAD
 
@@ -73,7 +71,7 @@ class DataBalancer:
 
         All workers must be drained.
         """
-        self._evened_at_end += max(position.epochs for position in self.positions) >= self._limit
+        self._evened_at_end += max(position.epochs for position in self.positions) >= self._worker.last_epoch
         workers, stages = self.workers(), [*self._worker.data_shard.stages, list(self.positions)]
         self._worker.assign(*resume(0, stages, workers, redistribute=True))
         self._settled.clear()

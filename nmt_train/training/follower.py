@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from dataclasses import astuple
 from typing import Any
@@ -10,17 +9,9 @@ from typing import Any
 from nmt_train.corpus.data_shard import DataShard, from_plain, resume
 from nmt_train.distributed.message import Message, to_facts
 from nmt_train.distributed.transport import Tag
-from nmt_train.run.stopping import StopConfig
 from nmt_train.training.control import Order, Reports
 from nmt_train.training.snapshot import RankState
 from nmt_train.training.worker import Worker
-
-LEAD = 1  # epochs that a worker may be ahead of the slowest
-
-
-def last_epoch(config: StopConfig) -> float:
-    """The smallest number of epochs in `stop.after`, after which no worker trains; infinity if it gives none."""
-    return min((span.amount for span in config.after if span.unit == "e"), default=math.inf)
 
 
 class Follower:
@@ -29,14 +20,13 @@ class Follower:
     def __init__(self, worker: Worker) -> None:
         self._worker, self._transport = worker, worker.transport
         self._synchronous = worker.schedule.exchange.synchronous
-        self._limit = last_epoch(worker.config.stop)
         self._epochs = worker.position.epochs  # completed by all workers
         self._reports = Reports(self._transport)
         self._over, self._signal = False, 0
         self._leader: dict[str, Any] | None = None  # rank 0's state, as last received: a new rank 0 would continue from it
 
     def should_continue(self) -> bool:
-        """Obey the orders that have arrived, and wait at the end of an epoch for workers that are far behind.
+        """Obey the orders that have arrived, and wait for workers that are far behind.
 
         With a synchronous exchange, a worker waits for the order STEP before the first of the steps that one exchange covers.
         A worker that has not joined yet only obeys orders.
@@ -46,18 +36,14 @@ class Follower:
             self._until(Order.STEP)  # then obey nothing else: while a pipeline fills, the next STEP may have arrived
         while not self._over and (self._worker.data_shard.idle or (self._reports.has_order() and not in_step)):
             self._obey()
-        while not self._over and self._too_far():
-            self._worker.drain(self)
+        while not self._over and self._worker.too_far_ahead(self._epochs):
+            self._worker.pause(self)
             self._report()
             self._obey()
         return not self._over
 
-    def _too_far(self) -> bool:
-        epoch = self._worker.position.epochs
-        return not self._synchronous and (epoch >= self._limit or epoch > self._epochs + LEAD)
-
     def step_done(self, updated: bool) -> None:
-        if updated or self._worker.position.batches == 0:
+        if updated or self._worker.position.batches == 0 or self._signal:
             self._report(exchanged=updated)
 
     def skipped(self, what: str) -> None:

@@ -94,17 +94,17 @@ class Leader:
         self._before = self._progress.mark()
 
     def should_continue(self) -> bool:
+        if self.reason is None and self._synchronous and not self._worker.schedule.mid_accumulation:
+            self._orders.give(Order.STEP)
         while self.reason is None and self._data_balancer.too_far():
-            self._worker.drain(self)
+            self._worker.pause(self)
             self._count()
-            self._after_update()
+            self._after_step(updated=not self._worker.joins_once)
             if self.reason is None:
                 self._hear(wait=True)  # a slower worker will report when it has caught up
                 self._advance_background()
         if self.reason is not None:
             self._finish()
-        elif self._synchronous and not self._worker.schedule.mid_accumulation:
-            self._orders.give(Order.STEP)
         return self.reason is None
 
     def step_done(self, updated: bool) -> None:
@@ -115,6 +115,9 @@ class Leader:
                 self._hear(wait=True)  # decisions must not depend on the order of reports
             self._orders.begin_exchange()
         self._advance_background()
+        self._after_step(updated)
+
+    def _after_step(self, updated: bool) -> None:
         if updated or (self._worker.schedule.endless and self._reason_to_stop()):
             self._after_update()
 

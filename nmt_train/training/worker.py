@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from nmt_train.run.progress import Progress
 from nmt_train.trace import Trace
 from nmt_train.training.snapshot import RankState
 
+LEAD = 1  # epochs that a worker may be ahead of the slowest
 _MOST_SKIPPED = 50  # skips in a row because of non-finite values; after more, the parameters themselves are unusable
 
 
@@ -65,7 +67,11 @@ class Worker:
         self.trace = Trace(config.trace, transport, device.settle(own))
         transport.observe = self.trace.add
         self.schedule = modes.build(mode, config, self.flat, transport, self.trace)
+        # Whether all workers exchange together, only once, at the end.
+        self.joins_once = self.schedule.endless and self.schedule.exchange.synchronous
         self.progress = Progress()
+        # After the smallest number of epochs in `stop.after`, no worker trains.
+        self.last_epoch = min((span.amount for span in config.stop.after if span.unit == "e"), default=math.inf)
         self.assignments = 0  # how many times batches have been assigned to workers
         self._trained = 0  # number of batches trained
         # Data position and number of trained batches at each exchange that may still be in flight. The first entry is that of
@@ -112,6 +118,23 @@ class Worker:
                 return
             except NotFinite as error:  # one exchange failed; others may still be pending
                 coordinator.skipped(self._not_finite(error, None, None))
+
+    def too_far_ahead(self, slowest: int) -> bool:
+        """Whether this worker must wait for the slowest one, which has completed `slowest` epochs.
+
+        In synchronous exchanges, workers wait for each other anyway; but there may be only one, at the end.
+        """
+        epochs = self.position.epochs
+        if self.schedule.exchange.synchronous:
+            return self.joins_once and epochs >= self.last_epoch
+        return epochs >= self.last_epoch or epochs > slowest + LEAD
+
+    def pause(self, coordinator: Coordinator) -> None:
+        """Before the worker waits for slower ones: finish all exchanges, or get ready for the only one at the end."""
+        if not self.joins_once:
+            self.drain(coordinator)
+        elif not self.schedule.mid_accumulation:
+            self.schedule.skip()  # so that it takes part in that exchange, even if it has had no batch
 
     def part(self) -> RankState:
         """This rank's part of a snapshot, on the CPU. With several ranks it is a copy, so that training can continue."""

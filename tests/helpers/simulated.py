@@ -10,12 +10,13 @@ from typing import Any
 from conftest import Make
 from virtual import cluster
 
+from nmt_train.distributed.exchange import EXCHANGES
+from nmt_train.modes.table import MODES
 from nmt_train.simulation.cluster import Cost, DeviceConfig, LinkConfig
 from nmt_train.simulation.simulate import simulate
 
-IN_STEP = ("sync", "powersgd", "pipe", "local-sgd", "diloco")  # all workers exchange at the same step
-APART = ("staleness-aware", "softsync", "backup", "downpour", "easgd", "strom")  # each worker at its own pace
-MODES = ("single", "vanilla", "overlap", "sparse", "sparse-overlap", *IN_STEP, *APART)
+REPEATED = tuple(mode for mode in MODES if mode != "simuparallel")  # modes that exchange not only at the end of training
+IN_STEP = tuple(mode for mode in MODES if EXCHANGES[MODES[mode].exchange].synchronous)  # all workers exchange at the same step
 AT_ONCE = {"network": LinkConfig("100 kB/s", "0s"), "inside": LinkConfig("1 MB/s", "0s")}  # so that ranks are in step
 LINK = {"network": LinkConfig("100 kB/s", "1ms"), "inside": LinkConfig("1 MB/s", "0.1ms")}
 FAST = {"network": LinkConfig("1000 GB/s", "1ms"), "inside": LinkConfig("1000 GB/s", "0.1ms")}
@@ -27,7 +28,8 @@ BUSY = DeviceConfig(
 
 def run(make: Make, folder: Path, nodes: list[int], device: DeviceConfig = BUSY, shuffle_seed: int | None = None,
         places: dict[str, Any] | None = None, **changes: Any) -> Path:  # fmt: skip
-    config = dataclasses.replace(make(**{"local__every": 3, **changes}), run=str(folder))
+    every = 3 if changes.get("mode") in REPEATED else None
+    config = dataclasses.replace(make(**{"local__every": every, **changes}), run=str(folder))
     assert simulate(config, cluster(nodes, device, **(places or LINK)), False, False, shuffle_seed) == 0
     return folder
 

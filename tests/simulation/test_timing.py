@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Make
-from simulated import MODES
+from simulated import REPEATED
 from virtual import cluster
 
 from nmt_train.distributed.codec.topk import DroppingConfig, TopK
@@ -52,7 +52,7 @@ def test_traces_of_small_clusters_are_the_golden_ones(make: Make, name: str) -> 
 def test_times_and_bytes_of_every_mode_are_the_golden_ones(make: Make) -> None:
     """A portable part of scripts/golden. NMT_TRAIN_GOLDEN=write makes the table again."""
     lines = ["mode seconds spans and bytes of each rank"]
-    for mode in (mode for mode in MODES if mode != "simuparallel"):  # which exchanges when training ends
+    for mode in REPEATED:
         found = timed(make, [2] if mode == "single" else [2, 1], 8, mode=mode, local__every=3)
         ranks = " ".join(f"{len(rank.spans)}:{rank.sent:.0f}" for rank in found.ranks)
         lines.append(f"{mode} {found.seconds:.6f} {ranks}")

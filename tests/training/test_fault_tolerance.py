@@ -19,7 +19,7 @@ import ledger
 import pytest
 import torch
 from conftest import Make
-from simulated import events
+from simulated import REPEATED, events
 
 from nmt_train.config import Config
 from nmt_train.distributed.exchange.worker_state import RESIDUAL
@@ -52,9 +52,9 @@ def trial(make: Make, mode: str, seed: int) -> tuple[ledger.Outcome, list[dict[s
     together = draw.random() < 0.5  # within an epoch, or during a recovery
     times = [first + draw.uniform(0, 0.3) if together else draw.uniform(0.02, 2.0) for _ in doomed]
     kills = [Kill(rank, f"{at:.4f}s") for rank, at in zip(doomed, times, strict=True)]
-    options = {"recovery__every": draw.choice(["1u", "5u", "0.3s"]), "log__every": "10u", "local__every": 3}
-    if mode == "simuparallel":
-        del options["local__every"]
+    options = {"recovery__every": draw.choice(["1u", "5u", "0.3s"]), "log__every": "10u"}
+    if mode in REPEATED:
+        options["local__every"] = 3
     if draw.random() < 0.3:
         options |= {"checkpoint__every": "20u"}
     config = ledger.plain(make(mode=mode, stop__after=f"{EPOCHS}e", **options))
@@ -175,6 +175,23 @@ def test_what_a_slow_worker_has_left_is_trained_by_the_others(make: Make, monkey
     shared = seconds()
     monkeypatch.setattr(DataBalancer, "needs_redistribution", lambda its: False)
     assert shared < 0.65 * seconds()
+
+
+@pytest.mark.parametrize("slow", [0, 3])
+def test_a_worker_that_averages_once_at_the_end_waits_there_for_a_slow_one(make: Make, slow: int) -> None:
+    config = ledger.plain(make(mode="simuparallel", stop__after="3e"))
+    outcome = ledger.train(config, [1, 1, 1, 1], overwrite=True, stragglers=[Straggler(slow, 20)])
+    assert outcome.trained == {(epoch, batch): 1 for epoch in range(3) for batch in range(ledger.BATCHES)}
+
+
+@pytest.mark.parametrize("slow", [0, 3])
+def test_a_worker_that_has_nothing_left_when_the_run_resumes_still_takes_part_in_the_average(make: Make, slow: int) -> None:
+    half = ledger.plain(make(mode="simuparallel", stop__after="250t"))  # three epochs of the fast workers
+    outcome = ledger.train(half, [1, 1, 1, 1], overwrite=True, stragglers=[Straggler(slow, 20)])
+    assert (3, 2) in outcome.trained
+    assert (0, 20 + slow) not in outcome.trained
+    resumed = ledger.train(ledger.plain(make(mode="simuparallel", stop__after="3e")), [1, 1, 1, 1], outcome.trained)
+    assert {resumed.trained[epoch, batch] for epoch in range(3) for batch in range(ledger.BATCHES)} == {1}
 
 
 def forgets_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
