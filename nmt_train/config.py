@@ -49,10 +49,15 @@ class Config:
         min_length=1,
         description="folder for everything that the run writes; paths are relative to the working directory",
     )
+    init: str | None = Field(
+        default=None,
+        description="a new run begins with the parameters and the vocabulary of this run, checkpoint or imported model, for"
+        " fine-tuning; optimizer, counters and data order begin anew",
+    )
     seed: int = Field(default=1, ge=0, lt=2**63, description="random seed of initial parameters, data order and dropout")
-    mode: str = Field(
-        default="single",
-        description="how workers exchange gradients",
+    mode: str | None = Field(
+        default=None,
+        description="how workers exchange gradients; null: single on one device, sync on several",
     )
     devices: str | list[int] = Field(
         default="auto",

@@ -29,14 +29,12 @@ def load_model(paths: list[Path], device: torch.device) -> tuple[Transformer, Vo
             first = saved
         elif saved.facts["vocabulary"] != first.facts["vocabulary"]:
             raise UserError(f"{path}: has a different vocabulary from {paths[0]}; average checkpoints of one run")
-        tensors = saved.tensors("smoothed" if saved.has("smoothed") else "parameters")
+        tensors = saved.best_parameters()
         if mean and {n: t.shape for n, t in mean.items()} != {n: t.shape for n, t in tensors.items()}:
             raise UserError(f"{path}: has different parameters from {paths[0]}; average checkpoints of one run")
         for name, tensor in tensors.items():
             mean[name] = tensor if count == 1 else mean[name].lerp_(tensor, 1 / count)
     vocabulary = first.vocabulary()
-    if vocabulary.digest != first.facts["vocabulary"]:
-        raise UserError(f"{first.path}: its vocabulary.model belongs to another model; use another checkpoint")
     settings = configuration.validate(first.facts["config"], {})
     model = Transformer(settings.model, len(vocabulary))
     flat = FlatModel(model)

@@ -110,15 +110,19 @@ power = bounded(float, "power", 0, 10)  # the exponent of length normalization
 finite = bounded(float, "finite", -math.inf)
 
 
+def add_search_options(options: Parser) -> None:
+    _add(options, "--beam", positive, 5, "beam size: hypotheses kept per sentence")
+    _add(options, "--normalisation", power, 1.0, "log-probabilities are divided by length to this power")
+
+
 def add_model_options(options: Parser) -> None:
     """Add the options that nmt-translate and nmt-validate share: search, batches and device."""
-
-    def add(name: str, kind: Callable[[str], float], default: float, help: str) -> None:
-        options.add_argument(name, type=kind, default=default, metavar="N", help=f"{help} (default: %(default)s)")
-
-    add("--beam", positive, 5, "beam size: hypotheses kept per sentence")
-    add("--normalisation", power, 1.0, "log-probabilities are divided by length to this power")
-    add("--batch-tokens", positive, 2048, "maximum number of source or target pieces per batch, padding included")
-    add("--threads", threads, 0, "CPU threads; 0: OMP_NUM_THREADS, else one per core")
+    add_search_options(options)
+    _add(options, "--batch-tokens", positive, 2048, "maximum number of source or target pieces per batch, padding included")
+    _add(options, "--threads", threads, 0, "CPU threads; 0: OMP_NUM_THREADS, else one per core")
     options.add_argument("--devices", default="auto", help="auto, cpu, cuda or a GPU number (default: auto)")
     options.add_argument("--debug", action="store_true", help="print the stack trace of an error")
+
+
+def _add(options: Parser, name: str, kind: Callable[[str], float], default: float, help: str) -> None:
+    options.add_argument(name, type=kind, default=default, metavar="N", help=f"{help} (default: %(default)s)")

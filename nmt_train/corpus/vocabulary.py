@@ -55,6 +55,10 @@ class Vocabulary:
         """The SHA-256 of the SentencePiece model; a checkpoint identifies its vocabulary by it."""
         return hashlib.sha256(self.model).hexdigest()
 
+    def piece(self, number: int) -> str:
+        """Return the text of the piece with this id."""
+        return str(self._processor.id_to_piece(number))
+
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the piece ids of each line, without begin or end."""
         ids: list[list[int]] = self._processor.encode(list(lines), num_threads=os.cpu_count() or 1)

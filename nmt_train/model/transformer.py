@@ -207,10 +207,10 @@ class Transformer(nn.Module):
     def _embed(self, ids: Tensor, matrix: Tensor, first: int, drop: float) -> Tensor:
         x = F.embedding(ids, matrix) * math.sqrt(self.config.dim)
         x = drop_words(x, drop, self.training)
-        x = x + self._position_table(first + ids.shape[1], x.device)[first:]
+        x = x + self.position_table(first + ids.shape[1], x.device)[first:]
         return dropout(x, self.config.dropout, self.training)
 
-    def _position_table(self, length: int, device: torch.device) -> Tensor:
+    def position_table(self, length: int, device: torch.device) -> Tensor:
         """Return the sinusoids (length, dim) of section 3.5; extend the table if a sentence is longer than it."""
         if len(self._positions) < length or self._positions.device != device:
             size = max(256, 1 << (length - 1).bit_length())

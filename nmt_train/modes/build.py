@@ -27,17 +27,32 @@ _LEFT_TO_THE_MODE = {
     "optimizer.name": "adam", "local.every": 100, "local.outer": "none", "exchange.rule": "async", "exchange.bundle": 1,
     "exchange.backup": 0,
 }  # fmt: skip
+_ALONE, _TOGETHER = "single", "sync"  # the modes of one rank and of several if the configuration names none
 _OF_SEVERAL = "server"  # replaces the exchange of a single-rank mode if there are several ranks
+
+
+def choose_mode(config: Config, ranks: int) -> tuple[Config, list[str]]:
+    """Return the config with a mode, and a sentence for the log if the number of ranks has decided which."""
+    if config.mode is not None:
+        return config, []
+    if ranks == 1:
+        return dataclasses.replace(config, mode=_ALONE), []
+    remark = (
+        f"mode: none is given, so {ranks} ranks train in mode {_TOGETHER}; docs/modes.md says which modes are faster on slow"
+        " networks"
+    )
+    return dataclasses.replace(config, mode=_TOGETHER), [remark]
 
 
 def row(config: Config) -> Mode:
     """Return the mode's row with the configured overrides; raise UserError for an unknown mode or incompatible choices."""
-    if config.mode not in MODES:
-        near = difflib.get_close_matches(config.mode, MODES, n=1)
+    name = _ALONE if config.mode is None else config.mode
+    if name not in MODES:
+        near = difflib.get_close_matches(name, MODES, n=1)
         meant = f"did you mean {near[0]}? There are" if near else "choose one of"
-        raise UserError(f"mode: {config.mode!r} is unknown; {meant} {', '.join(MODES)}")
+        raise UserError(f"mode: {name!r} is unknown; {meant} {', '.join(MODES)}")
     given = {name: value for name, value in vars(config.override).items() if value is not None}
-    mode = dataclasses.replace(MODES[config.mode], **given)
+    mode = dataclasses.replace(MODES[name], **given)
     refuse(mode, with_mode_defaults(mode, config))
     schedule, exchange = SCHEDULES[mode.schedule], EXCHANGES[mode.exchange]
     updates = schedule.updates or exchange.exchanges_updates

@@ -67,8 +67,16 @@ class Checkpoint:
     def has(self, name: str) -> bool:
         return f"{name}.safetensors" in self.facts["files"]
 
+    def best_parameters(self) -> dict[str, Tensor]:
+        """The parameters for translation: the smoothed ones if there are any."""
+        return self.tensors("smoothed" if self.has("smoothed") else "parameters")
+
     def vocabulary(self) -> Vocabulary:
-        return Vocabulary.load(self.path / _VOCABULARY)
+        """The vocabulary; UserError if it does not belong to the checkpoint's model."""
+        vocabulary = Vocabulary.load(self.path / _VOCABULARY)
+        if vocabulary.digest != self.facts["vocabulary"]:
+            raise UserError(f"{self.path}: its {_VOCABULARY} belongs to another model; use another checkpoint")
+        return vocabulary
 
 
 def save(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any], vocabulary: Vocabulary) -> None:

@@ -149,6 +149,12 @@ def is_simulation(folder: Path) -> bool:
     return (folder / _SIMULATED).exists()
 
 
+def run_of(checkpoint: Path) -> Path | None:
+    """The run folder that a checkpoint is in, or None if it is elsewhere, e.g. a copy."""
+    parent = checkpoint.resolve().parent
+    return parent.parent if parent.name in _CHECKPOINTS else None
+
+
 def _numbered(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first."""
     return sorted((path for path in folder.glob("*") if path.name.isdigit()), key=lambda path: int(path.name))

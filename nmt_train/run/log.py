@@ -86,14 +86,19 @@ class Log:
             self.say(f"[ranks] Up. {progress.updates} : {line}")
         self._event("ranks", progress, values)
 
-    def validation(self, progress: Progress, scores: dict[str, float], verdicts: dict[str, Verdict]) -> None:
-        """Log one line per metric: a new best, or for how many validations it has stalled."""
+    def validation(
+        self, progress: Progress, scores: Mapping[str, float], signatures: Mapping[str, str], verdicts: Mapping[str, Verdict]
+    ) -> None:
+        """Log one line per metric: a new best, or for how many validations it has stalled.
+
+        signatures: sacreBLEU's signatures of the metrics that have one.
+        """
         for metric, value in scores.items():
             verdict = verdicts[metric]
             times = f"{verdict.stalled} time{'s' if verdict.stalled > 1 else ''}"
             judged = f"stalled {times} (last best: {verdict.best:.4f})" if verdict.stalled else "new best"
             self.say(f"[valid] Ep. {progress.epoch} : Up. {progress.updates} : {metric} : {value:.4f} : {judged}")
-        self._event("validation", progress, dict(scores))
+        self._event("validation", progress, {**scores, "signatures": dict(signatures)})
 
     def lost(self, progress: Progress, ended: str, ranks: int, updates: int, again: int) -> None:
         """Log that the ranks described by `ended` have ended and the other `ranks` ranks continue.

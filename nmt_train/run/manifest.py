@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +38,7 @@ class _Facts:
     patience: dict[str, tuple[_Number, _Count]]
     validation_pending: bool
     optimizer: _Optimizer
+    history: list[dict[str, Any]] = field(default_factory=list)
     stages: Annotated[list[_Stage], Field(min_length=1)] | None = None  # None: a checkpoint of only the best parameters
 
 

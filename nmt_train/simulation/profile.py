@@ -88,7 +88,7 @@ def _train(config: Config, own: torch.device, ready: PreparedRun, steps: int) ->
         config,
         trace=True,  # makes spans wait for the work of a GPU
         batch=dataclasses.replace(config.batch, accumulate=1),
-        override=OverrideConfig(exchange=None if config.mode == "single" else "server"),
+        override=OverrideConfig(exchange=None if config.mode in (None, "single") else "server"),
         exchange=dataclasses.replace(config.exchange, bypass=False),
     )
     transport = _Watched()

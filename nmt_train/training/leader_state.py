@@ -17,7 +17,7 @@ from nmt_train.config import Config
 from nmt_train.corpus.data_shard import from_plain, plain
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.distributed.exchange.worker_state import GLOBAL
-from nmt_train.optim.flat_model import FlatModel
+from nmt_train.optim.flat_model import FlatModel, cpu_copy
 from nmt_train.run import checkpoint
 from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.run.progress import Progress
@@ -29,12 +29,17 @@ _GENERATORS = ("cpu", "cuda")
 
 @dataclasses.dataclass
 class LeaderState:
-    """The state that only rank 0 keeps; validation_pending: whether a requested validation is not finished yet."""
+    """The state that only rank 0 keeps.
+
+    validation_pending: whether a requested validation is not finished yet. history: the checkpoints with whose parameters this
+    run and its predecessors began (key `init`), oldest first.
+    """
 
     progress: Progress
     patience: Patience
     vocabulary: Vocabulary
     validation_pending: bool = False
+    history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def facts(self, numbers: dict[str, Any], config: Config) -> dict[str, Any]:
         """A checkpoint's contents except vectors, vocabulary and `stages`, as of now; numbers: the optimizer's counters."""
@@ -46,6 +51,7 @@ class LeaderState:
             "progress": self.progress.state(),
             "patience": self.patience.state(),
             "validation_pending": self.validation_pending,
+            "history": self.history,
         }
 
     def load_facts(self, own: Mapping[str, Any]) -> None:
@@ -53,6 +59,7 @@ class LeaderState:
         self.progress = Progress(**own["progress"])
         self.patience.load(own["patience"])
         self.validation_pending = bool(own["validation_pending"])
+        self.history = own.get("history", [])
 
     def save(self, path: Path, snapshot: Snapshot, facts: dict[str, Any], flat: FlatModel) -> None:
         """Write a complete checkpoint to `path`, or none; raise UserError if writing fails."""
@@ -71,6 +78,23 @@ class LeaderState:
     def save_best(self, path: Path, vector: Tensor, numbers: dict[str, Any], config: Config, flat: FlatModel) -> None:
         """Write a checkpoint of only the parameters, for translation, not for continuing; raise UserError as `save` does."""
         checkpoint.save(path, {"parameters": flat.named(vector)}, self.facts(numbers, config), self.vocabulary)
+
+    def begin(self, initial: Checkpoint | None, flat: FlatModel, validate: bool) -> Snapshot:
+        """Return the snapshot of a new run; it has the parameters of `initial`, or else those of the model.
+
+        validate: whether to validate the parameters of `initial`. Raises UserError if it has another model.
+        """
+        parameters = cpu_copy(flat.parameters)
+        if initial is not None:
+            flat.load(initial.best_parameters(), parameters, str(initial.path))
+            self.validation_pending = validate
+            updates = initial.facts["progress"]["updates"]
+            digest = initial.facts["files"]["parameters.safetensors"]["sha256"]
+            self.history = [
+                *initial.facts.get("history", []),
+                {"init": str(initial.path.resolve()), "updates": updates, "parameters": digest},
+            ]
+        return Snapshot({"parameters": parameters}, {"updates": 0, "factor": 1.0, "torch": {}}, [], [], [])
 
     def load(self, saved: Checkpoint, flat: FlatModel, smoothing: bool) -> Snapshot:
         """Restore this state from a checkpoint and return the snapshot. smoothing: whether the snapshot needs the running mean.

@@ -23,9 +23,8 @@ from nmt_train.distributed.transport import Transport
 from nmt_train.model.metrics import TestSet
 from nmt_train.model.transformer import Transformer
 from nmt_train.modes import build as modes
-from nmt_train.optim.flat_model import cpu_copy
 from nmt_train.run.checkpoint import Checkpoint
-from nmt_train.run.folder import Run
+from nmt_train.run.folder import Run, newest
 from nmt_train.run.log import Log, rewind_metrics
 from nmt_train.run.manifest import load_verified
 from nmt_train.run.progress import Progress
@@ -34,7 +33,6 @@ from nmt_train.training.follower import Follower
 from nmt_train.training.leader import Leader
 from nmt_train.training.leader_state import LeaderState
 from nmt_train.training.recovery import RecoveredState
-from nmt_train.training.snapshot import Snapshot
 from nmt_train.training.stop_request import StopRequest
 from nmt_train.training.worker import Worker
 
@@ -43,9 +41,10 @@ from nmt_train.training.worker import Worker
 class PreparedRun:
     """Everything that rank 0 prepares before training begins.
 
-    saved: the checkpoint to continue from, or None. damaged: what is wrong with newer checkpoints. overwrite: whether to empty
-    the run folder. forced: the differences from the run's configuration that --force allows. simulated: the cluster (YAML) if
-    time is virtual, else empty.
+    saved: the checkpoint to continue from, or None. initial: the checkpoint with whose parameters a new run begins, or None.
+    damaged: what is wrong with newer checkpoints. overwrite: whether to empty the run folder. forced: the differences from the
+    run's configuration that --force allows. simulated: the cluster (YAML) if time is virtual, else empty. remarks: sentences
+    about this start for the log.
     """
 
     run: Run
@@ -54,12 +53,16 @@ class PreparedRun:
     vocabulary: Vocabulary
     store: Store
     overwrite: bool
+    initial: Checkpoint | None = None
     forced: Sequence[str] = ()
     simulated: str = ""
+    remarks: Sequence[str] = ()
 
 
 @contextmanager
-def opened(config: Config, force: bool, overwrite: bool, simulated: str = "") -> Iterator[PreparedRun]:
+def opened(
+    config: Config, force: bool, overwrite: bool, simulated: str = "", remarks: Sequence[str] = ()
+) -> Iterator[PreparedRun]:
     """Lock the run folder and prepare the run. UserError for errors that a user can fix; it leaves a previous run unchanged."""
     _check_early(config)
     run = Run.open(Path(config.run).expanduser(), patient=launcher.restarted())
@@ -68,9 +71,10 @@ def opened(config: Config, force: bool, overwrite: bool, simulated: str = "") ->
             run.refuse_other_kind(bool(simulated))
         saved, damaged = (None, []) if overwrite else _newest(run)
         forced = _compare(saved, config, force) if saved is not None else []
-        vocabulary = _vocabulary(run, config, saved, overwrite)
+        initial = _initial(config) if saved is None and config.init else None
+        vocabulary = _inherited(initial, config) if initial else _vocabulary(run, config, saved, overwrite)
         store = open_store(config.corpus.train, "corpus.train", vocabulary, run.folder / "store", config.corpus.max_ratio)
-        yield PreparedRun(run, saved, damaged, vocabulary, store, overwrite, forced, simulated)
+        yield PreparedRun(run, saved, damaged, vocabulary, store, overwrite, initial, forced, simulated, remarks)
     finally:
         run.close()
 
@@ -96,8 +100,7 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
     elif prepared.saved is not None:
         snapshot = state.load(prepared.saved, worker.flat, bool(config.optimizer.smoothing))
     else:
-        fresh = {"updates": 0, "factor": 1.0, "torch": {}}
-        snapshot = Snapshot({"parameters": cpu_copy(worker.flat.parameters)}, fresh, [], [], [])
+        snapshot = state.begin(prepared.initial, worker.flat, validate=config.validation.every is not None)
     if prepared.overwrite and recovered is None:
         run.empty()
     in_force = modes.in_force(config, worker.transport.nodes)
@@ -205,9 +208,13 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
     )
     if isinstance(batches, Batches):
         log.say(f"corpus: {len(batches):,} pairs; left out: {batches.left_out}; tokenized in {batches.store.path}")
+    for remark in prepared.remarks:
+        log.say(remark)
     log.say(f"in force: {', '.join(f'{name} {value}' for name, value in in_force.items())}")
     if prepared.simulated:
         log.say("simulated: all times except the log's own are virtual")
+    if prepared.initial is not None:
+        log.say(f"init: parameters and vocabulary of {prepared.initial.path}")
     if prepared.saved is not None:
         log.say(f"continuing from {prepared.saved.path} at update {worker.progress.updates:,}")
 
@@ -223,6 +230,17 @@ def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
     if damaged:
         raise UserError(f"{damaged[0]}; no checkpoint of the run is intact: start over with --overwrite")
     return None, []
+
+
+def _initial(config: Config) -> Checkpoint:
+    """The checkpoint that `init` names; UserError if its model has other sizes than this run's."""
+    initial = load_verified(newest(Path(str(config.init)).expanduser(), 1)[0])
+    there, here = (configuration.flatten(model) for model in (initial.facts["config"], configuration.plain(config)))
+    keys = [key for key in configuration.FIXED if key.startswith("model.") and there.get(key) != here[key]]
+    if keys:
+        wanted = ", ".join(f"{key} {there.get(key)}, not {here[key]}" for key in keys)
+        raise UserError(f"init: {initial.path} needs {wanted}; set them so, or use another model")
+    return initial
 
 
 def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
@@ -259,6 +277,17 @@ def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: b
             " corpus.vocabulary.path"
         )
     return vocabulary
+
+
+def _inherited(initial: Checkpoint, config: Config) -> Vocabulary:
+    """The vocabulary of the checkpoint that `init` names; UserError if the configuration gives another."""
+    path = config.corpus.vocabulary.path
+    if path and Vocabulary.load(path).digest != initial.facts["vocabulary"]:
+        raise UserError(
+            f"corpus.vocabulary.path: {path} is not the vocabulary of {initial.path}, which init names; remove the key: the run"
+            " then uses that vocabulary"
+        )
+    return initial.vocabulary()
 
 
 def _summary(leader: Leader, state: LeaderState, run: Run, log: Log) -> None:

@@ -34,7 +34,7 @@ from nmt_train.training.stop_request import handling
 _ALONE = Job()
 _LINGER = 3.0  # seconds that a rank waits before it exits because of another rank's error
 # Configuration keys that may differ between ranks.
-_LOCAL = ("run", "threads", "devices", "corpus.train", "corpus.valid")
+_LOCAL = ("run", "init", "threads", "devices", "corpus.train", "corpus.valid")
 
 
 def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE) -> int:
@@ -51,8 +51,9 @@ def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE) -> in
     transport = connect(config.transport)
     if transport.size == 1 < launcher.tasks():
         return _refuse_worlds_of_one()
+    config, remarks = modes.choose_mode(config, transport.size)
     try:
-        status = _lead(config, transport, force, overwrite) if transport.rank == 0 else _follow(config, transport)
+        status = _lead(config, transport, force, overwrite, remarks) if transport.rank == 0 else _follow(config, transport)
     except Aborted:
         time.sleep(_LINGER)  # the failed rank has reported why; its exit status should become that of the job
         return 1
@@ -74,8 +75,8 @@ def check(config: Config, hosts: Sequence[Host] = ()) -> list[torch.device]:
     if launcher.launched():
         modes.row(config)  # the number of ranks is known only after they have connected
     else:
-        nodes = tuple(node for node, host in enumerate(hosts) for _ in range(host.slots))
-        modes.check(config, nodes or (0,) * len(devices))
+        nodes = tuple(node for node, host in enumerate(hosts) for _ in range(host.slots)) or (0,) * len(devices)
+        modes.check(modes.choose_mode(config, len(nodes))[0], nodes)
     return devices
 
 
@@ -102,11 +103,11 @@ def _refuse_worlds_of_one() -> int:
     )
 
 
-def _lead(config: Config, transport: Transport, force: bool, overwrite: bool) -> int:
+def _lead(config: Config, transport: Transport, force: bool, overwrite: bool, remarks: list[str]) -> int:
     own = device.prepare(config.devices, config.threads, transport.nodes, transport.rank)
     modes.check(config, transport.nodes)
     _compare_devices(config, transport, own)
-    with opened(config, force, overwrite) as prepared:
+    with opened(config, force, overwrite, remarks=remarks) as prepared:
         _agree(config, transport, prepared.vocabulary, prepared.store)
         status = _rank(config, own, prepared.vocabulary, prepared.store).train(transport, prepared)
         return status if transport.size == 1 or launcher.tasks() else 0  # mpirun itself reports what ended its ranks

@@ -1,0 +1,107 @@
+"""The README.md of an exported folder: what the model is, how good it is, and the lines of Python that use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nmt_train.common.metric import METRICS
+from nmt_train.model import ModelConfig
+from nmt_train.model.beam_search import SearchConfig
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an exported model comes from.
+
+    facts: the manifest of its checkpoint. averaged: of how many checkpoints it is the mean. scores: the validation event of the
+    checkpoint, or None. version: of nmt_train.
+    """
+
+    facts: Mapping[str, Any]
+    averaged: int
+    scores: Mapping[str, Any] | None
+    version: str
+
+
+def huggingface(origin: Origin, config: ModelConfig, needs_5: bool) -> str:
+    version = "5 or newer (version 4 would compute other source embeddings)" if needs_5 else "4.57 or newer"
+    return f"""---
+library_name: transformers
+pipeline_tag: translation
+license: unknown  # yours to state, as are the languages
+---
+{_about(origin, config)}
+## Use
+
+Needs transformers {version}; no code of ours.
+
+```python
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+folder = "."  # this folder
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+batch = tokenizer(["A dog runs."], return_tensors="pt", padding=True, return_token_type_ids=False)
+print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))
+```
+
+The names of special pieces, such as `</s>`, are not to occur in a text: the tokenizer takes them for these pieces.
+"""
+
+
+def ctranslate2(
+    origin: Origin, config: ModelConfig, search: SearchConfig, quantize: str | None, special: tuple[str, str]
+) -> str:
+    never = ", ".join(f'["{piece}"]' for piece in special)
+    return f"""{_about(origin, config)}
+Weights are stored in {quantize or "fp32"}.
+
+## Use
+
+```python
+import ctranslate2
+import sentencepiece
+
+folder = "."  # this folder
+pieces = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/sentencepiece.model")
+translator = ctranslate2.Translator(folder, device="auto")
+found = translator.translate_batch(
+    pieces.encode(["A dog runs."], out_type=str), beam_size={search.beam}, length_penalty={search.normalisation:g},
+    disable_unk=True, suppress_sequences=[{never}],
+)
+print([pieces.decode(result.hypotheses[0]) for result in found])
+```
+"""
+
+
+def _about(origin: Origin, config: ModelConfig) -> str:
+    facts, corpus = origin.facts, origin.facts["config"]["corpus"]
+    progress = facts["progress"]
+    mean = f" It is the mean of {origin.averaged} checkpoints." if origin.averaged > 1 else ""
+    lines = [
+        "# A translation model trained by nmt_train",
+        "",
+        f"A {config.norm}-norm transformer with {config.encoder_layers} encoder and {config.decoder_layers} decoder layers of"
+        f" width {config.dim}, trained for {progress['updates']:,.0f} updates ({progress['tokens']:,.0f} target pieces);"
+        f" exported by nmt_train {origin.version}.{mean}",
+        "",
+        f"- training corpus: {_files(corpus['train'])}",
+        f"- validation set: {_files(corpus['valid'])}",
+    ]
+    scores = {metric: origin.scores[metric] for metric in METRICS if metric in origin.scores} if origin.scores else {}
+    signatures = (origin.scores or {}).get("signatures", {})
+    for metric, value in scores.items():
+        signature = f" (sacreBLEU signature `{signatures[metric]}`)" if metric in signatures else ""
+        lines.append(f"- {metric} on the validation set: {value:.{METRICS[metric].decimals}f}{signature}")
+    if not scores:
+        lines.append("- not validated in this form; `nmt-validate` measures it")
+    return "\n".join(lines) + "\n"
+
+
+def _files(files: Any) -> str:
+    """The file names of `corpus.train` or `corpus.valid`, without their folders."""
+    if isinstance(files, str):
+        return f"`{files.rsplit('/', 1)[-1]}`"
+    return ", ".join(_files(file) for file in files)

@@ -1,0 +1,90 @@
+"""Writes a checkpoint's model, or the mean of several, as a folder of another program; it appears complete or not at all."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nmt_train import __version__
+from nmt_train.common import atomic_file as durable
+from nmt_train.common.errors import UserError
+from nmt_train.corpus.vocabulary import BEGIN, PAD, Vocabulary
+from nmt_train.load_model import load_model
+from nmt_train.model.beam_search import SearchConfig
+from nmt_train.model.transformer import Transformer
+from nmt_train.model_formats import card, ctranslate, huggingface
+from nmt_train.model_formats.card import Origin
+from nmt_train.run.folder import run_of
+from nmt_train.run.log import validations
+
+_PACKAGES = {"huggingface": ("tokenizers", "google.protobuf"), "ctranslate2": ("ctranslate2",)}  # modules that a target needs
+TARGETS = tuple(_PACKAGES)
+
+
+def export(checkpoints: list[Path], target: str, out: Path, quantize: str | None, search: SearchConfig) -> None:
+    """Write the mean of `checkpoints` to the new folder `out`. target: one of TARGETS. quantize: only for ctranslate2.
+
+    Raises UserError if a package is missing, `out` exists or cannot be written, or a checkpoint is damaged or cannot be
+    expressed in the target.
+    """
+    if missing := [name for name in _PACKAGES[target] if importlib.util.find_spec(name.partition(".")[0]) is None]:
+        raise UserError(f"--to {target}: {' and '.join(missing)} not installed; pip install 'nmt_train[export]'")
+    if out.exists() or out.is_symlink():
+        raise UserError(f"{out}: already exists; name a new folder, or remove it")
+    model, vocabulary, facts = load_model(checkpoints, torch.device("cpu"))
+    _refuse_not_finite(model, checkpoints)
+    origin = Origin(facts, len(checkpoints), _scores(checkpoints, facts), __version__)
+
+    def write(folder: Path) -> None:
+        if target == "huggingface":
+            huggingface.write(model, vocabulary, search, folder)
+            text = card.huggingface(origin, model.config, huggingface.needs_transformers_5(model.config))
+        else:
+            ctranslate.write(model, vocabulary, quantize, folder)
+            text = card.ctranslate2(origin, model.config, search, quantize, _special(vocabulary))
+        (folder / "README.md").write_text(text, encoding="utf-8")
+
+    _write_whole(out, write)
+
+
+def _refuse_not_finite(model: Transformer, checkpoints: list[Path]) -> None:
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise UserError(f"{checkpoints[-1]}: parameter {name} is not finite; export an earlier checkpoint")
+
+
+def _scores(checkpoints: list[Path], facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The validation event of the checkpoint's update, or None if the model is a mean or was not validated."""
+    run = run_of(checkpoints[-1])
+    found = validations(run) if run is not None and len(checkpoints) == 1 else []
+    return next((event for event in reversed(found) if event["update"] == facts["progress"]["updates"]), None)
+
+
+def _special(vocabulary: Vocabulary) -> tuple[str, str]:
+    """The pieces that a translation cannot contain, besides the unknown piece."""
+    return vocabulary.piece(PAD), vocabulary.piece(BEGIN)
+
+
+def _write_whole(out: Path, write: Callable[[Path], None]) -> None:
+    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        beside.mkdir(parents=True)
+        write(beside)
+        (beside / ".mode").touch()
+        mode = (beside / ".mode").stat().st_mode & 0o777
+        (beside / ".mode").unlink()
+        for file in beside.iterdir():
+            file.chmod(mode)  # safetensors makes its files private, whatever the umask
+            durable.sync(file)
+        beside.rename(out)
+        durable.sync(out.parent)
+    except OSError as error:
+        raise UserError(f"{out}: {error.strerror}; name a folder that can be written, on a disk with enough space") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)

@@ -1,0 +1,115 @@
+"""Models as folders that Hugging Face's transformers loads without custom code.
+
+A pre-norm model becomes a Pegasus model, a post-norm model a Marian model: both are our transformer under other names. They,
+and CTranslate2's converter, start the decoder with piece 0, padding, where we use BEGIN. The export therefore exchanges the
+embeddings of these two pieces; neither occurs in a text.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary
+from nmt_train.model import ModelConfig
+from nmt_train.model.beam_search import SearchConfig
+from nmt_train.model.transformer import Transformer
+from nmt_train.model_formats import tokenizer
+from nmt_train.model_formats.weights import to_bart
+
+LONGEST = 2048  # pieces of a sentence: the rows of the table of positions
+_LONGEST_TRANSLATION = 512  # pieces; generate() of transformers has no limit that depends on the source
+
+
+def needs_transformers_5(config: ModelConfig) -> bool:
+    """Whether transformers 4 would load the model without an error, but with the target's embeddings for the source."""
+    return config.norm == "pre" and config.tied != "all"
+
+
+def write(model: Transformer, vocabulary: Vocabulary, search: SearchConfig, folder: Path) -> None:
+    """Write the model, its tokenizer and the settings of its search into an existing folder."""
+    config = model.config
+    save_file(_tensors(model), folder / "model.safetensors", metadata={"format": "pt"})
+    _write_json(folder / "config.json", _config(config, len(vocabulary)))
+    _write_json(folder / "generation_config.json", _generation(search))
+    # A name that transformers 4 does not know makes it refuse the folder.
+    tokenizer_class = "TokenizersBackend" if needs_transformers_5(config) else "PreTrainedTokenizerFast"
+    tokenizer.write(vocabulary, folder, tokenizer_class, LONGEST)
+
+
+def _tensors(model: Transformer) -> dict[str, Tensor]:
+    config = model.config
+    tensors = to_bart(model.state_dict(), config)
+    source, target, output = map(_exchanged, (model.source_matrix, model.target_embedding, model.output_matrix))
+    positions = model.position_table(LONGEST, torch.device("cpu")).clone()
+    tensors |= {f"model.{side}.embed_positions.weight": positions.clone() for side in ("encoder", "decoder")}
+    tensors["final_logits_bias"] = torch.zeros(1, len(target))
+    if config.tied == "all":
+        return tensors | {"model.shared.weight": target}
+    tensors |= {"model.encoder.embed_tokens.weight": source, "model.decoder.embed_tokens.weight": target}
+    if config.norm == "pre":
+        return tensors | {"model.shared.weight": target.clone(), "lm_head.weight": output.clone()}
+    return tensors | ({"lm_head.weight": output} if config.tied == "none" else {})
+
+
+def _exchanged(embedding: Tensor) -> Tensor:
+    """Return a copy of (pieces, dim) in which PAD and BEGIN have changed places."""
+    copy = embedding.detach().cpu().clone()
+    copy[[PAD, BEGIN]] = copy[[BEGIN, PAD]]
+    return copy
+
+
+def _config(config: ModelConfig, pieces: int) -> dict[str, Any]:
+    pre = config.norm == "pre"
+    settings: dict[str, Any] = {
+        "architectures": ["PegasusForConditionalGeneration" if pre else "MarianMTModel"],
+        "model_type": "pegasus" if pre else "marian",
+        "vocab_size": pieces,
+        "d_model": config.dim,
+        "activation_function": "relu",
+        "scale_embedding": True,
+        "static_position_embeddings": True,
+        "max_position_embeddings": LONGEST,
+        "is_encoder_decoder": True,
+        "pad_token_id": PAD,
+        "bos_token_id": BEGIN,
+        "eos_token_id": END,
+        "decoder_start_token_id": PAD,
+        "forced_eos_token_id": END,
+        "dropout": config.dropout,
+        "attention_dropout": config.dropout_attention,
+        "activation_dropout": config.dropout_ffn,
+        "tie_word_embeddings": config.tied == "all" or (not pre and config.tied == "target-output"),
+        "torch_dtype": "float32",
+    }
+    for side, number in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        settings |= {f"{side}_layers": number, f"{side}_attention_heads": config.heads, f"{side}_ffn_dim": config.ffn_dim}
+        settings[f"{side}_layerdrop"] = 0.0
+    if pre:
+        return settings | {"normalize_before": True, "normalize_embedding": False, "add_final_layer_norm": True}
+    return settings | {"share_encoder_decoder_embeddings": config.tied == "all", "decoder_vocab_size": pieces}
+
+
+def _generation(search: SearchConfig) -> dict[str, Any]:
+    """The same search as ours, except for the length of the longest translation."""
+    return {
+        "num_beams": search.beam,
+        "length_penalty": search.normalisation,
+        "early_stopping": True,
+        "max_length": _LONGEST_TRANSLATION,
+        "suppress_tokens": [PAD, UNKNOWN, BEGIN],
+        "decoder_start_token_id": PAD,
+        "pad_token_id": PAD,
+        "bos_token_id": BEGIN,
+        "eos_token_id": END,
+        "forced_eos_token_id": END,
+    }
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,85 @@
+"""A SentencePiece vocabulary as a tokenizer of Hugging Face's `tokenizers`: text to piece ids with END, and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from nmt_train.common.errors import UserError
+from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary
+
+_SPACE = "▁"  # stands for a space within pieces
+_UNIGRAM, _BPE = 1, 2  # SentencePiece's numbers of model types
+_CONTROL, _USER_DEFINED = 3, 4  # and of types of pieces
+
+
+def write(vocabulary: Vocabulary, folder: Path, tokenizer_class: str, longest: int) -> None:
+    """Write tokenizer.json and its configuration. longest: the most pieces of a sentence. Raises UserError as `convert`."""
+    names = [vocabulary.piece(special) for special in (PAD, UNKNOWN, BEGIN, END)]
+    special = dict(zip(("pad_token", "unk_token", "bos_token", "eos_token"), names, strict=True))
+    convert(vocabulary).save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": tokenizer_class, "model_max_length": longest, "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | special, indent=2) + "\n", encoding="utf-8")
+    (folder / "special_tokens_map.json").write_text(json.dumps(special, indent=2) + "\n", encoding="utf-8")
+
+
+def convert(vocabulary: Vocabulary) -> Any:
+    """Return a `tokenizers.Tokenizer` with the ids of `vocabulary`; encoding appends END.
+
+    Unlike SentencePiece, it takes the names of special pieces in a text, such as <s>, for these pieces. Raises UserError if the
+    SentencePiece model has a type that `tokenizers` lacks.
+    """
+    from sentencepiece import sentencepiece_model_pb2
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    model = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    model.ParseFromString(vocabulary.model)
+    trained, normalizer = model.trainer_spec, model.normalizer_spec
+    if trained.model_type not in (_UNIGRAM, _BPE) or trained.treat_whitespace_as_suffix:
+        raise UserError(
+            "the run's SentencePiece model is of a type that Hugging Face's tokenizers cannot express (only unigram and bpe,"
+            " with spaces before words); export to ctranslate2, which uses SentencePiece itself"
+        )
+    pieces = [(piece.piece, piece.score) for piece in model.pieces]
+    if trained.model_type == _UNIGRAM:
+        tokenizer = Tokenizer(models.Unigram(pieces, UNKNOWN, trained.byte_fallback))
+    else:
+        ids = {piece: number for number, (piece, _) in enumerate(pieces)}
+        unknown = vocabulary.piece(UNKNOWN)
+        tokenizer = Tokenizer(
+            models.BPE(ids, _merges(pieces), unk_token=unknown, fuse_unk=True, byte_fallback=trained.byte_fallback)
+        )
+    steps: list[Any] = [normalizers.Precompiled(normalizer.precompiled_charsmap)] if normalizer.precompiled_charsmap else []
+    if normalizer.remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+        _SPACE, prepend_scheme="always" if normalizer.add_dummy_prefix else "never", split=False
+    )
+    end = vocabulary.piece(END)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {end}", special_tokens=[(end, END)])
+    backwards: list[Any] = [decoders.Replace(_SPACE, " ")]
+    if trained.byte_fallback:
+        backwards.append(decoders.ByteFallback())
+    backwards.append(decoders.Fuse())
+    if normalizer.add_dummy_prefix:
+        backwards.append(decoders.Strip(" ", 1, 0))
+    tokenizer.decoder = decoders.Sequence(backwards)
+    special = [piece.piece for number, piece in enumerate(model.pieces) if number <= END or piece.type == _CONTROL]
+    tokenizer.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in special])
+    own = [piece.piece for piece in model.pieces if piece.type == _USER_DEFINED]
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in own])
+    return tokenizer
+
+
+def _merges(pieces: list[tuple[str, float]]) -> list[tuple[str, str]]:
+    """Return BPE's merges, best first: every split of a piece into two pieces, with the score of the piece."""
+    scores = dict(pieces)
+    merges = [
+        (-score, piece[:cut], piece[cut:])
+        for piece, score in pieces
+        for cut in range(1, len(piece))
+        if piece[:cut] in scores and piece[cut:] in scores
+    ]
+    return [(left, right) for _, left, right in sorted(merges, key=lambda merge: merge[0])]

@@ -1,0 +1,48 @@
+"""Names of parameters in Hugging Face's encoder-decoder models, which all follow BART, and ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+from nmt_train.model import ModelConfig
+
+_ENCODER = {
+    "attention.query_key_value": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.output": ("self_attn.out_proj",),
+    "attention_residual.norm": ("self_attn_layer_norm",),
+    "ffn.inner": ("fc1",),
+    "ffn.outer": ("fc2",),
+    "ffn_residual.norm": ("final_layer_norm",),
+}
+_DECODER = _ENCODER | {
+    "cross.query": ("encoder_attn.q_proj",),
+    "cross.key_value": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "cross.output": ("encoder_attn.out_proj",),
+    "cross_residual.norm": ("encoder_attn_layer_norm",),
+}
+
+
+def layers(config: ModelConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield our name and Hugging Face's names of every parameter of the layers; several names: we keep them in one matrix."""
+    for side, number, names in (("encoder", config.encoder_layers, _ENCODER), ("decoder", config.decoder_layers, _DECODER)):
+        for layer in range(number):
+            for ours, theirs in names.items():
+                for kind in ("weight", "bias"):
+                    yield (
+                        f"{side}.{layer}.{ours}.{kind}",
+                        tuple(f"model.{side}.layers.{layer}.{name}.{kind}" for name in theirs),
+                    )
+        if config.norm == "pre":
+            for kind in ("weight", "bias"):
+                yield f"{side}_norm.{kind}", (f"model.{side}.layer_norm.{kind}",)
+
+
+def to_bart(parameters: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Return the layers' parameters under Hugging Face's names; fused projections are split. Embeddings are left out."""
+    found: dict[str, Tensor] = {}
+    for ours, theirs in layers(config):
+        parts = parameters[ours].chunk(len(theirs))
+        found |= {name: part.contiguous() for name, part in zip(theirs, parts, strict=True)}
+    return found

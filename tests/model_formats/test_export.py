@@ -1,0 +1,228 @@
+"""Exported models: what the real packages read must be the model that was trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import pytest
+import sentencepiece
+import torch
+from conftest import small
+from models import random_batch, random_model
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from nmt_train import cli
+from nmt_train import config as configuration
+from nmt_train.cli import export as command
+from nmt_train.corpus import CorpusConfig
+from nmt_train.corpus.text import read_lines
+from nmt_train.corpus.vocabulary import BEGIN, PAD, UNKNOWN, Vocabulary
+from nmt_train.corpus.vocabulary import train as train_vocabulary
+from nmt_train.load_model import load_model
+from nmt_train.model.beam_search import SearchConfig
+from nmt_train.model.transformer import Transformer
+from nmt_train.model.translator import Translator
+from nmt_train.model_formats import ctranslate, huggingface, tokenizer
+from nmt_train.training.start import start
+
+SEARCH = SearchConfig(beam=5)
+KINDS = [(norm, tied) for norm in ("pre", "post") for tied in ("all", "target-output", "none")]
+
+
+@pytest.fixture(scope="module")
+def trained(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose translations end by themselves."""
+    values = small(demo, tmp_path_factory.mktemp("trained") / "run")
+    values |= {"validation": {"every": "200u", "metrics": ["cross-entropy", "bleu"]}, "stop": {"after": "400u"}}
+    values["checkpoint"] = {"every": "200u"}
+    values["model"] |= {"dim": 64, "ffn_dim": 128}
+    values["optimizer"] = {"learning_rate": 0.005, "warmup": 50}
+    assert start(configuration.validate(values, {}), False, False) == 0
+    return Path(values["run"])
+
+
+def lines(demo: Path) -> list[str]:
+    ordinary = [*read_lines(demo / "train.en")][:200]
+    return [*ordinary, "", "  two  spaces ", "Ünïcødé ﬁ x² ½ 你好", "a\tb", "▁▁ x"]
+
+
+@pytest.mark.parametrize(("norm", "tied"), KINDS)
+def test_hugging_faces_logits_are_ours(tmp_path: Path, vocabulary: Vocabulary, norm: str, tied: str) -> None:
+    model, batch = random_model(len(vocabulary), norm, tied), random_batch(len(vocabulary))
+    huggingface.write(model, vocabulary, SEARCH, tmp_path)
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    inputs = batch.target_in.clone()
+    inputs[:, 0] = theirs.config.decoder_start_token_id
+    with torch.inference_mode():
+        found = theirs(input_ids=batch.source, attention_mask=(batch.source != PAD).long(), decoder_input_ids=inputs).logits
+        wanted = model.states(batch.source, batch.source_mask, batch.target_in) @ model.output_matrix.T
+    exchanged = [BEGIN, UNKNOWN, PAD, *range(3, len(vocabulary))]
+    filled = batch.target_out != PAD
+    torch.testing.assert_close(found[filled][:, exchanged], wanted[filled], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_its_tokenizer_gives_our_ids_and_our_text(tmp_path: Path, demo: Path, kind: str) -> None:
+    files = [str(demo / "train.en"), str(demo / "train.de")]
+    config = CorpusConfig(train=files, valid=files, vocabulary={"size": 150, "type": kind})  # type: ignore[arg-type]
+    vocabulary = train_vocabulary(config)
+    tokenizer.write(vocabulary, tmp_path, "PreTrainedTokenizerFast", 100)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    ids = vocabulary.encode(lines(demo))
+    assert [found[:-1] for found in theirs(lines(demo))["input_ids"]] == ids
+    known = [line for line in ids if UNKNOWN not in line]  # theirs leaves out the unknown piece, ours shows it
+    assert len(known) > 200
+    assert theirs.batch_decode(known, skip_special_tokens=True) == vocabulary.decode(known)
+    assert theirs.eos_token_id == theirs("x")["input_ids"][-1] == 3
+
+
+def test_hugging_face_translates_as_we_do(trained: Path, demo: Path, tmp_path: Path) -> None:
+    assert call(trained, tmp_path / "out", "--to", "huggingface") == 0
+    model, vocabulary = ours(trained)
+    sources = [*read_lines(demo / "test.en")]
+    theirs, tokens = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
+    batch = tokens(sources, return_tensors="pt", padding=True, return_token_type_ids=False)
+    found = tokens.batch_decode(theirs.generate(**batch), skip_special_tokens=True)
+    assert found == [hypotheses[0][0] for hypotheses in Translator(model, vocabulary, SEARCH).stream(sources)]
+
+
+@pytest.mark.parametrize(("norm", "tied"), KINDS)
+def test_ctranslate2_scores_as_we_do(tmp_path: Path, vocabulary: Vocabulary, norm: str, tied: str) -> None:
+    model, batch = random_model(len(vocabulary), norm, tied), random_batch(len(vocabulary))
+    ctranslate.write(model, vocabulary, None, tmp_path)
+    source, target = (
+        [[vocabulary.piece(i) for i in row if i > 3] for row in ids.tolist()] for ids in (batch.source, batch.target_out)
+    )
+    theirs = ctranslate2.Translator(str(tmp_path)).score_batch(source, target)
+    with torch.inference_mode():
+        logits = model.states(batch.source, batch.source_mask, batch.target_in) @ model.output_matrix.T
+    wanted = logits.log_softmax(-1).gather(2, batch.target_out[..., None]).squeeze(2)
+    for row, found in enumerate(theirs):
+        torch.testing.assert_close(torch.tensor(found.log_probs), wanted[row, : len(found.log_probs)], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("quantize", [None, "int8", "bf16"])
+def test_ctranslate2_translates_as_we_do(trained: Path, demo: Path, tmp_path: Path, quantize: str | None) -> None:
+    options = ["--quantize", quantize] if quantize else []
+    assert call(trained, tmp_path / "out", "--to", "ctranslate2", *options) == 0
+    model, vocabulary = ours(trained)
+    sources = [*read_lines(demo / "test.en")]
+    wanted = [hypotheses[0][0] for hypotheses in Translator(model, vocabulary, SEARCH).stream(sources)]
+    found = ctranslated(tmp_path / "out", sources)
+    assert sum(map(str.__eq__, found, wanted)) >= (len(wanted) if quantize is None else 0.6 * len(wanted))
+
+
+def test_ctranslate2s_own_converter_understands_the_hugging_face_folder(trained: Path, demo: Path, tmp_path: Path) -> None:
+    assert call(trained, tmp_path / "hf", "--to", "huggingface") == 0
+    ctranslate2.converters.TransformersConverter(str(tmp_path / "hf")).convert(str(tmp_path / "ct2"))
+    model, vocabulary = ours(trained)
+    sources = [*read_lines(demo / "test.en")]
+    tokens = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    pieces = [tokens.convert_ids_to_tokens(ids) for ids in tokens(sources)["input_ids"]]
+    results = ctranslate2.Translator(str(tmp_path / "ct2")).translate_batch(
+        pieces, beam_size=5, length_penalty=1, disable_unk=True, suppress_sequences=[["<pad>"], ["<s>"]]
+    )
+    found = [tokens.decode(tokens.convert_tokens_to_ids(result.hypotheses[0])) for result in results]
+    assert found == [hypotheses[0][0] for hypotheses in Translator(model, vocabulary, SEARCH).stream(sources)]
+
+
+@pytest.mark.parametrize("target", ["huggingface", "ctranslate2"])
+def test_the_readme_of_a_folder_runs_as_it_stands(trained: Path, tmp_path: Path, target: str) -> None:
+    out = tmp_path / "out"
+    assert call(trained / "best-bleu", out, "--to", target) == 0
+    text = (out / "README.md").read_text(encoding="utf-8")
+    assert "`train.en`, `train.de`" in text
+    assert "sacreBLEU signature `nrefs:1" in text
+    program = text.split("```python\n")[1].split("```")[0]
+    done = subprocess.run([sys.executable, "-c", program], cwd=out, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("['")
+
+
+def test_the_mean_of_checkpoints_is_exported(trained: Path, tmp_path: Path) -> None:
+    assert call(trained, tmp_path / "out", "--to", "huggingface", "--average", "2") == 0
+    model, vocabulary = ours(trained, 2)
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").get_input_embeddings().weight
+    assert torch.equal(theirs[4:], model.source_matrix[4:])
+    assert "It is the mean of 2 checkpoints." in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert len(vocabulary) == len(theirs)
+
+
+def test_others_may_read_what_the_umask_allows(trained: Path, tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        assert call(trained, tmp_path / "out", "--to", "huggingface") == 0
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o644}
+
+
+def test_transformers_4_cannot_load_what_it_would_get_wrong(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    for norm, tied in KINDS:
+        folder = tmp_path / f"{norm}-{tied}"
+        folder.mkdir()
+        huggingface.write(random_model(len(vocabulary), norm, tied), vocabulary, SEARCH, folder)
+        named = json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"]
+        assert named == ("TokenizersBackend" if norm == "pre" and tied != "all" else "PreTrainedTokenizerFast")
+
+
+def test_mistakes_have_their_sentence_and_leave_nothing(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*arguments: Any) -> str:
+        capsys.readouterr()
+        assert call(*arguments) == 2
+        return capsys.readouterr().err
+
+    out = tmp_path / "out"
+    assert "is for --to ctranslate2" in refused(trained, out, "--to", "huggingface", "--quantize", "int8")
+    assert "does not exist" in refused(tmp_path / "nothing", out, "--to", "huggingface")
+    assert "has 2 checkpoints, not the 9" in refused(trained, out, "--to", "huggingface", "--average", "9")
+    damaged = shutil.copytree((trained / "last").resolve(), tmp_path / "damaged")
+    with open(damaged / "parameters.safetensors", "r+b") as file:
+        file.seek(2000)
+        file.write(b"xxxx")
+    assert "was changed since it was saved" in refused(damaged, out, "--to", "ctranslate2")
+    taken = tmp_path / "file"
+    taken.write_text("mine")
+    assert "already exists; name a new folder" in refused(trained, taken, "--to", "ctranslate2")
+    assert "Not a directory" in refused(trained, taken / "out", "--to", "huggingface")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged", "file"]
+
+
+@pytest.mark.parametrize("missing", ["tokenizers", "ctranslate2"])
+def test_without_the_package_it_says_how_to_get_it(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str
+) -> None:
+    from nmt_train.model_formats import export
+
+    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None if name == missing else name)
+    assert call(trained, tmp_path / "out", "--to", "huggingface" if missing == "tokenizers" else "ctranslate2") == 2
+    assert f"{missing} not installed; pip install 'nmt_train[export]'" in capsys.readouterr().err
+
+
+def call(*arguments: Any) -> int:
+    return cli.run(command.command, [str(argument) for argument in arguments])
+
+
+def ours(path: Path, average: int = 1) -> tuple[Transformer, Vocabulary]:
+    from nmt_train.run.folder import newest
+
+    return load_model(newest(path, average), torch.device("cpu"))[:2]
+
+
+def ctranslated(folder: Path, sources: Sequence[str]) -> list[str]:
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / ctranslate.SENTENCEPIECE))
+    results = ctranslate2.Translator(str(folder)).translate_batch(
+        pieces.encode(list(sources), out_type=str), beam_size=5, length_penalty=1, disable_unk=True,
+        suppress_sequences=[["<pad>"], ["<s>"]],
+    )  # fmt: skip
+    return [pieces.decode(result.hypotheses[0]) for result in results]

@@ -1,0 +1,98 @@
+"""A new run that begins with the parameters of another one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Make
+from simulated import events, run
+
+from nmt_train.common.errors import UserError
+from nmt_train.model.metrics import ValidationConfig
+from nmt_train.report.table import measure
+from nmt_train.training.start import start
+
+CPU = torch.device("cpu")
+
+
+def trained(make: Make, tmp_path: Path, name: str = "source", **changes: Any) -> Path:
+    changes = {"stop__after": "12u", "checkpoint__every": "6u", **changes}
+    assert start(dataclasses.replace(make(**changes), run=str(tmp_path / name)), False, False) == 0
+    return tmp_path / name
+
+
+def cross_entropy(path: Path) -> float:
+    (row,) = measure([path], None, None, ValidationConfig(metrics=["cross-entropy"]), CPU)
+    return float(row["cross-entropy"])
+
+
+def manifest(path: Path) -> dict[str, Any]:
+    return dict(json.loads((path / "checkpoint.json").read_text()))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_it_begins_as_good_as_its_source_and_counts_from_zero(make: Make, tmp_path: Path, smoothing: float) -> None:
+    source = trained(make, tmp_path, optimizer__smoothing=smoothing)
+    fine = trained(make, tmp_path, "fine", init=str(source), seed=2, validation__every="6u", checkpoint__keep=9)
+    before = cross_entropy(source / "last")
+    assert cross_entropy(fine / "checkpoints" / "0") == before
+    validations = events(fine, "validation")
+    assert [event["update"] for event in validations] == [0, 6, 12]
+    assert validations[0]["cross-entropy"] == pytest.approx(before)
+    assert validations[-1]["cross-entropy"] < before
+    assert (fine / "vocabulary.model").read_bytes() == (source / "vocabulary.model").read_bytes()
+    assert manifest(fine / "last")["optimizer"]["updates"] == 12
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "sparse-overlap", "sync", "easgd"])
+def test_every_mode_begins_with_it(make: Make, tmp_path: Path, mode: str) -> None:
+    source = trained(make, tmp_path)
+    fine = run(make, tmp_path / "fine", [1, 1], init=str(source / "last"), mode=mode, validation__every="6u")
+    assert events(fine, "validation")[0]["cross-entropy"] == pytest.approx(cross_entropy(source / "last"))
+
+
+def test_its_history_names_where_it_comes_from_through_generations(make: Make, tmp_path: Path) -> None:
+    first = trained(make, tmp_path, "first")
+    second = trained(make, tmp_path, "second", init=str(first))
+    third = trained(make, tmp_path, "third", init=str(second / "checkpoints" / "6"))
+    history = manifest(third / "last")["history"]
+    assert [(Path(step["init"]), step["updates"]) for step in history] == [
+        (first / "checkpoints" / "12", 12),
+        (second / "checkpoints" / "6", 6),
+    ]
+    assert f"init: {second / 'checkpoints' / '6'}" in (third / "config.yml").read_text()
+
+
+def test_it_resumes_without_its_source(make: Make, tmp_path: Path) -> None:
+    source = trained(make, tmp_path)
+    whole = trained(make, tmp_path, "whole", init=str(source))
+    parts = trained(make, tmp_path, "parts", init=str(source), stop__after="6u")
+    source.rename(tmp_path / "elsewhere")
+    trained(make, tmp_path, "parts", init=str(source))
+    read = [(path / "last" / "parameters.safetensors").read_bytes() for path in (whole, parts)]
+    assert read[0] == read[1]
+
+
+def test_a_model_that_does_not_fit_is_refused_by_its_sizes(make: Make, tmp_path: Path) -> None:
+    source = trained(make, tmp_path)
+    with pytest.raises(UserError, match=r"init: .* needs model.dim 16, not 32, model.norm pre, not post; set them so"):
+        trained(make, tmp_path, "fine", init=str(source), model__dim=32, model__norm="post")
+    other = trained(make, tmp_path, "other", corpus__vocabulary__size=110)
+    with pytest.raises(UserError, match=r"corpus.vocabulary.path: .* is not the vocabulary of .*, which init names"):
+        trained(make, tmp_path, "fine", init=str(source), corpus__vocabulary__path=str(other / "vocabulary.model"))
+    with pytest.raises(UserError, match="holds no checkpoint|does not exist"):
+        trained(make, tmp_path, "fine", init=str(tmp_path / "nothing"))
+    assert not (tmp_path / "fine" / "last").exists()
+
+
+def test_a_run_that_has_begun_otherwise_does_not_change_its_beginning(make: Make, tmp_path: Path) -> None:
+    source = trained(make, tmp_path)
+    begun = trained(make, tmp_path, "begun")
+    with pytest.raises(UserError, match="init was None, now"):
+        trained(make, tmp_path, "begun", init=str(source), stop__after="20u")
+    assert manifest(begun / "last")["history"] == []
