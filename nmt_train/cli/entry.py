@@ -32,7 +32,8 @@ def main() -> None:
     )  # fmt: skip
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # mpirun then sends SIGKILL, and the kernel sends SIGTERM to the child
-    signal.signal(signal.SIGUSR1, lambda number, frame: child.send_signal(number))
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):  # see stop_request.py, which is slow to import
+        signal.signal(number, lambda number, frame: child.send_signal(number))
     status = child.wait()
     if status < 0:  # Die from the child's signal, so that mpirun sees it: an exit with an error would end the whole job.
         if -status != signal.SIGKILL:

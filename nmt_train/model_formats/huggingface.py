@@ -34,12 +34,12 @@ def needs_transformers_5(config: ModelConfig) -> bool:
 def write(model: Transformer, vocabulary: Vocabulary, search: SearchConfig, folder: Path) -> None:
     """Write the model, its tokenizer and the settings of its search into an existing folder."""
     config = model.config
-    save_file(_tensors(model), folder / "model.safetensors", metadata={"format": "pt"})
+    # Two names that transformers 4 does not know make it refuse the folder.
+    refused = needs_transformers_5(config)
+    save_file(_tensors(model), folder / "model.safetensors", {"format": "transformers 5" if refused else "pt"})
     _write_json(folder / "config.json", _config(config, len(vocabulary)))
     _write_json(folder / "generation_config.json", _generation(search))
-    # A name that transformers 4 does not know makes it refuse the folder.
-    tokenizer_class = "TokenizersBackend" if needs_transformers_5(config) else "PreTrainedTokenizerFast"
-    tokenizer.write(vocabulary, folder, tokenizer_class, LONGEST)
+    tokenizer.write(vocabulary, folder, "TokenizersBackend" if refused else "PreTrainedTokenizerFast", LONGEST)
 
 
 def _tensors(model: Transformer) -> dict[str, Tensor]:

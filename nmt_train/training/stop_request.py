@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the signals that ask training to stop
+# mpirun kills its ranks soon after SIGINT or SIGTERM, but passes other signals on: what `nmt-train --devices` sends instead.
+PASSED_ON = {signal.SIGINT: signal.SIGUSR2, signal.SIGTERM: signal.SIGALRM, signal.SIGUSR1: signal.SIGUSR1}
+_MEANT = {number: number for number in ENDS} | {sent: number for number, sent in PASSED_ON.items()}
 _REPEATS = 1.0  # seconds after a request within which further signals repeat it
 
 
@@ -52,7 +55,10 @@ class SignalFilter:
 
 @contextmanager
 def handling(ask: Callable[[signal.Signals], None], clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """In this context, pass the first SIGINT, SIGTERM or SIGUSR1 to `ask`; a second request raises KeyboardInterrupt."""
+    """In this context, pass the first SIGINT, SIGTERM or SIGUSR1 to `ask`, also one that mpirun has passed on.
+
+    A second request raises KeyboardInterrupt.
+    """
     asked, wishes = False, SignalFilter(clock)
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -62,9 +68,9 @@ def handling(ask: Callable[[signal.Signals], None], clock: Callable[[], float] =
         if asked:
             raise KeyboardInterrupt
         asked = True
-        ask(signal.Signals(number))
+        ask(_MEANT[signal.Signals(number)])
 
-    previous = {number: signal.signal(number, handle) for number in ENDS}
+    previous = {number: signal.signal(number, handle) for number in _MEANT}
     try:
         yield
     finally:

@@ -17,6 +17,8 @@ import sentencepiece
 import torch
 from conftest import small
 from models import random_batch, random_model
+from safetensors import safe_open
+from simulated import events
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from nmt_train import cli
@@ -46,6 +48,7 @@ def trained(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     values["model"] |= {"dim": 64, "ffn_dim": 128}
     values["optimizer"] = {"learning_rate": 0.005, "warmup": 50}
     assert start(configuration.validate(values, {}), False, False) == 0
+    assert events(Path(values["run"]), "validation")[-1]["bleu"] > 20, "translations say something"
     return Path(values["run"])
 
 
@@ -171,7 +174,9 @@ def test_transformers_4_cannot_load_what_it_would_get_wrong(tmp_path: Path, voca
         folder.mkdir()
         huggingface.write(random_model(len(vocabulary), norm, tied), vocabulary, SEARCH, folder)
         named = json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"]
-        assert named == ("TokenizersBackend" if norm == "pre" and tied != "all" else "PreTrainedTokenizerFast")
+        with safe_open(folder / "model.safetensors", "pt") as file:
+            known = named == "PreTrainedTokenizerFast", file.metadata() == {"format": "pt"}
+        assert known == (norm == "post" or tied == "all",) * 2
 
 
 def test_mistakes_have_their_sentence_and_leave_nothing(

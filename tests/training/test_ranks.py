@@ -293,7 +293,7 @@ def test_a_signal_to_the_command_saves_and_ends_all_ranks(make: Make, number: si
     said += process.stderr.readlines()
     assert process.wait(timeout=TIMEOUT) == 128 + number, said
     # Not what mpirun passes on: it may end before it has passed on the last lines.
-    assert "stopped: SIGUSR1 received" in (Path(config.run) / "train.log").read_text(encoding="utf-8"), said
+    assert f"stopped: {number.name} received" in (Path(config.run) / "train.log").read_text(encoding="utf-8"), said
     last(config)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from nmt_train.common.errors import UserError
-from nmt_train.training.stop_request import ENDS, SignalFilter
+from nmt_train.training.stop_request import ENDS, PASSED_ON, SignalFilter
 
 _ENDS = ("error: ", "MPI_ABORT was invoked")  # how the last line of a failing rank begins
 _STATUS = re.compile(r"\s*Errorcode:\s+(\d+)")  # the status given to MPI_Abort; mpirun's own status may be that of another rank
@@ -49,7 +49,7 @@ def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: 
 
     def ask(number: int, frame: FrameType | None) -> None:
         if wishes.is_new():
-            untold.append(signal.SIGTERM if asked else signal.SIGUSR1)
+            untold.append(signal.SIGTERM if asked else PASSED_ON[signal.Signals(number)])
             asked.append(number)
             tell()
 
