@@ -189,6 +189,16 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
 
 
 _FORMER = {"wire": "transport"}  # maps the names of sections in earlier versions to their present names
+# Names that other programs use, with what to use instead.
+_ELSEWHERE = {
+    **dict.fromkeys(("lr", "optimizer.lr", "learning_rate"), "did you mean optimizer.learning_rate?"),
+    **dict.fromkeys(("batch_size", "batch.size"), "did you mean batch.tokens, or batch.sentences?"),
+    **dict.fromkeys(("epochs", "max_epochs", "stop.epochs"), "write stop.after: 10e"),
+    **dict.fromkeys(("updates", "max_updates", "stop.updates"), "write stop.after: 5000u"),
+    **dict.fromkeys(
+        ("corpus.test", "test"), "training needs only corpus.valid; test a trained model with nmt-validate RUN --test FILE FILE"
+    ),
+}
 
 
 def unknown(name: str, options: Iterable[str] = ()) -> str:
@@ -200,6 +210,8 @@ def unknown(name: str, options: Iterable[str] = ()) -> str:
     sections = {key.rsplit(".", 1)[0] for key in leaves() if "." in key}
     if name in sections:
         return f"{name} is a section; give its keys, as in {next(k for k in leaves() if k.startswith(name + '.'))}"
+    if name in _ELSEWHERE:
+        return f"unknown key {name}; {_ELSEWHERE[name]}"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if not near:
         last = name.rsplit(".", 1)[-1]
@@ -213,20 +225,34 @@ def plain(config: Any) -> dict[str, Any]:
     return result
 
 
-def to_yaml(config: Config) -> str:
-    """Return the resolved configuration as YAML text, with a comment above every key."""
+def to_yaml(config: Config, changed: bool = False) -> str:
+    """Return the resolved configuration as YAML text, with a comment above every key.
+
+    changed: only the keys that are required or differ from the defaults, which depend on model.preset.
+    """
     lines: list[str] = []
     flat = flatten(plain(config))
+    shown_keys = _changed(config, flat) if changed else set(flat)
     for key in entries():
         if isinstance(key, str):
             name, _, description = key.partition(": ")
             depth = name.count(".")
-            lines += ["", f"{'  ' * depth}# {description}", f"{'  ' * depth}{name.rsplit('.', 1)[-1]}:"]
-        else:
+            if any(shown_key.startswith(name + ".") for shown_key in shown_keys):
+                lines += ["", f"{'  ' * depth}# {description}", f"{'  ' * depth}{name.rsplit('.', 1)[-1]}:"]
+        elif key.name in shown_keys:
             indent = "  " * key.name.count(".")
             value = yaml.safe_dump(flat[key.name], default_flow_style=True, width=10_000).removesuffix("\n...\n").strip()
             lines += [f"{indent}# {key.description}", f"{indent}{key.name.rsplit('.', 1)[-1]}: {value}"]
     return "\n".join(lines).strip() + "\n"
+
+
+def _changed(config: Config, flat: Mapping[str, Any]) -> set[str]:
+    required = {key.name for key in leaves().values() if key.required}
+    preset = {"model.preset"} if flat["model.preset"] != leaves()["model.preset"].default else set()
+    values: dict[str, Any] = {}
+    override(values, {name: yaml.safe_dump(flat[name]) for name in (*required, "model.preset")}, {})
+    usual = flatten(plain(validate(values, {})))
+    return {name for name, value in flat.items() if name in required | preset or value != usual[name]}
 
 
 def differences(old: dict[str, Any], new: Config) -> list[str]:

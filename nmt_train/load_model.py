@@ -11,9 +11,23 @@ from torch import Tensor
 from nmt_train import config as configuration
 from nmt_train.common.errors import UserError
 from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.model.ensemble import Ensemble
 from nmt_train.model.transformer import Transformer
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.run.manifest import load_verified
+
+
+def load_ensemble(models: list[list[Path]], device: torch.device) -> tuple[Transformer | Ensemble, Vocabulary]:
+    """Load one model, or several as an ensemble, each from a checkpoint or as the mean of several.
+
+    Raises UserError as `load_model`, and if the models have different vocabularies.
+    """
+    found = [load_model(paths, device) for paths in models]
+    model, vocabulary, _ = found[0]
+    for paths, (_, other, _) in zip(models, found, strict=True):
+        if other.digest != vocabulary.digest:
+            raise UserError(f"{paths[-1]}: has another vocabulary than {models[0][-1]}; the models of an ensemble share one")
+    return (model if len(found) == 1 else Ensemble([each for each, _, _ in found])), vocabulary
 
 
 def load_model(paths: list[Path], device: torch.device) -> tuple[Transformer, Vocabulary, dict[str, Any]]:

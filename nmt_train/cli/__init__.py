@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from nmt_train import __version__
 from nmt_train.common.errors import TRY_AGAIN, UserError
 
 _READER_GONE = 141  # the exit status that a shell reports for SIGPIPE
@@ -24,6 +25,10 @@ _FAULT = re.compile("(CUDA|HIP|cuDNN|NCCL) error|(CUDNN|CUBLAS|CUSPARSE|CUSOLVER
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser that raises `UserError` for every error, and rejects an option that is given twice."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.add_argument("--version", action="version", version=f"nmt_train {__version__}")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         seen = set()

@@ -3,25 +3,66 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from nmt_train import cli, config
 from nmt_train.common.errors import UserError
 from nmt_train.common.section import listed
-from nmt_train.config import Config
+from nmt_train.config import Config, Key
+from nmt_train.model import PRESETS
+from nmt_train.modes import build as modes
 from nmt_train.modes.table import MODES
 
 
-def parser(prog: str, description: str) -> cli.Parser:
-    options = cli.Parser(prog=prog, allow_abbrev=False, description=description)
+class _Formatter(argparse.HelpFormatter):
+    """Wraps lines, except those that begin with spaces, such as examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(
+            line if line.startswith(" ") else super(_Formatter, self)._fill_text(line, width, indent)
+            for line in text.splitlines()
+        )
+
+
+class _Help(argparse.Action):
+    """`--help` prints everything; `--help KEY` explains a key, or the keys of a section."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        print(explained(values) if values else parser.format_help(), end="")
+        parser.exit()
+
+
+def parser(prog: str, description: str, examples: str) -> cli.Parser:
+    """A parser with the options of all training commands, without those for keys. examples: indented lines."""
+    options = cli.Parser(
+        prog=prog, allow_abbrev=False, add_help=False, usage=f"{prog} --config FILE [--KEY VALUE ...] [options]",
+        description=f"{description}\n{examples}", formatter_class=_Formatter,
+    )  # fmt: skip
+    options.add_argument(
+        "-h",
+        "--help",
+        nargs="?",
+        action=_Help,
+        metavar="KEY",
+        help="explain all options, or one KEY or section of the configuration",
+    )
     options.add_argument(
         "--config", action="append", default=[], metavar="FILE", help="YAML file; may be repeated: later files win"
     )
     options.add_argument("--print-config", action="store_true", help="print the whole resolved configuration and exit")
+    options.add_argument("--changed", action="store_true", help="with --print-config: only what differs from the defaults")
     options.add_argument("--force", action="store_true", help="continue a run even if its configuration has changed")
     options.add_argument("--overwrite", action="store_true", help="delete the contents of the run folder and start over")
     options.add_argument("--debug", action="store_true", help="print the stack trace of an error")
     return options
+
+
+def short_help(options: cli.Parser) -> str:
+    """What a command prints if it is called without arguments."""
+    more = f"{options.prog} --help explains all options, {options.prog} --help KEY one of them."
+    return f"usage: {options.usage}\n{options.description}\n{more}\n"
 
 
 def add_keys(options: cli.Parser) -> None:
@@ -32,11 +73,32 @@ def add_keys(options: cli.Parser) -> None:
             name, _, description = key.partition(": ")
             group = options.add_argument_group(name, description.replace("%", "%%"))
             continue
-        default = "required" if key.required else f"default: {config.shown(key.default)}"
-        names = f": {listed(MODES)}" if key.name == "mode" else ""
-        text = f"{key.description}{names} ({default})".replace("%", "%%")
         const = {"nargs": "?", "const": "true"} if key.type == "<class 'bool'>" else {}
+        text = _described(key).replace("%", "%%")
         group.add_argument(f"--{key.name}", dest=key.name, metavar="X", help=text, **const)  # type: ignore[arg-type]
+
+
+def _described(key: Key) -> str:
+    names = f": {listed(MODES)}" if key.name == "mode" else ""
+    default = f"default: {config.shown(key.default)}"
+    if key.name.removeprefix("model.") in PRESETS["small"]:
+        default = "default: as in model.preset"
+    return f"{key.description}{names} ({'required' if key.required else default})"
+
+
+def explained(name: str) -> str:
+    """The explanation of a key, or of all keys of a section; UserError if there is no such key."""
+    keys = [key for key in config.leaves().values() if key.name == name or key.name.startswith(f"{name}.")]
+    if not keys:
+        raise UserError(f"--help: {config.unknown(name)}")
+    return "".join(textwrap.fill(f"{key.name}: {_described(key)}", 100, subsequent_indent="    ") + "\n" for key in keys)
+
+
+def print_config(resolved: Config, changed: bool) -> int:
+    """Print the configuration as YAML; returns the exit status. Raises UserError if it cannot be used in its mode."""
+    modes.row(resolved)
+    print(config.to_yaml(resolved, changed), end="")
+    return 0
 
 
 def parse(options: cli.Parser, arguments: Sequence[str]) -> argparse.Namespace:

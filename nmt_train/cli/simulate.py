@@ -7,12 +7,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nmt_train import cli, config
+from nmt_train import cli
 from nmt_train.cli import options as settings
+from nmt_train.common.errors import UserError
 from nmt_train.simulation import cluster
 
 _CLUSTER = "cluster."
 _FOLDER = "-simulated"
+_EXAMPLES = """
+  nmt-simulate --config mine.yml --cluster configs/clusters/gpu-4x1-1gbit.yml --mode sparse-overlap
+  nmt-simulate --config mine.yml --cluster my-cluster.yml --cluster.network.bandwidth '100 Mbit/s'
+  nmt-simulate --config mine.yml --cluster my-cluster.yml --timing-only 50      # words/s, without training
+  nmt-simulate --config mine.yml --profile device.yml                           # measure this machine
+"""
 
 
 def parser() -> cli.Parser:
@@ -20,6 +27,7 @@ def parser() -> cli.Parser:
         "nmt-simulate",
         "Train on a simulated cluster, to see how long training would take there and what the model would learn. Without --run,"
         f" the run folder is that of the configuration with {_FOLDER} appended.",
+        _EXAMPLES,
     )
     group = options.add_argument_group("simulation")
     group.add_argument("--cluster", type=Path, metavar="FILE", help="YAML: machines, devices, network; see configs/clusters")
@@ -48,13 +56,15 @@ def parser() -> cli.Parser:
 
 def command(arguments: Sequence[str]) -> int:
     options = parser()
+    if not arguments:
+        print(settings.short_help(options), end="", file=sys.stderr)
+        return UserError.status
     given = settings.parse(options, arguments)
     resolved = settings.resolve(given)
     if vars(given)["run"] is None:  # a simulation never shares a folder with a real run
         resolved = dataclasses.replace(resolved, run=resolved.run.rstrip("/") + _FOLDER)
     if given.print_config:
-        print(config.to_yaml(resolved), end="")
-        return 0
+        return settings.print_config(resolved, given.changed)
     if (given.cluster is None) == (given.profile is None):
         options.error("give either --cluster (one of configs/clusters, or your own) or --profile")
     if given.timing_only is not None and given.model is not None:

@@ -6,15 +6,26 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nmt_train import cli, config
+from nmt_train import cli
 from nmt_train.cli import options as settings
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.training.launch.restarts import Job, read_hosts
 
+_EXAMPLES = """
+  nmt-train --config mine.yml                              # on a GPU if there is one, else on the CPU
+  nmt-train --config mine.yml --stop.after 20e             # every key of the configuration is an option
+  nmt-train --config mine.yml --devices all                # on all GPUs of this machine
+  mpirun -np 4 --hostfile hosts nmt-train --config mine.yml --mode sparse-overlap
+  nmt-train --config mine.yml --print-config --changed     # what the configuration says
+  nmt-train --help optimizer                               # what a key or section means
+"""
+
 
 def parser() -> cli.Parser:
-    options = settings.parser("nmt-train", "Train a translation model; the same command continues a run that was interrupted.")
+    options = settings.parser(
+        "nmt-train", "Train a translation model; the same command continues a run that was interrupted.", _EXAMPLES
+    )
     options.add_argument(
         "--hosts", type=Path, metavar="FILE", help="start ranks on the machines in this hostfile: lines of NAME slots=RANKS"
     )
@@ -27,12 +38,15 @@ def parser() -> cli.Parser:
 
 
 def command(arguments: Sequence[str]) -> int:
-    given = settings.parse(parser(), arguments)
+    options = parser()
+    if not arguments and not launcher.launched():
+        print(settings.short_help(options), end="", file=sys.stderr)
+        return UserError.status
+    given = settings.parse(options, arguments)
     try:
         resolved = settings.resolve(given)
         if given.print_config:
-            print(config.to_yaml(resolved), end="")
-            return 0
+            return settings.print_config(resolved, given.changed)
         from nmt_train.training.start import check, start  # imports the slow parts of torch, which --help does not need
 
         hosts = read_hosts(given.hosts) if given.hosts and not launcher.launched() else []

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from nmt_train import cli
+
+_INVALID = {
+    "stop": "",
+    "replace": "not UTF-8: their invalid bytes are replaced",
+    "skip": "not UTF-8: their translation is empty",
+}
 
 
 def parser() -> cli.Parser:
@@ -14,15 +21,21 @@ def parser() -> cli.Parser:
         prog="nmt-translate", allow_abbrev=False, description="Translate lines of text from stdin to stdout, in order."
     )
     options.add_argument(
-        "--model", required=True, type=Path, metavar="PATH", help="run folder (its last checkpoint) or checkpoint"
-    )
-    options.add_argument("--average", type=cli.positive, default=1, metavar="N", help="average the run's last N checkpoints")
+        "--model", required=True, nargs="+", type=Path, metavar="PATH",
+        help="run folder (its last checkpoint) or checkpoint; several: an ensemble, whose probabilities are averaged",
+    )  # fmt: skip
+    options.add_argument("--average", type=cli.positive, default=1, metavar="N", help="average each run's last N checkpoints")
     options.add_argument(
         "--n-best", type=cli.positive, default=None, metavar="N", help="print the N best: number ||| text ||| log p ||| score"
     )
     options.add_argument(
         "--window", type=cli.positive, default=None, metavar="N", help="lines to read ahead (default: 2000; 1 on a terminal)"
     )
+    options.add_argument(
+        "--on-error", choices=("stop", "replace", "skip"), default="stop",
+        help="for a line that is not UTF-8: stop after the lines before it, translate it with its invalid bytes replaced by"
+        " U+FFFD, or print an empty line (default: stop)",
+    )  # fmt: skip
     cli.add_model_options(options)
     return options
 
@@ -31,8 +44,7 @@ def command(arguments: Sequence[str]) -> int:
     given = parser().parse_args(arguments)
     from nmt_train import device
     from nmt_train.common.errors import UserError
-    from nmt_train.corpus.text import decode_lines
-    from nmt_train.load_model import load_model
+    from nmt_train.load_model import load_ensemble
     from nmt_train.model.beam_search import SearchConfig
     from nmt_train.model.translator import Translator
     from nmt_train.run.folder import newest
@@ -40,28 +52,63 @@ def command(arguments: Sequence[str]) -> int:
     if given.n_best is not None and given.n_best > given.beam:
         raise UserError(f"command line: --n-best {given.n_best} needs a --beam of at least as many, not {given.beam}")
     own = device.prepare(given.devices, given.threads)
-    model, vocabulary, _ = load_model(newest(given.model, given.average), own)
+    model, vocabulary = load_ensemble([newest(path, given.average) for path in given.model], own)
     search = SearchConfig(beam=given.beam, normalisation=given.normalisation)
     translator = Translator(model, vocabulary, search, given.batch_tokens)
     if sys.stdin is None:
         raise UserError("standard input is closed; give the lines to translate, as in nmt-translate --model RUN < FILE")
     window = given.window or (1 if sys.stdin.isatty() else 2000)
-    lines = decode_lines(sys.stdin.buffer, "standard input")
+    lines = _Lines(sys.stdin.buffer, given.on_error)
     for number, found in enumerate(translator.stream(lines, window)):
         if given.n_best is None:
             output = found[0][0] + "\n"
         else:
+            padded = [*found, *found[-1:] * given.n_best][: given.n_best]  # N lines, also for an empty source
             output = "".join(
                 f"{number} ||| {text} ||| {hypothesis.log_probability:.4f} ||| {hypothesis.score:.4f}\n"
-                for text, hypothesis in found[: given.n_best]
+                for text, hypothesis in padded
             )
         sys.stdout.buffer.write(output.encode("utf-8"))
         if window == 1:
             sys.stdout.buffer.flush()
     sys.stdout.buffer.flush()
-    if translator.cut:
-        print(f"warning: {translator.cut} lines were longer than 1,000 pieces and were cut", file=sys.stderr)
+    for numbers, what in ((translator.cut, "longer than 1,000 pieces: cut"), (lines.invalid, _INVALID[given.on_error])):
+        if numbers:
+            some = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+            print(f"warning: {len(numbers)} of the lines are {what} (line {some})", file=sys.stderr)
+    if lines.error is not None:
+        done = f"the {lines.number:,} lines before it are translated; correct it and continue with tail -n +{lines.number + 1}"
+        raise UserError(f"{lines.error}; {done}, or use --on-error replace or skip")
     return 0
+
+
+class _Lines:
+    """The lines of a stream, read as --on-error says.
+
+    number: how many lines were read. invalid: the numbers of those that were not UTF-8. error: what ended them early, if
+    anything did.
+    """
+
+    def __init__(self, stream: BinaryIO, on_error: str) -> None:
+        self._stream, self._on_error = stream, on_error
+        self.number = 0
+        self.invalid: list[int] = []
+        self.error: Exception | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        from nmt_train.common.errors import UserError
+        from nmt_train.corpus.text import decode_lines
+
+        try:
+            for line in decode_lines(self._stream, "standard input", None if self._on_error == "stop" else self._accept):
+                self.number += 1
+                yield line
+        except UserError as error:
+            self.error = error
+
+    def _accept(self, number: int, raw: bytes) -> str:
+        self.invalid.append(number)
+        return raw.decode("utf-8", "replace") if self._on_error == "replace" else ""
 
 
 def main() -> None:

@@ -11,6 +11,11 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=T
 _NOTHING: Mapping[str, str] = {}
 
 
+def as_list(value: Any) -> Any:
+    """Accept a single value where a list is wanted; use it as a BeforeValidator."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
 def one_of(registry: Mapping[str, Any], former: Mapping[str, str] = _NOTHING) -> AfterValidator:
     """Return a validator for a key whose value is a name in `registry`; it also accepts names that are registered later.
 

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,8 +26,10 @@ def clean(line: str) -> str:
     return _CONTROL.sub(" ", line)
 
 
-def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
+def decode_lines(stream: BinaryIO, name: str, invalid: Callable[[int, bytes], str] | None = None) -> Iterator[str]:
     """Yield the cleaned lines of a binary `stream` without their ends (LF or CRLF).
+
+    invalid: called with the number and the bytes of a line that is not UTF-8; returns the text to use for it.
 
     A UserError names the file and the line of invalid UTF-8 or of a line that is too long to be text; such a line is rejected
     before it fills the memory.
@@ -39,12 +41,17 @@ def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
             )
         if number == 1:
             raw = raw.removeprefix(_BOM)
+        raw = raw.rstrip(b"\n").removesuffix(b"\r")
         try:
-            yield clean(raw.rstrip(b"\n").removesuffix(b"\r").decode("utf-8"))
+            line = raw.decode("utf-8")
         except UnicodeDecodeError as error:
+            if invalid is not None:
+                yield clean(invalid(number, raw))
+                continue
             raise UserError(
                 f"{name}, line {number}: not UTF-8 (byte {error.start + 1} of the line); convert the file, e.g. with iconv"
             ) from None
+        yield clean(line)
 
 
 def read_lines(path: str | Path, ratio: float = MAX_RATIO) -> Iterator[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN
+from nmt_train.model.ensemble import Ensemble
 from nmt_train.model.transformer import Transformer
 
 
@@ -40,7 +42,7 @@ class Hypothesis:
 
 
 @torch.inference_mode()
-def search(model: Transformer, source: Tensor, mask: Tensor | None, config: SearchConfig) -> list[list[Hypothesis]]:
+def search(model: Transformer | Ensemble, source: Tensor, mask: Tensor | None, config: SearchConfig) -> list[list[Hypothesis]]:
     """Return the best translations of each sentence of `source` (sentences, length), best first, at most `beam` each.
 
     A hypothesis is finished if it ends in END and is among the `beam` best candidates of its sentence. A sentence is finished
@@ -49,7 +51,7 @@ def search(model: Transformer, source: Tensor, mask: Tensor | None, config: Sear
     """
     beam = config.beam
     limits = torch.tensor([config.limit(int(n)) for n in (source != PAD).sum(1)], device=source.device)
-    state = model.start(source, mask)
+    state: Any = model.start(source, mask)
     sentences = torch.arange(len(source), device=source.device)  # the sentences that are not finished
     words = torch.full((len(source), beam), BEGIN, device=source.device)
     scores = torch.full((len(source), beam), -math.inf, device=source.device)

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from nmt_train.common.duration import Duration
 from nmt_train.common.errors import NotFinite, UserError
 from nmt_train.common.metric import METRICS
-from nmt_train.common.section import STRICT, one_of
+from nmt_train.common.section import STRICT, as_list, one_of
 from nmt_train.corpus import MAX_RATIO, Files
 from nmt_train.corpus.batches import assemble, fitting
 from nmt_train.corpus.text import read_pairs
@@ -35,12 +35,12 @@ class ValidationConfig:
     every: Duration | None = Field(
         default=Duration.parse("1000u"), description="interval between two validations, as 500u, 1e, 300Kt or 10m; null: never"
     )
-    metrics: list[Annotated[str, one_of(METRICS)]] = Field(
+    metrics: Annotated[list[Annotated[str, one_of(METRICS)]], BeforeValidator(as_list)] = Field(
         default=["cross-entropy", "bleu"],
         min_length=1,
         description="any of cross-entropy (nats per target piece, END included), perplexity, bleu and chrf",
     )
-    beam: int = Field(default=4, ge=1, le=1000, description="beam size")
+    beam: int = Field(default=5, ge=1, le=1000, description="beam size")
     normalisation: float = Field(default=1.0, ge=0, le=10, description="log-probabilities are divided by length to this power")
     batch_tokens: int = Field(
         default=2048,

@@ -11,6 +11,7 @@ from nmt_train.common.errors import NotFinite
 from nmt_train.corpus.batches import fitting, pad, padding_mask
 from nmt_train.corpus.vocabulary import END, Vocabulary
 from nmt_train.model.beam_search import Hypothesis, SearchConfig, search
+from nmt_train.model.ensemble import Ensemble
 from nmt_train.model.transformer import Transformer
 
 NO_PROBABILITIES = (
@@ -23,12 +24,14 @@ class Translator:
     """A model with its vocabulary; `batch_tokens` limits the sentences of a batch times its longest source [pieces]."""
 
     def __init__(
-        self, model: Transformer, vocabulary: Vocabulary, config: SearchConfig, batch_tokens: int = 2048, longest: int = 1000
-    ) -> None:
-        """`longest`: sources are truncated to this number of pieces, including END; `cut` counts the truncated sources."""
+        self, model: Transformer | Ensemble, vocabulary: Vocabulary, config: SearchConfig, batch_tokens: int = 2048,
+        longest: int = 1000,
+    ) -> None:  # fmt: skip
+        """longest: sources are truncated to this number of pieces, including END. cut: the numbers of the truncated sources."""
         self.model, self.vocabulary, self.config = model, vocabulary, config
         self._batch_tokens, self._longest = batch_tokens, longest
-        self.cut = 0
+        self.cut: list[int] = []
+        self._lines = 0  # sources so far
 
     def stream(self, lines: Iterable[str], window: int = 2000) -> Iterator[list[tuple[str, Hypothesis]]]:
         """Yield the n-best list of (text, hypothesis) for each line, in order; read `window` lines ahead."""
@@ -59,7 +62,8 @@ class Translator:
                     results[i] = hypotheses
         finally:
             self.model.train(was_training)
-        self.cut += sum(len(ids) >= self._longest for ids in sources)
+        self.cut += [self._lines + number for number, ids in enumerate(sources, 1) if len(ids) >= self._longest]
+        self._lines += len(sources)
         return results
 
     def _groups(self, sources: list[np.ndarray]) -> Iterator[list[int]]:

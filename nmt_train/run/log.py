@@ -9,17 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic.dataclasses import dataclass
 from tqdm import tqdm
 
 from nmt_train.common import atomic_file as durable
 from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError
-from nmt_train.common.section import STRICT
+from nmt_train.common.section import STRICT, as_list
 from nmt_train.run.progress import Progress
+from nmt_train.run.progress_bar import ProgressBar
 from nmt_train.run.stopping import Verdict
 
 
@@ -30,7 +31,18 @@ class LogConfig:
     every: Duration = Field(
         default=Duration.parse("100u"), description="interval between two log lines, as 100u, 1e, 50Kt or 1m"
     )
+    first: Annotated[list[Duration], BeforeValidator(as_list)] = Field(
+        default=[Duration.parse(text) for text in ("10s", "30s", "1m")],
+        description="further log lines after these times since the start of the command; []: none",
+    )
     tensorboard: bool = Field(default=False, description="also write TensorBoard events (needs nmt_train[tensorboard])")
+
+    @model_validator(mode="after")
+    def _check_first(self) -> LogConfig:
+        for span in self.first:
+            if span.unit not in "smh":
+                raise ValueError(f"first: {span} is not a time; write 30s or 1m")
+        return self
 
 
 @plain_dataclass
@@ -43,14 +55,14 @@ class Log:
     text: TextIO
     metrics: TextIO
     board: Any = None
-    bar: Any = None
+    bar: ProgressBar | None = None
     virtual: bool = False
 
     @classmethod
     def open(cls, folder: Path, config: LogConfig, virtual: bool = False) -> Log:
         """Open the log files of the run folder, to append to them."""
         board = _tensorboard(folder) if config.tensorboard else None
-        bar = tqdm(unit="tok", unit_scale=True, leave=False, dynamic_ncols=True) if sys.stderr.isatty() else None
+        bar = ProgressBar() if sys.stderr.isatty() else None
         text = open(folder / "train.log", "a", encoding="utf-8")
         metrics = open(folder / "metrics.jsonl", "a", encoding="utf-8")
         return cls(text, metrics, board, bar, virtual)
@@ -87,8 +99,9 @@ class Log:
         self._event("ranks", progress, values)
 
     def validation(
-        self, progress: Progress, scores: Mapping[str, float], signatures: Mapping[str, str], verdicts: Mapping[str, Verdict]
-    ) -> None:
+        self, progress: Progress, scores: Mapping[str, float], signatures: Mapping[str, str], verdicts: Mapping[str, Verdict],
+        learning_rate: float,
+    ) -> None:  # fmt: skip
         """Log one line per metric: a new best, or for how many validations it has stalled.
 
         signatures: sacreBLEU's signatures of the metrics that have one.
@@ -98,7 +111,8 @@ class Log:
             times = f"{verdict.stalled} time{'s' if verdict.stalled > 1 else ''}"
             judged = f"stalled {times} (last best: {verdict.best:.4f})" if verdict.stalled else "new best"
             self.say(f"[valid] Ep. {progress.epoch} : Up. {progress.updates} : {metric} : {value:.4f} : {judged}")
-        self._event("validation", progress, {**scores, "signatures": dict(signatures)})
+        values = {**scores, "signatures": dict(signatures), "learning_rate": learning_rate}
+        self._event("validation", progress, values)
 
     def lost(self, progress: Progress, ended: str, ranks: int, updates: int, again: int) -> None:
         """Log that the ranks described by `ended` have ended and the other `ranks` ranks continue.
@@ -110,19 +124,17 @@ class Log:
         self.say(f"{ended} ended: {others}; {lost}")
         self._event("recovery", progress, {"ended": ended, "ranks": ranks, "lost_updates": updates, "batches_again": again})
 
-    def advance(self, progress: Progress) -> None:
-        """Advance the progress bar on a terminal."""
+    def advance(self, progress: Progress, share: float) -> None:
+        """Advance the progress bar on a terminal. share: the part of the training that is done, from 0 to 1."""
         if self.bar is not None:
-            # Shows the run's clock, which may be virtual; the bar itself shows real time.
-            said = f"epoch {progress.epoch}, update {progress.updates}, {progress.seconds:.0f} s"
-            self.bar.set_description(said, refresh=False)
-            self.bar.update(progress.tokens - self.bar.n)
+            self.bar.advance(progress, share)
 
     def _event(self, kind: str, progress: Progress, values: dict[str, Any]) -> None:
+        time = {"clock": "virtual"} if self.virtual else {"time": datetime.now().astimezone().isoformat(timespec="seconds")}
         record = {
-            "event": kind, "update": progress.updates, "epoch": progress.epochs, "sentences": progress.sentences,
+            "event": kind, **time, "update": progress.updates, "epoch": progress.epoch, "sentences": progress.sentences,
             "words": progress.tokens, "seconds": round(progress.seconds, 3),
-            "training_seconds": round(progress.training_seconds, 3), **({"clock": "virtual"} if self.virtual else {}), **values,
+            "training_seconds": round(progress.training_seconds, 3), **values,
         }  # fmt: skip
         _write(self.metrics, json.dumps(record))
         if self.board is not None:

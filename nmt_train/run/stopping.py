@@ -9,18 +9,15 @@ from pydantic.dataclasses import dataclass
 
 from nmt_train.common.duration import Duration
 from nmt_train.common.metric import METRICS
-from nmt_train.common.section import STRICT
-
-
-def _as_list(value: Any) -> Any:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+from nmt_train.common.section import STRICT, as_list
+from nmt_train.run.progress import Progress
 
 
 @dataclass(frozen=True, config=STRICT)
 class StopConfig:
     """The conditions that end training; the first one that is met counts."""
 
-    after: Annotated[list[Duration], BeforeValidator(_as_list)] = Field(
+    after: Annotated[list[Duration], BeforeValidator(as_list)] = Field(
         min_length=1,
         description="length of training, as 40u, 10e, 300Kt or 2h (wall-clock time of all starts); of a list, whichever"
         " comes first",
@@ -31,6 +28,15 @@ class StopConfig:
     patience_on: Literal["any", "all"] = Field(
         default="all", description="stop when any, or all, of validation.metrics have run out of patience"
     )
+
+    def share(self, progress: Progress, pairs: int) -> float:
+        """The part of the training that is done, from 0 to 1, by the condition of `after` that is closest to its end.
+
+        pairs: the number of sentence pairs in an epoch, or 0 if unknown.
+        """
+        epoch = progress.sentences / pairs if pairs and progress.batches else 0.0
+        done = (span.measure(progress) + (epoch if span.unit == "e" else 0.0) for span in self.after)
+        return min(1.0, max(part / span.amount for part, span in zip(done, self.after, strict=True)))
 
 
 @dataclass

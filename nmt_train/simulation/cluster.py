@@ -18,6 +18,7 @@ from nmt_train.common.section import STRICT, problem
 from nmt_train.common.yaml_file import override, read
 
 _SI = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+_BANDWIDTH = {name.upper(): factor for name, factor in _SI.items()}
 _TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
 _NUMBER = r"(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*"
 
@@ -33,13 +34,13 @@ def _seconds(text: Any) -> float:
 
 
 def _bandwidth(text: Any) -> float:
-    """Parse a bandwidth such as `10 Gbit/s` or `375 MB/s` into bytes per second. Code may also pass a number."""
+    """Parse a bandwidth such as `10 Gbit/s`, `1 Gbps` or `375 MB/s` into bytes per second. Code may also pass a number."""
     if isinstance(text, (int, float)):
         return float(text)
-    match = re.fullmatch(_NUMBER + r"([kMG]?)(bit|B)/s", str(text).strip())
+    match = re.fullmatch(_NUMBER + r"([kKmMgG]?)(?:(bits?|b)|B)(?:/s|ps)?", str(text).strip())
     if match is None or not float(match[1]):
         raise ValueError(f"{text!r} is not a bandwidth: write a positive number and bit/s or B/s, as in 10 Gbit/s")
-    return float(match[1]) * _SI[match[2]] / (8 if match[3] == "bit" else 1)
+    return float(match[1]) * _BANDWIDTH[match[2].upper()] / (8 if match[3] else 1)
 
 
 def _count(text: Any) -> float:

@@ -67,7 +67,7 @@ class BackgroundValidation:
         """Log the scores, and keep the parameters if they are the best by any metric."""
         state, worker = self._state, self._worker
         verdicts = state.patience.record(scores.values)
-        self._log.validation(then, scores.values, scores.signatures, verdicts)
+        self._log.validation(then, scores.values, scores.signatures, verdicts, worker.schedule.learning_rate)
         if scores.translations is not None:
             self._run.keep_translations(then.updates, scores.translations)
         best = [metric for metric, verdict in verdicts.items() if not verdict.stalled]

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from nmt_train.common.duration import Mark
+from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.data_shard import DataShard, Position, plain, resume
 from nmt_train.distributed.exchange.parameter_server.per_node import first_ranks
 from nmt_train.distributed.message import Message, from_json
@@ -45,6 +46,7 @@ class Leader:
         self._synchronous = worker.schedule.exchange.synchronous
         self._statistics = RankStatistics(worker)
         self._before: Mark | None = None
+        self._started = 0.0  # seconds of the run when this start began to train
         self._checkpoint_writer = CheckpointWriter(worker, run, state)
         self._validation = BackgroundValidation(
             worker, run, log, state, test_set, self._stalled, lambda: self.signal is not None
@@ -92,6 +94,7 @@ class Leader:
         if self.reason is None:
             self._orders.give(Order.CONTINUE)
         self._before = self._progress.mark()
+        self._started = self._before.seconds
 
     def should_continue(self) -> bool:
         if self.reason is None and self._synchronous and not self._worker.schedule.mid_accumulation:
@@ -163,9 +166,11 @@ class Leader:
         progress.updates = schedule.exchange.updates
         before, now = self._before or progress.mark(), progress.mark()
         self._before = now
-        self._log.advance(progress)
+        batches = self._worker.batches
+        self._log.advance(progress, config.stop.share(progress, len(batches) if isinstance(batches, Batches) else 0))
         self.reason = self._reason_to_stop()
-        if config.log.every.crossed(before, now):
+        early = any(before.seconds - self._started < span.amount <= now.seconds - self._started for span in config.log.first)
+        if early or config.log.every.crossed(before, now):
             words = progress.words()
             self._log.train(progress, schedule.exchange.gradient_norm, schedule.learning_rate)
             self._statistics.log(self._log, progress, words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_training_lines_have_marians_shape(tmp_path: Path) -> None:
     assert match is not None
     assert match.groups() == ("3", "1000", "79,760", "4.50000000", "2.00", "300.00", "0.1234", "3.0000e-04")
     event = read_metrics(tmp_path / "metrics.jsonl")[0]
-    expected = {"event": "train", "update": 1000, "epoch": 2, "words": 5000, "seconds": 20.0, "training_seconds": 14.5}
+    expected = {"event": "train", "update": 1000, "epoch": 3, "words": 5000, "seconds": 20.0, "training_seconds": 14.5}
     assert expected.items() <= event.items()
     assert event["words_per_second"] == 300.0
 
@@ -48,7 +49,7 @@ def test_validation_lines_are_named_after_the_metric(tmp_path: Path) -> None:
     log = Log.open(tmp_path, LogConfig())
     scores = {"bleu": 27.4341, "cross-entropy": 4.321, "chrf": 50.0}
     verdicts = {"bleu": Verdict(27.4341, 0), "cross-entropy": Verdict(4.2, 2), "chrf": Verdict(51.0, 1)}
-    log.validation(progress(), scores, verdicts)
+    log.validation(progress(), scores, {"bleu": "nrefs:1"}, verdicts, 3e-4)
     log.close()
     lines = (tmp_path / "train.log").read_text(encoding="utf-8").splitlines()
     matches = [VALID.fullmatch(line) for line in lines]
@@ -58,7 +59,9 @@ def test_validation_lines_are_named_after_the_metric(tmp_path: Path) -> None:
         ("cross-entropy", "4.3210", "stalled 2 times (last best: 4.2000)"),
         ("chrf", "50.0000", "stalled 1 time (last best: 51.0000)"),
     ]
-    assert read_metrics(tmp_path / "metrics.jsonl")[0]["cross-entropy"] == 4.321
+    event = read_metrics(tmp_path / "metrics.jsonl")[0]
+    assert (event["cross-entropy"], event["signatures"], event["learning_rate"]) == (4.321, {"bleu": "nrefs:1"}, 3e-4)
+    assert datetime.fromisoformat(event["time"]).tzinfo is not None
 
 
 def test_the_cost_is_the_mean_per_token_since_the_last_line() -> None:

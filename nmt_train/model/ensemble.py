@@ -1,0 +1,43 @@
+"""Several models that translate together: the probability of a piece is the mean of their probabilities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nmt_train.model.transformer import DecoderState, Transformer
+
+
+@dataclass
+class EnsembleState:
+    """The decoder states of all models."""
+
+    states: list[DecoderState]
+
+    def select(self, sentences: Tensor | None, hypotheses: Tensor) -> None:
+        """See `DecoderState.select`."""
+        for state in self.states:
+            state.select(sentences, hypotheses)
+
+
+class Ensemble(nn.Module):
+    """Has the methods of `Transformer` that a search needs; the models share a vocabulary."""
+
+    def __init__(self, models: Sequence[Transformer]) -> None:
+        super().__init__()
+        self._models: Sequence[Transformer] = nn.ModuleList(models)  # type: ignore[assignment]
+
+    def start(self, source: Tensor, mask: Tensor | None) -> EnsembleState:
+        return EnsembleState([model.start(source, mask) for model in self._models])
+
+    def step(self, words: Tensor, state: EnsembleState) -> Tensor:
+        """Like `Transformer.step`; returns log-probabilities (sentences, beam, vocabulary), which are logits too."""
+        found = [
+            torch.log_softmax(model.step(words, own).float(), dim=-1)
+            for model, own in zip(self._models, state.states, strict=True)
+        ]
+        return torch.logsumexp(torch.stack(found), dim=0) - math.log(len(found))

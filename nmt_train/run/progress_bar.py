@@ -1,0 +1,35 @@
+"""A progress bar on a terminal: the part of the training that is done, the time that is left, and the current cost."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tqdm import tqdm
+
+from nmt_train.run.progress import Progress
+
+_REFRESH = 1.0  # seconds: reading the cost makes a GPU finish its work, so not after every update
+_FORM = "{percentage:3.0f}% |{bar}| {elapsed} elapsed, {remaining} left{postfix}"
+
+
+class ProgressBar:
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._shown = 0.0
+
+    def advance(self, progress: Progress, share: float) -> None:
+        """share: the part of the training that is done, from 0 to 1; of a run that continues, also what was done before."""
+        if self._bar is None:
+            self._bar = tqdm(total=1.0, initial=share, leave=False, dynamic_ncols=True, bar_format=_FORM)
+        now = time.monotonic()
+        if now - self._shown < _REFRESH:
+            return
+        self._shown = now
+        said = f"epoch {progress.epoch}, update {progress.updates:,}, cost {progress.mean_cost():.3f}"
+        self._bar.set_postfix_str(said, refresh=False)
+        self._bar.update(share - self._bar.n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
