@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,16 +17,22 @@ def parser() -> cli.Parser:
         prog="nmt-plot", allow_abbrev=False, description="Draw figures of runs: metrics over time, or a timeline of a trace."
     )
     kinds = options.add_subparsers(dest="kind", required=True)
-    curves = kinds.add_parser("convergence", help="a validation metric against wall-clock time, with a CSV")
-    curves.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    curves.add_argument("--metric", choices=list(METRICS), default="cross-entropy")
-    curves.add_argument(
-        "--clock",
-        choices=list(convergence.CLOCKS),
-        default="seconds",
-        help="training_seconds: without validation and checkpoints",
-    )
-    curves.add_argument("--output", type=Path, default=Path("convergence.png"), metavar="FILE", help=".png, .svg or .pdf")
+    for name, metric, text in (
+        ("convergence", None, "a validation metric against wall-clock time, with a CSV"),
+        ("cost", "cost", "the training cost against wall-clock time, with a CSV"),
+        ("learning-rate", "learning_rate", "the learning rate against wall-clock time, with a CSV"),
+    ):
+        curves = kinds.add_parser(name, help=text)
+        curves.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+        if metric is None:
+            curves.add_argument("--metric", choices=list(METRICS), default="cross-entropy")
+        else:
+            curves.set_defaults(metric=metric)
+        curves.add_argument(
+            "--clock", choices=list(convergence.CLOCKS), default="seconds",
+            help="training_seconds: without validation and checkpoints",
+        )  # fmt: skip
+        _add_output(curves, ".png, .svg or .pdf")
     spans = kinds.add_parser("timeline", help="what every rank does in a window of time, from a trace")
     spans.add_argument("run", type=Path, metavar="RUN")
     spans.add_argument(
@@ -34,24 +41,32 @@ def parser() -> cli.Parser:
     spans.add_argument(
         "--seconds", type=cli.finite, default=None, metavar="S", help="length of the window [seconds] (default: ten steps)"
     )
-    spans.add_argument("--output", type=Path, default=Path("timeline.png"), metavar="FILE", help=".png, .svg or .pdf")
+    _add_output(spans, ".png, .svg or .pdf")
     trace = kinds.add_parser("trace", help="export a trace for other programs")
     trace.add_argument("run", type=Path, metavar="RUN")
     trace.add_argument("--chrome", action="store_true", required=True, help="Trace Event JSON, for ui.perfetto.dev")
-    trace.add_argument("--output", type=Path, default=Path("trace.json"), metavar="FILE")
-    for kind in (curves, spans, trace):
-        kind.add_argument("--debug", action="store_true", help="print the stack trace of an error")
+    _add_output(trace, "JSON")
     return options
+
+
+def _add_output(kind: argparse.ArgumentParser, form: str) -> None:
+    kind.add_argument(
+        "--output", type=Path, default=None, metavar="FILE", help=f"{form} (default: in the run folder, if there is one RUN)"
+    )
+    kind.add_argument("--debug", action="store_true", help="print the stack trace of an error")
 
 
 def command(arguments: Sequence[str]) -> int:
     given = parser().parse_args(arguments)
-    if given.kind == "convergence":
-        written = convergence.plot(given.runs, given.metric, given.clock, given.output)
+    runs = given.runs if "runs" in given else [given.run]
+    name = "trace.json" if given.kind == "trace" else f"{given.kind}.png"
+    output = given.output or (runs[0] / name if len(runs) == 1 and runs[0].is_dir() else Path(name))
+    if "metric" in given:
+        written = convergence.plot(runs, given.metric, given.clock, output)
     elif given.kind == "timeline":
-        written = timeline.plot(given.run, given.start, given.seconds, given.output)
+        written = timeline.plot(given.run, given.start, given.seconds, output)
     else:
-        written = timeline.chrome(given.run, given.output)
+        written = timeline.chrome(given.run, output)
     print(*written, sep="\n")
     return 0
 

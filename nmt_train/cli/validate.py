@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nmt_train import cli
+from nmt_train.common.errors import UserError
 from nmt_train.common.metric import METRICS
 
 
@@ -25,6 +26,11 @@ def parser() -> cli.Parser:
     options.add_argument(
         "--metrics", nargs="+", choices=list(METRICS), default=list(METRICS), help="metrics to compute (default: all)"
     )
+    options.add_argument(
+        "--score",
+        action="store_true",
+        help="instead of the table, print log p of each target of one model, one line per pair",
+    )
     options.add_argument("--json", action="store_true", help="print one JSON object per row instead of the table")
     cli.add_model_options(options)
     return options
@@ -34,9 +40,15 @@ def command(arguments: Sequence[str]) -> int:
     given = parser().parse_args(arguments)
     from nmt_train import device
     from nmt_train.model.metrics import ValidationConfig
-    from nmt_train.report.table import measure, table
+    from nmt_train.report.table import measure, score, table
 
     own = device.prepare(given.devices, given.threads)
+    if given.score:
+        if len(given.paths) > 1:
+            raise UserError(f"command line: --score is for one model; there are {len(given.paths)}")
+        for value in score(given.paths[0], given.average or 1, given.test, given.batch_tokens, own):
+            print(f"{value:.6f}")
+        return 0
     settings = ValidationConfig(
         metrics=given.metrics, beam=given.beam, normalisation=given.normalisation, batch_tokens=given.batch_tokens
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ from nmt_train.common.errors import NotFinite, UserError
 from nmt_train.common.metric import METRICS
 from nmt_train.common.section import STRICT, as_list, one_of
 from nmt_train.corpus import MAX_RATIO, Files
-from nmt_train.corpus.batches import assemble, fitting
+from nmt_train.corpus.batches import Batch, assemble, fitting
 from nmt_train.corpus.text import read_pairs
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.model.beam_search import SearchConfig
@@ -103,9 +103,31 @@ class TestSet:
         return scores
 
     @torch.inference_mode()
+    def score(self, model: Transformer, batch_tokens: int) -> list[float]:
+        """Return log p of each target, END included, in the order of the pairs; raises NotFinite as `measure`."""
+        found = [0.0] * len(self.source)
+        for group, batch in self._batches(model, batch_tokens, lambda: False):
+            for pair, value in zip(group, model.log_probabilities(batch).tolist(), strict=True):
+                found[pair] = value
+        if not all(map(math.isfinite, found)):
+            raise NotFinite(NO_PROBABILITIES)
+        return found
+
+    @torch.inference_mode()
     def _cross_entropy(self, model: Transformer, batch_tokens: int, asked_to_stop: Callable[[], bool]) -> float:
-        device = next(model.parameters()).device
         total, tokens = 0.0, 0
+        for _, batch in self._batches(model, batch_tokens, asked_to_stop):
+            total += float(model.cross_entropy(batch))
+            tokens += batch.target_tokens
+        if not math.isfinite(total):
+            raise NotFinite(NO_PROBABILITIES)
+        return total / tokens
+
+    def _batches(
+        self, model: Transformer, batch_tokens: int, asked_to_stop: Callable[[], bool]
+    ) -> Iterator[tuple[list[int], Batch]]:
+        """Yield batches on the device of the model, with the numbers of their pairs, longest first, in evaluation mode."""
+        device = next(model.parameters()).device
         lengths = [(len(target), len(source)) for target, source in zip(self.target, self.source, strict=True)]
         order = sorted(range(len(lengths)), key=lambda i: (max(lengths[i]), lengths[i]))  # the longest pair is last
         was_training = model.training
@@ -116,14 +138,9 @@ class TestSet:
                     raise Interrupted
                 size = fitting(1 + max(lengths[order[-1]]), batch_tokens)
                 group, order = order[-size:], order[:-size]
-                batch = assemble([self.source[i] for i in group], [self.target[i] for i in group]).to(device)
-                total += float(model.cross_entropy(batch))
-                tokens += batch.target_tokens
+                yield group, assemble([self.source[i] for i in group], [self.target[i] for i in group]).to(device)
         finally:
             model.train(was_training)
-        if not math.isfinite(total):
-            raise NotFinite(NO_PROBABILITIES)
-        return total / tokens
 
     def _translate(self, model: Transformer, config: ValidationConfig, asked_to_stop: Callable[[], bool]) -> list[str]:
         search = SearchConfig(beam=config.beam, normalisation=config.normalisation)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt_train.corpus.batches import Batch
+from nmt_train.corpus.vocabulary import PAD
 from nmt_train.model import ModelConfig
 from nmt_train.model.attention import Attention
 from nmt_train.model.dropout import drop_words, dropout
@@ -154,6 +155,12 @@ class Transformer(nn.Module):
         """Return the validation measure: the sum of -log p over target tokens without label smoothing, an fp32 scalar."""
         hidden, labels = self._hidden(batch, self.states)
         return cross_entropy(hidden, self.output_matrix, labels)
+
+    def log_probabilities(self, batch: Batch) -> Tensor:
+        """Return log p of each sentence's target, END included (sentences,), fp32."""
+        logits = F.linear(self.states(batch.source, batch.source_mask, batch.target_in), self.output_matrix).float()
+        pieces = torch.log_softmax(logits, dim=-1).gather(2, batch.target_out[..., None]).squeeze(2)
+        return pieces.masked_fill(batch.target_out == PAD, 0.0).sum(1)
 
     def states(self, source: Tensor, mask: Tensor | None, target: Tensor) -> Tensor:
         """Return the decoder output (batch, target, dim) for the ids of both sides; shapes as for `encode` and `decode`."""

@@ -1,4 +1,4 @@
-"""Validation metrics over wall-clock time, one curve per run, as a figure and as a CSV table (thesis Figure 4.3b)."""
+"""Validation metrics and costs over wall-clock time, one curve per run, as a figure and a CSV table (thesis Figure 4.3b)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,26 @@ from nmt_train.run.log import read_metrics
 CLOCKS = {"seconds": "wall-clock time", "training_seconds": "training time without validation"}
 
 
+# Names in the events of log lines, with the titles of their axes.
+LOGGED = {"cost": "training cost per piece (nats)", "learning_rate": "learning rate"}
+
+
 def curve(run: Path, metric: str) -> list[dict[str, Any]]:
-    """Return the validation events of a run that include `metric`; raise UserError if there are none."""
-    events = [event for event in read_metrics(run / "metrics.jsonl") if event["event"] == "validation" and metric in event]
+    """Return the events of a run that include `metric`, one of METRICS or of LOGGED; raise UserError if there are none."""
+    kind = "train" if metric in LOGGED else "validation"
+    events = [event for event in read_metrics(run / "metrics.jsonl") if event["event"] == kind and metric in event]
+    if not events and kind == "train":
+        raise UserError(f"{run}: has no log line yet; let the run continue, or set log.every lower")
     if not events:
         raise UserError(f"{run}: no validation measured {metric}; add it to validation.metrics, or let the run continue")
     return events
 
 
 def plot(runs: list[Path], metric: str, clock: str, output: Path) -> list[Path]:
-    """Plot `metric` of each run over `clock`; write `output` (PNG, SVG or PDF by its extension) and a CSV file beside it."""
+    """Plot `metric` of each run over `clock`; write `output` (PNG, SVG or PDF by its extension) and a CSV file beside it.
+
+    metric: one of METRICS or of LOGGED. clock: one of CLOCKS.
+    """
     curves = {str(run): curve(run, metric) for run in runs}
     longest = max(events[-1][clock] for events in curves.values())
     unit, seconds = ("hours", 3600) if longest > 3 * 3600 else ("minutes", 60) if longest > 180 else ("seconds", 1)
@@ -33,13 +43,13 @@ def plot(runs: list[Path], metric: str, clock: str, output: Path) -> list[Path]:
     for run, events in curves.items():
         axes.plot(
             [event[clock] / seconds for event in events], [event[metric] for event in events],
-            marker="o", markersize=3.5, linewidth=1.8, label=names[run],
+            marker=None if metric in LOGGED else "o", markersize=3.5, linewidth=1.8, label=names[run],
         )  # fmt: skip
     kinds = {is_simulation(run) for run in runs}
     what = CLOCKS[clock] if kinds == {False} else CLOCKS[clock].replace("wall-clock time", "time")
     where = {frozenset({True}): "virtual ", frozenset({False}): ""}.get(frozenset(kinds), "real and virtual ")
     axes.set_xlabel(f"{where}{what} ({unit})")
-    axes.set_ylabel(METRICS[metric].label)
+    axes.set_ylabel(LOGGED.get(metric) or METRICS[metric].label)
     axes.set_xlim(left=0)
     axes.legend(frameon=False)
     save_figure(figure, output)

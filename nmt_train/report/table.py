@@ -11,6 +11,7 @@ import torch
 from nmt_train.common.errors import NotFinite
 from nmt_train.common.metric import METRICS
 from nmt_train.corpus import MAX_RATIO, Files
+from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.load_model import load_model
 from nmt_train.model.metrics import TestSet, ValidationConfig
 from nmt_train.run import checkpoint
@@ -32,8 +33,7 @@ def measure(
             files: Files = list(test) if test else facts["config"]["corpus"]["valid"]
             key = (vocabulary.digest, str(files))
             if key not in sets:
-                ratio = MAX_RATIO if test else facts["config"]["corpus"].get("max_ratio", MAX_RATIO)
-                sets[key] = TestSet(files, "--test" if test else "corpus.valid", vocabulary, ratio)
+                sets[key] = _test_set(test, vocabulary, facts)
             try:
                 scores = sets[key].measure(model, config)
             except NotFinite as error:
@@ -43,6 +43,20 @@ def measure(
                 "checkpoint": str(group[-1]), "averaged": len(group), "update": update, "test": files,
                 **scores.values, "signatures": scores.signatures, "beam": config.beam,
             }  # fmt: skip
+
+
+def score(path: Path, average: int, test: list[str] | None, batch_tokens: int, device: torch.device) -> list[float]:
+    """Return log p of each pair of a test set for one model; arguments and errors as for `measure`."""
+    group = newest(path, average)
+    model, vocabulary, facts = load_model(group, device)
+    return _test_set(test, vocabulary, facts).score(model, batch_tokens)
+
+
+def _test_set(test: list[str] | None, vocabulary: Vocabulary, facts: dict[str, Any]) -> TestSet:
+    corpus = facts["config"]["corpus"]
+    if test:
+        return TestSet(list(test), "--test", vocabulary, MAX_RATIO)
+    return TestSet(corpus["valid"], "corpus.valid", vocabulary, corpus.get("max_ratio", MAX_RATIO))
 
 
 def table(rows: list[dict[str, Any]], metrics: list[str]) -> str:

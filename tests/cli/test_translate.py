@@ -1,0 +1,120 @@
+"""nmt-translate and nmt-validate --score: what is said of lines that need it, and several models together."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import small
+
+from nmt_train import cli, config
+from nmt_train.cli import translate, validate
+from nmt_train.load_model import load_ensemble, load_model
+from nmt_train.run.folder import Run
+from nmt_train.training.start import start
+
+
+@pytest.fixture(scope="module")
+def run(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with two checkpoints."""
+    values = small(demo, tmp_path_factory.mktemp("translating") / "run")
+    values |= {"stop": {"after": "60u"}, "checkpoint": {"every": "30u"}}
+    assert start(config.validate(values, {}), False, False) == 0
+    return Path(values["run"])
+
+
+@pytest.fixture
+def translated(monkeypatch: pytest.MonkeyPatch, capfdbinary: Any) -> Any:
+    def call(text: bytes, *arguments: object) -> tuple[int, list[str], str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+        capfdbinary.readouterr()
+        status = cli.run(translate.command, [str(argument) for argument in arguments])
+        out, err = (stream.decode() for stream in capfdbinary.readouterr())
+        return status, out.split("\n")[:-1], err
+
+    return call
+
+
+BAD = b"six\nfour\nb\xffd\nseven\n"
+
+
+@pytest.mark.parametrize("window", [1, 2000])
+def test_it_stops_at_a_bad_line_after_those_before_it(run: Path, translated: Any, window: int) -> None:
+    status, lines, said = translated(BAD, "--model", run, "--window", window)
+    good = translated(b"six\nfour\n", "--model", run)[1]
+    assert (status, lines) == (2, good)
+    assert "standard input, line 3: not UTF-8 (byte 2 of the line)" in said
+    assert "the 2 lines before it are translated; correct it and continue with tail -n +3, or use --on-error" in said
+
+
+def test_a_bad_line_is_replaced_or_skipped_if_wanted_and_the_others_stay_as_they_are(run: Path, translated: Any) -> None:
+    good = translated("six\nfour\nb�d\nseven\n".encode(), "--model", run)
+    assert good[2] == "", "a replacement character in the text is no error"
+    status, lines, said = translated(BAD, "--model", run, "--on-error", "replace")
+    assert (status, lines) == (0, good[1])
+    assert "warning: 1 of the lines are not UTF-8: their invalid bytes are replaced (line 3)" in said
+    status, lines, said = translated(BAD, "--model", run, "--on-error", "skip")
+    assert (status, lines) == (0, [*good[1][:2], "", good[1][3]])
+    assert "their translation is empty (line 3)" in said
+
+
+def test_lines_that_were_cut_are_named(run: Path, translated: Any) -> None:
+    long = b"six " * 2000
+    status, lines, said = translated(b"\n".join([b"one", long, b"two", long, b""]), "--model", run, "--beam", 1, "--window", 3)
+    assert (status, len(lines)) == (0, 4)
+    assert "warning: 2 of the lines are longer than 1,000 pieces: cut (line 2, 4)" in said
+
+
+def test_n_best_prints_n_lines_also_for_an_empty_one(run: Path, translated: Any) -> None:
+    lines = translated(b"six\n\nseven\n", "--model", run, "--n-best", 3, "--beam", 3)[1]
+    assert [line.split(" |||")[0] for line in lines] == ["0"] * 3 + ["1"] * 3 + ["2"] * 3
+    assert all(line.startswith("1 |||  |||") for line in lines[3:6])
+
+
+def test_an_ensemble_of_one_model_twice_is_that_model(run: Path, demo: Path, translated: Any) -> None:
+    text = (demo / "test.en").read_bytes()
+    assert translated(text, "--model", run)[1] == translated(text, "--model", run, run / "last")[1]
+
+
+def test_an_ensemble_averages_probabilities(run: Path) -> None:
+    paths = Run(run).checkpoints()
+    models = [load_model([path], torch.device("cpu"))[0] for path in paths]
+    together, vocabulary = load_ensemble([[path] for path in paths], torch.device("cpu"))
+    source, words = torch.tensor([vocabulary.encode(["six"])[0] + [3]]), torch.tensor([[2]])
+    with torch.inference_mode():
+        each = [model.step(words, model.start(source, None)).softmax(-1) for model in models]
+        found = together.step(words, together.start(source, None))  # type: ignore[arg-type]
+    torch.testing.assert_close(found.exp(), (each[0] + each[1]) / 2)
+    assert not torch.allclose(each[0], each[1])
+
+
+def test_the_models_of_an_ensemble_share_a_vocabulary(run: Path, demo: Path, tmp_path: Path, translated: Any) -> None:
+    values = small(demo, tmp_path / "other")
+    values["corpus"]["vocabulary"] = {"size": 110}
+    assert start(config.validate(values, {}), False, False) == 0
+    status, _, said = translated(b"six\n", "--model", run, tmp_path / "other")
+    assert status == 2
+    assert "has another vocabulary than" in said
+
+
+def test_scores_are_the_log_probabilities_whose_mean_is_the_cross_entropy(
+    run: Path, demo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    test = ["--test", str(demo / "test.en"), str(demo / "test.de")]
+    assert cli.run(validate.command, [str(run), "--score", *test, "--batch-tokens", "100"]) == 0
+    scores = [float(line) for line in capsys.readouterr().out.splitlines()]
+    assert cli.run(validate.command, [str(run / "last"), *test, "--json", "--metrics", "cross-entropy"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    _, vocabulary, _ = load_model([run / "last"], torch.device("cpu"))
+    lines = (demo / "test.de").read_text(encoding="utf-8").splitlines()
+    pieces = sum(len(ids) + 1 for ids in vocabulary.encode(lines))
+    assert len(scores) == len(lines)
+    assert -math.fsum(scores) / pieces == pytest.approx(row["cross-entropy"], abs=1e-4)
+    assert cli.run(validate.command, [str(run), str(run / "last"), "--score"]) == 2
+    assert "--score is for one model; there are 2" in capsys.readouterr().err
