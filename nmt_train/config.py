@@ -183,9 +183,14 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
         name = next((".".join(path[:n]) for n in range(len(path), 0, -1) if ".".join(path[:n]) in known), ".".join(path))
         named = f"{name}.{text.split()[0]}"  # texts about several keys of a section begin with one of them
         place = next((where[key] for key in (named, name, *where) if key in where and key.startswith(name)), "config")
+        within = path[name.count(".") + 1 :]  # an entry of a list
+        entry = f"{'.'.join(within)}: " if len(within) > 1 and not within[-1].isdigit() else ""
         if kind == "missing":
-            raise UserError(f"{next(iter(where.values()), 'config').split(',')[0]}: {name} is missing; set it") from None
-        raise UserError(f"{place}: {name}: {text}; see nmt-train --help") from None
+            file = next(iter(where.values()), "config").split(",")[0]
+            raise UserError(
+                f"{place if entry else file}: {name}{': ' + entry[:-2] if entry else ''} is missing; set it"
+            ) from None
+        raise UserError(f"{place}: {name}: {entry}{text}; see nmt-train --help") from None
 
 
 _FORMER = {"wire": "transport"}  # maps the names of sections in earlier versions to their present names

@@ -31,6 +31,9 @@ def parser() -> cli.Parser:
         action="store_true",
         help="instead of the table, print log p of each target of one model, one line per pair",
     )
+    options.add_argument(
+        "--compare", action="store_true", help="compare BLEU and chrF of each model with those of the first (paired bootstrap)"
+    )
     options.add_argument("--json", action="store_true", help="print one JSON object per row instead of the table")
     cli.add_model_options(options)
     return options
@@ -40,6 +43,7 @@ def command(arguments: Sequence[str]) -> int:
     given = parser().parse_args(arguments)
     from nmt_train import device
     from nmt_train.model.metrics import ValidationConfig
+    from nmt_train.report import significance
     from nmt_train.report.table import measure, score, table
 
     own = device.prepare(given.devices, given.threads)
@@ -49,9 +53,15 @@ def command(arguments: Sequence[str]) -> int:
         for value in score(given.paths[0], given.average or 1, given.test, given.batch_tokens, own):
             print(f"{value:.6f}")
         return 0
+    if given.compare and given.score:
+        raise UserError("command line: give either --compare or --score")
     settings = ValidationConfig(
         metrics=given.metrics, beam=given.beam, normalisation=given.normalisation, batch_tokens=given.batch_tokens
     )
+    if given.compare:
+        compared = significance.compare(given.paths, given.average or 1, given.test, settings, own)
+        print(*map(json.dumps, compared), sep="\n") if given.json else print(significance.table(compared))
+        return 0
     rows = []
     for row in measure(given.paths, given.average, given.test, settings, own):
         rows.append(row)

@@ -1,5 +1,6 @@
 """Shared by all configuration sections: the pydantic settings, validators for names from a registry, and error texts."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ class Problem(NamedTuple):
 def problem(error: ValidationError) -> Problem:
     first = error.errors()[0]
     text = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    text = re.sub(r"a dictionary or an instance of \w+", "keys with their values", text)
     given = "" if first["type"] in ("value_error", "missing") else f", not {first['input']!r}"
     return Problem(first["type"], [str(part) for part in first["loc"]], text + given)
 

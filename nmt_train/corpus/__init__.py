@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.dataclasses import dataclass
 
+from nmt_train.common.duration import Duration
 from nmt_train.common.section import STRICT
 
 MAX_RATIO = 200.0  # bytes of text per byte of a .gz file: ordinary text has 5 to 10, purely repetitive text 1,000
@@ -46,13 +47,42 @@ class VocabularyConfig:
 
 
 @dataclass(frozen=True, config=STRICT)
+class CorpusPart:
+    """One of several training corpora (an entry of `corpus.train`).
+
+    files: as `corpus.train` of a single corpus. name: for the log and errors. weight: its share of an epoch, relative to the
+    weights of the others. until: the corpus is used in that many epochs, as 3e; None: always. tag: put before every source.
+    """
+
+    files: Files
+    name: str = ""
+    weight: float | None = Field(default=None, gt=0)
+    until: Duration | None = None
+    tag: str = ""
+
+
+def _form(train: Any) -> str:
+    """Whether `corpus.train` gives files or a list of corpora."""
+    several = isinstance(train, list) and any(isinstance(entry, (dict, CorpusPart)) for entry in train)
+    return "entry" if several else "files"
+
+
+@dataclass(frozen=True, config=STRICT)
 class CorpusConfig:
     """Parallel text: UTF-8, plain or .gz, one sentence per line; or .tsv with source and target in its first two columns."""
 
-    train: Files = Field(
-        description="[source, target], each a file or a list of files; or [pairs.tsv]; relative to the working directory"
+    train: Annotated[Annotated[Files, Tag("files")] | Annotated[list[CorpusPart], Tag("entry")], Discriminator(_form)] = Field(
+        description="[source, target], each a file or a list of files; or [pairs.tsv]; relative to the working directory."
+        " Or several corpora: a list of {files: as before, name, weight, until: 3e, tag: '<2de>'} (docs/corpora.md)"
     )
     valid: Files = Field(description="validation set, in the same form as train")
+    temperature: float | None = Field(
+        default=None,
+        gt=0,
+        le=1000,
+        description="of several corpora: each has a share of an epoch in proportion to its size to the power 1/temperature;"
+        " null: by their weights, else every pair once",
+    )
     max_length: int = Field(
         default=100,
         ge=1,

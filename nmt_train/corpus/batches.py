@@ -14,7 +14,8 @@ from torch import Tensor
 from nmt_train.common.errors import UserError
 from nmt_train.corpus import BatchConfig, CorpusConfig
 from nmt_train.corpus.data_shard import DataShard, Position
-from nmt_train.corpus.store import Store
+from nmt_train.corpus.mixture import Mixture, label, parts
+from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, Vocabulary
 
 _ORDINARY = 256  # sentence length in pieces; up to it, attention needs less memory than the rest of the model
@@ -73,24 +74,31 @@ class Batches:
     Raises UserError if training would leave out too many pairs, or if a batch cannot hold the longest sentence.
     """
 
-    def __init__(self, store: Store, corpus: CorpusConfig, batch: BatchConfig, vocabulary: Vocabulary, seed: int) -> None:
-        self.store, self._config, self._vocabulary, self._seed = store, batch, vocabulary, seed
+    def __init__(self, stores: Stores, corpus: CorpusConfig, batch: BatchConfig, vocabulary: Vocabulary, seed: int) -> None:
+        self.stores, self._config, self._vocabulary, self._seed = stores, batch, vocabulary, seed
         self._window, self._sampling = corpus.window, corpus.vocabulary.sampling
         self._candidates = corpus.vocabulary.sampling_candidates
-        self._lengths = store.source.lengths.astype(np.int32), store.target.lengths.astype(np.int32)
+        lengths = stores.lengths()
+        self._lengths = tuple(np.concatenate(side) if len(side) > 1 else side[0] for side in zip(*lengths, strict=True))
         longest, shortest = np.maximum(*self._lengths), np.minimum(*self._lengths)
         kept = (shortest > 0) & (longest <= corpus.max_length)
         empty = int((shortest == 0).sum())
         self.left_out = LeftOut(empty, len(kept) - empty - int(kept.sum()), len(kept))
-        self._kept = np.flatnonzero(kept).astype(np.int32 if len(kept) < 1 << 31 else np.int64)
+        numbers = np.flatnonzero(kept).astype(np.int32 if len(kept) < 1 << 31 else np.int64)
+        ends = np.cumsum([len(source) for source, _ in lengths])
+        self._kept = np.split(numbers, np.searchsorted(numbers, ends[:-1]))
         self._check(corpus)
+        self.mixture = Mixture(corpus, self._kept, seed)
 
     def _check(self, corpus: CorpusConfig) -> None:
-        if len(self._kept) == 0:
-            raise UserError(
-                f"corpus.train: no pair is left to train on ({self.left_out}); check the files and corpus.max_length"
-            )
-        share = 1 - len(self._kept) / self.left_out.total
+        found = parts(corpus)
+        for number, kept in enumerate(self._kept):
+            if len(kept) == 0:
+                raise UserError(
+                    f"{label(found, number)}: no pair is left to train on ({self.left_out}); check the files and"
+                    " corpus.max_length"
+                )
+        share = 1 - sum(map(len, self._kept)) / self.left_out.total
         if share > corpus.max_skipped:
             raise UserError(
                 f"corpus.train: {share:.1%} of the pairs would be left out ({self.left_out}), more than"
@@ -103,8 +111,8 @@ class Batches:
             )
 
     def __len__(self) -> int:
-        """Return the number of pairs in an epoch."""
-        return len(self._kept)
+        """Return the number of pairs in the first epoch."""
+        return sum(self.mixture.counts(0))
 
     def stream(self, data_shard: DataShard, position: Position) -> Iterator[tuple[Batch | None, bool]]:
         """Yield one worker's batches endlessly, each with a flag that is true for its last batch of an epoch.
@@ -125,13 +133,13 @@ class Batches:
 
     def target_tokens(self) -> list[int]:
         """Return the number of target tokens of each batch of the first epoch; those of later epochs are similar."""
-        lengths = self.store.target.lengths
-        return [int((lengths[pairs] + 1).sum()) for pairs in self.groups(0)]
+        lengths = self._lengths[1]
+        return [int((lengths[pairs] + 1).sum(dtype=np.int64)) for pairs in self.groups(0)]
 
     def groups(self, epoch: int) -> Iterator[np.ndarray]:
-        """Yield the pair numbers of each batch of `epoch` in training order; every kept pair appears exactly once."""
+        """Yield the pair numbers of each batch of `epoch` in training order; `Mixture` says which pairs these are."""
         random = np.random.default_rng([self._seed, epoch])
-        order = random.permutation(self._kept)
+        order = random.permutation(self.mixture.pairs(epoch))
         for start in range(0, len(order), self._window):
             window = order[start : start + self._window]
             source, target = (lengths[window] for lengths in self._lengths)
@@ -161,8 +169,7 @@ class Batches:
     def _assemble(self, pairs: np.ndarray | None, seed: list[int]) -> Batch | None:
         if pairs is None:
             return None
-        source = [self.store.source[pair] for pair in pairs]
-        target = [self.store.target[pair] for pair in pairs]
+        source, target = map(list, zip(*(self.stores[pair] for pair in pairs), strict=True))
         if self._sampling:
             random = np.random.default_rng(seed)
             source, target = (

@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,8 @@ import numpy as np
 
 from nmt_train.common import atomic_file as durable
 from nmt_train.common.errors import UserError, unreadable
-from nmt_train.corpus import MAX_RATIO, Files
+from nmt_train.corpus import MAX_RATIO, CorpusConfig, Files
+from nmt_train.corpus.mixture import label, parts
 from nmt_train.corpus.text import read_pairs, sides
 from nmt_train.corpus.vocabulary import Vocabulary
 
@@ -63,10 +64,58 @@ class Store:
     def __len__(self) -> int:
         return len(self.source.offsets) - 1
 
+    def arrays(self) -> Iterator[np.ndarray]:
+        """Yield what a checksum covers: all offsets, and the first _CHECKED tokens per side."""
+        for side in (self.source, self.target):
+            yield from (side.offsets, side.tokens[:_CHECKED])
+
+
+class Stores:
+    """The training corpora one after another: pair numbers count through all of them.
+
+    tags: for each corpus, the pieces that stand before each of its sources.
+    """
+
+    def __init__(self, stores: Sequence[Store], tags: Sequence[np.ndarray]) -> None:
+        self._stores, self._tags = stores, tags
+        self._first = np.cumsum([0, *map(len, stores)])  # the number of each corpus's first pair, and the total
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def __getitem__(self, pair: int) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of the source with its tag, and of the target."""
+        number = int(np.searchsorted(self._first, pair, side="right")) - 1
+        store, tag, own = self._stores[number], self._tags[number], int(pair - self._first[number])
+        source = store.source[own]
+        return (np.concatenate([tag, source]) if len(tag) and len(source) else source), store.target[own]
+
+    def lengths(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each corpus, the number of pieces of each source, with its tag, and of each target; int32 (pairs,)."""
+        found = []
+        for store, tag in zip(self._stores, self._tags, strict=True):
+            source, target = (side.lengths.astype(np.int32) for side in (store.source, store.target))
+            found.append((source + np.int32(len(tag)) * (source > 0), target))
+        return found
+
+    @property
+    def paths(self) -> list[Path]:
+        return [store.path for store in self._stores]
+
     def checksum(self) -> str:
-        """Return a checksum of all offsets and of the first _CHECKED tokens per side; equal stores have equal checksums."""
-        parts = (part for side in (self.source, self.target) for part in (side.offsets, side.tokens[:_CHECKED]))
-        return f"{functools.reduce(lambda total, part: zlib.crc32(part.tobytes(), total), parts, 0):08x}"
+        """Return a checksum; equal corpora have equal checksums."""
+        arrays = (part for store in self._stores for part in store.arrays())
+        return f"{functools.reduce(lambda total, part: zlib.crc32(part.tobytes(), total), arrays, 0):08x}"
+
+
+def open_stores(config: CorpusConfig, vocabulary: Vocabulary, fallback: Path) -> Stores:
+    """Open or build the stores of all training corpora; arguments and errors as for `open_store`."""
+    found = parts(config)
+    stores = [
+        open_store(part.files, label(found, number), vocabulary, fallback, config.max_ratio)
+        for number, part in enumerate(found)
+    ]
+    return Stores(stores, [np.array(vocabulary.encode([part.tag])[0], dtype=np.int64) for part in found])
 
 
 def open_store(files: Files, key: str, vocabulary: Vocabulary, fallback: Path, ratio: float = MAX_RATIO) -> Store:

@@ -15,6 +15,7 @@ import sentencepiece
 
 from nmt_train.common.errors import UserError, unreadable
 from nmt_train.corpus import CorpusConfig, VocabularyConfig
+from nmt_train.corpus.mixture import label, parts
 from nmt_train.corpus.text import read_pairs
 
 PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
@@ -108,6 +109,7 @@ def train(config: CorpusConfig) -> Vocabulary:
             unk_id=UNKNOWN,
             bos_id=BEGIN,
             eos_id=END,
+            user_defined_symbols=list(dict.fromkeys(part.tag for part in parts(config) if part.tag)),
             num_threads=os.cpu_count() or 1,
             minloglevel=2,
         )
@@ -131,10 +133,12 @@ class _BothSides:
 
     def __iter__(self) -> Iterator[str]:
         try:
-            for source, target in read_pairs(self._config.train, "corpus.train", self._config.max_ratio):
-                if source.strip() and target.strip():
-                    yield source
-                    yield target
+            found = parts(self._config)
+            for number, part in enumerate(found):
+                for source, target in read_pairs(part.files, label(found, number), self._config.max_ratio):
+                    if source.strip() and target.strip():
+                        yield source
+                        yield target
         except UserError as error:
             self.error = error
 

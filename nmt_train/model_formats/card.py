@@ -102,6 +102,8 @@ def _about(origin: Origin, config: ModelConfig) -> str:
 
 def _files(files: Any) -> str:
     """The file names of `corpus.train` or `corpus.valid`, without their folders."""
+    if isinstance(files, dict):  # one of several corpora
+        return _files(files["files"])
     if isinstance(files, str):
         return f"`{files.rsplit('/', 1)[-1]}`"
     return ", ".join(_files(file) for file in files)

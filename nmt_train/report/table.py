@@ -33,7 +33,7 @@ def measure(
             files: Files = list(test) if test else facts["config"]["corpus"]["valid"]
             key = (vocabulary.digest, str(files))
             if key not in sets:
-                sets[key] = _test_set(test, vocabulary, facts)
+                sets[key] = test_set(test, vocabulary, facts)
             try:
                 scores = sets[key].measure(model, config)
             except NotFinite as error:
@@ -49,10 +49,11 @@ def score(path: Path, average: int, test: list[str] | None, batch_tokens: int, d
     """Return log p of each pair of a test set for one model; arguments and errors as for `measure`."""
     group = newest(path, average)
     model, vocabulary, facts = load_model(group, device)
-    return _test_set(test, vocabulary, facts).score(model, batch_tokens)
+    return test_set(test, vocabulary, facts).score(model, batch_tokens)
 
 
-def _test_set(test: list[str] | None, vocabulary: Vocabulary, facts: dict[str, Any]) -> TestSet:
+def test_set(test: list[str] | None, vocabulary: Vocabulary, facts: dict[str, Any]) -> TestSet:
+    """The test set of these files, or the run's corpus.valid."""
     corpus = facts["config"]["corpus"]
     if test:
         return TestSet(list(test), "--test", vocabulary, MAX_RATIO)
@@ -70,13 +71,18 @@ def table(rows: list[dict[str, Any]], metrics: list[str]) -> str:
         ]
         for row in rows
     ]
-    widths = [max(len(line[column]) for line in [head, *body]) for column in range(len(head))]
-    lines = [
+    lines = aligned([head, *body])
+    signatures = {f"{name}: {text}" for row in rows for name, text in row["signatures"].items()}
+    return "\n".join([*lines, "", *sorted(signatures), f"beam {rows[0]['beam']}, cross-entropy per target piece, END included"])
+
+
+def aligned(lines: list[list[str]]) -> list[str]:
+    """Lines of cells in columns; the first column is aligned to the left, the others to the right."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return [
         "  ".join(
             cell.ljust(width) if column == 0 else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         )
-        for line in [head, *body]
+        for line in lines
     ]
-    signatures = {f"{name}: {text}" for row in rows for name, text in row["signatures"].items()}
-    return "\n".join([*lines, "", *sorted(signatures), f"beam {rows[0]['beam']}, cross-entropy per target piece, END included"])

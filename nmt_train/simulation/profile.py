@@ -92,7 +92,7 @@ def _train(config: Config, own: torch.device, ready: PreparedRun, steps: int) ->
         exchange=dataclasses.replace(config.exchange, bypass=False),
     )
     transport = _Watched()
-    worker = maker(config, own, ready.vocabulary, ready.store)(config, transport)
+    worker = maker(config, own, ready.vocabulary, ready.stores)(config, transport)
     worker.schedule.refresh()
     coordinator = _Steps(transport, steps)
     worker.run(coordinator)

@@ -46,7 +46,7 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
         )
 
         def main(transport: VirtualTransport) -> int:
-            make = maker(config, own, ready.vocabulary, ready.store)
+            make = maker(config, own, ready.vocabulary, ready.stores)
             rank = Rank(config, make, lambda ask: nullcontext(), lambda: nullcontext(ready))
             return rank.train(transport, ready if transport.rank == 0 else None)
 
@@ -105,7 +105,7 @@ def profile(config: Config, steps: int, output: Path) -> None:
 
 def _tokens(config: Config, ready: PreparedRun) -> list[int]:
     """Target tokens of each batch of an epoch."""
-    return Batches(ready.store, config.corpus, config.batch, ready.vocabulary, config.seed).target_tokens()
+    return Batches(ready.stores, config.corpus, config.batch, ready.vocabulary, config.seed).target_tokens()
 
 
 def _sum_up(seconds: float, ranks: int, start: float) -> None:

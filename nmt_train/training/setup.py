@@ -15,7 +15,8 @@ from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
 from nmt_train.corpus.batches import Batches
-from nmt_train.corpus.store import Store, open_store
+from nmt_train.corpus.mixture import label, parts
+from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.text import read_lines, read_pairs, sides
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.corpus.vocabulary import train as train_vocabulary
@@ -51,7 +52,7 @@ class PreparedRun:
     saved: Checkpoint | None
     damaged: list[str]
     vocabulary: Vocabulary
-    store: Store
+    stores: Stores
     overwrite: bool
     initial: Checkpoint | None = None
     forced: Sequence[str] = ()
@@ -73,18 +74,18 @@ def opened(
         forced = _compare(saved, config, force) if saved is not None else []
         initial = _initial(config) if saved is None and config.init else None
         vocabulary = _inherited(initial, config) if initial else _vocabulary(run, config, saved, overwrite)
-        store = open_store(config.corpus.train, "corpus.train", vocabulary, run.folder / "store", config.corpus.max_ratio)
-        yield PreparedRun(run, saved, damaged, vocabulary, store, overwrite, initial, forced, simulated, remarks)
+        stores = open_stores(config.corpus, vocabulary, run.folder / "store")
+        yield PreparedRun(run, saved, damaged, vocabulary, stores, overwrite, initial, forced, simulated, remarks)
     finally:
         run.close()
 
 
 @contextmanager
-def taken_over(config: Config, vocabulary: Vocabulary, store: Store) -> Iterator[PreparedRun]:
+def taken_over(config: Config, vocabulary: Vocabulary, stores: Stores) -> Iterator[PreparedRun]:
     """Lock the run folder of an ended rank 0, or create one if this machine cannot see it."""
     run = Run.open(Path(config.run).expanduser(), patient=True)
     try:
-        yield PreparedRun(run, *_newest(run), vocabulary, store, overwrite=False)
+        yield PreparedRun(run, *_newest(run), vocabulary, stores, overwrite=False)
     finally:
         run.close()
 
@@ -144,9 +145,9 @@ def follow(worker: Worker, stop_request: StopRequest, recovered: RecoveredState 
     return 0
 
 
-def maker(config: Config, own: torch.device, vocabulary: Vocabulary, store: Store) -> Callable[[Config, Transport], Worker]:
+def maker(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Stores) -> Callable[[Config, Transport], Worker]:
     """A function that builds a worker on `own` from a config and a transport; UserError if the mode or the corpus is wrong."""
-    batches = Batches(store, config.corpus, config.batch, vocabulary, config.seed)
+    batches = Batches(stores, config.corpus, config.batch, vocabulary, config.seed)
 
     def make(config: Config, transport: Transport) -> Worker:
         torch.manual_seed(config.seed)
@@ -162,8 +163,10 @@ def maker(config: Config, own: torch.device, vocabulary: Vocabulary, store: Stor
 
 def _check_early(config: Config) -> None:
     """Find errors in the corpus files before a vocabulary is trained and a corpus is tokenized."""
-    for path in (path for side in sides(config.corpus.train, "corpus.train") for path in side):
-        next(read_lines(path, config.corpus.max_ratio), None)
+    found = parts(config.corpus)
+    for number, part in enumerate(found):
+        for path in (path for side in sides(part.files, label(found, number)) for path in side):
+            next(read_lines(path, config.corpus.max_ratio), None)
     for _ in read_pairs(config.corpus.valid, "corpus.valid", config.corpus.max_ratio):
         pass
 
@@ -207,7 +210,10 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
         f" {worker.device}, {config.precision}, {torch.get_num_threads()} threads{where}"
     )
     if isinstance(batches, Batches):
-        log.say(f"corpus: {len(batches):,} pairs; left out: {batches.left_out}; tokenized in {batches.store.path}")
+        where = ", ".join(map(str, dict.fromkeys(batches.stores.paths)))
+        log.say(f"corpus: {len(batches):,} pairs; left out: {batches.left_out}; tokenized in {where}")
+        for sentence in batches.mixture.described():
+            log.say(sentence)
     for remark in prepared.remarks:
         log.say(remark)
     log.say(f"in force: {', '.join(f'{name} {value}' for name, value in in_force.items())}")

@@ -20,7 +20,7 @@ from nmt_train import device
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
-from nmt_train.corpus.store import Store, open_store
+from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.distributed.message import Message, from_bytes, from_json, to_bytes, to_facts
 from nmt_train.distributed.transport import Aborted, Tag, Transport, TransportConfig, describe
@@ -108,8 +108,8 @@ def _lead(config: Config, transport: Transport, force: bool, overwrite: bool, re
     modes.check(config, transport.nodes)
     _compare_devices(config, transport, own)
     with opened(config, force, overwrite, remarks=remarks) as prepared:
-        _agree(config, transport, prepared.vocabulary, prepared.store)
-        status = _rank(config, own, prepared.vocabulary, prepared.store).train(transport, prepared)
+        _agree(config, transport, prepared.vocabulary, prepared.stores)
+        status = _rank(config, own, prepared.vocabulary, prepared.stores).train(transport, prepared)
         return status if transport.size == 1 or launcher.tasks() else 0  # mpirun itself reports what ended its ranks
 
 
@@ -120,19 +120,17 @@ def _follow(config: Config, transport: Transport) -> int:
     first = transport.nodes.index(transport.nodes[transport.rank])
     if first != transport.rank:
         transport.receive(first, Tag.HELLO).result()  # sent when that rank has built the store
-    store = open_store(
-        config.corpus.train, "corpus.train", vocabulary, Path(config.run).expanduser() / "store", config.corpus.max_ratio
-    )
+    stores = open_stores(config.corpus, vocabulary, Path(config.run).expanduser() / "store")
     for rank in range(transport.rank + 1, transport.size):
         if first == transport.rank and transport.nodes[rank] == transport.nodes[first]:
             transport.send(rank, Tag.HELLO, Message())
-    transport.send(0, Tag.HELLO, from_json(_identity(config, store)))
-    return _rank(config, own, vocabulary, store).train(transport)
+    transport.send(0, Tag.HELLO, from_json(_identity(config, stores)))
+    return _rank(config, own, vocabulary, stores).train(transport)
 
 
-def _rank(config: Config, own: torch.device, vocabulary: Vocabulary, store: Store) -> Rank:
-    take_over = partial(taken_over, config, vocabulary, store)
-    return Rank(config, maker(config, own, vocabulary, store), handling, take_over)
+def _rank(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Stores) -> Rank:
+    take_over = partial(taken_over, config, vocabulary, stores)
+    return Rank(config, maker(config, own, vocabulary, stores), handling, take_over)
 
 
 def _compare_devices(config: Config, transport: Transport, own: torch.device) -> None:
@@ -159,14 +157,14 @@ def _compare_devices(config: Config, transport: Transport, own: torch.device) ->
             )
 
 
-def _agree(config: Config, transport: Transport, vocabulary: Vocabulary, store: Store) -> None:
+def _agree(config: Config, transport: Transport, vocabulary: Vocabulary, stores: Stores) -> None:
     """Send the vocabulary to the other ranks; UserError names the first rank whose code, configuration or corpus differs."""
     for rank in range(1, transport.size):
         transport.send(rank, Tag.HELLO, from_bytes(vocabulary.model))
     for rank in range(1, transport.size):
         if transport.nodes[rank] == transport.nodes[0]:
             transport.send(rank, Tag.HELLO, Message())  # the store on this machine is ready
-    mine = _identity(config, store)
+    mine = _identity(config, stores)
     for rank in range(1, transport.size):
         theirs = to_facts(transport.receive(rank, Tag.HELLO).result()[1], "version")
         for what, value in mine.items():
@@ -189,7 +187,7 @@ def _accept(config: Config, transport: Transport) -> Vocabulary:
     return vocabulary
 
 
-def _identity(config: Config, store: Store) -> dict[str, Any]:
+def _identity(config: Config, stores: Stores) -> dict[str, Any]:
     """Everything that must be equal on all ranks, in the order in which `_agree` compares it."""
     code = hashlib.sha256()
     folder = Path(nmt_train.__file__).parent
@@ -199,5 +197,5 @@ def _identity(config: Config, store: Store) -> dict[str, Any]:
     same = {f"configuration key {name}": value for name, value in leaves.items() if not name.startswith(_LOCAL)}
     return {
         "version": nmt_train.__version__, "code (its checksum)": code.hexdigest()[:12], **same,
-        "corpus.train (pairs)": len(store), "corpus.train (checksum)": store.checksum(),
+        "corpus.train (pairs)": len(stores), "corpus.train (checksum)": stores.checksum(),
     }  # fmt: skip

@@ -118,3 +118,28 @@ def test_scores_are_the_log_probabilities_whose_mean_is_the_cross_entropy(
     assert -math.fsum(scores) / pieces == pytest.approx(row["cross-entropy"], abs=1e-4)
     assert cli.run(validate.command, [str(run), str(run / "last"), "--score"]) == 2
     assert "--score is for one model; there are 2" in capsys.readouterr().err
+
+
+def test_two_models_are_compared_by_resampling(run: Path, demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = Run(run).checkpoints()
+    test = ["--test", str(demo / "train.en"), str(demo / "train.de"), "--beam", "1"]
+    arguments = [str(first), str(second), *test, "--metrics", "chrf", "bleu", "--compare"]
+    assert cli.run(validate.command, [*arguments, "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["model"], row["metric"]) for row in rows] == [
+        (str(first), "chrf"), (str(second), "chrf"), (str(first), "bleu"), (str(second), "bleu"),
+    ]  # fmt: skip
+    assert cli.run(validate.command, [str(first), str(second), *test, "--metrics", "chrf", "--json"]) == 0
+    wanted = [json.loads(line)["chrf"] for line in capsys.readouterr().out.splitlines()]
+    assert [row["score"] for row in rows[:2]] == pytest.approx(wanted)
+    assert rows[0]["p"] is None
+    assert rows[1]["p"] < 0.05, "an epoch of training is no chance"
+    assert cli.run(validate.command, arguments) == 0
+    assert "p against the first" in capsys.readouterr().out
+    assert cli.run(validate.command, [str(run), *test, "--compare"]) == 2
+    assert "--compare: give at least two models" in capsys.readouterr().err
+
+
+def test_a_model_does_not_differ_from_itself(run: Path, demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(validate.command, [str(run), str(run / "last"), "--compare", "--json", "--beam", "1"]) == 0
+    assert [row["p"] for row in map(json.loads, capsys.readouterr().out.splitlines())] == [None, 1.0] * 2

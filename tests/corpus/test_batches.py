@@ -14,24 +14,24 @@ from nmt_train.common.errors import UserError
 from nmt_train.corpus import BatchConfig, CorpusConfig, VocabularyConfig
 from nmt_train.corpus.batches import Batch, Batches, assemble, fitting
 from nmt_train.corpus.data_shard import DataShard, Position
-from nmt_train.corpus.store import Side, Store, open_store
+from nmt_train.corpus.store import Side, Store, Stores, open_stores
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, Vocabulary
 
 CORPUS = CorpusConfig(train=["a", "b"], valid=["a", "b"], max_length=30, max_skipped=1.0)
 
 
-def store_of(lengths: list[tuple[int, int]]) -> Store:
+def store_of(lengths: list[tuple[int, int]]) -> Stores:
     """Pairs whose sides have these lengths; ids count up from 10 so that every piece is different."""
     sides = []
     for column in (0, 1):
         offsets = np.concatenate(([0], np.cumsum([pair[column] for pair in lengths]))).astype(np.int64)
         sides.append(Side(np.arange(offsets[-1]) % 50_000 + 10, offsets))
-    return Store(Path("nowhere"), *sides)
+    return Stores([Store(Path("nowhere"), *sides)], [np.array([])])
 
 
-def batches_of(store: Store, vocabulary: Vocabulary, tokens: int = 64, seed: int = 1, **corpus: object) -> Batches:
+def batches_of(stores: Stores, vocabulary: Vocabulary, tokens: int = 64, seed: int = 1, **corpus: object) -> Batches:
     config = replace(CORPUS, **corpus)  # type: ignore[arg-type]
-    return Batches(store, config, BatchConfig(tokens=tokens), vocabulary, seed)
+    return Batches(stores, config, BatchConfig(tokens=tokens), vocabulary, seed)
 
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 35), st.integers(0, 35)), min_size=1, max_size=120)
@@ -85,7 +85,7 @@ def test_a_stream_begun_in_the_middle_goes_on_as_the_whole_one_does(
         train=[f"{demo}/train.en", f"{demo}/train.de"], valid=["a", "b"], max_length=60, window=250,
         vocabulary=VocabularyConfig(sampling=sampling),
     )  # fmt: skip
-    store = open_store(corpus.train, "corpus.train", vocabulary, tmp_path)
+    store = open_stores(corpus, vocabulary, tmp_path)
     batches = Batches(store, corpus, BatchConfig(tokens=500), vocabulary, seed=3)
     whole = list(islice(batches.stream(DataShard(), Position()), 120))
     ends = [number for number, (_, last) in enumerate(whole) if last]
@@ -112,7 +112,7 @@ def test_seed_and_epoch_determine_the_order(vocabulary: Vocabulary) -> None:
 
 
 def test_length_groups_leave_little_padding(demo: Path, vocabulary: Vocabulary, tmp_path: Path) -> None:
-    store = open_store([f"{demo}/train.en", f"{demo}/train.de"], "corpus.train", vocabulary, tmp_path)
+    store = open_stores(replace(CORPUS, train=[f"{demo}/train.en", f"{demo}/train.de"]), vocabulary, tmp_path)
     batches = Batches(store, CORPUS, BatchConfig(tokens=200), vocabulary, seed=1)
     epoch = [batch for batch, _ in islice(batches.stream(DataShard(), Position()), len(list(batches.groups(0))))]
     filled = sum(batch.source_tokens + batch.target_tokens for batch in epoch)

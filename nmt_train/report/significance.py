@@ -1,0 +1,77 @@
+"""Whether systems differ by more than chance: paired bootstrap resampling of their translations (Koehn 2004), by sacreBLEU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nmt_train.common.errors import UserError
+from nmt_train.common.metric import METRICS
+from nmt_train.load_model import load_model
+from nmt_train.model.metrics import ValidationConfig
+from nmt_train.report.table import aligned, test_set
+from nmt_train.run.folder import newest
+
+_SAMPLES = 1000
+
+
+def compare(
+    paths: list[Path], average: int, test: list[str] | None, config: ValidationConfig, device: torch.device
+) -> list[dict[str, Any]]:
+    """Compare each model with the first one on one test set; return a row of scores per model and metric.
+
+    Only metrics that need translations are compared. `p` is the probability that chance alone makes so large a difference.
+    Arguments and errors as for `table.measure`.
+    """
+    metrics = [metric for metric in config.metrics if METRICS[metric].translated]
+    if len(paths) < 2 or not metrics:
+        raise UserError("--compare: give at least two models, and bleu or chrf as metrics")
+    systems: list[tuple[str, Sequence[str]]] = []
+    references: list[str] = []
+    for path in paths:
+        model, vocabulary, facts = load_model(newest(path, average), device)
+        own = test_set(test, vocabulary, facts)
+        if references and own.references != references:
+            raise UserError(f"--compare: {path} has another corpus.valid than {paths[0]}; give --test")
+        references = own.references
+        systems.append((str(path), own.measure(model, config).translations or []))
+    return _tested(systems, references, metrics)
+
+
+def _tested(systems: list[tuple[str, Sequence[str]]], references: list[str], metrics: list[str]) -> list[dict[str, Any]]:
+    import sacrebleu  # slow to import, and most commands do not need it
+    from sacrebleu.significance import PairedTest
+
+    judges: dict[str, Any] = {"bleu": sacrebleu.BLEU(references=[references]), "chrf": sacrebleu.CHRF(references=[references])}
+    rows = []
+    for metric in metrics:
+        test = PairedTest(systems, {metric: judges[metric]}, None, test_type="bs", n_samples=_SAMPLES)
+        signatures, found = test()
+        names = found.pop("System")
+        results: list[Any] = next(iter(found.values()))
+        for name, result in zip(names, results, strict=True):
+            # Without any difference, sacreBLEU 2.6 counts no resampled difference as larger, and returns 1/1001.
+            p = 1.0 if result.p_value is not None and result.score == results[0].score else result.p_value
+            rows.append(
+                {
+                    "model": str(name).removeprefix("Baseline: "), "metric": metric, "score": result.score, "mean": result.mean,
+                    "ci": result.ci, "p": p, "signature": str(next(iter(signatures.values()))),
+                }
+            )  # fmt: skip
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Format the rows of `compare`; the interval holds 95% of the resampled scores."""
+    body = [
+        [
+            row["model"], row["metric"], f"{row['score']:.2f}", f"{row['mean']:.2f} +/- {row['ci']:.2f}",
+            "" if row["p"] is None else f"{row['p']:.4f}",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    lines = aligned([["model", "metric", "score", "95% interval", "p against the first"], *body])
+    return "\n".join([*lines, *dict.fromkeys(f"{row['metric']}: {row['signature']}" for row in rows)])
