@@ -54,13 +54,10 @@ def _tested(systems: list[tuple[str, Sequence[str]]], references: list[str], met
         results: list[Any] = next(iter(found.values()))
         for name, result in zip(names, results, strict=True):
             # Without any difference, sacreBLEU 2.6 counts no resampled difference as larger, and returns 1/1001.
-            p = 1.0 if result.p_value is not None and result.score == results[0].score else result.p_value
-            rows.append(
-                {
-                    "model": str(name).removeprefix("Baseline: "), "metric": metric, "score": result.score, "mean": result.mean,
-                    "ci": result.ci, "p": p, "signature": str(next(iter(signatures.values()))),
-                }
-            )  # fmt: skip
+            p = None if result is results[0] else 1.0 if result.score == results[0].score else float(result.p_value)
+            numbers = {key: float(getattr(result, key)) for key in ("score", "mean", "ci")}
+            model, signature = str(name).removeprefix("Baseline: "), str(next(iter(signatures.values())))
+            rows.append({"model": model, "metric": metric, **numbers, "p": p, "signature": signature})
     return rows
 
 

@@ -22,9 +22,11 @@ from nmt_train.training.start import start
 
 @pytest.fixture(scope="module")
 def run(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with two checkpoints."""
+    """A run with two checkpoints, of which the second translates better."""
     values = small(demo, tmp_path_factory.mktemp("translating") / "run")
-    values |= {"stop": {"after": "60u"}, "checkpoint": {"every": "30u"}}
+    values |= {"stop": {"after": "240u"}, "checkpoint": {"every": "120u"}}
+    values["model"] |= {"dim": 64, "ffn_dim": 128}
+    values["optimizer"] = {"learning_rate": 0.005, "warmup": 50}
     assert start(config.validate(values, {}), False, False) == 0
     return Path(values["run"])
 
@@ -122,7 +124,7 @@ def test_scores_are_the_log_probabilities_whose_mean_is_the_cross_entropy(
 
 def test_two_models_are_compared_by_resampling(run: Path, demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = Run(run).checkpoints()
-    test = ["--test", str(demo / "train.en"), str(demo / "train.de"), "--beam", "1"]
+    test = ["--test", str(demo / "valid.en"), str(demo / "valid.de"), "--beam", "1"]
     arguments = [str(first), str(second), *test, "--metrics", "chrf", "bleu", "--compare"]
     assert cli.run(validate.command, [*arguments, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
