@@ -119,7 +119,7 @@ MAY_CHANGE = (
 FIXED = (
     "corpus.vocabulary.size", "corpus.vocabulary.type", "corpus.vocabulary.character_coverage",
     "corpus.vocabulary.sample_lines", "model.encoder_layers", "model.decoder_layers", "model.dim", "model.ffn_dim",
-    "model.heads", "model.norm", "model.tied",
+    "model.heads", "model.norm", "model.tied", "model.activation", "model.output_bias",
 )  # fmt: skip
 _SECTIONS = TypeAdapter(Config)
 

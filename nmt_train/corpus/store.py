@@ -180,7 +180,7 @@ def _build(folder: Path, files: Files, key: str, vocabulary: Vocabulary, ratio: 
         for chunk in _chunks(pairs):
             total += len(chunk)
             for side, (tokens, offsets) in enumerate(outputs):
-                ids = vocabulary.encode([pair[side] for pair in chunk])
+                ids = vocabulary.encode([pair[side] for pair in chunk], side)
                 lengths = np.fromiter(map(len, ids), np.int64, len(ids))
                 offsets.write((counts[side] + np.cumsum(lengths)).tobytes())
                 tokens.write(np.fromiter((i for line in ids for i in line), dtype, int(lengths.sum())).tobytes())

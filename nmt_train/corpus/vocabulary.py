@@ -1,9 +1,11 @@
-"""The joint SentencePiece vocabulary, which both languages share; a run without a vocabulary trains one."""
+"""The vocabulary: one SentencePiece model for both languages, which a run can train; or one for each, of an imported model."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -19,6 +21,8 @@ from nmt_train.corpus.mixture import label, parts
 from nmt_train.corpus.text import read_pairs
 
 PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
+SOURCE, TARGET = 0, 1  # the sides of a pair
+_PAIR = b"nmt_train: two SentencePiece models\n"  # how the serialized form of a `VocabularyPair` begins
 
 
 class Vocabulary:
@@ -27,11 +31,7 @@ class Vocabulary:
     def __init__(self, model: bytes, where: str) -> None:
         """`model`: a serialized SentencePiece model; `where` names it in errors."""
         self.model = model
-        self._processor = sentencepiece.SentencePieceProcessor()
-        try:
-            self._processor.LoadFromSerializedProto(model)
-        except (RuntimeError, ValueError):
-            raise UserError(f"{where}: not a SentencePiece model; restore it, or use another file") from None
+        self._processor = _processor(model, where)
         ids = self._processor.pad_id(), self._processor.unk_id(), self._processor.bos_id(), self._processor.eos_id()
         if ids != (PAD, UNKNOWN, BEGIN, END):
             raise UserError(
@@ -39,10 +39,15 @@ class Vocabulary:
                 " with --pad_id=0 --unk_id=1 --bos_id=2 --eos_id=3"
             )
 
-    @classmethod
-    def load(cls, path: str | Path) -> Vocabulary:
+    @staticmethod
+    def read(model: bytes, where: str) -> Vocabulary:
+        """Return the vocabulary or the pair that `model` holds; arguments and errors as for `__init__`."""
+        return VocabularyPair(model, where) if model.startswith(_PAIR) else Vocabulary(model, where)
+
+    @staticmethod
+    def load(path: str | Path) -> Vocabulary:
         try:
-            return cls(Path(path).expanduser().read_bytes(), str(path))
+            return Vocabulary.read(Path(path).expanduser().read_bytes(), str(path))
         except OSError as error:
             raise UserError(
                 f"{unreadable(path, error)}; name an existing SentencePiece model, or let the run train one"
@@ -53,15 +58,15 @@ class Vocabulary:
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 of the SentencePiece model; a checkpoint identifies its vocabulary by it."""
+        """The SHA-256 of the serialized form; a checkpoint identifies its vocabulary by it."""
         return hashlib.sha256(self.model).hexdigest()
 
     def piece(self, number: int) -> str:
         """Return the text of the piece with this id."""
         return str(self._processor.id_to_piece(number))
 
-    def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the piece ids of each line, without begin or end."""
+    def encode(self, lines: Sequence[str], side: int = SOURCE) -> list[list[int]]:
+        """Return the piece ids of each line, without begin or end. side: the side of the pair that the lines are from."""
         ids: list[list[int]] = self._processor.encode(list(lines), num_threads=os.cpu_count() or 1)
         return ids
 
@@ -86,6 +91,67 @@ class Vocabulary:
     def _scores(self) -> np.ndarray:
         """Log-probability of each piece under the unigram model."""
         return np.array([self._processor.get_score(piece) for piece in range(len(self))])
+
+
+class VocabularyPair(Vocabulary):
+    """A SentencePiece model for each side, and one table of ids for the pieces of both, as MarianMT's models have it.
+
+    A source may begin with a piece such as >>fra<<, which is not given to SentencePiece. `model` is JSON behind a first line.
+    """
+
+    def __init__(self, model: bytes, where: str) -> None:
+        self.model = model
+        try:
+            held = json.loads(model.removeprefix(_PAIR))
+            models = [base64.b64decode(held[side]) for side in ("source", "target")]
+            self.pieces: list[str] = [str(piece) for piece in held["pieces"]]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise UserError(f"{where}: a damaged vocabulary; restore it, or use another file") from None
+        self.sides = [_processor(part, where) for part in models]
+        self._ids = {piece: number for number, piece in enumerate(self.pieces)}
+        if len(self._ids) < len(self.pieces) or len(self.pieces) <= END:
+            raise UserError(f"{where}: a vocabulary with too few or repeated pieces; restore it, or use another file")
+
+    @classmethod
+    def join(cls, source: bytes, target: bytes, pieces: Sequence[str], where: str) -> VocabularyPair:
+        """Make a pair from two SentencePiece models and the pieces by id; `where` names them in errors."""
+        held = {
+            "source": base64.b64encode(source).decode(),
+            "target": base64.b64encode(target).decode(),
+            "pieces": list(pieces),
+        }
+        return cls(_PAIR + json.dumps(held).encode(), where)
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def piece(self, number: int) -> str:
+        return self.pieces[number]
+
+    def encode(self, lines: Sequence[str], side: int = SOURCE) -> list[list[int]]:
+        codes, texts = [], []
+        for line in lines:
+            code = line[: line.find("<<") + 2] if side == SOURCE and line.startswith(">>") and "<<" in line else ""
+            codes.append([code] if code else [])
+            texts.append(line[len(code) :])
+        found = self.sides[side].encode(texts, out_type=str, num_threads=os.cpu_count() or 1)
+        return [[self._ids.get(piece, UNKNOWN) for piece in code + pieces] for code, pieces in zip(codes, found, strict=True)]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        texts = ([self.pieces[int(i)] for i in sequence if i > END or i == UNKNOWN] for sequence in ids)
+        return [str(self.sides[TARGET].decode_pieces(pieces)).strip() for pieces in texts]
+
+    def resample(self, ids: np.ndarray, power: float, candidates: int, random: np.random.Generator) -> list[int]:
+        raise UserError("corpus.vocabulary.sampling: needs one SentencePiece model for both sides; set it to 0")
+
+
+def _processor(model: bytes, where: str) -> sentencepiece.SentencePieceProcessor:
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(model)
+    except (RuntimeError, ValueError):
+        raise UserError(f"{where}: not a SentencePiece model; restore it, or use another file") from None
+    return processor
 
 
 def train(config: CorpusConfig) -> Vocabulary:

@@ -35,6 +35,8 @@ class ModelConfig:
     tied: Literal["all", "target-output", "none"] = Field(
         default="all", description="embeddings that share one matrix: all (source, target and output), target-output, or none"
     )
+    activation: Literal["relu", "swish"] = Field(default="relu", description="nonlinearity of the feed-forward blocks")
+    output_bias: bool = Field(default=False, description="whether the output layer has a bias per piece")
     dropout: float = Field(default=0.1, ge=0, lt=1, description="dropout of embeddings and block outputs [probability]")
     dropout_attention: float = Field(default=0.0, ge=0, lt=1, description="dropout of attention weights [probability]")
     dropout_ffn: float = Field(default=0.0, ge=0, lt=1, description="dropout inside feed-forward blocks [probability]")

@@ -16,12 +16,15 @@ from torch.autograd.function import once_differentiable
 _BLOCK = {"cpu": 1 << 23, "cuda": 1 << 28}
 
 
-def smoothed_cross_entropy(hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float, dtype: torch.dtype) -> Tensor:
-    """The sum over rows of -(1 - smoothing) log p(label) - smoothing * mean_v log p(v), with p = softmax(hidden output^T).
+def smoothed_cross_entropy(
+    hidden: Tensor, output: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, dtype: torch.dtype
+) -> Tensor:
+    """The sum over rows of -(1 - smoothing) log p(label) - smoothing * mean_v log p(v), p = softmax(hidden output^T + bias).
 
-    hidden: (rows, dim); output: (vocabulary, dim); labels: (rows,). Products run in `dtype`; the sum is fp32.
+    hidden: (rows, dim); output: (vocabulary, dim); bias: (vocabulary,) or None; labels: (rows,). Products run in `dtype`; the
+    sum is fp32.
     """
-    loss: Tensor = _SmoothedCrossEntropy.apply(hidden, output, labels, smoothing, dtype)  # type: ignore[no-untyped-call]
+    loss: Tensor = _SmoothedCrossEntropy.apply(hidden, output, bias, labels, smoothing, dtype)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -29,30 +32,34 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     """With the smoothed label q, the gradient of the logits is p - q.
 
     The uniform part of q changes the gradient of every logit by the same amount. Its contribution to the gradients of `hidden`
-    and `output` is therefore one vector each, which is subtracted once instead of per logit.
+    and `output` is therefore one vector each, which is subtracted once instead of per logit; to that of `bias`, one number.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float, dtype: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, output: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, dtype: torch.dtype
+    ) -> Tensor:
         # Autocast would run the softmax in fp32 and convert every block of logits; this code chooses the dtypes itself.
         with torch.autocast(hidden.device.type, enabled=False):
-            total, *gradients = _loss_and_gradients(hidden, output, labels, smoothing, dtype)
+            total, *gradients = _loss_and_gradients(hidden, output, bias, labels, smoothing, dtype)
         ctx.save_for_backward(*gradients)
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_gradient, output_gradient = ctx.saved_tensors
-        return hidden_gradient * scale, output_gradient * scale, None, None, None
+        hidden_gradient, output_gradient, bias_gradient = ctx.saved_tensors
+        bias_gradient = None if bias_gradient is None else bias_gradient * scale
+        return hidden_gradient * scale, output_gradient * scale, bias_gradient, None, None, None
 
 
 def _loss_and_gradients(
-    hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
+    hidden: Tensor, output: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     vocabulary = output.shape[0]
     rows, weights = hidden.to(dtype), output.to(dtype)
     hidden_gradient, output_gradient = torch.empty_like(rows), torch.zeros_like(output)
+    bias_gradient = None if bias is None else torch.zeros_like(bias)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     weights_sum = output.sum(0)
     size = max(1, _BLOCK[hidden.device.type] // vocabulary)
@@ -60,21 +67,29 @@ def _loss_and_gradients(
         block = rows[start : start + size]
         label = torch.arange(len(block), device=labels.device), labels[start : start + size]
         logits = block @ weights.T
+        if bias is not None:
+            logits += bias.to(dtype)
         label_logits = logits[label].float()
         probabilities = torch.softmax(logits, dim=1)
         del logits
         label_probabilities = probabilities[label].float()
         log_label = label_probabilities.clamp_min(1e-37).log()
         mean_log = block.to(weights_sum.dtype) @ weights_sum / vocabulary - (label_logits - log_label)
+        if bias is not None:
+            mean_log += bias.mean()
         total -= (1 - smoothing) * log_label.sum() + smoothing * mean_log.sum()
         probabilities[label] = (label_probabilities - (1 - smoothing)).to(dtype)
         torch.mm(probabilities, weights, out=hidden_gradient[start : start + size])
         _accumulate(output_gradient, probabilities, block)
+        if bias_gradient is not None:
+            bias_gradient += probabilities.sum(0, dtype=torch.float32)
     hidden_gradient = hidden_gradient.to(hidden.dtype)
     if smoothing:
         hidden_gradient -= weights_sum * (smoothing / vocabulary)
         output_gradient -= rows.sum(0, dtype=torch.float32) * (smoothing / vocabulary)
-    return total, hidden_gradient, output_gradient
+        if bias_gradient is not None:
+            bias_gradient -= len(rows) * smoothing / vocabulary
+    return total, hidden_gradient, output_gradient, bias_gradient
 
 
 def _accumulate(gradient: Tensor, probabilities: Tensor, block: Tensor) -> None:
@@ -84,12 +99,14 @@ def _accumulate(gradient: Tensor, probabilities: Tensor, block: Tensor) -> None:
         gradient += (probabilities.T @ block).to(gradient.dtype)
 
 
-def cross_entropy(hidden: Tensor, output: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy(hidden: Tensor, output: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
     """Return the fp32 sum over rows of -log p(label), without label smoothing or gradients; shapes as above."""
     size = max(1, _BLOCK[hidden.device.type] // output.shape[0])
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
         for start in range(0, len(hidden), size):
             logits = hidden[start : start + size].float() @ output.T
+            if bias is not None:
+                logits += bias
             total += torch.nn.functional.cross_entropy(logits, labels[start : start + size], reduction="sum")
     return total

@@ -20,7 +20,7 @@ from nmt_train.common.section import STRICT, as_list, one_of
 from nmt_train.corpus import MAX_RATIO, Files
 from nmt_train.corpus.batches import Batch, assemble, fitting
 from nmt_train.corpus.text import read_pairs
-from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.corpus.vocabulary import TARGET, Vocabulary
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.transformer import Transformer
 from nmt_train.model.translator import NO_PROBABILITIES, Translator, best_text
@@ -78,7 +78,7 @@ class TestSet:
             raise UserError(f"{key}: the files are empty; give files that contain text")
         self.references = [target for _, target in pairs]
         self.source = [np.array(ids, dtype=np.int64) for ids in vocabulary.encode([source for source, _ in pairs])]
-        self.target = [np.array(ids, dtype=np.int64) for ids in vocabulary.encode(self.references)]
+        self.target = [np.array(ids, dtype=np.int64) for ids in vocabulary.encode(self.references, TARGET)]
         self._vocabulary = vocabulary
         for number, ids in enumerate(zip(self.source, self.target, strict=True), 1):
             if max(map(len, ids)) > _LONGEST:

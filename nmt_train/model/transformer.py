@@ -21,16 +21,18 @@ States = Callable[[Tensor, Tensor | None, Tensor], Tensor]
 
 
 class FeedForward(nn.Module):
-    """Two matrix products with a ReLU between them (section 3.3)."""
+    """Two matrix products with a nonlinearity between them (section 3.3)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.inner = nn.Linear(config.dim, config.ffn_dim)
         self.outer = nn.Linear(config.ffn_dim, config.dim)
-        self.drop = config.dropout_ffn
+        self.drop, self._relu = config.dropout_ffn, config.activation == "relu"
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.outer(dropout(F.relu(self.inner(x), inplace=True), self.drop, self.training))
+        inner = self.inner(x)
+        inner = F.relu(inner, inplace=True) if self._relu else F.silu(inner)
+        return self.outer(dropout(inner, self.drop, self.training))
 
 
 class Residual(nn.Module):
@@ -109,6 +111,7 @@ class Transformer(nn.Module):
             self.source_embedding = nn.Parameter(torch.empty(vocabulary, config.dim))
         if config.tied == "none":
             self.output_embedding = nn.Parameter(torch.empty(vocabulary, config.dim))
+        self.output_bias = nn.Parameter(torch.empty(vocabulary)) if config.output_bias else None
         encoder = [EncoderLayer(config) for _ in range(config.encoder_layers)]
         decoder = [DecoderLayer(config) for _ in range(config.decoder_layers)]
         self.encoder: Sequence[EncoderLayer] = nn.ModuleList(encoder)  # type: ignore[assignment]
@@ -148,17 +151,18 @@ class Transformer(nn.Module):
         hidden, labels = self._hidden(batch, self._states)
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-        total = smoothed_cross_entropy(hidden, self.output_matrix, labels, self.config.label_smoothing, dtype)
+        total = smoothed_cross_entropy(hidden, self.output_matrix, self.output_bias, labels, self.config.label_smoothing, dtype)
         return total / batch.target_tokens
 
     def cross_entropy(self, batch: Batch) -> Tensor:
         """Return the validation measure: the sum of -log p over target tokens without label smoothing, an fp32 scalar."""
         hidden, labels = self._hidden(batch, self.states)
-        return cross_entropy(hidden, self.output_matrix, labels)
+        return cross_entropy(hidden, self.output_matrix, self.output_bias, labels)
 
     def log_probabilities(self, batch: Batch) -> Tensor:
         """Return log p of each sentence's target, END included (sentences,), fp32."""
-        logits = F.linear(self.states(batch.source, batch.source_mask, batch.target_in), self.output_matrix).float()
+        states = self.states(batch.source, batch.source_mask, batch.target_in)
+        logits = F.linear(states, self.output_matrix, self.output_bias).float()
         pieces = torch.log_softmax(logits, dim=-1).gather(2, batch.target_out[..., None]).squeeze(2)
         return pieces.masked_fill(batch.target_out == PAD, 0.0).sum(1)
 
@@ -204,7 +208,7 @@ class Transformer(nn.Module):
             x = layer.cross_residual(x, lambda y, i=index, at=layer: at.cross(y, state.memory[i], state.mask))
             x = layer.ffn_residual(x, layer.ffn).view(sentences * beam, 1, -1)
         state.steps += 1
-        return F.linear(self.decoder_norm(x), self.output_matrix).view(sentences, beam, -1)
+        return F.linear(self.decoder_norm(x), self.output_matrix, self.output_bias).view(sentences, beam, -1)
 
     @staticmethod
     def _extend(layer: DecoderLayer, x: Tensor, state: DecoderState, index: int) -> Tensor:

@@ -52,8 +52,10 @@ The names of special pieces, such as `</s>`, are not to occur in a text: the tok
 
 
 def ctranslate2(
-    origin: Origin, config: ModelConfig, search: SearchConfig, quantize: str | None, special: tuple[str, str]
+    origin: Origin, config: ModelConfig, search: SearchConfig, quantize: str | None, special: tuple[str, str], pair: bool
 ) -> str:
+    """pair: whether source and target have SentencePiece models of their own."""
+    source, target = ("source.spm", "target.spm") if pair else ("sentencepiece.model",) * 2
     never = ", ".join(f'["{piece}"]' for piece in special)
     return f"""{_about(origin, config)}
 Weights are stored in {quantize or "fp32"}.
@@ -65,13 +67,14 @@ import ctranslate2
 import sentencepiece
 
 folder = "."  # this folder
-pieces = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/sentencepiece.model")
+source = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{source}")
+target = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{target}")
 translator = ctranslate2.Translator(folder, device="auto")
 found = translator.translate_batch(
-    pieces.encode(["A dog runs."], out_type=str), beam_size={search.beam}, length_penalty={search.normalisation:g},
+    source.encode(["A dog runs."], out_type=str), beam_size={search.beam}, length_penalty={search.normalisation:g},
     disable_unk=True, suppress_sequences=[{never}],
 )
-print([pieces.decode(result.hypotheses[0]) for result in found])
+print([target.decode(result.hypotheses[0]) for result in found])
 ```
 """
 
@@ -79,6 +82,7 @@ print([pieces.decode(result.hypotheses[0]) for result in found])
 def _about(origin: Origin, config: ModelConfig) -> str:
     facts, corpus = origin.facts, origin.facts["config"]["corpus"]
     progress = facts["progress"]
+    began = [step.get("init") or step.get("imported") for step in facts.get("history", [])]
     mean = f" It is the mean of {origin.averaged} checkpoints." if origin.averaged > 1 else ""
     lines = [
         "# A translation model trained by nmt_train",
@@ -89,6 +93,7 @@ def _about(origin: Origin, config: ModelConfig) -> str:
         "",
         f"- training corpus: {_files(corpus['train'])}",
         f"- validation set: {_files(corpus['valid'])}",
+        *(f"- began with the parameters of `{path.rsplit('/', 1)[-1]}`" for path in began[:1]),
     ]
     scores = {metric: origin.scores[metric] for metric in METRICS if metric in origin.scores} if origin.scores else {}
     signatures = (origin.scores or {}).get("signatures", {})

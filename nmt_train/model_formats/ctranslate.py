@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt_train.corpus.vocabulary import BEGIN, END, UNKNOWN, Vocabulary
+from nmt_train.corpus.vocabulary import BEGIN, END, UNKNOWN, Vocabulary, VocabularyPair
 from nmt_train.model.attention import Attention
 from nmt_train.model.transformer import DecoderLayer, EncoderLayer, FeedForward, Residual, Transformer
 
 SENTENCEPIECE = "sentencepiece.model"  # beside the model: CTranslate2 translates pieces, not text
+SENTENCEPIECE_PAIR = ("source.spm", "target.spm")  # instead, of an imported model
 QUANTIZATIONS = {"int8": "int8", "bf16": "bfloat16", "fp16": "float16"}
 _POSITIONS = 2048  # pieces of the longest sentence
 
@@ -27,7 +28,7 @@ def write(model: Transformer, vocabulary: Vocabulary, quantize: str | None, fold
         (config.encoder_layers, config.decoder_layers),
         config.heads,
         pre_norm=config.norm == "pre",
-        activation=Activation.RELU,
+        activation=Activation.RELU if config.activation == "relu" else Activation.SWISH,
     )
     spec.config.decoder_start_token = spec.config.bos_token = vocabulary.piece(BEGIN)
     spec.config.eos_token, spec.config.unk_token = vocabulary.piece(END), vocabulary.piece(UNKNOWN)
@@ -39,6 +40,8 @@ def write(model: Transformer, vocabulary: Vocabulary, quantize: str | None, fold
     spec.encoder.embeddings[0].weight = _array(model.source_matrix)
     spec.decoder.embeddings.weight = _array(model.target_embedding)
     spec.decoder.projection.weight = _array(model.output_matrix)
+    if model.output_bias is not None:
+        spec.decoder.projection.bias = _array(model.output_bias)
     for side in (spec.encoder, spec.decoder):
         side.position_encodings.encodings = _array(positions)
     for encoder, theirs in zip(model.encoder, spec.encoder.layer, strict=True):
@@ -52,7 +55,11 @@ def write(model: Transformer, vocabulary: Vocabulary, quantize: str | None, fold
     spec.validate()
     spec.optimize(quantization=QUANTIZATIONS[quantize] if quantize else None)
     spec.save(str(folder))
-    (folder / SENTENCEPIECE).write_bytes(vocabulary.model)
+    if isinstance(vocabulary, VocabularyPair):
+        for name, processor in zip(SENTENCEPIECE_PAIR, vocabulary.sides, strict=True):
+            (folder / name).write_bytes(processor.serialized_model_proto())
+    else:
+        (folder / SENTENCEPIECE).write_bytes(vocabulary.model)
 
 
 def _layer(ours: EncoderLayer | DecoderLayer, spec: Any) -> None:

@@ -14,7 +14,7 @@ import torch
 from nmt_train import __version__
 from nmt_train.common import atomic_file as durable
 from nmt_train.common.errors import UserError
-from nmt_train.corpus.vocabulary import BEGIN, PAD, Vocabulary
+from nmt_train.corpus.vocabulary import BEGIN, PAD, Vocabulary, VocabularyPair
 from nmt_train.load_model import load_model
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.transformer import Transformer
@@ -47,7 +47,9 @@ def export(checkpoints: list[Path], target: str, out: Path, quantize: str | None
             text = card.huggingface(origin, model.config, huggingface.needs_transformers_5(model.config))
         else:
             ctranslate.write(model, vocabulary, quantize, folder)
-            text = card.ctranslate2(origin, model.config, search, quantize, _special(vocabulary))
+            text = card.ctranslate2(
+                origin, model.config, search, quantize, _special(vocabulary), isinstance(vocabulary, VocabularyPair)
+            )
         (folder / "README.md").write_text(text, encoding="utf-8")
 
     _write_whole(out, write)

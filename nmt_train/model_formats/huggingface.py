@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary
+from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary, VocabularyPair
 from nmt_train.model import ModelConfig
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.transformer import Transformer
-from nmt_train.model_formats import tokenizer
+from nmt_train.model_formats import marian, tokenizer
 from nmt_train.model_formats.weights import to_bart
 
 LONGEST = 2048  # pieces of a sentence: the rows of the table of positions
@@ -34,6 +34,8 @@ def needs_transformers_5(config: ModelConfig) -> bool:
 def write(model: Transformer, vocabulary: Vocabulary, search: SearchConfig, folder: Path) -> None:
     """Write the model, its tokenizer and the settings of its search into an existing folder."""
     config = model.config
+    if isinstance(vocabulary, VocabularyPair):  # of an imported model
+        return marian.write(model, vocabulary, folder, _config(config, len(vocabulary)))
     # Two names that transformers 4 does not know make it refuse the folder.
     refused = needs_transformers_5(config)
     save_file(_tensors(model), folder / "model.safetensors", {"format": "transformers 5" if refused else "pt"})
@@ -48,7 +50,8 @@ def _tensors(model: Transformer) -> dict[str, Tensor]:
     source, target, output = map(_exchanged, (model.source_matrix, model.target_embedding, model.output_matrix))
     positions = model.position_table(LONGEST, torch.device("cpu")).clone()
     tensors |= {f"model.{side}.embed_positions.weight": positions.clone() for side in ("encoder", "decoder")}
-    tensors["final_logits_bias"] = torch.zeros(1, len(target))
+    bias = torch.zeros(len(target)) if model.output_bias is None else _exchanged(model.output_bias)
+    tensors["final_logits_bias"] = bias[None]
     if config.tied == "all":
         return tensors | {"model.shared.weight": target}
     tensors |= {"model.encoder.embed_tokens.weight": source, "model.decoder.embed_tokens.weight": target}
@@ -58,7 +61,7 @@ def _tensors(model: Transformer) -> dict[str, Tensor]:
 
 
 def _exchanged(embedding: Tensor) -> Tensor:
-    """Return a copy of (pieces, dim) in which PAD and BEGIN have changed places."""
+    """Return a copy of (pieces, ...) in which PAD and BEGIN have changed places."""
     copy = embedding.detach().cpu().clone()
     copy[[PAD, BEGIN]] = copy[[BEGIN, PAD]]
     return copy
@@ -71,7 +74,7 @@ def _config(config: ModelConfig, pieces: int) -> dict[str, Any]:
         "model_type": "pegasus" if pre else "marian",
         "vocab_size": pieces,
         "d_model": config.dim,
-        "activation_function": "relu",
+        "activation_function": config.activation,
         "scale_embedding": True,
         "static_position_embeddings": True,
         "max_position_embeddings": LONGEST,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor
 
 from nmt_train.model import ModelConfig
@@ -46,3 +47,8 @@ def to_bart(parameters: Mapping[str, Tensor], config: ModelConfig) -> dict[str, 
         parts = parameters[ours].chunk(len(theirs))
         found |= {name: part.contiguous() for name, part in zip(theirs, parts, strict=True)}
     return found
+
+
+def from_bart(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """The reverse of `to_bart`; KeyError if a parameter is missing. Parameters become fp32."""
+    return {ours: torch.cat([tensors[name].float() for name in theirs]) for ours, theirs in layers(config)}

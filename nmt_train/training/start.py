@@ -178,7 +178,7 @@ def _agree(config: Config, transport: Transport, vocabulary: Vocabulary, stores:
 
 def _accept(config: Config, transport: Transport) -> Vocabulary:
     """Receive rank 0's vocabulary; UserError if this rank's `corpus.vocabulary.path` is another one."""
-    vocabulary = Vocabulary(to_bytes(transport.receive(0, Tag.HELLO).result()[1]), "rank 0's vocabulary")
+    vocabulary = Vocabulary.read(to_bytes(transport.receive(0, Tag.HELLO).result()[1]), "rank 0's vocabulary")
     path = config.corpus.vocabulary.path
     if path and Path(path).expanduser().exists() and Vocabulary.load(path).digest != vocabulary.digest:
         raise UserError(

@@ -397,7 +397,7 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
         (simulate, ["--config", "{run}.yml", "--profile", "{tmp}/no/p.yml"], "no/p.yml: its folder does not exist; make it"),
         (train, ["--config", "absent.yml"], "absent.yml: No such file"),
         (train, ["--config"], "expected one argument"),
-        (train, [], "is missing"),
+        (train, ["--trace"], "is missing"),
     ],
 )  # fmt: skip
 def test_every_wrong_call_is_one_sentence_with_status_2(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -11,9 +13,10 @@ from nmt_train.model import ModelConfig
 from nmt_train.model.transformer import Transformer
 
 
-def random_model(pieces: int, norm: str = "pre", tied: str = "all", seed: int = 1) -> Transformer:
-    torch.manual_seed(seed)
-    config = ModelConfig(encoder_layers=2, decoder_layers=3, dim=32, ffn_dim=48, heads=4, norm=norm, tied=tied)  # type: ignore[arg-type]
+def random_model(pieces: int, norm: str = "pre", tied: str = "all", **changes: Any) -> Transformer:
+    torch.manual_seed(1)
+    sizes = {"encoder_layers": 2, "decoder_layers": 3, "dim": 32, "ffn_dim": 48, "heads": 4}
+    config = ModelConfig(**{**sizes, "norm": norm, "tied": tied, **changes})  # type: ignore[arg-type]
     model = Transformer(config, pieces)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -10,18 +10,21 @@ from nmt_train.model.loss import cross_entropy, smoothed_cross_entropy
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("block", [1, 25, 70, 1 << 20])
-def test_loss_and_both_gradients_equal_torchs_in_blocks_of_any_size(
-    monkeypatch: pytest.MonkeyPatch, smoothing: float, block: int
+@pytest.mark.parametrize("biased", [False, True])
+def test_loss_and_all_gradients_equal_torchs_in_blocks_of_any_size(
+    monkeypatch: pytest.MonkeyPatch, smoothing: float, block: int, biased: bool
 ) -> None:
     monkeypatch.setitem(loss_module._BLOCK, "cpu", block)
     torch.manual_seed(0)
     hidden = torch.randn(13, 6, dtype=torch.float64, requires_grad=True)
     output = torch.randn(20, 6, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(20, dtype=torch.float64, requires_grad=True) if biased else None
+    inputs = [hidden, output] if bias is None else [hidden, output, bias]
     labels = torch.randint(0, 20, (13,))
-    expected = F.cross_entropy(hidden @ output.T, labels, label_smoothing=smoothing, reduction="sum")
-    wanted = torch.autograd.grad(3 * expected, [hidden, output])
-    actual = smoothed_cross_entropy(hidden, output, labels, smoothing, torch.float64)
-    found = torch.autograd.grad(3 * actual, [hidden, output])
+    expected = F.cross_entropy(F.linear(hidden, output, bias), labels, label_smoothing=smoothing, reduction="sum")
+    wanted = torch.autograd.grad(3 * expected, inputs)
+    actual = smoothed_cross_entropy(hidden, output, bias, labels, smoothing, torch.float64)
+    found = torch.autograd.grad(3 * actual, inputs)
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
@@ -31,15 +34,16 @@ def test_label_smoothing_is_the_mixture_that_the_docstring_says() -> None:
     hidden, output, labels = torch.randn(4, 6), torch.randn(9, 6), torch.tensor([0, 8, 3, 3])
     logs = torch.log_softmax(hidden @ output.T, dim=1)
     by_hand = sum(-0.9 * float(row[label]) - 0.1 * float(row.mean()) for row, label in zip(logs, labels, strict=True))
-    assert float(smoothed_cross_entropy(hidden, output, labels, 0.1, torch.float32)) == pytest.approx(by_hand, rel=1e-5)
+    assert float(smoothed_cross_entropy(hidden, output, None, labels, 0.1, torch.float32)) == pytest.approx(by_hand, rel=1e-5)
 
 
 def test_validations_cross_entropy_is_torchs_even_under_autocast() -> None:
     torch.manual_seed(0)
     hidden, output, labels = torch.randn(11, 6), torch.randn(20, 6), torch.randint(0, 20, (11,))
-    expected = F.cross_entropy(hidden @ output.T, labels, reduction="sum")
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(cross_entropy(hidden, output, labels), expected)
+    for bias in (None, output[:, 0]):
+        expected = F.cross_entropy(F.linear(hidden, output, bias), labels, reduction="sum")
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            torch.testing.assert_close(cross_entropy(hidden, output, bias, labels), expected)
 
 
 def test_only_one_block_of_logits_exists_at_a_time() -> None:
@@ -49,7 +53,7 @@ def test_only_one_block_of_logits_exists_at_a_time() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(loss_module._BLOCK, "cpu", 16 * vocabulary)
         with torch.profiler.profile(profile_memory=True) as profile:
-            smoothed_cross_entropy(hidden, output, labels, 0.1, torch.float32).backward()
+            smoothed_cross_entropy(hidden, output, None, labels, 0.1, torch.float32).backward()
     live = peak = 0
     for event in profile.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name() == "[memory]":

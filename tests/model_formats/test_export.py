@@ -19,12 +19,14 @@ from conftest import small
 from models import random_batch, random_model
 from safetensors import safe_open
 from simulated import events
+from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from nmt_train import cli
 from nmt_train import config as configuration
 from nmt_train.cli import export as command
 from nmt_train.corpus import CorpusConfig
+from nmt_train.corpus.batches import Batch
 from nmt_train.corpus.text import read_lines
 from nmt_train.corpus.vocabulary import BEGIN, PAD, UNKNOWN, Vocabulary
 from nmt_train.corpus.vocabulary import train as train_vocabulary
@@ -37,6 +39,7 @@ from nmt_train.training.start import start
 
 SEARCH = SearchConfig(beam=5)
 KINDS = [(norm, tied) for norm in ("pre", "post") for tied in ("all", "target-output", "none")]
+MARIANS = {"activation": "swish", "output_bias": True}  # as the models of OPUS-MT have them
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +60,19 @@ def lines(demo: Path) -> list[str]:
     return [*ordinary, "", "  two  spaces ", "Ünïcødé ﬁ x² ½ 你好", "a\tb", "▁▁ x"]
 
 
+@pytest.mark.parametrize("more", [{}, MARIANS])
 @pytest.mark.parametrize(("norm", "tied"), KINDS)
-def test_hugging_faces_logits_are_ours(tmp_path: Path, vocabulary: Vocabulary, norm: str, tied: str) -> None:
-    model, batch = random_model(len(vocabulary), norm, tied), random_batch(len(vocabulary))
+def test_hugging_faces_logits_are_ours(
+    tmp_path: Path, vocabulary: Vocabulary, norm: str, tied: str, more: dict[str, Any]
+) -> None:
+    model, batch = random_model(len(vocabulary), norm, tied, **more), random_batch(len(vocabulary))
     huggingface.write(model, vocabulary, SEARCH, tmp_path)
     theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     inputs = batch.target_in.clone()
     inputs[:, 0] = theirs.config.decoder_start_token_id
     with torch.inference_mode():
         found = theirs(input_ids=batch.source, attention_mask=(batch.source != PAD).long(), decoder_input_ids=inputs).logits
-        wanted = model.states(batch.source, batch.source_mask, batch.target_in) @ model.output_matrix.T
+        wanted = logits_of(model, batch)
     exchanged = [BEGIN, UNKNOWN, PAD, *range(3, len(vocabulary))]
     filled = batch.target_out != PAD
     torch.testing.assert_close(found[filled][:, exchanged], wanted[filled], rtol=0, atol=1e-4)
@@ -97,16 +103,19 @@ def test_hugging_face_translates_as_we_do(trained: Path, demo: Path, tmp_path: P
     assert found == [hypotheses[0][0] for hypotheses in Translator(model, vocabulary, SEARCH).stream(sources)]
 
 
+@pytest.mark.parametrize("more", [{}, MARIANS])
 @pytest.mark.parametrize(("norm", "tied"), KINDS)
-def test_ctranslate2_scores_as_we_do(tmp_path: Path, vocabulary: Vocabulary, norm: str, tied: str) -> None:
-    model, batch = random_model(len(vocabulary), norm, tied), random_batch(len(vocabulary))
+def test_ctranslate2_scores_as_we_do(
+    tmp_path: Path, vocabulary: Vocabulary, norm: str, tied: str, more: dict[str, Any]
+) -> None:
+    model, batch = random_model(len(vocabulary), norm, tied, **more), random_batch(len(vocabulary))
     ctranslate.write(model, vocabulary, None, tmp_path)
     source, target = (
         [[vocabulary.piece(i) for i in row if i > 3] for row in ids.tolist()] for ids in (batch.source, batch.target_out)
     )
     theirs = ctranslate2.Translator(str(tmp_path)).score_batch(source, target)
     with torch.inference_mode():
-        logits = model.states(batch.source, batch.source_mask, batch.target_in) @ model.output_matrix.T
+        logits = logits_of(model, batch)
     wanted = logits.log_softmax(-1).gather(2, batch.target_out[..., None]).squeeze(2)
     for row, found in enumerate(theirs):
         torch.testing.assert_close(torch.tensor(found.log_probs), wanted[row, : len(found.log_probs)], rtol=0, atol=1e-4)
@@ -212,6 +221,11 @@ def test_without_the_package_it_says_how_to_get_it(
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None if name == missing else name)
     assert call(trained, tmp_path / "out", "--to", "huggingface" if missing == "tokenizers" else "ctranslate2") == 2
     assert f"{missing} not installed; pip install 'nmt_train[export]'" in capsys.readouterr().err
+
+
+def logits_of(model: Transformer, batch: Batch) -> Tensor:
+    states = model.states(batch.source, batch.source_mask, batch.target_in)
+    return torch.nn.functional.linear(states, model.output_matrix, model.output_bias)
 
 
 def call(*arguments: Any) -> int:

@@ -77,7 +77,7 @@ def test_every_cluster_that_comes_along_can_be_read(path: Path) -> None:
             "yml, line .*network.latency: '-1ms' is not a time",
         ),
         ({"network": {"bandwidth": "0 Mbit/s"}}, "network.bandwidth: '0 Mbit/s' is not a bandwidth"),
-        ({"network": {"bandwidth": "100 Mb"}}, "network.bandwidth: '100 Mb' is not a bandwidth: write .* as in 10 Gbit/s"),
+        ({"network": {"bandwidth": "100 Mx"}}, "network.bandwidth: '100 Mx' is not a bandwidth: write .* as in 10 Gbit/s"),
         ({"network": None}, "network is missing; give it"),
         ({"newtork": {}}, "unknown key newtork; did you mean network"),
         ({"device": {"forwards": {}}}, "unknown key device.forwards; did you mean forward"),

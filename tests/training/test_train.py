@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -36,7 +37,7 @@ from nmt_train.training import worker as train_module
 from nmt_train.training.start import start
 
 # Times differ from run to run; nothing else may.
-CLOCKS = {"seconds", "training_seconds", "logged_seconds", "words_per_second"}
+CLOCKS = {"time", "seconds", "training_seconds", "logged_seconds", "words_per_second"}
 
 
 def run(config: Config, **options: bool) -> int:
@@ -262,7 +263,7 @@ def test_the_run_folder_holds_what_is_promised(make: Make) -> None:
     names = {path.name for path in folder.iterdir()}
     expected = {"config.yml", "train.log", "metrics.jsonl", "trace", "vocabulary.model", "checkpoints", "last", "translations"}
     assert expected | {"best-bleu", "best-chrf", "best-cross-entropy", "best-perplexity"} <= names
-    assert configuration.load([str(folder / "config.yml")], {}) == config
+    assert configuration.load([str(folder / "config.yml")], {}) == dataclasses.replace(config, mode="single")
     assert yaml.safe_load((folder / "config.yml").read_text(encoding="utf-8"))["model"]["dim"] == 16
     assert (folder / "last" / "checkpoint.json").exists()
     facts, _ = final(config)

@@ -1,0 +1,197 @@
+"""Models of MarianMT, such as those of OPUS-MT, in Hugging Face's form: read as ours, and written again.
+
+They are post-norm transformers with an output bias, a SentencePiece model for each side, and one table of ids for both. Their
+decoder starts with the embedding of padding; ours with BEGIN. A model that is read therefore has one piece more: BEGIN is what
+padding was, and padding gets an embedding of zeros and a bias that makes it improbable.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from nmt_train.common.errors import UserError, unreadable
+from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, VocabularyPair
+from nmt_train.model import ModelConfig
+from nmt_train.model.transformer import Transformer
+from nmt_train.model_formats.weights import from_bart, to_bart
+
+_NEVER = -20.0  # a logit: with -inf, label smoothing would make the cost infinite
+_SPECIAL = ("<pad>", "<unk>", "", "</s>")  # their names of our first pieces; they have no BEGIN
+_SPM = {"source": "source.spm", "target": "target.spm"}
+_PYTORCH, _SAFETENSORS = "pytorch_model.bin", "model.safetensors"
+# What a configuration must say for the model to be one of ours; None: the key may also be missing.
+_NEEDED: dict[str, tuple[Any, ...]] = {
+    "model_type": ("marian",),
+    "activation_function": ("swish", "silu", "relu"),
+    "scale_embedding": (True,),
+    "static_position_embeddings": (True, None),
+    "normalize_before": (False, None),
+    "normalize_embedding": (False, None),
+    "add_final_layer_norm": (False, None),
+}
+
+
+def read(folder: Path) -> tuple[ModelConfig, VocabularyPair, dict[str, Tensor]]:
+    """Return the configuration, the vocabulary and the parameters by our names of a MarianMT folder.
+
+    Raises UserError if a file is missing or damaged, or if the model is of a kind that we do not have.
+    """
+    found = _json(folder / "config.json")
+    config = _config(found, folder)
+    table = _json(folder / "vocab.json")
+    ids = _order(table, folder)
+    pieces = {number: piece for piece, number in table.items()}
+    begin = next(name for name in ("<s>", "<begin>", "<<begin>>") if name not in table)
+    names = [begin if place == BEGIN else pieces[number] for place, number in enumerate(ids)]
+    source, target = (_bytes(folder / name) for name in _SPM.values())
+    vocabulary = VocabularyPair.join(source, target, names, str(folder))
+    return config, vocabulary, _parameters(_tensors(folder), config, torch.tensor(ids), folder)
+
+
+def write(model: Transformer, vocabulary: VocabularyPair, folder: Path, settings: dict[str, Any]) -> None:
+    """Write the model and its tokenizer into an existing folder: the reverse of `read`.
+
+    settings: what config.json also holds.
+    """
+    config = model.config
+    ids = list(range(4, len(vocabulary)))  # our ids in the order of theirs: END, UNKNOWN, the others, padding
+    ids = [END, UNKNOWN, *ids, BEGIN]
+    place = torch.tensor(ids)
+    tensors = to_bart(model.state_dict(), config)
+    named: dict[str, Tensor] = {"model.shared.weight": model.target_embedding}
+    if config.tied != "all":
+        named = {
+            "model.encoder.embed_tokens.weight": model.source_matrix,
+            "model.decoder.embed_tokens.weight": model.target_embedding,
+        }
+    if config.tied == "none":
+        named["lm_head.weight"] = model.output_matrix
+    tensors |= {name: matrix.detach().cpu()[place] for name, matrix in named.items()}
+    bias = torch.zeros(len(vocabulary)) if model.output_bias is None else model.output_bias.detach().cpu()
+    tensors["final_logits_bias"] = bias[place][None]
+    save_file(tensors, folder / _SAFETENSORS, {"format": "pt"})
+    eos, unknown, pad = 0, 1, len(ids) - 1
+    special = {"eos_token_id": eos, "pad_token_id": pad, "decoder_start_token_id": pad, "forced_eos_token_id": eos}
+    values = settings | special | {"bos_token_id": eos, "vocab_size": len(ids), "decoder_vocab_size": len(ids)}
+    _write_json(folder / "config.json", values)
+    generation = {
+        "bad_words_ids": [[pad]],
+        "suppress_tokens": [unknown],
+        "max_length": 512,
+        "num_beams": 5,
+        "early_stopping": True,
+    }
+    _write_json(folder / "generation_config.json", special | generation)
+    names = [_SPECIAL[number] if number in (PAD, UNKNOWN, END) else vocabulary.piece(number) for number in ids[:-1]]
+    _write_json(folder / "vocab.json", {name: number for number, name in enumerate([*names, _SPECIAL[PAD]])})
+    for name, processor in zip(_SPM.values(), vocabulary.sides, strict=True):
+        (folder / name).write_bytes(processor.serialized_model_proto())
+    _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "MarianTokenizer", "model_max_length": 512})
+
+
+def _config(found: Mapping[str, Any], folder: Path) -> ModelConfig:
+    for key, allowed in _NEEDED.items():
+        if found.get(key) not in allowed:
+            raise UserError(
+                f"{folder / 'config.json'}: {key} is {found.get(key)!r}; only models with {allowed[0]!r} can be read"
+            )
+    for left, right in (
+        ("encoder_ffn_dim", "decoder_ffn_dim"), ("encoder_attention_heads", "decoder_attention_heads"),
+        ("vocab_size", "decoder_vocab_size"),
+    ):  # fmt: skip
+        if found.get(right) not in (found.get(left), None):
+            raise UserError(f"{folder / 'config.json'}: {left} and {right} differ; only models with equal ones can be read")
+    shared, tied = found.get("share_encoder_decoder_embeddings", True), found.get("tie_word_embeddings", True)
+    if shared and not tied:
+        raise UserError(
+            f"{folder / 'config.json'}: tie_word_embeddings is false, but the embeddings are shared; this cannot be read"
+        )
+    try:
+        return ModelConfig(
+            encoder_layers=found["encoder_layers"], decoder_layers=found["decoder_layers"], dim=found["d_model"],
+            ffn_dim=found["encoder_ffn_dim"], heads=found["encoder_attention_heads"], norm="post",
+            tied="all" if shared else "target-output" if tied else "none",
+            activation="relu" if found["activation_function"] == "relu" else "swish", output_bias=True,
+            dropout=found.get("dropout", 0.1), dropout_attention=found.get("attention_dropout", 0.0),
+            dropout_ffn=found.get("activation_dropout", 0.0),
+        )  # fmt: skip
+    except (KeyError, ValueError) as error:
+        raise UserError(f"{folder / 'config.json'}: not the configuration of a MarianMT model ({error})") from None
+
+
+def _order(table: Mapping[str, Any], folder: Path) -> list[int]:
+    """Their id of each of our pieces; BEGIN is their padding."""
+    numbers = list(table.values())
+    if sorted(map(str, numbers)) != sorted(map(str, range(len(numbers)))) or not {"<pad>", "<unk>", "</s>"} <= table.keys():
+        raise UserError(
+            f"{folder / 'vocab.json'}: not the table of a MarianMT model: it needs <pad>, <unk>, </s>, and ids from 0 on"
+        )
+    pad, unknown, end = (int(table[name]) for name in ("<pad>", "<unk>", "</s>"))
+    return [pad, unknown, pad, end, *(number for number in range(len(numbers)) if number not in (pad, unknown, end))]
+
+
+def _parameters(found: Mapping[str, Tensor], config: ModelConfig, ids: Tensor, folder: Path) -> dict[str, Tensor]:
+    def embedding(*names: str) -> Tensor:
+        matrix = next((found[name] for name in names if name in found), None)
+        if matrix is None or matrix.shape != (len(ids) - 1, config.dim):
+            raise UserError(f"{folder}: {names[0]} is missing, or is not one vector of {config.dim} per piece")
+        matrix = matrix.float()[ids]
+        matrix[PAD] = 0.0
+        return matrix
+
+    try:
+        parameters = from_bart(found, config)
+        bias = found["final_logits_bias"].float().flatten()[ids].clamp_min(_NEVER)
+    except (KeyError, IndexError) as error:
+        raise UserError(f"{folder}: a parameter is missing or too short ({error}); it is not a MarianMT model") from None
+    bias[PAD] = _NEVER
+    shared = "model.shared.weight"
+    parameters |= {
+        "target_embedding": embedding(*([shared] * (config.tied == "all")), "model.decoder.embed_tokens.weight", shared)
+    }
+    if config.tied != "all":
+        parameters["source_embedding"] = embedding("model.encoder.embed_tokens.weight")
+    if config.tied == "none":
+        parameters["output_embedding"] = embedding("lm_head.weight")
+    return parameters | {"output_bias": bias}
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    try:
+        if (folder / _SAFETENSORS).exists():
+            return load_file(folder / _SAFETENSORS)
+        loaded = torch.load(folder / _PYTORCH, map_location="cpu", weights_only=True)  # runs no code of the file
+        return {str(name): tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
+    except FileNotFoundError:
+        raise UserError(f"{folder}: has neither {_SAFETENSORS} nor {_PYTORCH}; give the folder of a MarianMT model") from None
+    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, AttributeError, LookupError) as error:
+        raise UserError(f"{folder}: its weights cannot be read ({type(error).__name__}); get the files again") from None
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{unreadable(path, error)}; give the folder of a MarianMT model") from None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(_bytes(path))
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: not a JSON object; give the folder of a MarianMT model")
+    return values
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

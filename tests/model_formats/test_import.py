@@ -1,0 +1,216 @@
+"""Models of the real MarianMT classes, read as ours: the same ids, logits and texts; and written again, the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import pytest
+import sentencepiece
+import torch
+from conftest import Make
+from safetensors.torch import load_file
+from simulated import events
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel
+
+from nmt_train import cli
+from nmt_train.cli import export, import_model
+from nmt_train.common.errors import UserError
+from nmt_train.corpus.batches import assemble
+from nmt_train.corpus.text import read_lines
+from nmt_train.corpus.vocabulary import BEGIN, END, PAD, TARGET
+from nmt_train.load_model import load_model
+from nmt_train.model.beam_search import SearchConfig
+from nmt_train.model.translator import Translator
+from nmt_train.training.start import start
+
+SIZES = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+LINES = [">>deu<< Six past seven.", "Six past seven.", "two  spaces and an unknown 漢", ""]
+
+
+def build(demo: Path, folder: Path, **changes: Any) -> Path:
+    """A folder as OPUS-MT publishes them: </s> is piece 0, <unk> 1, and <pad> the last; two SentencePiece models."""
+    folder.mkdir()
+    pieces: dict[str, None] = {}
+    for side, language in (("source", "en"), ("target", "de")):
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(demo / f"train.{language}"), model_writer=model, vocab_size=100, minloglevel=2, bos_id=-1, pad_id=-1
+        )
+        (folder / f"{side}.spm").write_bytes(model.getvalue())
+        trained = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+        pieces |= dict.fromkeys(trained.id_to_piece(i) for i in range(2, len(trained)))
+    names = ["</s>", "<unk>", ">>deu<<", *sorted(pieces.keys() - {"</s>", "<unk>"}), "<pad>"]
+    (folder / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(names)}), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "MarianTokenizer"}))
+    pad = len(names) - 1
+    config = MarianConfig(
+        vocab_size=len(names), pad_token_id=pad, decoder_start_token_id=pad, eos_token_id=0, forced_eos_token_id=0,
+        scale_embedding=True, **{"activation_function": "swish", **SIZES, **HEADS, **changes},
+    )  # fmt: skip
+    torch.manual_seed(1)
+    model = MarianMTModel(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "embed_positions" not in name:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        model.get_input_embeddings().weight[pad] = 0
+        model.final_logits_bias.normal_()
+        model.final_logits_bias[0, pad] = 0
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def theirs(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(demo, tmp_path_factory.mktemp("marian") / "theirs")
+
+
+@pytest.fixture(scope="module")
+def ours(theirs: Path) -> Path:
+    out = theirs.with_name("ours")
+    assert cli.run(import_model.command, [str(theirs), str(out)]) == 0
+    return out
+
+
+def compare_logits(theirs: Path, ours: Path, demo: Path) -> None:
+    model, vocabulary, _ = load_model([ours], torch.device("cpu"))
+    tokens, other = AutoTokenizer.from_pretrained(theirs), AutoModelForSeq2SeqLM.from_pretrained(theirs)
+    sources, targets = ([*read_lines(demo / f"test.{language}")][:4] for language in ("en", "de"))
+    found = tokens(sources, text_target=targets, return_tensors="pt", padding=True)
+    batch = assemble(
+        [torch.tensor(ids).numpy() for ids in vocabulary.encode(sources)],
+        [torch.tensor(ids).numpy() for ids in vocabulary.encode(targets, TARGET)],
+    )
+    with torch.inference_mode():
+        labels = found["labels"].masked_fill(found["labels"] == -100, other.config.pad_token_id)
+        wanted = other(input_ids=found["input_ids"], attention_mask=found["attention_mask"], labels=labels).logits
+        states = model.states(batch.source, batch.source_mask, batch.target_in)
+        logits = torch.nn.functional.linear(states, model.output_matrix, model.output_bias)
+    table = tokens.get_vocab()
+    place = [table[vocabulary.piece(i)] for i in range(len(vocabulary)) if i not in (PAD, BEGIN)]
+    kept = [i for i in range(len(vocabulary)) if i not in (PAD, BEGIN)]
+    filled = batch.target_out != PAD
+    torch.testing.assert_close(logits[filled][:, kept], wanted[filled][:, place], rtol=0, atol=1e-4)
+    torch.testing.assert_close(logits[filled].log_softmax(-1)[:, END], wanted[filled].log_softmax(-1)[:, 0], rtol=0, atol=1e-4)
+
+
+def test_ids_and_texts_are_those_of_their_tokenizer(theirs: Path, ours: Path, demo: Path) -> None:
+    vocabulary = load_model([ours], torch.device("cpu"))[1]
+    tokens = AutoTokenizer.from_pretrained(theirs)
+    sources, targets = (LINES + [*read_lines(demo / f"train.{language}")][:100] for language in ("en", "de"))
+    names = {number: name for name, number in tokens.get_vocab().items()}
+    for lines, side in ((sources, {}), (targets[1:], {"text_target": targets[1:]})):
+        wanted = tokens(lines, **side)["labels"] if side else tokens(lines)["input_ids"]
+        ids = vocabulary.encode(lines, TARGET if side else 0)
+        assert [[vocabulary.piece(i) for i in line] for line in ids] == [[names[i] for i in line[:-1]] for line in wanted]
+    kept = [line for line in wanted if tokens.unk_token_id not in line]
+    kept_ids = [line for line in ids if 1 not in line]
+    assert vocabulary.decode(kept_ids) == tokens.batch_decode(kept, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"activation_function": "relu"},
+        {"share_encoder_decoder_embeddings": False},
+        {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
+    ],
+)
+def test_their_logits_are_ours_and_come_back_bit_for_bit(demo: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    theirs = build(demo, tmp_path / "theirs", **changes)
+    assert cli.run(import_model.command, [str(theirs), str(tmp_path / "ours")]) == 0
+    compare_logits(theirs, tmp_path / "ours", demo)
+    assert cli.run(export.command, [str(tmp_path / "ours"), str(tmp_path / "back"), "--to", "huggingface"]) == 0
+    first, second = (load_file(folder / "model.safetensors") for folder in (theirs, tmp_path / "back"))
+    assert all(torch.equal(first[name], second[name]) for name in first if "embed_positions" not in name)
+    for name in ("vocab.json", "source.spm", "target.spm"):
+        read: Callable[[bytes], Any] = json.loads if name.endswith("json") else bytes
+        assert read((theirs / name).read_bytes()) == read((tmp_path / "back" / name).read_bytes())
+    before, after = (AutoModelForSeq2SeqLM.from_pretrained(folder) for folder in (theirs, tmp_path / "back"))
+    loaded = {name: value for name, value in before.state_dict().items() if "embed_positions" not in name}  # ours are longer
+    assert all(torch.equal(value, after.state_dict()[name]) for name, value in loaded.items())
+
+
+def test_weights_in_pytorchs_form_are_read_too(theirs: Path, ours: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(theirs, tmp_path / "pickled"))
+    torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
+    (copy / "model.safetensors").unlink()
+    assert cli.run(import_model.command, [str(copy), str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "parameters.safetensors").read_bytes() == (ours / "parameters.safetensors").read_bytes()
+
+
+def test_ctranslate2_translates_it_as_we_do(ours: Path, demo: Path, tmp_path: Path) -> None:
+    assert cli.run(export.command, [str(ours), str(tmp_path / "out"), "--to", "ctranslate2"]) == 0
+    model, vocabulary, _ = load_model([ours], torch.device("cpu"))
+    sources = [*read_lines(demo / "test.en")][:5]
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "out" / "source.spm"))
+    scored = ctranslate2.Translator(str(tmp_path / "out")).score_batch(pieces.encode(sources, out_type=str), [["▁"]] * 5)
+    for source, found in zip(sources, scored, strict=True):
+        batch = assemble(
+            [torch.tensor(vocabulary.encode([source])[0]).numpy()], [torch.tensor(vocabulary.encode(["▁"], TARGET)[0]).numpy()]
+        )
+        if len(found.log_probs) == batch.target_out.shape[1]:
+            with torch.inference_mode():
+                assert sum(found.log_probs) == pytest.approx(float(model.log_probabilities(batch)[0]), abs=1e-3)
+    assert len(list(Translator(model, vocabulary, SearchConfig(beam=2)).stream(sources))) == 5
+
+
+@pytest.mark.parametrize("mode", ["single", "sparse-overlap"])
+def test_it_is_fine_tuned_from_where_it_is(make: Make, ours: Path, tmp_path: Path, mode: str) -> None:
+    config = make(
+        init=str(ours), mode=mode, stop__after="30u", validation__every="15u", optimizer__learning_rate=0.003,
+        model={"encoder_layers": 2, "decoder_layers": 2, "dim": 32, "ffn_dim": 48, "heads": 4, "norm": "post",
+               "activation": "swish", "output_bias": True, "dropout": 0.1},
+    )  # fmt: skip
+    assert start(dataclasses.replace(config, run=str(tmp_path / "run")), False, False) == 0
+    scores = [event["cross-entropy"] for event in events(tmp_path / "run", "validation")]
+    assert len(scores) == 3
+    assert scores[0] > scores[1] > scores[2]
+    history = json.loads((tmp_path / "run" / "last" / "checkpoint.json").read_text())["history"]
+    assert [sorted(step) for step in history] == [["imported", "parameters"], ["init", "parameters", "updates"]]
+
+
+def test_sizes_that_do_not_fit_are_named(make: Make, ours: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model.activation swish, not relu, model.output_bias True, not False"):
+        start(make(init=str(ours), model__norm="post"), False, False)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "config.json: No such file or directory"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "config.json: not a JSON object"),
+        (lambda folder: changed(folder, model_type="t5"), "model_type is 't5'; only models with 'marian' can be read"),
+        (lambda folder: changed(folder, normalize_before=True), "normalize_before is True"),
+        (lambda folder: changed(folder, d_model=64), "is not one vector of 64 per piece"),
+        (lambda folder: changed(folder, decoder_ffn_dim=7), "encoder_ffn_dim and decoder_ffn_dim differ"),
+        (lambda folder: changed(folder, encoder_layers=5), "a parameter is missing"),
+        (lambda folder: changed(folder, encoder_layers="x"), "not the configuration of a MarianMT model"),
+        (lambda folder: (folder / "vocab.json").write_text('{"a": 0, "b": 0}'), "not the table of a MarianMT model"),
+        (lambda folder: (folder / "source.spm").write_bytes(b"xx"), "not a SentencePiece model"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"xx"), "its weights cannot be read"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "has neither model.safetensors nor pytorch_model.bin"),
+    ],
+)
+def test_a_damaged_or_foreign_folder_has_its_sentence(
+    theirs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], Any], said: str
+) -> None:
+    folder = Path(shutil.copytree(theirs, tmp_path / "copy"))
+    spoil(folder)
+    assert cli.run(import_model.command, [str(folder), str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def changed(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
