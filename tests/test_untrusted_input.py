@@ -344,10 +344,15 @@ def test_a_manifest_with_wrong_numbers_is_refused(saved: tuple[Path, Transformer
         file.write_text(before, encoding="utf-8")
 
 
+_VALUES = st.none() | st.text(max_size=9) | st.lists(st.text(max_size=3), max_size=6) | st.integers()
+_FIELDS = st.dictionaries(st.sampled_from(["source", "target", "pieces"]), _VALUES) | _VALUES
+PAIRS = _FIELDS.map(lambda held: b"nmt_train: two SentencePiece models\n" + json.dumps(held).encode())
+
+
 @fuzzed
-@given(content=st.binary(max_size=200))
+@given(content=st.binary(max_size=200) | PAIRS)
 def test_any_file_is_a_vocabulary_or_said_not_to_be_one(content: bytes) -> None:
-    sentence(lambda: Vocabulary(content, "vocabulary.model"))
+    sentence(lambda: Vocabulary.read(content, "vocabulary.model"))
 
 
 def test_vectors_that_the_manifest_does_not_know_are_not_looked_at(saved: tuple[Path, Transformer, Vocabulary]) -> None:
