@@ -260,9 +260,14 @@ def _changed(config: Config, flat: Mapping[str, Any]) -> set[str]:
     return {name for name, value in flat.items() if name in required | preset or value != usual[name]}
 
 
+def saved_keys(old: dict[str, Any]) -> dict[str, Any]:
+    """The leaves of a saved configuration; keys that the version that saved it did not have get their defaults."""
+    return {key.name: key.default for key in leaves().values() if not isinstance(key.default, (list, Duration))} | flatten(old)
+
+
 def differences(old: dict[str, Any], new: Config) -> list[str]:
     """List the keys, with both values, whose values differ between a saved configuration and `new`; omit MAY_CHANGE keys."""
-    before, after = flatten(old), flatten(plain(new))
+    before, after = saved_keys(old), flatten(plain(new))
     return [
         f"{name} was {before.get(name)}, now {after.get(name)}"
         for name in sorted(before.keys() | after.keys())

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, Make
 
 from nmt_train import config as configuration
 from nmt_train.cli import train as train_command
@@ -147,3 +147,11 @@ def test_differences_name_keys_and_both_values_and_leave_out_the_harmless(make: 
         "batch.tokens was 1500, now 99", "corpus.max_length was 100, now 50", "model.dropout was 0.1, now 0.2",
         "seed was 1, now 5",
     ]  # fmt: skip
+
+
+def test_a_key_that_an_earlier_version_did_not_have_counts_as_its_default(make: Make) -> None:
+    old = configuration.plain(make())
+    for name in ("activation", "output_bias"):
+        del old["model"][name]
+    assert configuration.differences(old, make()) == []
+    assert configuration.differences(old, make(model__activation="swish")) == ["model.activation was relu, now swish"]

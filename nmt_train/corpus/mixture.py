@@ -76,14 +76,13 @@ class Mixture:
     def pairs(self, epoch: int) -> np.ndarray:
         """The numbers of the pairs of this epoch (pairs,), in an order that says nothing."""
         found = []
-        for number, kept in enumerate(self._kept):
-            count = self.counts(epoch)[number]
+        for number, (kept, count) in enumerate(zip(self._kept, self.counts(epoch), strict=True)):
             if count == len(kept) and self._power is None and self._parts[number].weight is None:
                 found.append(kept)
             elif count:
                 before = sum(self.counts(earlier)[number] for earlier in range(epoch))
                 found.append(self._draw(number, before, before + count))
-        return np.concatenate(found)
+        return np.concatenate(found) if len(found) > 1 else found[0]
 
     def _draw(self, number: int, first: int, last: int) -> np.ndarray:
         """Entries `first` to `last` of the endless sequence of a corpus's passes."""

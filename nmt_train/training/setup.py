@@ -241,7 +241,7 @@ def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
 def _initial(config: Config) -> Checkpoint:
     """The checkpoint that `init` names; UserError if its model has other sizes than this run's."""
     initial = load_verified(newest(Path(str(config.init)).expanduser(), 1)[0])
-    there, here = (configuration.flatten(model) for model in (initial.facts["config"], configuration.plain(config)))
+    there, here = configuration.saved_keys(initial.facts["config"]), configuration.flatten(configuration.plain(config))
     keys = [key for key in configuration.FIXED if key.startswith("model.") and there.get(key) != here[key]]
     if keys:
         wanted = ", ".join(f"{key} {there.get(key)}, not {here[key]}" for key in keys)
