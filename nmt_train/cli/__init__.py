@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from nmt_train import __version__
 from nmt_train.common.errors import TRY_AGAIN, UserError
 
-_READER_GONE = 141  # the exit status that a shell reports for SIGPIPE
+_READER_GONE = 141  # the exit status that a shell reports for SIGPIPE (the reader of a pipe has closed it)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 # Patterns for torch's error messages: torch has one exception class for almost everything, and importing it here would be slow.
 _NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED")
@@ -93,7 +93,7 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def bounded(kind: Callable[[str], float], name: str, low: float, high: float = math.inf) -> Callable[[str], float]:
-    """Return an argparse type for finite numbers between `low` and `high`; argparse calls the type `name` in its messages."""
+    """Return an argparse type for finite numbers from `low` to `high`; argparse's messages call the type `name`."""
 
     def read(text: str) -> float:
         value = kind(text)
@@ -117,7 +117,7 @@ finite = bounded(float, "finite", -math.inf)
 
 def add_search_options(options: Parser) -> None:
     _add(options, "--beam", positive, 5, "beam size: hypotheses kept per sentence")
-    _add(options, "--normalisation", power, 1.0, "log-probabilities are divided by length to this power")
+    _add(options, "--normalisation", power, 1.0, "divide log-probabilities by length to this power; 0: no normalization")
 
 
 def add_model_options(options: Parser) -> None:

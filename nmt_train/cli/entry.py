@@ -35,7 +35,7 @@ def main() -> None:
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):  # see stop_request.py, which is slow to import
         signal.signal(number, lambda number, frame: child.send_signal(number))
     status = child.wait()
-    if status < 0:  # Die from the child's signal, so that mpirun sees it: an exit with an error would end the whole job.
+    if status < 0:  # End by the child's signal, so that mpirun sees that signal: an error status would end the whole job.
         if -status != signal.SIGKILL:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)

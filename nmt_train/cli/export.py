@@ -1,4 +1,4 @@
-"""nmt-export: write a trained model as a folder that other programs load."""
+"""nmt-export: write a trained model as a folder that other programs can load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parser() -> cli.Parser:
         " to use it. Needs: pip install 'nmt_train[export]'.",
     )
     options.add_argument(
-        "model", type=Path, metavar="RUN", help="run folder (its last checkpoint) or checkpoint, as RUN/best-bleu"
+        "model", type=Path, metavar="RUN", help="run folder (its last checkpoint) or a checkpoint such as RUN/best-bleu"
     )
     options.add_argument("out", type=Path, metavar="OUT", help="the new folder")
     options.add_argument("--to", required=True, choices=("huggingface", "ctranslate2"), help="the program that will load OUT")

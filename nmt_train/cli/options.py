@@ -17,7 +17,7 @@ from nmt_train.modes.table import MODES
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Wraps lines, except those that begin with spaces, such as examples."""
+    """Wraps lines, except lines that begin with spaces, such as those of examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join(
@@ -35,7 +35,7 @@ class _Help(argparse.Action):
 
 
 def parser(prog: str, description: str, examples: str) -> cli.Parser:
-    """A parser with the options of all training commands, without those for keys. examples: indented lines."""
+    """A parser with the options that all training commands share; `add_keys` adds those for keys. examples: indented lines."""
     options = cli.Parser(
         prog=prog, allow_abbrev=False, add_help=False, usage=f"{prog} --config FILE [--KEY VALUE ...] [options]",
         description=f"{description}\n{examples}", formatter_class=_Formatter,
@@ -53,7 +53,7 @@ def parser(prog: str, description: str, examples: str) -> cli.Parser:
     )
     options.add_argument("--print-config", action="store_true", help="print the whole resolved configuration and exit")
     options.add_argument("--changed", action="store_true", help="with --print-config: only what differs from the defaults")
-    options.add_argument("--force", action="store_true", help="continue a run even if its configuration has changed")
+    options.add_argument("--force", action="store_true", help="resume a run even if its configuration has changed")
     options.add_argument("--overwrite", action="store_true", help="delete the contents of the run folder and start over")
     options.add_argument("--debug", action="store_true", help="print the stack trace of an error")
     return options
@@ -61,7 +61,7 @@ def parser(prog: str, description: str, examples: str) -> cli.Parser:
 
 def short_help(options: cli.Parser) -> str:
     """What a command prints if it is called without arguments."""
-    more = f"{options.prog} --help explains all options, {options.prog} --help KEY one of them."
+    more = f"{options.prog} --help explains all options, {options.prog} --help KEY explains one of them."
     return f"usage: {options.usage}\n{options.description}\n{more}\n"
 
 

@@ -30,10 +30,10 @@ def parser() -> cli.Parser:
             curves.set_defaults(metric=metric)
         curves.add_argument(
             "--clock", choices=list(convergence.CLOCKS), default="seconds",
-            help="training_seconds: without validation and checkpoints",
+            help="time axis; training_seconds excludes validation and checkpoints (default: seconds)",
         )  # fmt: skip
         _add_output(curves, ".png, .svg or .pdf")
-    spans = kinds.add_parser("timeline", help="what every rank does in a window of time, from a trace")
+    spans = kinds.add_parser("timeline", help="what every rank does in a time window, from a trace")
     spans.add_argument("run", type=Path, metavar="RUN")
     spans.add_argument(
         "--start", type=cli.finite, default=None, metavar="S", help="start of the window [seconds] (default: after ten steps)"
@@ -51,7 +51,11 @@ def parser() -> cli.Parser:
 
 def _add_output(kind: argparse.ArgumentParser, form: str) -> None:
     kind.add_argument(
-        "--output", type=Path, default=None, metavar="FILE", help=f"{form} (default: in the run folder, if there is one RUN)"
+        "--output",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help=f"{form} (default: in the run folder; with several RUNs, in the working directory)",
     )
     kind.add_argument("--debug", action="store_true", help="print the stack trace of an error")
 

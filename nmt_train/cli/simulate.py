@@ -26,7 +26,7 @@ def parser() -> cli.Parser:
     options = settings.parser(
         "nmt-simulate",
         "Train on a simulated cluster, to see how long training would take there and what the model would learn. Without --run,"
-        f" the run folder is that of the configuration with {_FOLDER} appended.",
+        f" the run folder is the one in the configuration with {_FOLDER} appended.",
         _EXAMPLES,
     )
     group = options.add_argument_group("simulation")
@@ -39,10 +39,10 @@ def parser() -> cli.Parser:
         "--model",
         type=cli.positive,
         metavar="N",
-        help="compare Pipe-SGD's equations for sync and pipe with N simulated steps",
+        help="compare the times that Pipe-SGD's equations predict for sync and pipe with N simulated steps",
     )
     group.add_argument(
-        "--profile", type=Path, metavar="FILE", help="measure this machine's device, and write FILE for use in a cluster file"
+        "--profile", type=Path, metavar="FILE", help="measure this machine's device; write FILE for use in cluster files"
     )
     group.add_argument(
         "--steps", type=cli.positive, default=40, metavar="N", help="number of steps that --profile measures (default: 40)"

@@ -17,21 +17,21 @@ _EXAMPLES = """
   nmt-train --config mine.yml --stop.after 20e             # every key of the configuration is an option
   nmt-train --config mine.yml --devices all                # on all GPUs of this machine
   mpirun -np 4 --hostfile hosts nmt-train --config mine.yml --mode sparse-overlap
-  nmt-train --config mine.yml --print-config --changed     # what the configuration says
+  nmt-train --config mine.yml --print-config --changed     # which settings differ from the defaults
   nmt-train --help optimizer                               # what a key or section means
 """
 
 
 def parser() -> cli.Parser:
     options = settings.parser(
-        "nmt-train", "Train a translation model; the same command continues a run that was interrupted.", _EXAMPLES
+        "nmt-train", "Train a translation model. To resume an interrupted run, repeat the command.", _EXAMPLES
     )
     options.add_argument(
-        "--hosts", type=Path, metavar="FILE", help="start ranks on the machines in this hostfile: lines of NAME slots=RANKS"
+        "--hosts", type=Path, metavar="FILE", help="start ranks on the machines in this hostfile: one NAME slots=RANKS per line"
     )
     options.add_argument(
         "--restarts", type=cli.count, default=0, metavar="N",
-        help="if the job fails, restart it up to N times, on the machines that then answer (default: 0)",
+        help="if the job fails, restart it up to N times on the machines that still respond (default: 0)",
     )  # fmt: skip
     settings.add_keys(options)
     return options

@@ -22,19 +22,23 @@ def parser() -> cli.Parser:
     )
     options.add_argument(
         "--model", required=True, nargs="+", type=Path, metavar="PATH",
-        help="run folder (its last checkpoint) or checkpoint; several: an ensemble, whose probabilities are averaged",
+        help="run folder (its last checkpoint) or checkpoint; several form an ensemble, which averages their probabilities",
     )  # fmt: skip
     options.add_argument("--average", type=cli.positive, default=1, metavar="N", help="average each run's last N checkpoints")
     options.add_argument(
-        "--n-best", type=cli.positive, default=None, metavar="N", help="print the N best: number ||| text ||| log p ||| score"
+        "--n-best",
+        type=cli.positive,
+        default=None,
+        metavar="N",
+        help="print the N best translations of each line: line number from 0 ||| text ||| log p ||| score",
     )
     options.add_argument(
         "--window", type=cli.positive, default=None, metavar="N", help="lines to read ahead (default: 2000; 1 on a terminal)"
     )
     options.add_argument(
         "--on-error", choices=("stop", "replace", "skip"), default="stop",
-        help="for a line that is not UTF-8: stop after the lines before it, translate it with its invalid bytes replaced by"
-        " U+FFFD, or print an empty line (default: stop)",
+        help="what to do with a line that is not UTF-8: stop: translate the lines before it and exit with an error; replace:"
+        " replace its invalid bytes by U+FFFD and translate it; skip: print an empty line (default: stop)",
     )  # fmt: skip
     cli.add_model_options(options)
     return options
@@ -83,10 +87,10 @@ def command(arguments: Sequence[str]) -> int:
 
 
 class _Lines:
-    """The lines of a stream, read as --on-error says.
+    """The lines of a stream; invalid UTF-8 is treated as --on-error says.
 
-    number: how many lines were read. invalid: the numbers of those that were not UTF-8. error: what ended them early, if
-    anything did.
+    number: how many lines were read. invalid: the numbers of the lines that were not UTF-8. error: the error that ended reading
+    early, or None.
     """
 
     def __init__(self, stream: BinaryIO, on_error: str) -> None:

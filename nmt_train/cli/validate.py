@@ -14,9 +14,9 @@ from nmt_train.common.metric import METRICS
 
 def parser() -> cli.Parser:
     options = cli.Parser(
-        prog="nmt-validate", allow_abbrev=False, description="Measure checkpoints on a test set: one table row each."
+        prog="nmt-validate", allow_abbrev=False, description="Measure checkpoints on a test set; one table row each."
     )
-    options.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_CHECKPOINT", help="a run means all of its checkpoints")
+    options.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_CHECKPOINT", help="a run: all of its checkpoints")
     options.add_argument(
         "--test", nargs="+", metavar="FILE", help="source and target, or one .tsv file (default: the run's corpus.valid)"
     )
@@ -29,10 +29,12 @@ def parser() -> cli.Parser:
     options.add_argument(
         "--score",
         action="store_true",
-        help="instead of the table, print log p of each target of one model, one line per pair",
+        help="instead of the table, print the log-probability of each target under one model, one line per pair",
     )
     options.add_argument(
-        "--compare", action="store_true", help="compare BLEU and chrF of each model with those of the first (paired bootstrap)"
+        "--compare",
+        action="store_true",
+        help="test whether BLEU and chrF of each model differ significantly from those of the first (paired bootstrap)",
     )
     options.add_argument("--json", action="store_true", help="print one JSON object per row instead of the table")
     cli.add_model_options(options)
@@ -47,14 +49,14 @@ def command(arguments: Sequence[str]) -> int:
     from nmt_train.report.table import measure, score, table
 
     own = device.prepare(given.devices, given.threads)
+    if given.compare and given.score:
+        raise UserError("command line: give either --compare or --score")
     if given.score:
         if len(given.paths) > 1:
-            raise UserError(f"command line: --score is for one model; there are {len(given.paths)}")
+            raise UserError(f"command line: --score is for one model; there are {len(given.paths)}: give one")
         for value in score(given.paths[0], given.average or 1, given.test, given.batch_tokens, own):
             print(f"{value:.6f}")
         return 0
-    if given.compare and given.score:
-        raise UserError("command line: give either --compare or --score")
     settings = ValidationConfig(
         metrics=given.metrics, beam=given.beam, normalisation=given.normalisation, batch_tokens=given.batch_tokens
     )

@@ -26,7 +26,10 @@ class VocabularyConfig:
     size: int = Field(default=8000, ge=16, le=10**6, description="number of pieces, including the four special ones")
     type: Literal["unigram", "bpe"] = Field(default="unigram", description="SentencePiece algorithm: unigram or bpe")
     character_coverage: float = Field(
-        default=0.9999, gt=0.9, le=1, description="share of the corpus's characters that pieces cover; rarer ones are unknown"
+        default=0.9999,
+        gt=0.9,
+        le=1,
+        description="fraction of the corpus's characters that pieces cover; rarer characters become unknown pieces",
     )
     sample_lines: int = Field(
         default=2_000_000, ge=101, le=10**9, description="maximum number of random lines to train the vocabulary on [lines]"
@@ -50,8 +53,8 @@ class VocabularyConfig:
 class CorpusPart:
     """One of several training corpora (an entry of `corpus.train`).
 
-    files: as `corpus.train` of a single corpus. name: for the log and errors. weight: its share of an epoch, relative to the
-    weights of the others. until: the corpus is used in that many epochs, as 3e; None: always. tag: put before every source.
+    files: in the form of `corpus.train` for a single corpus. name: for the log and errors. weight: its share of an epoch,
+    relative to the other weights. until: used only in the first epochs, as 3e; None: always. tag: put before every source.
     """
 
     files: Files
@@ -73,15 +76,15 @@ class CorpusConfig:
 
     train: Annotated[Annotated[Files, Tag("files")] | Annotated[list[CorpusPart], Tag("entry")], Discriminator(_form)] = Field(
         description="[source, target], each a file or a list of files; or [pairs.tsv]; relative to the working directory."
-        " Or several corpora: a list of {files: as before, name, weight, until: 3e, tag: '<2de>'} (docs/corpora.md)"
+        " For several corpora: a list of {files: [source, target], name, weight, until: 3e, tag: '<2de>'} (docs/corpora.md)"
     )
     valid: Files = Field(description="validation set, in the same form as train")
     temperature: float | None = Field(
         default=None,
         gt=0,
         le=1000,
-        description="of several corpora: each has a share of an epoch in proportion to its size to the power 1/temperature;"
-        " null: by their weights, else every pair once",
+        description="of several corpora: each has a share of an epoch proportional to its size to the power 1/temperature;"
+        " null: their weights apply; without weights, every pair occurs once",
     )
     max_length: int = Field(
         default=100,
@@ -90,7 +93,7 @@ class CorpusConfig:
         description="training leaves out pairs with a longer source or target, and logs their number [pieces]",
     )
     max_skipped: float = Field(
-        default=0.2, ge=0, le=1, description="refuse to train if a larger share of pairs is left out (empty or over-long)"
+        default=0.2, ge=0, le=1, description="stop with an error if a larger fraction of pairs is left out (empty or over-long)"
     )
     max_ratio: float = Field(
         default=MAX_RATIO,

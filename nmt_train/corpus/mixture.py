@@ -1,4 +1,4 @@
-"""Several training corpora as one: how many pairs of each make up an epoch, and which."""
+"""Mixes several training corpora: selects how many and which pairs of each corpus are in an epoch."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ def parts(config: CorpusConfig) -> list[CorpusPart]:
     if any(weighted) and config.temperature is not None:
         raise UserError("corpus.temperature: the corpora have weights, which it would replace; remove one of them")
     if all(part.until is not None for part in found):
-        raise UserError("corpus.train: every corpus ends (until); leave one without it, for the epochs after")
+        raise UserError("corpus.train: every corpus ends (until), and later epochs would be empty; remove one until")
     for part in found:
         if part.until is not None and part.until.unit != "e":
-            raise UserError(f"corpus.train: until: {part.until} is no number of epochs; write it as 3e")
+            raise UserError(f"corpus.train: until: {part.until} is not a number of epochs; write it as 3e")
     return found
 
 
 def label(found: Sequence[CorpusPart], number: int) -> str:
-    """How errors and the log name a corpus."""
+    """The name of a corpus in error messages."""
     return "corpus.train" if len(found) == 1 else f"corpus.train, {found[number].name or f'corpus {number + 1}'}"
 
 
 class Mixture:
-    """The pairs of every epoch, equal on all ranks: they depend on the seed and on the epoch only.
+    """Selects the pairs of each epoch. They depend only on the seed and the epoch, so they are the same on all ranks.
 
-    An epoch has as many pairs as all corpora that are in use then. Without weights, each of their pairs occurs once. With
-    weights (or a temperature), each corpus has its share of the epoch; its pairs are drawn one pass after another, every pass
-    in a new order, so that after n passes each pair has occurred n times.
+    An epoch has as many pairs as all corpora in use in that epoch. Without weights, each of their pairs occurs once. With
+    weights (or a temperature), each corpus has a share of the epoch. Its pairs are drawn in passes over the corpus, each in a
+    new random order, so that after n passes each pair has occurred n times.
     """
 
     def __init__(self, config: CorpusConfig, kept: Sequence[np.ndarray], seed: int) -> None:
@@ -61,7 +61,7 @@ class Mixture:
         return [int(count) for count in np.diff(ends, prepend=0)]
 
     def described(self) -> list[str]:
-        """A sentence for the log about each of several corpora, and each change of their shares."""
+        """Lines for the log: the shares of the corpora at the start and after each change; empty for a single corpus."""
         changes = sorted({0, *(int(part.until.amount) for part in self._parts if part.until is not None)})
         found = []
         for epoch in changes if len(self._parts) > 1 else []:
@@ -74,7 +74,7 @@ class Mixture:
         return found
 
     def pairs(self, epoch: int) -> np.ndarray:
-        """The numbers of the pairs of this epoch (pairs,), in an order that says nothing."""
+        """The numbers of the pairs of this epoch (pairs,), in arbitrary order."""
         found = []
         for number, (kept, count) in enumerate(zip(self._kept, self.counts(epoch), strict=True)):
             if count == len(kept) and self._power is None and self._parts[number].weight is None:
@@ -85,7 +85,7 @@ class Mixture:
         return np.concatenate(found) if len(found) > 1 else found[0]
 
     def _draw(self, number: int, first: int, last: int) -> np.ndarray:
-        """Entries `first` to `last` of the endless sequence of a corpus's passes."""
+        """Pairs `first` to `last` - 1 of the concatenation of all passes over corpus `number`."""
         kept = self._kept[number]
         passes = range(first // len(kept), (last - 1) // len(kept) + 1)
         orders = [np.random.default_rng([self._seed, number, turn, _PASSES]).permutation(kept) for turn in passes]
@@ -93,4 +93,4 @@ class Mixture:
         return np.concatenate(orders)[first - start : last - start]
 
 
-_PASSES = 0x9A55  # sets these random numbers apart from those that order an epoch
+_PASSES = 0x9A55  # part of the random seed, so that these numbers differ from those that shuffle an epoch

@@ -1,8 +1,8 @@
-"""The tokenized corpus as piece ids in memory-mapped files, so that memory use does not grow with the corpus.
+"""Stores the piece ids of the tokenized corpus in memory-mapped files, so that memory use does not grow with the corpus.
 
 A store is a folder beside the data. Its name contains a digest of the files (path, size, modification time) and of the
-vocabulary; a change in any of them gives another name. Each run builds a store in a temporary folder and renames it when
-complete, so two runs may build the same store at once.
+vocabulary; a change in any of them gives another name. A run that builds a store writes a temporary folder and renames it
+when complete, so two runs may build the same store at the same time.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class Store:
 
 
 class Stores:
-    """The training corpora one after another: pair numbers count through all of them.
+    """The training corpora, concatenated: pairs are numbered consecutively through all of them.
 
-    tags: for each corpus, the pieces that stand before each of its sources.
+    tags: for each corpus, the ids of the pieces to put before each of its sources.
     """
 
     def __init__(self, stores: Sequence[Store], tags: Sequence[np.ndarray]) -> None:
         self._stores, self._tags = stores, tags
-        self._first = np.cumsum([0, *map(len, stores)])  # the number of each corpus's first pair, and the total
+        self._first = np.cumsum([0, *map(len, stores)])  # the number of each corpus's first pair, then the number of all pairs
 
     def __len__(self) -> int:
         return int(self._first[-1])
@@ -199,7 +199,7 @@ def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]
 
 
 def _publish(building: Path, path: Path) -> None:
-    """Rename a complete store to its final path; if another run has done so first, use its equal store."""
+    """Rename a complete store to its final path; if another run was faster, use its store, which is identical."""
     for file in (*building.iterdir(), building):
         durable.sync(file)
     try:
@@ -224,5 +224,5 @@ def _map(path: Path) -> Store:
             if len(side.offsets) != facts["pairs"] + 1 or side.offsets[-1] != len(side.tokens):
                 raise ValueError("sizes disagree")
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: damaged ({error}); delete this folder; it will be built again") from None
+        raise UserError(f"{path}: damaged ({error}); delete this folder, and the next start rebuilds it") from None
     return Store(path, source, target)

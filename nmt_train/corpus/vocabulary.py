@@ -1,4 +1,4 @@
-"""The vocabulary: one SentencePiece model for both languages, which a run can train; or one for each, of an imported model."""
+"""The vocabulary: one SentencePiece model for both languages, which a run can train, or one per language (imported models)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nmt_train.corpus.text import read_pairs
 
 PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
 SOURCE, TARGET = 0, 1  # the sides of a pair
-_PAIR = b"nmt_train: two SentencePiece models\n"  # how the serialized form of a `VocabularyPair` begins
+_PAIR = b"nmt_train: two SentencePiece models\n"  # the first line of a serialized `VocabularyPair`
 
 
 class Vocabulary:
@@ -41,7 +41,7 @@ class Vocabulary:
 
     @staticmethod
     def read(model: bytes, where: str) -> Vocabulary:
-        """Return the vocabulary or the pair that `model` holds; arguments and errors as for `__init__`."""
+        """Return the `Vocabulary` or `VocabularyPair` serialized in `model`; arguments and errors as for `__init__`."""
         return VocabularyPair(model, where) if model.startswith(_PAIR) else Vocabulary(model, where)
 
     @staticmethod
@@ -66,7 +66,7 @@ class Vocabulary:
         return str(self._processor.id_to_piece(number))
 
     def encode(self, lines: Sequence[str], side: int = SOURCE) -> list[list[int]]:
-        """Return the piece ids of each line, without begin or end. side: the side of the pair that the lines are from."""
+        """Return the piece ids of each line, without begin or end. side: SOURCE or TARGET, the side of the lines."""
         ids: list[list[int]] = self._processor.encode(list(lines), num_threads=os.cpu_count() or 1)
         return ids
 
@@ -94,9 +94,9 @@ class Vocabulary:
 
 
 class VocabularyPair(Vocabulary):
-    """A SentencePiece model for each side, and one table of ids for the pieces of both, as MarianMT's models have it.
+    """A SentencePiece model for each side, and one table of ids for the pieces of both, as in MarianMT models.
 
-    A source may begin with a piece such as >>fra<<, which is not given to SentencePiece. `model` is JSON behind a first line.
+    A source may begin with a language piece such as >>fra<<, which SentencePiece does not see. `model` is _PAIR, then JSON.
     """
 
     def __init__(self, model: bytes, where: str) -> None:
@@ -106,11 +106,11 @@ class VocabularyPair(Vocabulary):
             models = [base64.b64decode(held[side]) for side in ("source", "target")]
             self.pieces: list[str] = [str(piece) for piece in held["pieces"]]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise UserError(f"{where}: a damaged vocabulary; restore it, or use another file") from None
+            raise UserError(f"{where}: the vocabulary is damaged; restore it, or use another file") from None
         self.sides = [_processor(part, where) for part in models]
         self._ids = {piece: number for number, piece in enumerate(self.pieces)}
         if len(self._ids) < len(self.pieces) or len(self.pieces) <= END:
-            raise UserError(f"{where}: a vocabulary with too few or repeated pieces; restore it, or use another file")
+            raise UserError(f"{where}: the vocabulary has too few pieces, or repeated ones; restore it, or use another file")
 
     @classmethod
     def join(cls, source: bytes, target: bytes, pieces: Sequence[str], where: str) -> VocabularyPair:
@@ -142,7 +142,7 @@ class VocabularyPair(Vocabulary):
         return [str(self.sides[TARGET].decode_pieces(pieces)).strip() for pieces in texts]
 
     def resample(self, ids: np.ndarray, power: float, candidates: int, random: np.random.Generator) -> list[int]:
-        raise UserError("corpus.vocabulary.sampling: needs one SentencePiece model for both sides; set it to 0")
+        raise UserError("corpus.vocabulary.sampling: this vocabulary has two SentencePiece models, not one; set it to 0")
 
 
 def _processor(model: bytes, where: str) -> sentencepiece.SentencePieceProcessor:
@@ -180,7 +180,7 @@ def train(config: CorpusConfig) -> Vocabulary:
             minloglevel=2,
         )
     except RuntimeError as error:
-        if lines.error is not None:  # the error cut the input short
+        if lines.error is not None:  # this error ended the input early
             raise lines.error from None
         if "sentences_.empty()" in str(error):
             raise UserError("corpus.train: no pair has text on both sides; check the files") from None

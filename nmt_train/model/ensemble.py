@@ -1,4 +1,4 @@
-"""Several models that translate together: the probability of a piece is the mean of their probabilities."""
+"""An ensemble: the probability of each piece is the mean of the probabilities that the models give it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EnsembleState:
 
 
 class Ensemble(nn.Module):
-    """Has the methods of `Transformer` that a search needs; the models share a vocabulary."""
+    """Has the methods of `Transformer` that beam search needs; the models must have the same vocabulary."""
 
     def __init__(self, models: Sequence[Transformer]) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Ensemble(nn.Module):
         return EnsembleState([model.start(source, mask) for model in self._models])
 
     def step(self, words: Tensor, state: EnsembleState) -> Tensor:
-        """Like `Transformer.step`; returns log-probabilities (sentences, beam, vocabulary), which are logits too."""
+        """Like `Transformer.step`; returns log-probabilities (sentences, beam, vocabulary), which can be used as logits."""
         found = [
             torch.log_softmax(model.step(words, own).float(), dim=-1)
             for model, own in zip(self._models, state.states, strict=True)

@@ -1,1 +1,1 @@
-"""Folders of other programs: models are written for Hugging Face transformers and CTranslate2."""
+"""Exports models to Hugging Face transformers and CTranslate2, and imports MarianMT models."""

@@ -1,4 +1,4 @@
-"""The README.md of an exported folder: what the model is, how good it is, and the lines of Python that use it."""
+"""The README.md (model card) of an exported folder: what the model is, its scores, and Python code that uses it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from nmt_train.model.beam_search import SearchConfig
 class Origin:
     """Where an exported model comes from.
 
-    facts: the manifest of its checkpoint. averaged: of how many checkpoints it is the mean. scores: the validation event of the
-    checkpoint, or None. version: of nmt_train.
+    facts: `checkpoint.json` of its checkpoint. averaged: the number of checkpoints that were averaged. scores: the validation
+    event of the checkpoint, or None. version: the version of nmt_train.
     """
 
     facts: Mapping[str, Any]
@@ -26,16 +26,16 @@ class Origin:
 
 
 def huggingface(origin: Origin, config: ModelConfig, needs_5: bool) -> str:
-    version = "5 or newer (version 4 would compute other source embeddings)" if needs_5 else "4.57 or newer"
+    version = "5 or newer (version 4 would use wrong source embeddings)" if needs_5 else "4.57 or newer"
     return f"""---
 library_name: transformers
 pipeline_tag: translation
-license: unknown  # yours to state, as are the languages
+license: unknown  # fill in the license and the languages
 ---
 {_about(origin, config)}
 ## Use
 
-Needs transformers {version}; no code of ours.
+Needs transformers {version}, but no custom code.
 
 ```python
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -47,14 +47,14 @@ batch = tokenizer(["A dog runs."], return_tensors="pt", padding=True, return_tok
 print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))
 ```
 
-The names of special pieces, such as `</s>`, are not to occur in a text: the tokenizer takes them for these pieces.
+Remove the names of special pieces, such as `</s>`, from your texts: the tokenizer would read them as special pieces.
 """
 
 
 def ctranslate2(
     origin: Origin, config: ModelConfig, search: SearchConfig, quantize: str | None, special: tuple[str, str], pair: bool
 ) -> str:
-    """pair: whether source and target have SentencePiece models of their own."""
+    """pair: whether source and target have separate SentencePiece models."""
     source, target = ("source.spm", "target.spm") if pair else ("sentencepiece.model",) * 2
     never = ", ".join(f'["{piece}"]' for piece in special)
     return f"""{_about(origin, config)}
@@ -93,7 +93,7 @@ def _about(origin: Origin, config: ModelConfig) -> str:
         "",
         f"- training corpus: {_files(corpus['train'])}",
         f"- validation set: {_files(corpus['valid'])}",
-        *(f"- began with the parameters of `{path.rsplit('/', 1)[-1]}`" for path in began[:1]),
+        *(f"- trained from the parameters of `{path.rsplit('/', 1)[-1]}`" for path in began[:1]),
     ]
     scores = {metric: origin.scores[metric] for metric in METRICS if metric in origin.scores} if origin.scores else {}
     signatures = (origin.scores or {}).get("signatures", {})
@@ -101,7 +101,7 @@ def _about(origin: Origin, config: ModelConfig) -> str:
         signature = f" (sacreBLEU signature `{signatures[metric]}`)" if metric in signatures else ""
         lines.append(f"- {metric} on the validation set: {value:.{METRICS[metric].decimals}f}{signature}")
     if not scores:
-        lines.append("- not validated in this form; `nmt-validate` measures it")
+        lines.append("- these parameters were not validated; measure them with `nmt-validate`")
     return "\n".join(lines) + "\n"
 
 

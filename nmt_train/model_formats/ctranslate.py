@@ -1,4 +1,4 @@
-"""Models as folders of CTranslate2, a fast engine for translation on CPUs and GPUs."""
+"""Writes models as CTranslate2 folders. CTranslate2 is a fast translation engine for CPUs and GPUs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from nmt_train.corpus.vocabulary import BEGIN, END, UNKNOWN, Vocabulary, Vocabul
 from nmt_train.model.attention import Attention
 from nmt_train.model.transformer import DecoderLayer, EncoderLayer, FeedForward, Residual, Transformer
 
-SENTENCEPIECE = "sentencepiece.model"  # beside the model: CTranslate2 translates pieces, not text
-SENTENCEPIECE_PAIR = ("source.spm", "target.spm")  # instead, of an imported model
+SENTENCEPIECE = "sentencepiece.model"  # in the same folder, because CTranslate2 translates pieces, not text
+SENTENCEPIECE_PAIR = ("source.spm", "target.spm")  # the same for an imported model, which has one per side
 QUANTIZATIONS = {"int8": "int8", "bf16": "bfloat16", "fp16": "float16"}
-_POSITIONS = 2048  # pieces of the longest sentence
+_POSITIONS = 2048  # maximum number of pieces in a sentence: the rows of the position table
 
 
 def write(model: Transformer, vocabulary: Vocabulary, quantize: str | None, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Writes a checkpoint's model, or the mean of several, as a folder of another program; it appears complete or not at all."""
+"""Exports a checkpoint, or the mean of several, as a folder for another program; it is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ TARGETS = tuple(_PACKAGES)
 def export(checkpoints: list[Path], target: str, out: Path, quantize: str | None, search: SearchConfig) -> None:
     """Write the mean of `checkpoints` to the new folder `out`. target: one of TARGETS. quantize: only for ctranslate2.
 
-    Raises UserError if a package is missing, `out` exists or cannot be written, or a checkpoint is damaged or cannot be
-    expressed in the target.
+    Raises UserError if a package is missing, if `out` exists or cannot be written, if a checkpoint is damaged, or if the target
+    cannot represent the model.
     """
     if missing := [name for name in _PACKAGES[target] if importlib.util.find_spec(name.partition(".")[0]) is None]:
         raise UserError(f"--to {target}: {' and '.join(missing)} not installed; pip install 'nmt_train[export]'")
@@ -58,18 +58,18 @@ def export(checkpoints: list[Path], target: str, out: Path, quantize: str | None
 def _refuse_not_finite(model: Transformer, checkpoints: list[Path]) -> None:
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
-            raise UserError(f"{checkpoints[-1]}: parameter {name} is not finite; export an earlier checkpoint")
+            raise UserError(f"{checkpoints[-1]}: parameter {name} contains NaN or infinity; export an earlier checkpoint")
 
 
 def _scores(checkpoints: list[Path], facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The validation event of the checkpoint's update, or None if the model is a mean or was not validated."""
+    """The validation event of the checkpoint's update, or None if the model is an average or was not validated."""
     run = run_of(checkpoints[-1])
     found = validations(run) if run is not None and len(checkpoints) == 1 else []
     return next((event for event in reversed(found) if event["update"] == facts["progress"]["updates"]), None)
 
 
 def _special(vocabulary: Vocabulary) -> tuple[str, str]:
-    """The pieces that a translation cannot contain, besides the unknown piece."""
+    """The pieces that a translation must not contain, besides the unknown piece."""
     return vocabulary.piece(PAD), vocabulary.piece(BEGIN)
 
 
@@ -82,7 +82,7 @@ def _write_whole(out: Path, write: Callable[[Path], None]) -> None:
         mode = (beside / ".mode").stat().st_mode & 0o777
         (beside / ".mode").unlink()
         for file in beside.iterdir():
-            file.chmod(mode)  # safetensors makes its files private, whatever the umask
+            file.chmod(mode)  # safetensors ignores the umask and makes its files readable by the owner only
             durable.sync(file)
         beside.rename(out)
         durable.sync(out.parent)

@@ -1,8 +1,8 @@
-"""Models as folders that Hugging Face's transformers loads without custom code.
+"""Writes models as folders that Hugging Face transformers loads without custom code.
 
-A pre-norm model becomes a Pegasus model, a post-norm model a Marian model: both are our transformer under other names. They,
-and CTranslate2's converter, start the decoder with piece 0, padding, where we use BEGIN. The export therefore exchanges the
-embeddings of these two pieces; neither occurs in a text.
+A pre-norm model becomes a Pegasus model, a post-norm model a Marian model: both have the same architecture as ours. Like
+CTranslate2's converter, they start the decoder with padding (piece 0), and we start it with BEGIN. The export therefore swaps
+the embeddings of these two pieces. Neither of them occurs in a text.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from nmt_train.model.transformer import Transformer
 from nmt_train.model_formats import marian, tokenizer
 from nmt_train.model_formats.weights import to_bart
 
-LONGEST = 2048  # pieces of a sentence: the rows of the table of positions
-_LONGEST_TRANSLATION = 512  # pieces; generate() of transformers has no limit that depends on the source
+LONGEST = 2048  # maximum number of pieces in a sentence: the rows of the position table
+_LONGEST_TRANSLATION = 512  # pieces; generate() cannot limit the output relative to the source length
 
 
 def needs_transformers_5(config: ModelConfig) -> bool:
-    """Whether transformers 4 would load the model without an error, but with the target's embeddings for the source."""
+    """Whether transformers 4 would load the model without an error, but would use the target embeddings for the source."""
     return config.norm == "pre" and config.tied != "all"
 
 
 def write(model: Transformer, vocabulary: Vocabulary, search: SearchConfig, folder: Path) -> None:
-    """Write the model, its tokenizer and the settings of its search into an existing folder."""
+    """Write the model, its tokenizer and its search settings into an existing folder."""
     config = model.config
-    if isinstance(vocabulary, VocabularyPair):  # of an imported model
+    if isinstance(vocabulary, VocabularyPair):  # an imported model
         return marian.write(model, vocabulary, folder, _config(config, len(vocabulary)))
-    # Two names that transformers 4 does not know make it refuse the folder.
+    # `refused` writes two names that transformers 4 does not know, so that it rejects the folder.
     refused = needs_transformers_5(config)
     save_file(_tensors(model), folder / "model.safetensors", {"format": "transformers 5" if refused else "pt"})
     _write_json(folder / "config.json", _config(config, len(vocabulary)))
@@ -61,7 +61,7 @@ def _tensors(model: Transformer) -> dict[str, Tensor]:
 
 
 def _exchanged(embedding: Tensor) -> Tensor:
-    """Return a copy of (pieces, ...) in which PAD and BEGIN have changed places."""
+    """Return a copy of `embedding` (pieces, ...) in which the rows PAD and BEGIN are swapped."""
     copy = embedding.detach().cpu().clone()
     copy[[PAD, BEGIN]] = copy[[BEGIN, PAD]]
     return copy
@@ -99,7 +99,7 @@ def _config(config: ModelConfig, pieces: int) -> dict[str, Any]:
 
 
 def _generation(search: SearchConfig) -> dict[str, Any]:
-    """The same search as ours, except for the length of the longest translation."""
+    """Settings that make `generate` search as we do, except that the maximum length of a translation differs."""
     return {
         "num_beams": search.beam,
         "length_penalty": search.normalisation,

@@ -1,4 +1,4 @@
-"""Models of other programs become checkpoints of parameters, for translation, `init` and export."""
+"""Imports models of other programs as checkpoints without optimizer state, for translation, `init` and export."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nmt_train.run.progress import Progress
 
 
 def import_model(folder: Path, out: Path) -> str:
-    """Write the MarianMT model in `folder` as the new checkpoint `out`; return a sentence about it.
+    """Write the MarianMT model in `folder` as the new checkpoint `out`; return a message that describes it.
 
     Raises UserError if the model cannot be read, or `out` exists or cannot be written.
     """

@@ -1,8 +1,8 @@
-"""Models of MarianMT, such as those of OPUS-MT, in Hugging Face's form: read as ours, and written again.
+"""Reads and writes MarianMT models, such as those of OPUS-MT, in Hugging Face's format.
 
 They are post-norm transformers with an output bias, a SentencePiece model for each side, and one table of ids for both. Their
-decoder starts with the embedding of padding; ours with BEGIN. A model that is read therefore has one piece more: BEGIN is what
-padding was, and padding gets an embedding of zeros and a bias that makes it improbable.
+decoder starts with the embedding of padding; ours starts with BEGIN. An imported model therefore has one more piece: BEGIN gets
+the embedding and bias of their padding, and our padding gets a zero embedding and a bias that makes it improbable.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from nmt_train.model import ModelConfig
 from nmt_train.model.transformer import Transformer
 from nmt_train.model_formats.weights import from_bart, to_bart
 
-_NEVER = -20.0  # a logit: with -inf, label smoothing would make the cost infinite
-_SPECIAL = ("<pad>", "<unk>", "", "</s>")  # their names of our first pieces; they have no BEGIN
+_NEVER = -20.0  # a very low logit; with -inf, label smoothing would make the cost infinite
+_SPECIAL = ("<pad>", "<unk>", "", "</s>")  # their names for our pieces 0 to 3; they have no BEGIN
 _SPM = {"source": "source.spm", "target": "target.spm"}
 _PYTORCH, _SAFETENSORS = "pytorch_model.bin", "model.safetensors"
-# What a configuration must say for the model to be one of ours; None: the key may also be missing.
+# The values that config.json must have for a model that we support. None: the key may be missing.
 _NEEDED: dict[str, tuple[Any, ...]] = {
     "model_type": ("marian",),
     "activation_function": ("swish", "silu", "relu"),
@@ -40,9 +40,9 @@ _NEEDED: dict[str, tuple[Any, ...]] = {
 
 
 def read(folder: Path) -> tuple[ModelConfig, VocabularyPair, dict[str, Tensor]]:
-    """Return the configuration, the vocabulary and the parameters by our names of a MarianMT folder.
+    """Read a MarianMT folder; return its configuration, its vocabulary and its parameters under our names.
 
-    Raises UserError if a file is missing or damaged, or if the model is of a kind that we do not have.
+    Raises UserError if a file is missing or damaged, or if the model is of a kind that we do not support.
     """
     found = _json(folder / "config.json")
     config = _config(found, folder)
@@ -59,10 +59,10 @@ def read(folder: Path) -> tuple[ModelConfig, VocabularyPair, dict[str, Tensor]]:
 def write(model: Transformer, vocabulary: VocabularyPair, folder: Path, settings: dict[str, Any]) -> None:
     """Write the model and its tokenizer into an existing folder: the reverse of `read`.
 
-    settings: what config.json also holds.
+    settings: further entries of config.json.
     """
     config = model.config
-    ids = list(range(4, len(vocabulary)))  # our ids in the order of theirs: END, UNKNOWN, the others, padding
+    ids = list(range(4, len(vocabulary)))  # our ids in their order: END, UNKNOWN, all others, their padding
     ids = [END, UNKNOWN, *ids, BEGIN]
     place = torch.tensor(ids)
     tensors = to_bart(model.state_dict(), config)
@@ -112,7 +112,8 @@ def _config(found: Mapping[str, Any], folder: Path) -> ModelConfig:
     shared, tied = found.get("share_encoder_decoder_embeddings", True), found.get("tie_word_embeddings", True)
     if shared and not tied:
         raise UserError(
-            f"{folder / 'config.json'}: tie_word_embeddings is false, but the embeddings are shared; this cannot be read"
+            f"{folder / 'config.json'}: tie_word_embeddings is false, but share_encoder_decoder_embeddings is true;"
+            " such a model cannot be read"
         )
     try:
         return ModelConfig(
@@ -128,11 +129,12 @@ def _config(found: Mapping[str, Any], folder: Path) -> ModelConfig:
 
 
 def _order(table: Mapping[str, Any], folder: Path) -> list[int]:
-    """Their id of each of our pieces; BEGIN is their padding."""
+    """Return their id for each of our ids; BEGIN has the id of their padding."""
     numbers = list(table.values())
     if sorted(map(str, numbers)) != sorted(map(str, range(len(numbers)))) or not {"<pad>", "<unk>", "</s>"} <= table.keys():
         raise UserError(
-            f"{folder / 'vocab.json'}: not the table of a MarianMT model: it needs <pad>, <unk>, </s>, and ids from 0 on"
+            f"{folder / 'vocab.json'}: not the table of a MarianMT model: it needs <pad>, <unk>, </s>, and all ids from 0 on;"
+            " give the folder of a MarianMT model"
         )
     pad, unknown, end = (int(table[name]) for name in ("<pad>", "<unk>", "</s>"))
     return [pad, unknown, pad, end, *(number for number in range(len(numbers)) if number not in (pad, unknown, end))]
@@ -168,12 +170,12 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     try:
         if (folder / _SAFETENSORS).exists():
             return load_file(folder / _SAFETENSORS)
-        loaded = torch.load(folder / _PYTORCH, map_location="cpu", weights_only=True)  # runs no code of the file
+        loaded = torch.load(folder / _PYTORCH, map_location="cpu", weights_only=True)  # executes no code from the file
         return {str(name): tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
     except FileNotFoundError:
         raise UserError(f"{folder}: has neither {_SAFETENSORS} nor {_PYTORCH}; give the folder of a MarianMT model") from None
     except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, AttributeError, LookupError) as error:
-        raise UserError(f"{folder}: its weights cannot be read ({type(error).__name__}); get the files again") from None
+        raise UserError(f"{folder}: its weights cannot be read ({type(error).__name__}); download them again") from None
 
 
 def _bytes(path: Path) -> bytes:

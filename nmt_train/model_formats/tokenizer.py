@@ -1,4 +1,4 @@
-"""A SentencePiece vocabulary as a tokenizer of Hugging Face's `tokenizers`: text to piece ids with END, and back."""
+"""Converts a SentencePiece vocabulary to a tokenizer of Hugging Face's `tokenizers` that appends END to each text."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from nmt_train.common.errors import UserError
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary
 
-_SPACE = "▁"  # stands for a space within pieces
-_UNIGRAM, _BPE = 1, 2  # SentencePiece's numbers of model types
-_CONTROL, _USER_DEFINED = 3, 4  # and of types of pieces
+_SPACE = "▁"  # represents a space in a piece
+_UNIGRAM, _BPE = 1, 2  # SentencePiece's numbers for model types
+_CONTROL, _USER_DEFINED = 3, 4  # SentencePiece's numbers for piece types
 
 
 def write(vocabulary: Vocabulary, folder: Path, tokenizer_class: str, longest: int) -> None:
-    """Write tokenizer.json and its configuration. longest: the most pieces of a sentence. Raises UserError as `convert`."""
+    """Write tokenizer.json and its configuration. longest: maximum pieces per sentence. Errors as for `convert`."""
     names = [vocabulary.piece(special) for special in (PAD, UNKNOWN, BEGIN, END)]
     special = dict(zip(("pad_token", "unk_token", "bos_token", "eos_token"), names, strict=True))
     convert(vocabulary).save(str(folder / "tokenizer.json"))
@@ -27,8 +27,8 @@ def write(vocabulary: Vocabulary, folder: Path, tokenizer_class: str, longest: i
 def convert(vocabulary: Vocabulary) -> Any:
     """Return a `tokenizers.Tokenizer` with the ids of `vocabulary`; encoding appends END.
 
-    Unlike SentencePiece, it takes the names of special pieces in a text, such as <s>, for these pieces. Raises UserError if the
-    SentencePiece model has a type that `tokenizers` lacks.
+    Unlike SentencePiece, it encodes the name of a special piece in a text, such as <s>, as that special piece. Raises UserError
+    if the SentencePiece model has a type that `tokenizers` does not support.
     """
     from sentencepiece import sentencepiece_model_pb2
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -38,7 +38,7 @@ def convert(vocabulary: Vocabulary) -> Any:
     trained, normalizer = model.trainer_spec, model.normalizer_spec
     if trained.model_type not in (_UNIGRAM, _BPE) or trained.treat_whitespace_as_suffix:
         raise UserError(
-            "the run's SentencePiece model is of a type that Hugging Face's tokenizers cannot express (only unigram and bpe,"
+            "the run's SentencePiece model has a type that Hugging Face's tokenizers do not support (only unigram and bpe,"
             " with spaces before words); export to ctranslate2, which uses SentencePiece itself"
         )
     pieces = [(piece.piece, piece.score) for piece in model.pieces]
@@ -74,7 +74,7 @@ def convert(vocabulary: Vocabulary) -> Any:
 
 
 def _merges(pieces: list[tuple[str, float]]) -> list[tuple[str, str]]:
-    """Return BPE's merges, best first: every split of a piece into two pieces, with the score of the piece."""
+    """Return the BPE merges, best first: every way to join two pieces into a third, ordered by the score of the third."""
     scores = dict(pieces)
     merges = [
         (-score, piece[:cut], piece[cut:])

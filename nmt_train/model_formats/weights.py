@@ -1,4 +1,4 @@
-"""Names of parameters in Hugging Face's encoder-decoder models, which all follow BART, and ours."""
+"""Converts parameter names between our models and Hugging Face's encoder-decoder models, which all use the names of BART."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DECODER = _ENCODER | {
 
 
 def layers(config: ModelConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield our name and Hugging Face's names of every parameter of the layers; several names: we keep them in one matrix."""
+    """Yield our name and Hugging Face's names of each parameter of the layers; we store several of theirs as one matrix."""
     for side, number, names in (("encoder", config.encoder_layers, _ENCODER), ("decoder", config.decoder_layers, _DECODER)):
         for layer in range(number):
             for ours, theirs in names.items():

@@ -1,4 +1,4 @@
-"""Whether systems differ by more than chance: paired bootstrap resampling of their translations (Koehn 2004), by sacreBLEU."""
+"""Tests whether systems differ significantly: paired bootstrap resampling (Koehn 2004), as implemented in sacreBLEU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Compare each model with the first one on one test set; return a row of scores per model and metric.
 
-    Only metrics that need translations are compared. `p` is the probability that chance alone makes so large a difference.
+    Only metrics that need translations are compared. `p` is the p-value: the
+    probability of a difference at least this large if the model and the first one were equally good.
     Arguments and errors as for `table.measure`.
     """
     metrics = [metric for metric in config.metrics if METRICS[metric].translated]
@@ -35,7 +36,7 @@ def compare(
         model, vocabulary, facts = load_model(newest(path, average), device)
         own = test_set(test, vocabulary, facts)
         if references and own.references != references:
-            raise UserError(f"--compare: {path} has another corpus.valid than {paths[0]}; give --test")
+            raise UserError(f"--compare: {path} and {paths[0]} have different validation sets; give a test set with --test")
         references = own.references
         systems.append((str(path), own.measure(model, config).translations or []))
     return _tested(systems, references, metrics)
@@ -53,7 +54,7 @@ def _tested(systems: list[tuple[str, Sequence[str]]], references: list[str], met
         names = found.pop("System")
         results: list[Any] = next(iter(found.values()))
         for name, result in zip(names, results, strict=True):
-            # Without any difference, sacreBLEU 2.6 counts no resampled difference as larger, and returns 1/1001.
+            # If the scores are equal, p is 1, but sacreBLEU 2.6 returns 1/1001: it counts only strictly larger differences.
             p = None if result is results[0] else 1.0 if result.score == results[0].score else float(result.p_value)
             numbers = {key: float(getattr(result, key)) for key in ("score", "mean", "ci")}
             model, signature = str(name).removeprefix("Baseline: "), str(next(iter(signatures.values())))
@@ -62,7 +63,7 @@ def _tested(systems: list[tuple[str, Sequence[str]]], references: list[str], met
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Format the rows of `compare`; the interval holds 95% of the resampled scores."""
+    """Format the rows of `compare`; the interval contains 95% of the resampled scores."""
     body = [
         [
             row["model"], row["metric"], f"{row['score']:.2f}", f"{row['mean']:.2f} +/- {row['ci']:.2f}",

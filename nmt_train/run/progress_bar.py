@@ -1,4 +1,4 @@
-"""A progress bar on a terminal: the part of the training that is done, the time that is left, and the current cost."""
+"""A progress bar on the terminal: the fraction of training that is done, the time left, and the current cost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from nmt_train.run.progress import Progress
 
-_REFRESH = 1.0  # seconds: reading the cost makes a GPU finish its work, so not after every update
+_REFRESH = 1.0  # seconds between refreshes: reading the cost waits for the GPU, so it is not read after every update
 _FORM = "{percentage:3.0f}% |{bar}| {elapsed} elapsed, {remaining} left{postfix}"
 
 
@@ -19,7 +19,7 @@ class ProgressBar:
         self._shown = 0.0
 
     def advance(self, progress: Progress, share: float) -> None:
-        """share: the part of the training that is done, from 0 to 1; of a run that continues, also what was done before."""
+        """share: the fraction of training that is done, from 0 to 1, including what was done before this start."""
         if self._bar is None:
             self._bar = tqdm(total=1.0, initial=share, leave=False, dynamic_ncols=True, bar_format=_FORM)
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Every rank except rank 0 between two steps: it reports to rank 0 and obeys its orders."""
+"""What every rank except rank 0 does between two steps: it reports to rank 0 and follows its orders."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Follower:
         self._epochs = worker.position.epochs  # completed by all workers
         self._reports = Reports(self._transport)
         self._over, self._signal = False, 0
-        self._leader: dict[str, Any] | None = None  # rank 0's state, as last received: a new rank 0 would continue from it
+        self._leader: dict[str, Any] | None = None  # the last state received from rank 0; a new rank 0 would continue from it
 
     def should_continue(self) -> bool:
-        """Obey the orders that have arrived, and wait for workers that are far behind.
+        """Follow the orders that have arrived, and wait for workers that are far behind.
 
-        With a synchronous exchange, a worker waits for the order STEP before the first of the steps that one exchange covers.
-        A worker that has not joined yet only obeys orders.
+        With a synchronous exchange, a worker waits for the order STEP before the first of the steps whose gradients it
+        exchanges together. A worker that has not joined yet only follows orders.
         """
         in_step = self._synchronous and not self._worker.schedule.mid_accumulation
         if in_step:
-            self._until(Order.STEP)  # then obey nothing else: while a pipeline fills, the next STEP may have arrived
+            self._until(Order.STEP)  # follow no later order yet: while a pipeline fills, the next STEP may already have arrived
         while not self._over and (self._worker.data_shard.idle or (self._reports.has_order() and not in_step)):
             self._obey()
         while not self._over and self._worker.too_far_ahead(self._epochs):
@@ -67,7 +67,7 @@ class Follower:
         self._reports.send(facts)
 
     def _obey(self) -> Order:
-        """Wait for the next order of rank 0, obey it, and return it."""
+        """Wait for the next order from rank 0, follow it, and return it."""
         order, facts = self._reports.order()
         match order:
             case Order.EPOCHS:
@@ -79,7 +79,7 @@ class Follower:
             case Order.DRAIN:
                 self._worker.drain(self)
                 self._report(met=True)
-                self._until(Order.HAND_OVER)  # take no step before that order
+                self._until(Order.HAND_OVER)  # take no step before the order HAND_OVER
             case Order.HAND_OVER:
                 joins = self._worker.data_shard.idle and self._transport.rank < facts["workers"]
                 self._worker.schedule.refresh() if joins else self._worker.schedule.settle()
@@ -121,5 +121,5 @@ class Follower:
         self._until(Order.CONTINUE)  # sent after every rank has its part
         self._worker.schedule.begin()
         self._report(met=True)
-        self._until(Order.CONTINUE)  # sent after every rank has the parameters, unless training is over already
+        self._until(Order.CONTINUE)  # sent when every rank has the parameters and training is not already over
         self._worker.begun(lambda: self._leader)

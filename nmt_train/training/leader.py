@@ -1,8 +1,8 @@
-"""Rank 0 between two steps: it logs, validates and saves, and tells the other ranks when to send their state and when to end.
+"""What rank 0 does between two steps: it logs, validates, saves, and tells the other ranks when to send their state and end.
 
-All ranks record their state at a moment when every worker is drained, so that every push is in all shards or in none. They
-resume training as soon as all have recorded it. The other ranks send their state while they train. Rank 0 writes the
-checkpoint when the state of all ranks has arrived.
+For a checkpoint, every worker first finishes its exchanges (it drains), so that each push has reached all shards or none. Then
+all ranks record their state, and resume training as soon as all have recorded it. The other ranks send their state while they
+train. Rank 0 writes the checkpoint when the state of all ranks has arrived.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ class Leader:
         self._progress.start_clock(self._transport.now)
 
     def start_first_batch(self) -> None:
-        """Run the validation that a signal had postponed; unless training is over, let the others start their first batch."""
+        """Run a validation that a signal postponed; unless training is over, let the other ranks start their first batch."""
         self.reason = self._reason_to_stop()
         if self._state.validation_pending:
             self._save(validate=True)
-            if self._held is not None and self.reason is None:  # a new best has reset the patience
+            if self._held is not None and self.reason is None:  # a new best has reset the patience counter
                 self._held = None
-                self._orders.give(Order.CONTINUE)  # the other ranks have waited for it since they handed over
+                self._orders.give(Order.CONTINUE)  # the other ranks have waited for this order since they sent their parts
         if self.reason is None:
             self._orders.give(Order.CONTINUE)
         self._before = self._progress.mark()
@@ -198,14 +198,14 @@ class Leader:
         self._checkpoint_writer.begin(pending)
 
     def _finish_validations(self, pending: PendingSnapshot) -> bool:
-        """Finish all requested validations, so that the checkpoint includes their results; return whether any was finished."""
+        """Finish all requested validations, so that the checkpoint includes their results; return whether there was one."""
         any_was = self._validation.advance(wait=True)
         if any_was:
             pending.own.numbers["factor"] = self._worker.schedule.exchange.optimizer.state()[1]["factor"]
         return any_was
 
     def _advance_background(self) -> None:
-        """Write the pending checkpoint and run the pending validations, if all ranks have sent their parts of them."""
+        """Write the pending checkpoint and run the pending validations if the parts of all ranks have arrived."""
         self._checkpoint_writer.advance()
         if self._validation.advance():
             self.reason = self.reason or self._reason_to_stop()
@@ -221,7 +221,7 @@ class Leader:
         return None
 
     def _collect(self, validate: bool = False) -> PendingSnapshot:
-        """Start a snapshot of all ranks at one moment; the other ranks' parts arrive later. A single rank's part is no copy.
+        """Start a snapshot of all ranks at one moment; the other ranks' parts arrive later. A single rank's part is not a copy.
 
         validate: also request a validation of its parameters.
         """
@@ -292,7 +292,7 @@ class Leader:
         write_spans(self._run.folder / "trace", 0, self._transport.nodes[0], self._worker.trace.take())
 
     def ask(self, wanted: signal.Signals) -> None:
-        """Record a signal that asks training to stop; only the first one counts, of this rank or reported by another."""
+        """Record a signal that asks training to stop; only the first signal counts, whichever rank received it."""
         self.signal = self.signal or wanted
         # Bypass the log: the signal may have interrupted the writing of a line.
         with suppress(OSError):

@@ -24,8 +24,8 @@ from nmt_train.run.progress import Progress
 from nmt_train.trace import Trace
 from nmt_train.training.snapshot import RankState
 
-LEAD = 1  # epochs that a worker may be ahead of the slowest
-_MOST_SKIPPED = 50  # skips in a row because of non-finite values; after more, the parameters themselves are unusable
+LEAD = 1  # how many epochs a worker may be ahead of the slowest one
+_MOST_SKIPPED = 50  # maximum consecutive skips for non-finite values; beyond it, the parameters must be unusable
 
 
 class Coordinator(Protocol):
@@ -67,20 +67,20 @@ class Worker:
         self.trace = Trace(config.trace, transport, device.settle(own))
         transport.observe = self.trace.add
         self.schedule = modes.build(mode, config, self.flat, transport, self.trace)
-        # Whether all workers exchange together, only once, at the end.
+        # Whether the only exchange is one at the end, in which all workers take part.
         self.joins_once = self.schedule.endless and self.schedule.exchange.synchronous
         self.progress = Progress()
-        # After the smallest number of epochs in `stop.after`, no worker trains.
+        # The smallest number of epochs in `stop.after`: no worker trains beyond it.
         self.last_epoch = min((span.amount for span in config.stop.after if span.unit == "e"), default=math.inf)
         self.assignments = 0  # how many times batches have been assigned to workers
         self._trained = 0  # number of batches trained
-        # Data position and number of trained batches at each exchange that may still be in flight. The first entry is that of
-        # the last completed exchange.
+        # The data position and the number of trained batches at the last completed exchange, then at each later exchange,
+        # which may still be in flight.
         self._given: deque[tuple[Position, int]]
         self.assign(DataShard(transport.rank, transport.size), Position())
         self._skipped = 0  # skips because of non-finite values since the last update
         self.has_part = False  # whether this worker has received its part of the training state
-        # Returns the state that a new rank 0 would continue from, as far as this rank knows it. None until all ranks train.
+        # Returns the state from which a new rank 0 would continue, as last known to this rank. None until all ranks train.
         self.leader: Callable[[], dict[str, Any] | None] | None = None
         self.forget: Callable[[], None] | None = None  # frees the state kept for recovery; called once all ranks train
 
@@ -122,7 +122,7 @@ class Worker:
     def too_far_ahead(self, slowest: int) -> bool:
         """Whether this worker must wait for the slowest one, which has completed `slowest` epochs.
 
-        In synchronous exchanges, workers wait for each other anyway; but there may be only one, at the end.
+        A synchronous exchange makes workers wait for each other anyway, except if the only exchange is at the end.
         """
         epochs = self.position.epochs
         if self.schedule.exchange.synchronous:
@@ -130,14 +130,14 @@ class Worker:
         return epochs >= self.last_epoch or epochs > slowest + LEAD
 
     def pause(self, coordinator: Coordinator) -> None:
-        """Before the worker waits for slower ones: finish all exchanges, or get ready for the only one at the end."""
+        """Called before this worker waits for slower ones: finish all exchanges, or prepare for the only one at the end."""
         if not self.joins_once:
             self.drain(coordinator)
         elif not self.schedule.mid_accumulation:
-            self.schedule.skip()  # so that it takes part in that exchange, even if it has had no batch
+            self.schedule.skip()  # so that this worker takes part in that exchange even if it has had no batch
 
     def part(self) -> RankState:
-        """This rank's part of a snapshot, on the CPU. With several ranks it is a copy, so that training can continue."""
+        """This rank's part of a snapshot, on the CPU. With several ranks, it is a copy, so that training can continue."""
         exchange, alone = self.schedule.exchange, self.transport.size == 1
         shard, numbers = exchange.optimizer.everything() if alone else exchange.snapshot()
         if exchange.snapshot_slices[self.transport.rank] != exchange.initial_slices[self.transport.rank]:

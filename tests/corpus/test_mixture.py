@@ -91,7 +91,7 @@ def test_seed_and_epoch_determine_the_pairs() -> None:
         ([{"files": FILES, "weight": 1}, {"files": FILES}], None, "give every corpus a weight, or none"),
         ([{"files": FILES, "weight": 1}] * 2, 2.0, "corpus.temperature: the corpora have weights"),
         ([{"files": FILES, "until": "1e"}], None, "every corpus ends"),
-        ([{"files": FILES, "until": "5u"}, {"files": FILES}], None, "until: 5u is no number of epochs; write it as 3e"),
+        ([{"files": FILES, "until": "5u"}, {"files": FILES}], None, "until: 5u is not a number of epochs; write it as 3e"),
         ([{"files": FILES}, "c"], None, "keys with their values|instance of"),
     ],
 )
