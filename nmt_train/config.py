@@ -109,7 +109,7 @@ class Config:
 
 # Keys that may change when a run continues, without --force.
 MAY_CHANGE = (
-    "run", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
+    "run", "init", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
     "corpus.max_skipped", "corpus.max_ratio", "mode", "optimizer.at", "optimizer.async_beta1", "optimizer.async_warmup",
     "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "low_rank",
     "transport",
@@ -183,8 +183,10 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
         name = next((".".join(path[:n]) for n in range(len(path), 0, -1) if ".".join(path[:n]) in known), ".".join(path))
         named = f"{name}.{text.split()[0]}"  # texts about several keys of a section begin with one of them
         place = next((where[key] for key in (named, name, *where) if key in where and key.startswith(name)), "config")
-        within = path[name.count(".") + 1 :]  # an entry of a list
-        entry = f"{'.'.join(within)}: " if len(within) > 1 and not within[-1].isdigit() else ""
+        within = path[name.count(".") + 1 :]  # where in the value of the key
+        entry = ""
+        if within[:1] == ["entry"] and len(within) > 2:  # a mistake in one of several corpora
+            entry = f"corpus {int(within[1]) + 1}: {within[2]}: "
         if kind == "missing":
             file = next(iter(where.values()), "config").split(",")[0]
             raise UserError(

@@ -96,7 +96,8 @@ def explained(name: str) -> str:
 
 def print_config(resolved: Config, changed: bool) -> int:
     """Print the configuration as YAML; returns the exit status. Raises UserError if it cannot be used in its mode."""
-    modes.row(resolved)
+    if resolved.mode is not None:  # otherwise, the number of ranks decides
+        modes.row(resolved)
     print(config.to_yaml(resolved, changed), end="")
     return 0
 

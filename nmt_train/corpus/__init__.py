@@ -81,7 +81,7 @@ class CorpusConfig:
     valid: Files = Field(description="validation set, in the same form as train")
     temperature: float | None = Field(
         default=None,
-        gt=0,
+        ge=0.1,
         le=1000,
         description="of several corpora: each has a share of an epoch proportional to its size to the power 1/temperature;"
         " null: their weights apply; without weights, every pair occurs once",

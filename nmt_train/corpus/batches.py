@@ -16,7 +16,7 @@ from nmt_train.corpus import BatchConfig, CorpusConfig
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.corpus.mixture import Mixture, label, parts
 from nmt_train.corpus.store import Stores
-from nmt_train.corpus.vocabulary import BEGIN, END, PAD, Vocabulary
+from nmt_train.corpus.vocabulary import BEGIN, END, PAD, Vocabulary, VocabularyPair
 
 _ORDINARY = 256  # sentence length in pieces; up to it, attention needs less memory than the rest of the model
 
@@ -76,6 +76,8 @@ class Batches:
 
     def __init__(self, stores: Stores, corpus: CorpusConfig, batch: BatchConfig, vocabulary: Vocabulary, seed: int) -> None:
         self.stores, self._config, self._vocabulary, self._seed = stores, batch, vocabulary, seed
+        if corpus.vocabulary.sampling and isinstance(vocabulary, VocabularyPair):
+            raise UserError("corpus.vocabulary.sampling: needs one SentencePiece model for both sides; set it to 0")
         self._window, self._sampling = corpus.window, corpus.vocabulary.sampling
         self._candidates = corpus.vocabulary.sampling_candidates
         lengths = stores.lengths()

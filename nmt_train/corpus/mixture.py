@@ -9,6 +9,9 @@ import numpy as np
 from nmt_train.common.errors import UserError
 from nmt_train.corpus import CorpusConfig, CorpusPart
 
+_PASSES = 0x9A55  # part of the random seed, so that these numbers differ from those that shuffle an epoch
+_SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # pieces that every vocabulary has
+
 
 def parts(config: CorpusConfig) -> list[CorpusPart]:
     """The training corpora of a configuration; UserError if weights or stages contradict each other."""
@@ -24,6 +27,8 @@ def parts(config: CorpusConfig) -> list[CorpusPart]:
     if all(part.until is not None for part in found):
         raise UserError("corpus.train: every corpus ends (until), and later epochs would be empty; remove one until")
     for part in found:
+        if part.tag in _SPECIAL or any(map(str.isspace, part.tag)):
+            raise UserError(f"corpus.train: tag: {part.tag!r} cannot be one piece; write a word such as <2de>")
         if part.until is not None and part.until.unit != "e":
             raise UserError(f"corpus.train: until: {part.until} is not a number of epochs; write it as 3e")
     return found
@@ -45,6 +50,7 @@ class Mixture:
     def __init__(self, config: CorpusConfig, kept: Sequence[np.ndarray], seed: int) -> None:
         """kept: for each corpus, the numbers of the pairs to train on."""
         self._parts, self._kept, self._seed = parts(config), kept, seed
+        self._last: dict[int, tuple[int, np.ndarray]] = {}  # for each corpus, the order of its last pass, with its number
         self._power = None if config.temperature is None else 1.0 / config.temperature
 
     def counts(self, epoch: int) -> list[int]:
@@ -88,9 +94,13 @@ class Mixture:
         """Pairs `first` to `last` - 1 of the concatenation of all passes over corpus `number`."""
         kept = self._kept[number]
         passes = range(first // len(kept), (last - 1) // len(kept) + 1)
-        orders = [np.random.default_rng([self._seed, number, turn, _PASSES]).permutation(kept) for turn in passes]
+        orders = [self._pass(number, turn) for turn in passes]
         start = passes[0] * len(kept)
         return np.concatenate(orders)[first - start : last - start]
 
-
-_PASSES = 0x9A55  # part of the random seed, so that these numbers differ from those that shuffle an epoch
+    def _pass(self, number: int, turn: int) -> np.ndarray:
+        """The order of one pass over a corpus; the last one is kept, because an epoch may need only a part of it."""
+        if self._last.get(number, (-1,))[0] != turn:
+            random = np.random.default_rng([self._seed, number, turn, _PASSES])
+            self._last[number] = turn, random.permutation(self._kept[number])
+        return self._last[number][1]

@@ -85,6 +85,8 @@ class Stores:
 
     def __getitem__(self, pair: int) -> tuple[np.ndarray, np.ndarray]:
         """The ids of the source with its tag, and of the target."""
+        if len(self._stores) == 1 and not len(self._tags[0]):  # the ordinary case, quickly
+            return self._stores[0].source[pair], self._stores[0].target[pair]
         number = int(np.searchsorted(self._first, pair, side="right")) - 1
         store, tag, own = self._stores[number], self._tags[number], int(pair - self._first[number])
         source = store.source[own]
@@ -95,8 +97,13 @@ class Stores:
         found = []
         for store, tag in zip(self._stores, self._tags, strict=True):
             source, target = (side.lengths.astype(np.int32) for side in (store.source, store.target))
-            found.append((source + np.int32(len(tag)) * (source > 0), target))
+            found.append((source + np.int32(len(tag)) * (source > 0) if len(tag) else source, target))
         return found
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of pairs of each corpus."""
+        return list(map(len, self._stores))
 
     @property
     def paths(self) -> list[Path]:

@@ -141,9 +141,6 @@ class VocabularyPair(Vocabulary):
         texts = ([self.pieces[int(i)] for i in sequence if i > END or i == UNKNOWN] for sequence in ids)
         return [str(self.sides[TARGET].decode_pieces(pieces)).strip() for pieces in texts]
 
-    def resample(self, ids: np.ndarray, power: float, candidates: int, random: np.random.Generator) -> list[int]:
-        raise UserError("corpus.vocabulary.sampling: this vocabulary has two SentencePiece models, not one; set it to 0")
-
 
 def _processor(model: bytes, where: str) -> sentencepiece.SentencePieceProcessor:
     processor = sentencepiece.SentencePieceProcessor()

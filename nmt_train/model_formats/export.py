@@ -23,7 +23,10 @@ from nmt_train.model_formats.card import Origin
 from nmt_train.run.folder import run_of
 from nmt_train.run.log import validations
 
-_PACKAGES = {"huggingface": ("tokenizers", "google.protobuf"), "ctranslate2": ("ctranslate2",)}  # modules that a target needs
+_PACKAGES = {
+    "huggingface": {"tokenizers": "tokenizers", "google.protobuf": "protobuf"},
+    "ctranslate2": {"ctranslate2": "ctranslate2"},
+}  # modules that a target needs
 TARGETS = tuple(_PACKAGES)
 
 
@@ -33,7 +36,7 @@ def export(checkpoints: list[Path], target: str, out: Path, quantize: str | None
     Raises UserError if a package is missing, if `out` exists or cannot be written, if a checkpoint is damaged, or if the target
     cannot represent the model.
     """
-    if missing := [name for name in _PACKAGES[target] if importlib.util.find_spec(name.partition(".")[0]) is None]:
+    if missing := [package for module, package in _PACKAGES[target].items() if not _installed(module)]:
         raise UserError(f"--to {target}: {' and '.join(missing)} not installed; pip install 'nmt_train[export]'")
     if out.exists() or out.is_symlink():
         raise UserError(f"{out}: already exists; name a new folder, or remove it")
@@ -53,6 +56,13 @@ def export(checkpoints: list[Path], target: str, out: Path, quantize: str | None
         (folder / "README.md").write_text(text, encoding="utf-8")
 
     _write_whole(out, write)
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
 
 
 def _refuse_not_finite(model: Transformer, checkpoints: list[Path]) -> None:

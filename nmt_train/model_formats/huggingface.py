@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nmt_train.common.errors import UserError
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary, VocabularyPair
 from nmt_train.model import ModelConfig
 from nmt_train.model.beam_search import SearchConfig
@@ -35,6 +36,11 @@ def write(model: Transformer, vocabulary: Vocabulary, search: SearchConfig, fold
     """Write the model, its tokenizer and its search settings into an existing folder."""
     config = model.config
     if isinstance(vocabulary, VocabularyPair):  # an imported model
+        if config.norm == "pre":
+            raise UserError(
+                "--to huggingface: transformers has no tokenizer with two SentencePiece models for a pre-norm model; export to"
+                " ctranslate2, or train with model.norm: post"
+            )
         return marian.write(model, vocabulary, folder, _config(config, len(vocabulary)))
     # `refused` writes two names that transformers 4 does not know, so that it rejects the folder.
     refused = needs_transformers_5(config)

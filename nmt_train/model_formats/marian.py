@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -46,6 +47,8 @@ def read(folder: Path) -> tuple[ModelConfig, VocabularyPair, dict[str, Tensor]]:
     """
     found = _json(folder / "config.json")
     config = _config(found, folder)
+    if (folder / "target_vocab.json").exists():
+        raise UserError(f"{folder / 'target_vocab.json'}: source and target have ids of their own; such a model cannot be read")
     table = _json(folder / "vocab.json")
     ids = _order(table, folder)
     pieces = {number: piece for piece, number in table.items()}
@@ -174,8 +177,19 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
         return {str(name): tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
     except FileNotFoundError:
         raise UserError(f"{folder}: has neither {_SAFETENSORS} nor {_PYTORCH}; give the folder of a MarianMT model") from None
-    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, AttributeError, LookupError) as error:
-        raise UserError(f"{folder}: its weights cannot be read ({type(error).__name__}); download them again") from None
+    except (
+        SafetensorError,
+        OSError,
+        RuntimeError,
+        ValueError,
+        EOFError,
+        AttributeError,
+        LookupError,
+        UnpicklingError,
+    ) as error:
+        raise UserError(
+            f"{folder}: its weights cannot be read ({type(error).__name__}); download them again, or run git lfs pull"
+        ) from None
 
 
 def _bytes(path: Path) -> bytes:

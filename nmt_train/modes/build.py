@@ -33,10 +33,8 @@ _OF_SEVERAL = "server"  # replaces the exchange of a single-rank mode if there a
 
 def choose_mode(config: Config, ranks: int) -> tuple[Config, list[str]]:
     """Return the config with a mode, and a sentence for the log if the number of ranks has decided which."""
-    if config.mode is not None:
+    if config.mode is not None or ranks == 1:
         return config, []
-    if ranks == 1:
-        return dataclasses.replace(config, mode=_ALONE), []
     remark = (
         f"mode: none is given, so {ranks} ranks train in mode {_TOGETHER}; docs/modes.md says which modes are faster on slow"
         " networks"
@@ -44,15 +42,20 @@ def choose_mode(config: Config, ranks: int) -> tuple[Config, list[str]]:
     return dataclasses.replace(config, mode=_TOGETHER), [remark]
 
 
+def name(config: Config) -> str:
+    """The mode of a config; without one, that of a single rank."""
+    return _ALONE if config.mode is None else config.mode
+
+
 def row(config: Config) -> Mode:
     """Return the mode's row with the configured overrides; raise UserError for an unknown mode or incompatible choices."""
-    name = _ALONE if config.mode is None else config.mode
-    if name not in MODES:
-        near = difflib.get_close_matches(name, MODES, n=1)
+    config = dataclasses.replace(config, mode=name(config))
+    if config.mode not in MODES:
+        near = difflib.get_close_matches(str(config.mode), MODES, n=1)
         meant = f"did you mean {near[0]}? There are" if near else "choose one of"
-        raise UserError(f"mode: {name!r} is unknown; {meant} {', '.join(MODES)}")
+        raise UserError(f"mode: {config.mode!r} is unknown; {meant} {', '.join(MODES)}")
     given = {name: value for name, value in vars(config.override).items() if value is not None}
-    mode = dataclasses.replace(MODES[name], **given)
+    mode = dataclasses.replace(MODES[config.mode], **given)
     refuse(mode, with_mode_defaults(mode, config))
     schedule, exchange = SCHEDULES[mode.schedule], EXCHANGES[mode.exchange]
     updates = schedule.updates or exchange.exchanges_updates
@@ -132,7 +135,7 @@ def in_force(config: Config, nodes: tuple[int, ...]) -> dict[str, str]:
     """Return the values in force on `nodes` that differ from the config or that the mode chooses, with the reasons."""
     mode = check(config, nodes)
     now = effective(mode, config)
-    own, apart = f"mode {config.mode}", _asynchronous(mode, now)
+    own, apart = f"mode {name(config)}", _asynchronous(mode, now)
     found = {f"override.{key}": f"{getattr(mode, key)} ({own})" for key in ("schedule", "exchange", "up", "down")}
     if len(nodes) > 1:
         found["optimizer.at"] = f"{mode.optimizer} ({own if config.optimizer.at is None else 'configured'})"

@@ -69,7 +69,11 @@ class Checkpoint:
 
     def best_parameters(self) -> dict[str, Tensor]:
         """The parameters for translation: the smoothed ones if there are any."""
-        return self.tensors("smoothed" if self.has("smoothed") else "parameters")
+        return self.tensors(self.best_name)
+
+    @property
+    def best_name(self) -> str:
+        return "smoothed" if self.has("smoothed") else "parameters"
 
     def vocabulary(self) -> Vocabulary:
         """The vocabulary; UserError if it does not belong to the checkpoint's model."""

@@ -89,7 +89,7 @@ class LeaderState:
             flat.load(initial.best_parameters(), parameters, str(initial.path))
             self.validation_pending = validate
             updates = initial.facts["progress"]["updates"]
-            digest = initial.facts["files"]["parameters.safetensors"]["sha256"]
+            digest = initial.facts["files"][f"{initial.best_name}.safetensors"]["sha256"]
             self.history = [
                 *initial.facts.get("history", []),
                 {"init": str(initial.path.resolve()), "updates": updates, "parameters": digest},

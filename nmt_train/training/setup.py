@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,7 +86,11 @@ def taken_over(config: Config, vocabulary: Vocabulary, stores: Stores) -> Iterat
     """Lock the run folder of an ended rank 0, or create one if this machine cannot see it."""
     run = Run.open(Path(config.run).expanduser(), patient=True)
     try:
-        yield PreparedRun(run, *_newest(run), vocabulary, stores, overwrite=False)
+        saved, damaged = _newest(run)
+        initial = None
+        if saved is None and config.init:  # rank 0 ended before the first checkpoint
+            initial = _initial(config)
+        yield PreparedRun(run, saved, damaged, vocabulary, stores, overwrite=False, initial=initial)
     finally:
         run.close()
 
@@ -194,7 +199,8 @@ def _explained(config: Config, in_force: Mapping[str, str], prepared: PreparedRu
     lines = [f"in force: {name}: {value}" for name, value in in_force.items()]
     lines += [f"forced: {difference}" for difference in prepared.forced]
     lines += ["simulated: all times are virtual; simulated.yml has the cluster"] * bool(prepared.simulated)
-    return "".join(f"# {line}\n" for line in lines) + configuration.to_yaml(config)
+    given = dataclasses.replace(config, mode=None) if prepared.remarks else config  # the number of ranks has decided the mode
+    return "".join(f"# {line}\n" for line in lines) + configuration.to_yaml(given)
 
 
 def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mapping[str, str]) -> None:
@@ -206,7 +212,7 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
     config, batches, transport = worker.config, worker.batches, worker.transport
     where = "" if transport.size == 1 else f", {transport.size} ranks on {', '.join(dict.fromkeys(transport.hosts))}"
     log.say(
-        f"{worker.flat.parameters.numel():,} parameters, {len(prepared.vocabulary):,} pieces, mode {config.mode} on"
+        f"{worker.flat.parameters.numel():,} parameters, {len(prepared.vocabulary):,} pieces, mode {modes.name(config)} on"
         f" {worker.device}, {config.precision}, {torch.get_num_threads()} threads{where}"
     )
     if isinstance(batches, Batches):
@@ -222,6 +228,8 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
     if prepared.initial is not None:
         log.say(f"init: parameters and vocabulary of {prepared.initial.path}")
     if prepared.saved is not None:
+        if config.init and not prepared.saved.facts.get("history"):
+            log.say(f"warning: init: {config.init} is ignored: the run has begun without it")
         log.say(f"continuing from {prepared.saved.path} at update {worker.progress.updates:,}")
 
 

@@ -20,6 +20,7 @@ from nmt_train import device
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
+from nmt_train.corpus.mixture import parts
 from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.distributed.message import Message, from_bytes, from_json, to_bytes, to_facts
@@ -73,7 +74,8 @@ def check(config: Config, hosts: Sequence[Host] = ()) -> list[torch.device]:
     devices = device.choose(config.devices) if launcher.launched() or not hosts else []
     device.known(config.devices)
     if launcher.launched():
-        modes.row(config)  # the number of ranks is known only after they have connected
+        if config.mode is not None:  # otherwise, the number of ranks decides, which is known only after they have connected
+            modes.row(config)
     else:
         nodes = tuple(node for node, host in enumerate(hosts) for _ in range(host.slots)) or (0,) * len(devices)
         modes.check(modes.choose_mode(config, len(nodes))[0], nodes)
@@ -197,5 +199,8 @@ def _identity(config: Config, stores: Stores) -> dict[str, Any]:
     same = {f"configuration key {name}": value for name, value in leaves.items() if not name.startswith(_LOCAL)}
     return {
         "version": nmt_train.__version__, "code (its checksum)": code.hexdigest()[:12], **same,
-        "corpus.train (pairs)": len(stores), "corpus.train (checksum)": stores.checksum(),
+        "corpus.train (weight, until and tag of each corpus)": [
+            [part.weight, part.until and str(part.until), part.tag] for part in parts(config.corpus)
+        ],
+        "corpus.train (pairs)": stores.sizes, "corpus.train (checksum)": stores.checksum(),
     }  # fmt: skip

@@ -21,7 +21,7 @@ from nmt_train.corpus.data_shard import DataShard
 from nmt_train.corpus.mixture import Mixture, parts
 from nmt_train.corpus.store import open_stores
 from nmt_train.corpus.vocabulary import Vocabulary, train
-from nmt_train.training.start import start
+from nmt_train.training.start import _identity, start
 
 FILES = ["a", "b"]
 
@@ -92,6 +92,8 @@ def test_seed_and_epoch_determine_the_pairs() -> None:
         ([{"files": FILES, "weight": 1}] * 2, 2.0, "corpus.temperature: the corpora have weights"),
         ([{"files": FILES, "until": "1e"}], None, "every corpus ends"),
         ([{"files": FILES, "until": "5u"}, {"files": FILES}], None, "until: 5u is not a number of epochs; write it as 3e"),
+        ([{"files": FILES, "tag": "to German"}], None, "tag: 'to German' cannot be one piece; write a word such as <2de>"),
+        ([{"files": FILES, "tag": "</s>"}], None, "tag: '</s>' cannot be one piece"),
         ([{"files": FILES}, "c"], None, "keys with their values|instance of"),
     ],
 )
@@ -168,11 +170,20 @@ def test_a_run_resumes_within_a_mixture_bit_for_bit(make: Make, demo: Path, tmp_
 @pytest.mark.parametrize(
     ("entry", "text"),
     [
-        ({"files": FILES, "wieght": 3}, r"corpus.train: entry.0.wieght: Unexpected keyword argument"),
-        ({"files": FILES, "weight": -1}, r"corpus.train: entry.0.weight: it should be greater than 0, not -1"),
-        ({"weight": 1}, r"corpus.train: entry.0.files is missing"),
+        ({"files": FILES, "wieght": 3}, r"corpus.train: corpus 1: wieght: Unexpected keyword argument"),
+        ({"files": FILES, "weight": -1}, r"corpus.train: corpus 1: weight: it should be greater than 0, not -1"),
+        ({"weight": 1}, r"corpus.train: corpus 1: files is missing"),
     ],
 )
 def test_a_mistake_in_an_entry_is_named(make: Make, entry: dict[str, Any], text: str) -> None:
     with pytest.raises(UserError, match=text):
         make(corpus__train=[entry])
+
+
+@pytest.mark.parametrize("change", [{"weight": 2}, {"until": "3e"}, {"tag": "<2de>"}])
+def test_ranks_with_other_weights_stages_or_tags_notice(
+    make: Make, demo: Path, vocabulary: Vocabulary, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    configs = [make(corpus__train=two(demo, **changes)) for changes in ({}, change)]
+    one, other = (_identity(config, open_stores(config.corpus, vocabulary, tmp_path)) for config in configs)
+    assert one != other

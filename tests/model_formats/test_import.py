@@ -15,6 +15,7 @@ import pytest
 import sentencepiece
 import torch
 from conftest import Make
+from models import random_model
 from safetensors.torch import load_file
 from simulated import events
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel
@@ -28,10 +29,12 @@ from nmt_train.corpus.vocabulary import BEGIN, END, PAD, TARGET
 from nmt_train.load_model import load_model
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.translator import Translator
+from nmt_train.model_formats import huggingface
 from nmt_train.training.start import start
 
 SIZES = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
 HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+SIZES_HERE = {"encoder_layers": 2, "decoder_layers": 2, "dim": 32, "ffn_dim": 48, "heads": 4}
 LINES = [">>deu<< Six past seven.", "Six past seven.", "two  spaces and an unknown 漢", ""]
 
 
@@ -198,6 +201,11 @@ def test_sizes_that_do_not_fit_are_named(make: Make, ours: Path, tmp_path: Path)
         (lambda folder: (folder / "vocab.json").write_text('{"a": 0, "b": 0}'), "not the table of a MarianMT model"),
         (lambda folder: (folder / "source.spm").write_bytes(b"xx"), "not a SentencePiece model"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"xx"), "its weights cannot be read"),
+        (lambda folder: (folder / "target_vocab.json").write_text("{}"), "source and target have ids of their own"),
+        (
+            lambda folder: pointer(folder),
+            "(UnpicklingError); download them again, or run git lfs pull",
+        ),
         (lambda folder: (folder / "model.safetensors").unlink(), "has neither model.safetensors nor pytorch_model.bin"),
     ],
 )
@@ -209,6 +217,27 @@ def test_a_damaged_or_foreign_folder_has_its_sentence(
     assert cli.run(import_model.command, [str(folder), str(tmp_path / "out")]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def pointer(folder: Path) -> None:
+    """What git clone leaves without Git LFS."""
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 300\n")
+
+
+def test_a_pre_norm_model_with_two_sentencepiece_models_has_no_form_in_transformers(ours: Path, tmp_path: Path) -> None:
+    vocabulary = load_model([ours], torch.device("cpu"))[1]
+    with pytest.raises(UserError, match="transformers has no tokenizer with two SentencePiece models for a pre-norm model"):
+        huggingface.write(random_model(len(vocabulary), "pre"), vocabulary, SearchConfig(), tmp_path)
+
+
+def test_sampled_segmentations_are_refused_before_training(make: Make, ours: Path, tmp_path: Path) -> None:
+    config = make(
+        init=str(ours), corpus__vocabulary={"sampling": 0.2},
+        model={**SIZES_HERE, "norm": "post", "activation": "swish", "output_bias": True},
+    )  # fmt: skip
+    with pytest.raises(UserError, match=r"corpus.vocabulary.sampling: needs one SentencePiece model for both sides"):
+        start(config, False, False)
 
 
 def changed(folder: Path, **values: Any) -> None:

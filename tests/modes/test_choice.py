@@ -17,12 +17,17 @@ def test_one_rank_trains_alone_and_several_in_step_unless_a_mode_is_given(
     make: Make, given: str | None, ranks: int, chosen: str
 ) -> None:
     config, remarks = modes.choose_mode(make(mode=given), ranks)
-    assert config.mode == chosen
+    assert modes.name(config) == chosen
     assert len(remarks) == (given is None and ranks > 1)
 
 
 def test_the_choice_is_said_and_written_down(make: Make, tmp_path: Path) -> None:
     chosen = run(make, tmp_path / "chosen", [2])
     assert "mode: none is given, so 2 ranks train in mode sync;" in (chosen / "train.log").read_text(encoding="utf-8")
-    assert yaml.safe_load((chosen / "config.yml").read_text(encoding="utf-8"))["mode"] == "sync"
+    assert yaml.safe_load((chosen / "config.yml").read_text(encoding="utf-8"))["mode"] is None, "other devices choose anew"
     assert parameters(chosen) == parameters(run(make, tmp_path / "named", [2], mode="sync"))
+
+
+def test_settings_of_the_mode_that_will_be_chosen_are_not_refused_before(make: Make, tmp_path: Path) -> None:
+    simulated = run(make, tmp_path / "run", [2], override__up="half", exchange__buckets=2)
+    assert "override.up half" in (simulated / "train.log").read_text(encoding="utf-8")

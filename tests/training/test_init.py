@@ -15,6 +15,7 @@ from simulated import events, run
 from nmt_train.common.errors import UserError
 from nmt_train.model.metrics import ValidationConfig
 from nmt_train.report.table import measure
+from nmt_train.training.setup import opened, taken_over
 from nmt_train.training.start import start
 
 CPU = torch.device("cpu")
@@ -90,9 +91,19 @@ def test_a_model_that_does_not_fit_is_refused_by_its_sizes(make: Make, tmp_path:
     assert not (tmp_path / "fine" / "last").exists()
 
 
+def test_a_new_rank_0_begins_with_it_too_if_there_is_no_checkpoint_yet(make: Make, tmp_path: Path) -> None:
+    source = trained(make, tmp_path)
+    config = dataclasses.replace(make(init=str(source)), run=str(tmp_path / "fine"))
+    with opened(config, False, False) as first:
+        vocabulary, stores, initial = first.vocabulary, first.stores, first.initial
+    with taken_over(config, vocabulary, stores) as second:
+        assert initial is not None
+        assert second.initial == initial
+
+
 def test_a_run_that_has_begun_otherwise_does_not_change_its_beginning(make: Make, tmp_path: Path) -> None:
     source = trained(make, tmp_path)
     begun = trained(make, tmp_path, "begun")
-    with pytest.raises(UserError, match="init was None, now"):
-        trained(make, tmp_path, "begun", init=str(source), stop__after="20u")
+    trained(make, tmp_path, "begun", init=str(source), stop__after="20u")
+    assert f"init: {source} is ignored: the run has begun without it" in (begun / "train.log").read_text(encoding="utf-8")
     assert manifest(begun / "last")["history"] == []
