@@ -17,7 +17,8 @@ from nmt_train.distributed.override import OverrideConfig
 from nmt_train.distributed.transport import Tag, Transport
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.simulation.cluster import Cost, DeviceConfig
-from nmt_train.training.setup import PreparedRun, maker, opened
+from nmt_train.training.prepared_run import PreparedRun, opened
+from nmt_train.training.setup import maker
 
 _SETTLING = 3  # first steps, which are not measured
 # The mode in which each kind of work is measured: a mode in which no other work uses the device at the same time.

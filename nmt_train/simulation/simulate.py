@@ -25,7 +25,8 @@ from nmt_train.simulation.profile import measure as measure_device
 from nmt_train.simulation.timing import Shapes, Timing, count, measure
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.training.fault_tolerance import Rank
-from nmt_train.training.setup import PreparedRun, maker, opened
+from nmt_train.training.prepared_run import PreparedRun, opened
+from nmt_train.training.setup import maker
 from nmt_train.training.start import connect
 
 

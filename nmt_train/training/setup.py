@@ -3,96 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
 import torch
 
 from nmt_train import config as configuration
 from nmt_train import device
-from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
 from nmt_train.corpus.batches import Batches
-from nmt_train.corpus.mixture import label, parts
-from nmt_train.corpus.store import Stores, open_stores
-from nmt_train.corpus.text import read_lines, read_pairs, sides
+from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.corpus.vocabulary import train as train_vocabulary
 from nmt_train.distributed.transport import Transport
 from nmt_train.model.metrics import TestSet
 from nmt_train.model.transformer import Transformer
 from nmt_train.modes import build as modes
-from nmt_train.run.checkpoint import Checkpoint
-from nmt_train.run.folder import Run, newest
+from nmt_train.run.folder import Run
 from nmt_train.run.log import Log, rewind_metrics
-from nmt_train.run.manifest import load_verified
 from nmt_train.run.progress import Progress
 from nmt_train.run.stopping import Patience
 from nmt_train.training.follower import Follower
 from nmt_train.training.leader import Leader
 from nmt_train.training.leader_state import LeaderState
+from nmt_train.training.prepared_run import PreparedRun
 from nmt_train.training.recovery import RecoveredState
 from nmt_train.training.stop_request import StopRequest
 from nmt_train.training.worker import Worker
-
-
-@dataclass
-class PreparedRun:
-    """Everything that rank 0 prepares before training begins.
-
-    saved: the checkpoint to continue from, or None. initial: the checkpoint with whose parameters a new run begins, or None.
-    damaged: what is wrong with newer checkpoints. overwrite: whether to empty the run folder. forced: the differences from the
-    run's configuration that --force allows. simulated: the cluster (YAML) if time is virtual, else empty. remarks: sentences
-    about this start for the log.
-    """
-
-    run: Run
-    saved: Checkpoint | None
-    damaged: list[str]
-    vocabulary: Vocabulary
-    stores: Stores
-    overwrite: bool
-    initial: Checkpoint | None = None
-    forced: Sequence[str] = ()
-    simulated: str = ""
-    remarks: Sequence[str] = ()
-
-
-@contextmanager
-def opened(
-    config: Config, force: bool, overwrite: bool, simulated: str = "", remarks: Sequence[str] = ()
-) -> Iterator[PreparedRun]:
-    """Lock the run folder and prepare the run. UserError for errors that a user can fix; it leaves a previous run unchanged."""
-    _check_early(config)
-    run = Run.open(Path(config.run).expanduser(), patient=launcher.restarted())
-    try:
-        if not overwrite:
-            run.refuse_other_kind(bool(simulated))
-        saved, damaged = (None, []) if overwrite else _newest(run)
-        forced = _compare(saved, config, force) if saved is not None else []
-        initial = _initial(config) if saved is None and config.init else None
-        vocabulary = _inherited(initial, config) if initial else _vocabulary(run, config, saved, overwrite)
-        stores = open_stores(config.corpus, vocabulary, run.folder / "store")
-        yield PreparedRun(run, saved, damaged, vocabulary, stores, overwrite, initial, forced, simulated, remarks)
-    finally:
-        run.close()
-
-
-@contextmanager
-def taken_over(config: Config, vocabulary: Vocabulary, stores: Stores) -> Iterator[PreparedRun]:
-    """Lock the run folder of an ended rank 0, or create one if this machine cannot see it."""
-    run = Run.open(Path(config.run).expanduser(), patient=True)
-    try:
-        saved, damaged = _newest(run)
-        initial = None
-        if saved is None and config.init:  # rank 0 ended before the first checkpoint
-            initial = _initial(config)
-        yield PreparedRun(run, saved, damaged, vocabulary, stores, overwrite=False, initial=initial)
-    finally:
-        run.close()
 
 
 def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recovered: RecoveredState | None = None) -> int:
@@ -166,16 +102,6 @@ def maker(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Sto
     return make
 
 
-def _check_early(config: Config) -> None:
-    """Find errors in the corpus files before a vocabulary is trained and a corpus is tokenized."""
-    found = parts(config.corpus)
-    for number, part in enumerate(found):
-        for path in (path for side in sides(part.files, label(found, number)) for path in side):
-            next(read_lines(path, config.corpus.max_ratio), None)
-    for _ in read_pairs(config.corpus.valid, "corpus.valid", config.corpus.max_ratio):
-        pass
-
-
 def _check_local_steps(worker: Worker) -> None:
     """Raise UserError if workers would never exchange before training ends."""
     config, size, batches = worker.config, worker.transport.size, worker.batches
@@ -231,77 +157,6 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
         if config.init and not prepared.saved.facts.get("history"):
             log.say(f"warning: init: {config.init} is ignored: the run has begun without it")
         log.say(f"continuing from {prepared.saved.path} at update {worker.progress.updates:,}")
-
-
-def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that passes verification, and what is wrong with newer ones. UserError if none of them passes."""
-    damaged: list[str] = []
-    for path in reversed(run.checkpoints()):
-        try:
-            return load_verified(path), damaged
-        except UserError as error:
-            damaged.append(str(error))
-    if damaged:
-        raise UserError(f"{damaged[0]}; no checkpoint of the run is intact: start over with --overwrite")
-    return None, []
-
-
-def _initial(config: Config) -> Checkpoint:
-    """The checkpoint that `init` names; UserError if its model has other sizes than this run's."""
-    initial = load_verified(newest(Path(str(config.init)).expanduser(), 1)[0])
-    there, here = configuration.saved_keys(initial.facts["config"]), configuration.flatten(configuration.plain(config))
-    keys = [key for key in configuration.FIXED if key.startswith("model.") and there.get(key) != here[key]]
-    if keys:
-        wanted = ", ".join(f"{key} {there.get(key)}, not {here[key]}" for key in keys)
-        raise UserError(f"init: {initial.path} needs {wanted}; set them so, or use another model")
-    return initial
-
-
-def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
-    """The differences from the saved configuration; UserError for those that --force does not allow, or all without --force."""
-    changed = configuration.differences(saved.facts["config"], config)
-    fixed = [difference for difference in changed if difference.split(" was ")[0] in configuration.FIXED]
-    if fixed:
-        raise UserError(
-            f"run: {config.run} cannot change what it began with, not even with --force: {'; '.join(fixed)}; restore it, or"
-            " choose another run folder"
-        )
-    if changed and not force:
-        raise UserError(
-            f"run: {config.run} was started with another configuration: {'; '.join(changed)}; restore it, choose another run"
-            " folder, or continue anyway with --force"
-        )
-    return changed
-
-
-def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: bool) -> Vocabulary:
-    """The vocabulary of the run (unless `overwrite`), else the given one, else the checkpoint's, else a newly trained one."""
-    path, wanted = run.folder / "vocabulary.model", config.corpus.vocabulary
-    given = Vocabulary.load(wanted.path) if wanted.path else None
-    if overwrite or not path.exists():
-        return given or (saved.vocabulary() if saved else train_vocabulary(config.corpus))
-    vocabulary = Vocabulary.load(path)
-    if given is not None and given.digest != vocabulary.digest:
-        raise UserError(
-            f"corpus.vocabulary.path: {wanted.path} is not the vocabulary that run {run.folder} began with ({path})"
-        )
-    if given is None and saved is None and len(vocabulary) != wanted.size:
-        raise UserError(
-            f"{path}: has {len(vocabulary)} pieces, but corpus.vocabulary.size is {wanted.size}; delete it, or name it as"
-            " corpus.vocabulary.path"
-        )
-    return vocabulary
-
-
-def _inherited(initial: Checkpoint, config: Config) -> Vocabulary:
-    """The vocabulary of the checkpoint that `init` names; UserError if the configuration gives another."""
-    path = config.corpus.vocabulary.path
-    if path and Vocabulary.load(path).digest != initial.facts["vocabulary"]:
-        raise UserError(
-            f"corpus.vocabulary.path: {path} is not the vocabulary of {initial.path}, which init names; remove the key: the run"
-            " then uses that vocabulary"
-        )
-    return initial.vocabulary()
 
 
 def _summary(leader: Leader, state: LeaderState, run: Run, log: Log) -> None:

@@ -29,7 +29,8 @@ from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.modes import build as modes
 from nmt_train.training.fault_tolerance import Rank
 from nmt_train.training.launch.restarts import Host, Job, supervise
-from nmt_train.training.setup import maker, opened, taken_over
+from nmt_train.training.prepared_run import opened, taken_over
+from nmt_train.training.setup import maker
 from nmt_train.training.stop_request import handling
 
 _ALONE = Job()

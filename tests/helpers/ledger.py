@@ -29,7 +29,7 @@ from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.network import Network
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.training.fault_tolerance import Rank
-from nmt_train.training.setup import opened
+from nmt_train.training.prepared_run import opened
 from nmt_train.training.worker import Worker
 
 BATCHES, PARTS = 23, 12  # of an epoch; of the parameters

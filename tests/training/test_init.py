@@ -15,7 +15,7 @@ from simulated import events, run
 from nmt_train.common.errors import UserError
 from nmt_train.model.metrics import ValidationConfig
 from nmt_train.report.table import measure
-from nmt_train.training.setup import opened, taken_over
+from nmt_train.training.prepared_run import opened, taken_over
 from nmt_train.training.start import start
 
 CPU = torch.device("cpu")
