@@ -76,6 +76,8 @@ found = translator.translate_batch(
 )
 print([target.decode(result.hypotheses[0]) for result in found])
 ```
+
+Sources are cut at 1,024 pieces and translations at 256, unless `max_input_length` and `max_decoding_length` say otherwise.
 """
 
 

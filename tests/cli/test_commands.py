@@ -31,7 +31,7 @@ CLUSTERS = ROOT / "configs" / "clusters"
 def run(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short, traced run with two checkpoints."""
     values = small(demo, tmp_path_factory.mktemp("commands") / "run")
-    values |= {"trace": True, "stop": {"after": "8u"}, "checkpoint": {"every": "4u"}, "log": {"every": "2u"}}
+    values |= {"trace": True, "stop": {"after": "8u"}, "checkpoint": {"every": "4u"}, "log": {"every": "2u", "first": []}}
     values["validation"] = {"every": "4u", "metrics": ["cross-entropy", "bleu"]}
     path = Path(values["run"]).with_suffix(".yml")
     path.write_text(json.dumps(values), encoding="utf-8")
