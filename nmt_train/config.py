@@ -203,6 +203,10 @@ _ELSEWHERE = {
     **dict.fromkeys(("epochs", "max_epochs", "stop.epochs"), "write stop.after: 10e"),
     **dict.fromkeys(("updates", "max_updates", "stop.updates"), "write stop.after: 5000u"),
     **dict.fromkeys(
+        ("corpus.weights", "corpus.weight"),
+        "give every corpus its weight: corpus.train: [{files: [a, b], weight: 2}, ...] (docs/corpora.md)",
+    ),
+    **dict.fromkeys(
         ("corpus.test", "test"), "training needs only corpus.valid; test a trained model with nmt-validate RUN --test FILE FILE"
     ),
 }

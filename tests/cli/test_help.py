@@ -86,6 +86,7 @@ def test_print_config_refuses_a_mode_that_there_is_not(demo: Path, tmp_path: Pat
         ("batch_size", "did you mean batch.tokens, or batch.sentences?"),
         ("epochs", "write stop.after: 10e"),
         ("corpus.test", "test a trained model with nmt-validate"),
+        ("corpus.weights", "give every corpus its weight"),
         ("corpus.trian", "did you mean corpus.train?"),
     ],
 )
