@@ -52,7 +52,7 @@ class Config:
     init: str | None = Field(
         default=None,
         description="a new run begins with the parameters and the vocabulary of this run, checkpoint or imported model, for"
-        " fine-tuning; optimizer, counters and data order begin anew",
+        " fine-tuning; the optimizer, the counters and the data order start fresh",
     )
     seed: int = Field(default=1, ge=0, lt=2**63, description="random seed of initial parameters, data order and dropout")
     mode: str | None = Field(

@@ -24,7 +24,7 @@ def test_one_rank_trains_alone_and_several_in_step_unless_a_mode_is_given(
 def test_the_choice_is_said_and_written_down(make: Make, tmp_path: Path) -> None:
     chosen = run(make, tmp_path / "chosen", [2])
     assert "mode: none is given, so 2 ranks train in mode sync;" in (chosen / "train.log").read_text(encoding="utf-8")
-    assert yaml.safe_load((chosen / "config.yml").read_text(encoding="utf-8"))["mode"] is None, "other devices choose anew"
+    assert yaml.safe_load((chosen / "config.yml").read_text(encoding="utf-8"))["mode"] is None, "other devices choose again"
     assert parameters(chosen) == parameters(run(make, tmp_path / "named", [2], mode="sync"))
 
 
