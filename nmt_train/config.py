@@ -106,21 +106,16 @@ class Config:
             raise ValueError("stop.patience counts validations, but validation.every is null; set it, or remove stop.patience")
         return self
 
+    @model_validator(mode="after")
+    def _check_decay(self) -> Config:
+        until = self.optimizer.cosine_until or self.stop.countable
+        if self.optimizer.schedule == "cosine" and (until is None or not until.counts):
+            raise ValueError(
+                "optimizer.cosine_until must be a number of epochs, tokens or updates, not a time; set it, as in 20e"
+            )
+        return self
 
-# Keys that may change when a run continues, without --force.
-MAY_CHANGE = (
-    "run", "init", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
-    "corpus.max_skipped", "corpus.max_ratio", "mode", "optimizer.at", "optimizer.async_beta1", "optimizer.async_warmup",
-    "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "low_rank",
-    "transport",
-)  # fmt: skip
-# Keys that cannot change when a run continues, even with --force: other values would have no effect, or would not match the
-# run's parameters.
-FIXED = (
-    "corpus.vocabulary.size", "corpus.vocabulary.type", "corpus.vocabulary.character_coverage",
-    "corpus.vocabulary.sample_lines", "model.encoder_layers", "model.decoder_layers", "model.dim", "model.ffn_dim",
-    "model.heads", "model.norm", "model.tied", "model.activation", "model.output_bias",
-)  # fmt: skip
+
 _SECTIONS = TypeAdapter(Config)
 
 
@@ -200,6 +195,7 @@ _FORMER = {"wire": "transport"}  # maps the names of sections in earlier version
 _ELSEWHERE = {
     **dict.fromkeys(("lr", "optimizer.lr", "learning_rate"), "did you mean optimizer.learning_rate?"),
     **dict.fromkeys(("batch_size", "batch.size"), "did you mean batch.tokens, or batch.sentences?"),
+    "optimizer.cosine_updates": "write optimizer.cosine_until: 50Ku",
     **dict.fromkeys(("epochs", "max_epochs", "stop.epochs"), "write stop.after: 10e"),
     **dict.fromkeys(("updates", "max_updates", "stop.updates"), "write stop.after: 5000u"),
     **dict.fromkeys(
@@ -264,21 +260,6 @@ def _changed(config: Config, flat: Mapping[str, Any]) -> set[str]:
     override(values, {name: yaml.safe_dump(flat[name]) for name in (*required, "model.preset")}, {})
     usual = flatten(plain(validate(values, {})))
     return {name for name, value in flat.items() if name in required | preset or value != usual[name]}
-
-
-def saved_keys(old: dict[str, Any]) -> dict[str, Any]:
-    """The leaves of a saved configuration; keys that the version that saved it did not have get their defaults."""
-    return {key.name: key.default for key in leaves().values() if not isinstance(key.default, (list, Duration))} | flatten(old)
-
-
-def differences(old: dict[str, Any], new: Config) -> list[str]:
-    """List the keys, with both values, whose values differ between a saved configuration and `new`; omit MAY_CHANGE keys."""
-    before, after = saved_keys(old), flatten(plain(new))
-    return [
-        f"{name} was {before.get(name)}, now {after.get(name)}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name) and not any(name == key or name.startswith(key + ".") for key in MAY_CHANGE)
-    ]
 
 
 def flatten(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, Make
+from conftest import ROOT
 
 from nmt_train import config as configuration
 from nmt_train.cli import train as train_command
@@ -135,23 +135,3 @@ def test_the_names_that_are_promised_exist() -> None:
 def test_every_config_that_is_shipped_is_valid(path: Path) -> None:
     config = load([str(path)], {})
     assert yaml.safe_load(to_yaml(config)) == plain(config)
-
-
-def test_differences_name_keys_and_both_values_and_leave_out_the_harmless(make: object) -> None:
-    old = make()  # type: ignore[operator]
-    new = make(  # type: ignore[operator]
-        seed=5, log__every="7u", batch__tokens=99, stop__after="1h", corpus__max_length=50, mode="sparse", model__dropout=0.2
-    )
-    changed = configuration.differences(plain(old), new)
-    assert changed == [
-        "batch.tokens was 1500, now 99", "corpus.max_length was 100, now 50", "model.dropout was 0.1, now 0.2",
-        "seed was 1, now 5",
-    ]  # fmt: skip
-
-
-def test_a_key_that_an_earlier_version_did_not_have_counts_as_its_default(make: Make) -> None:
-    old = configuration.plain(make())
-    for name in ("activation", "output_bias"):
-        del old["model"][name]
-    assert configuration.differences(old, make()) == []
-    assert configuration.differences(old, make(model__activation="swish")) == ["model.activation was relu, now swish"]

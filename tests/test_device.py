@@ -153,6 +153,9 @@ class Nothing:
     def stream(self, data_shard: DataShard, position: Position) -> Iterator[Any]:
         return iter(())
 
+    def epochs(self, length: Any) -> float:
+        raise AssertionError("no learning rate of these tests depends on the corpus")
+
 
 def over_the_network(transport: MemoryTransport, to: int, tag: Tag, message: Message) -> Any:
     """What is sent arrives on the CPU."""

@@ -57,9 +57,15 @@ class Duration:
         amount = float(number) * _MULTIPLES[multiple] * _SECONDS.get(unit, 1)
         if amount <= 0:
             raise ValueError(f"{text!r} is not a duration: it must be more than zero")
-        if unit in "eut" and amount != int(amount):
+        length = cls(amount, unit, str(text))
+        if length.counts and amount != int(amount):
             raise ValueError(f"{text!r} is not a duration: epochs, updates and tokens are whole numbers")
-        return cls(amount, unit, str(text))
+        return length
+
+    @property
+    def counts(self) -> bool:
+        """Whether this is a number of epochs, updates or tokens, not a time."""
+        return self.unit in "eut"
 
     def measure(self, progress: Progressed) -> float:
         """Return the progress in the unit of this duration."""

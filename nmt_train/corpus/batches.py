@@ -6,11 +6,13 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError
 from nmt_train.corpus import BatchConfig, CorpusConfig
 from nmt_train.corpus.data_shard import DataShard, Position
@@ -54,6 +56,18 @@ class Batch:
             if isinstance(value, Tensor)
         }
         return Batch(**{**vars(self), **moved})
+
+
+class Turn(NamedTuple):
+    """What a worker trains on in one step.
+
+    batch: None if the worker has no batch, but other workers may have one. last: whether the worker's share of the epoch ends
+    here. epochs: how much of the corpus has been trained before this turn, the same for all workers with the same turn.
+    """
+
+    batch: Any
+    last: bool
+    epochs: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -116,22 +130,40 @@ class Batches:
         """Return the number of pairs in the first epoch."""
         return sum(self.mixture.counts(0))
 
-    def stream(self, data_shard: DataShard, position: Position) -> Iterator[tuple[Batch | None, bool]]:
-        """Yield one worker's batches endlessly, each with a flag that is true for its last batch of an epoch.
+    def stream(self, data_shard: DataShard, position: Position) -> Iterator[Turn]:
+        """Yield one worker's turns endlessly.
 
-        The stream starts at `position`, and ignores later changes of it. It yields None instead of a batch if no batch of the
-        epoch is left for the worker or, if `data_shard` is even, if the worker has one batch fewer than others.
+        The stream starts at `position`, and ignores later changes of it. There is no batch if none of the epoch is left for the
+        worker or, if `data_shard` is even, if the worker has one batch fewer than others.
         """
         epoch, first = position.epochs, position.batches
         while True:
-            mine = itertools.islice(data_shard.pick(epoch, self.groups(epoch)), first, None)
+            mine = itertools.islice(data_shard.pick(epoch, self._placed(epoch)), first, None)
             waiting = next(mine, None)
             if waiting is None:
-                yield None, True
+                yield Turn(None, True, epoch + 1.0)
             while waiting is not None:
-                (number, pairs), waiting = waiting, next(mine, None)
-                yield self._assemble(pairs, [self._seed, epoch, number]), waiting is None
+                (number, group, (trained, _)), waiting = waiting, next(mine, None)
+                batch = None if group is None else self._assemble(group[1], [self._seed, epoch, number])
+                yield Turn(batch, waiting is None, epoch + trained)
             epoch, first = epoch + 1, 0
+
+    def _placed(self, epoch: int) -> Iterator[tuple[float, np.ndarray]]:
+        """Yield the batches of `epoch`, each with the share of the epoch's pairs that come before it."""
+        before, total = 0, sum(self.mixture.counts(epoch))
+        for group in self.groups(epoch):
+            yield before / total, group
+            before += len(group)
+
+    def epochs(self, length: Duration) -> float:
+        """Return a length in epochs or target tokens as a number of epochs, by the mean number of tokens of a pair."""
+        if length.unit == "e":
+            return length.amount
+        tokens = sum(
+            count * float(np.mean(self._lengths[1][kept] + 1))
+            for kept, count in zip(self._kept, self.mixture.counts(0), strict=True)
+        )
+        return length.amount / tokens
 
     def target_tokens(self) -> list[int]:
         """Return the number of target tokens of each batch of the first epoch; those of later epochs are similar."""
@@ -168,9 +200,7 @@ class Batches:
             cuts.append(low)
         return cuts
 
-    def _assemble(self, pairs: np.ndarray | None, seed: list[int]) -> Batch | None:
-        if pairs is None:
-            return None
+    def _assemble(self, pairs: np.ndarray, seed: list[int]) -> Batch:
         source, target = map(list, zip(*(self.stores[pair] for pair in pairs), strict=True))
         if self._sampling:
             random = np.random.default_rng(seed)

@@ -40,8 +40,11 @@ class DataShard:
         """Whether the worker has not joined yet."""
         return self.rank >= self.size
 
-    def pick(self, epoch: int, batches: Iterator[T]) -> Iterator[tuple[int, T | None]]:
-        """Yield this worker's batches of `epoch`, each with its number in the epoch; if `even`, (-1, None) may follow."""
+    def pick(self, epoch: int, batches: Iterator[T]) -> Iterator[tuple[int, T | None, T]]:
+        """Yield each batch of this worker in `epoch`: its number, itself, and the batch of worker 0 in the same turn.
+
+        If `even`, the number -1 with None for the batch may follow.
+        """
         seen = [0] * (len(self.stages) + 1)
         for number, batch in enumerate(batches):
             for stage, positions in enumerate(self.stages):
@@ -50,11 +53,13 @@ class DataShard:
                 if (epoch, turn) < (positions[worker].epochs, positions[worker].batches):
                     break  # an earlier stage completed this batch
             else:
+                if seen[-1] % self.size == 0:
+                    first = batch
                 if seen[-1] % self.size == self.rank:
-                    yield number, batch
+                    yield number, batch, first
                 seen[-1] += 1
         if self.even and 0 < seen[-1] % self.size <= self.rank:
-            yield -1, None
+            yield -1, None, first
 
 
 def resume(

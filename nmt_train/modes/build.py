@@ -122,12 +122,19 @@ def build(mode: Mode, config: Config, flat: FlatModel, transport: Transport, tra
 def effective(mode: Mode, config: Config) -> Config:
     """Return the config in force: with the mode's defaults, and with the optimizer adapted to asynchronous workers."""
     config = with_mode_defaults(mode, config)
-    return dataclasses.replace(config, optimizer=for_async_workers(_asynchronous(mode, config), config.optimizer))
+    optimizer = for_async_workers(_asynchronous(mode, config), config.optimizer)
+    if optimizer.schedule == "cosine" and optimizer.cosine_until is None:
+        optimizer = dataclasses.replace(optimizer, cosine_until=config.stop.countable)
+    return dataclasses.replace(config, optimizer=optimizer)
 
 
 def _asynchronous(mode: Mode, config: Config) -> int:
-    """Return how many workers update without waiting for each other; a bundle of pushes counts as one worker."""
+    """Return how many workers update the same parameters without waiting for each other; a bundle of pushes counts as one.
+
+    With local steps, each worker's optimizer updates the worker's own parameters.
+    """
     in_step = EXCHANGES[mode.exchange].synchronous or RULES[config.exchange.rule or "async"].holds
+    in_step = in_step or SCHEDULES[mode.schedule].updates
     return 1 if in_step else max(1, mode.workers // (config.exchange.bundle or 1))
 
 
@@ -142,7 +149,7 @@ def in_force(config: Config, nodes: tuple[int, ...]) -> dict[str, str]:
     for section in ("optimizer", "local", "exchange"):
         before, after = vars(getattr(config, section)), vars(getattr(now, section))
         for key in (key for key in before if before[key] != after[key]):
-            reason = own
+            reason = "stop.after" if key == "cosine_until" else own
             if before[key] is not None:
                 reason = f"{shown(before[key])} configured, but {apart} workers are asynchronous: see optimizer.async_{key}"
             found[f"{section}.{key}"] = f"{shown(after[key])} ({reason})"

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from nmt_train.common.duration import Duration
 from nmt_train.common.section import STRICT, listed, one_of
 from nmt_train.optim.torch_optimizers import OPTIMIZERS
 
@@ -33,8 +34,10 @@ class OptimizerConfig:
     )
     step_every: int = Field(default=10_000, ge=1, le=10**9, description="schedule step: interval between two decays [updates]")
     step_factor: float = Field(default=0.5, gt=0, le=1, description="schedule step: factor of each decay")
-    cosine_updates: int = Field(
-        default=100_000, ge=1, le=10**9, description="schedule cosine: update at which the rate reaches minimum [updates]"
+    cosine_until: Duration | None = Field(
+        default=None,
+        description="schedule cosine: when the rate reaches minimum, as 20e, 300Mt or 50Ku; in epochs or tokens, the rate falls"
+        " alike in every mode; null: stop.after",
     )
     minimum: float = Field(default=0.0, ge=0, description="schedule cosine: final learning rate")
     stall_factor: float = Field(

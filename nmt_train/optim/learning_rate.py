@@ -8,19 +8,23 @@ import math
 from nmt_train.optim.config import OptimizerConfig
 
 
-def learning_rate(config: OptimizerConfig, update: int) -> float:
-    """The rate of `update` (counted from 1), before any decay on stall."""
+def learning_rate(config: OptimizerConfig, update: int, decayed: float = 0.0) -> float:
+    """The rate of `update` (counted from 1), before any decay on stall.
+
+    decayed: the part of `cosine_until` that training has done, from 0 to 1, unless it counts updates.
+    """
+    if config.schedule == "cosine":
+        until = config.cosine_until
+        done = min(1.0, update / until.amount) if until is not None and until.unit == "u" else decayed
+        low = min(config.minimum, config.learning_rate)
+        rate = low + (config.learning_rate - low) * (1 + math.cos(math.pi * done)) / 2
+        return rate * min(1.0, update / max(1, config.warmup))
     if update < config.warmup:
         return config.learning_rate * update / config.warmup
-    past = update - config.warmup
     if config.schedule == "inverse-sqrt":
         return config.learning_rate * math.sqrt(max(config.warmup, 1) / max(update, 1))
     if config.schedule == "step":
-        return config.learning_rate * config.step_factor ** (past // config.step_every)
-    if config.schedule == "cosine":
-        share = min(1.0, past / max(1, config.cosine_updates - config.warmup))
-        low = min(config.minimum, config.learning_rate)
-        return low + (config.learning_rate - low) * (1 + math.cos(math.pi * share)) / 2
+        return config.learning_rate * config.step_factor ** ((update - config.warmup) // config.step_every)
     return config.learning_rate
 
 

@@ -18,14 +18,14 @@ from nmt_train.optim.torch_optimizers import OPTIMIZERS
 class Optimizer:
     """Applies gradients to a flat vector (or a shard of one) in place, by one of torch's optimizers.
 
-    updates: the number of updates so far. smoothed: the running mean of the parameters, or None. adds_updates: `apply` receives
-    finished updates instead of gradients.
+    updates: the number of updates so far. decayed: see `learning_rate`. smoothed: the running mean of the parameters, or None.
+    adds_updates: `apply` receives finished updates instead of gradients.
     """
 
     adds_updates = False
 
     def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
-        self.config, self.updates = config, 0
+        self.config, self.updates, self.decayed = config, 0, 0.0
         self._parameter = torch.nn.Parameter(parameters)
         self._torch: Any = _Still() if parameters.is_meta else OPTIMIZERS[config.name or "adam"](config, self._parameter)
         self._factor = 1.0
@@ -34,7 +34,7 @@ class Optimizer:
     @property
     def learning_rate(self) -> float:
         """The rate of the last update."""
-        return learning_rate(self.config, self.updates) * self._factor
+        return learning_rate(self.config, self.updates, self.decayed) * self._factor
 
     @property
     def parameters(self) -> Tensor:
@@ -48,7 +48,7 @@ class Optimizer:
 
     def follow(self, other: Optimizer, updates: int) -> None:
         """Use the learning rate that `other` has after `updates` updates."""
-        self.updates, self._factor = updates, other._factor
+        self.updates, self.decayed, self._factor = updates, other.decayed, other._factor
 
     @torch.no_grad()
     def apply(self, gradient: Tensor, share: float = 1.0) -> None:
@@ -84,7 +84,7 @@ class Optimizer:
         """torch's flat vectors by name, and numbers; `load` continues exactly from them. They do not include `smoothed`."""
         vectors = {key: value for key, value in self._state().items() if value.shape == self._parameter.shape}
         numbers = {key: float(value) for key, value in self._state().items() if key not in vectors}
-        return vectors, {"updates": self.updates, "factor": self._factor, "torch": numbers}
+        return vectors, {"updates": self.updates, "decayed": self.decayed, "factor": self._factor, "torch": numbers}
 
     def everything(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return `state`, with the parameters and their running mean added to its vectors."""
@@ -113,6 +113,7 @@ class Optimizer:
         for name, value in numbers["torch"].items():
             self._state()[name].fill_(value)
         self.updates, self._factor = int(numbers["updates"]), float(numbers["factor"])
+        self.decayed = float(numbers.get("decayed", self.decayed))
 
     def zero_state(self, updates: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """A `state` whose vectors are all zero and whose number of updates is `updates`."""

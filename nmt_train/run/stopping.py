@@ -29,6 +29,11 @@ class StopConfig:
         default="all", description="stop when any, or all, of validation.metrics have run out of patience"
     )
 
+    @property
+    def countable(self) -> Duration | None:
+        """The first condition of `after` that is not a time."""
+        return next((span for span in self.after if span.counts), None)
+
     def share(self, progress: Progress, pairs: int) -> float:
         """The part of the training that is done, from 0 to 1, by the condition of `after` that is closest to its end.
 

@@ -13,7 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from nmt_train.common.duration import Duration
 from nmt_train.config import Config
+from nmt_train.corpus.batches import Turn
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.distributed.transport import OF_MODEL
 from nmt_train.simulation.cluster import ClusterConfig
@@ -120,11 +122,14 @@ class _Lengths:
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
 
-    def stream(self, data_shard: DataShard, position: Position) -> Iterator[tuple[_Length, bool]]:
+    def stream(self, data_shard: DataShard, position: Position) -> Iterator[Turn]:
         place = data_shard.rank
         while True:
-            yield _Length(self._tokens[place % len(self._tokens)]), False
+            yield Turn(_Length(self._tokens[place % len(self._tokens)]), False)
             place += data_shard.size
+
+    def epochs(self, length: Duration) -> float:
+        return math.inf
 
 
 class _Steps:
@@ -163,7 +168,7 @@ def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
     coordinator: list[_Steps] = []
 
     def run(transport: VirtualTransport) -> None:
-        worker = Worker(config, transport, _Silent(shapes), _Lengths(tokens))  # type: ignore[arg-type]
+        worker = Worker(config, transport, _Silent(shapes), _Lengths(tokens))
         mine = _Steps(worker, steps)
         coordinator.append(mine)
         worker.schedule.refresh()

@@ -19,6 +19,7 @@ from nmt_train.corpus.vocabulary import train as train_vocabulary
 from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.run.folder import Run, newest
 from nmt_train.run.manifest import load_verified
+from nmt_train.training.config_changes import FIXED, differences, saved_keys
 
 
 @dataclass
@@ -103,8 +104,8 @@ def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
 def _initial(config: Config) -> Checkpoint:
     """The checkpoint that `init` names; UserError if its model has other sizes than this run's."""
     initial = load_verified(newest(Path(str(config.init)).expanduser(), 1)[0])
-    there, here = configuration.saved_keys(initial.facts["config"]), configuration.flatten(configuration.plain(config))
-    keys = [key for key in configuration.FIXED if key.startswith("model.") and there.get(key) != here[key]]
+    there, here = saved_keys(initial.facts["config"]), configuration.flatten(configuration.plain(config))
+    keys = [key for key in FIXED if key.startswith("model.") and there.get(key) != here[key]]
     if keys:
         wanted = ", ".join(f"{key} {there.get(key)}, not {here[key]}" for key in keys)
         raise UserError(f"init: {initial.path} needs {wanted}; set them so, or use another model")
@@ -113,8 +114,8 @@ def _initial(config: Config) -> Checkpoint:
 
 def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
     """The differences from the saved configuration; UserError for those that --force does not allow, or all without --force."""
-    changed = configuration.differences(saved.facts["config"], config)
-    fixed = [difference for difference in changed if difference.split(" was ")[0] in configuration.FIXED]
+    changed = differences(saved.facts["config"], config)
+    fixed = [difference for difference in changed if difference.split(" was ")[0] in FIXED]
     if fixed:
         raise UserError(
             f"run: {config.run} cannot change what it began with, not even with --force: {'; '.join(fixed)}; restore it, or"

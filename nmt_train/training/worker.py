@@ -11,9 +11,10 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from nmt_train import device
+from nmt_train.common.duration import Duration
 from nmt_train.common.errors import NotFinite
 from nmt_train.config import Config
-from nmt_train.corpus.batches import Batch
+from nmt_train.corpus.batches import Batch, Turn
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.distributed.exchange.worker_state import Vectors
 from nmt_train.distributed.schedule.schedule import RECEIVED
@@ -47,12 +48,11 @@ class Coordinator(Protocol):
 class Stream(Protocol):
     """The source of a worker's batches."""
 
-    def stream(self, data_shard: DataShard, position: Position) -> Iterator[tuple[Batch | None, bool]]:
-        """Yield pairs (batch, last) from `position` on, endlessly.
+    def stream(self, data_shard: DataShard, position: Position) -> Iterator[Turn]:
+        """Yield turns from `position` on, endlessly."""
 
-        batch: None if the worker has no batch, but other workers may have one. last: whether the worker's share of the epoch
-        ends here.
-        """
+    def epochs(self, length: Duration) -> float:
+        """Return a length in epochs or target tokens as a number of epochs."""
 
 
 class Worker:
@@ -69,6 +69,9 @@ class Worker:
         self.schedule = modes.build(mode, config, self.flat, transport, self.trace)
         # Whether the only exchange is one at the end, in which all workers take part.
         self.joins_once = self.schedule.endless and self.schedule.exchange.synchronous
+        until = self.schedule.exchange.optimizer.config.cosine_until
+        # The epochs over which the learning rate falls, if it depends on them.
+        self._decay = batches.epochs(until) if until is not None and until.unit != "u" else math.inf
         self.progress = Progress()
         # The smallest number of epochs in `stop.after`: no worker trains beyond it.
         self.last_epoch = min((span.amount for span in config.stop.after if span.unit == "e"), default=math.inf)
@@ -88,7 +91,8 @@ class Worker:
         """Train until the coordinator says that training is over."""
         schedule, trace, progress = self.schedule, self.trace, self.progress
         while coordinator.should_continue():
-            batch, last = next(self._stream)
+            batch, last, epochs = next(self._stream)
+            schedule.exchange.optimizer.decayed = min(1.0, epochs / self._decay)
             updated, loss = False, None
             if batch is not None:
                 with trace.span("forward", batch.target_tokens), device.autocast(self.device, self.config.precision):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError
 from nmt_train.corpus import BatchConfig, CorpusConfig, VocabularyConfig
 from nmt_train.corpus.batches import Batch, Batches, assemble, fitting
@@ -88,16 +89,36 @@ def test_a_stream_begun_in_the_middle_goes_on_as_the_whole_one_does(
     store = open_stores(corpus, vocabulary, tmp_path)
     batches = Batches(store, corpus, BatchConfig(tokens=500), vocabulary, seed=3)
     whole = list(islice(batches.stream(DataShard(), Position()), 120))
-    ends = [number for number, (_, last) in enumerate(whole) if last]
+    ends = [number for number, turn in enumerate(whole) if turn.last]
     assert len(ends) >= 2
     assert ends[0] + 1 == len(list(batches.groups(0)))
     for start in (1, 17, ends[0]):
+        resumed = batches.stream(DataShard(), Position(0, start))
         assert all(
-            same(left, right) and last == end
-            for (left, last), (right, end) in zip(whole[start:], batches.stream(DataShard(), Position(0, start)), strict=False)
+            same(left.batch, right.batch) and left[1:] == right[1:] for left, right in zip(whole[start:], resumed, strict=False)
         )
     second = batches.stream(DataShard(), Position(1, 2))
-    assert same(next(second)[0], whole[ends[0] + 3][0])
+    assert same(next(second).batch, whole[ends[0] + 3].batch)
+
+
+def test_turns_say_how_much_of_the_corpus_came_before_them_the_same_for_all_workers(vocabulary: Vocabulary) -> None:
+    batches = batches_of(store_of([(5, n % 20 + 1) for n in range(200)]), vocabulary)
+    for stages in ([], [[Position(0, 2), Position(0, 1)]]):
+        shards = [DataShard(rank, 3, stages, even=True) for rank in range(3)]
+        turns = list(zip(*(islice(batches.stream(shard, Position()), 25) for shard in shards), strict=True))
+        assert all(len({turn.epochs for turn in each}) == 1 for each in turns)
+        places = [each[0].epochs for each in turns]
+        assert places == sorted(places)
+        assert bool(stages) == (places[0] > 0)
+        firsts = [each[0].epochs for before, each in pairwise(turns) if before[0].last]
+        assert firsts == [float(epoch) for epoch in range(1, len(firsts) + 1)]
+        assert firsts
+
+
+def test_a_length_in_tokens_as_epochs(vocabulary: Vocabulary) -> None:
+    batches = batches_of(store_of([(5, 9)] * 100), vocabulary)
+    assert batches.epochs(Duration.parse("2500t")) == 2.5
+    assert batches.epochs(Duration.parse("3e")) == 3
 
 
 def test_seed_and_epoch_determine_the_order(vocabulary: Vocabulary) -> None:
@@ -114,7 +135,7 @@ def test_seed_and_epoch_determine_the_order(vocabulary: Vocabulary) -> None:
 def test_length_groups_leave_little_padding(demo: Path, vocabulary: Vocabulary, tmp_path: Path) -> None:
     store = open_stores(replace(CORPUS, train=[f"{demo}/train.en", f"{demo}/train.de"]), vocabulary, tmp_path)
     batches = Batches(store, CORPUS, BatchConfig(tokens=200), vocabulary, seed=1)
-    epoch = [batch for batch, _ in islice(batches.stream(DataShard(), Position()), len(list(batches.groups(0))))]
+    epoch = [turn.batch for turn in islice(batches.stream(DataShard(), Position()), len(list(batches.groups(0))))]
     filled = sum(batch.source_tokens + batch.target_tokens for batch in epoch)
     assert filled / sum(batch.source.numel() + batch.target_out.numel() for batch in epoch) > 0.85
 

@@ -16,7 +16,7 @@ def done(
     for rank in range(size):
         data_shard, position = resume(rank, stages, size, redistribute)
         for epoch in range(position.epochs, until[rank].epochs + 1):
-            share = [number for number, _ in data_shard.pick(epoch, iter(range(total)))]
+            share = [number for number, *_ in data_shard.pick(epoch, iter(range(total)))]
             first = position.batches if epoch == position.epochs else 0
             last = len(share) if epoch < until[rank].epochs else until[rank].batches
             taken += [(epoch, number) for number in share[first:last]]
@@ -24,7 +24,7 @@ def done(
 
 
 def test_batch_i_goes_to_worker_i_mod_n() -> None:
-    assert [number for number, _ in DataShard(1, 3).pick(0, iter("abcdefgh"))] == [1, 4, 7]
+    assert [number for number, *_ in DataShard(1, 3).pick(0, iter("abcdefgh"))] == [1, 4, 7]
 
 
 @settings(max_examples=200, deadline=None)
@@ -55,5 +55,5 @@ def test_other_numbers_of_workers_and_new_deals_lose_and_repeat_nothing(
 
 
 def test_an_epoch_with_fewer_batches_than_workers_is_shared_all_the_same() -> None:
-    shares = [[number for number, _ in DataShard(rank, 4).pick(0, iter(range(2)))] for rank in range(4)]
+    shares = [[number for number, *_ in DataShard(rank, 4).pick(0, iter(range(2)))] for rank in range(4)]
     assert shares == [[0], [1], [], []]

@@ -129,7 +129,7 @@ def test_the_batches_of_all_ranks_together_are_the_same_for_any_number(
     def trained(ranks: int) -> list[int]:
         shards = (DataShard(rank, ranks) for rank in range(ranks))
         picked = (shard.pick(1, batches.groups(1)) for shard in shards)
-        return sorted(int(pair) for mine in picked for _, group in mine if group is not None for pair in group)
+        return sorted(int(pair) for mine in picked for _, group, _ in mine if group is not None for pair in group)
 
     assert trained(1) == trained(2) == trained(5)
     assert given_by(np.array(trained(1)), [600, 20]) == [310, 310]

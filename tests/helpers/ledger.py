@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 from virtual import cluster
 
+from nmt_train.common.duration import Duration
 from nmt_train.config import Config
 from nmt_train.corpus import CorpusConfig
+from nmt_train.corpus.batches import Turn
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.corpus.vocabulary import train as train_vocabulary
 from nmt_train.distributed.transport import Transport
@@ -75,15 +77,18 @@ class Ledger(nn.Module):
 class Dealt:
     """Batches 0, 1, ... of every epoch, dealt as those of a corpus are."""
 
-    def stream(self, data_shard: DataShard, position: Position) -> Iterator[tuple[Numbered | None, bool]]:
+    def stream(self, data_shard: DataShard, position: Position) -> Iterator[Turn]:
         epoch, first = position.epochs, position.batches
         while True:
             mine = list(islice(data_shard.pick(epoch, iter(range(BATCHES))), first, None))
             if not mine:
-                yield None, True
-            for place, (_, batch) in enumerate(mine):
-                yield None if batch is None else Numbered(epoch, batch), place == len(mine) - 1
+                yield Turn(None, True)
+            for place, (_, batch, _) in enumerate(mine):
+                yield Turn(None if batch is None else Numbered(epoch, batch), place == len(mine) - 1)
             epoch, first = epoch + 1, 0
+
+    def epochs(self, length: Duration) -> float:
+        raise AssertionError("no learning rate of these tests depends on the corpus")
 
 
 @dataclass

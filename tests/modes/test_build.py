@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from conftest import Make
@@ -70,6 +71,35 @@ def test_momentum_gives_way_to_that_of_asynchrony() -> None:
     assert [for_async_workers(workers, config).beta1 for workers in (2, 4, 8, 100)] == pytest.approx([0.4, 0.15, 0.025, 0.0])
     given = OptimizerConfig(beta1=0.9, async_beta1=0.7)
     assert [for_async_workers(workers, given).beta1 for workers in (1, 2)] == [0.9, 0.7]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mode": "easgd"}, {"mode": "sparse", "override__schedule": "local-steps"}, {"mode": "pipe"}, {"mode": "powersgd"},
+        {"mode": "local-sgd"}, {"mode": "backup"}, {"mode": "softsync", "exchange__bundle": 4},
+    ],
+)  # fmt: skip
+def test_workers_that_wait_or_update_their_own_parameters_keep_momentum_and_warm_up(
+    make: Make, changes: dict[str, Any]
+) -> None:
+    config = make(optimizer__beta1=0.9, optimizer__warmup=100, **changes)
+    optimizer = modes.effective(modes.check(config, (0, 1, 2, 3)), config).optimizer
+    assert (optimizer.beta1, optimizer.warmup) == (0.9, 100)
+
+
+def test_a_cosine_lasts_as_long_as_training_unless_it_is_given(make: Make) -> None:
+    config = make(optimizer__schedule="cosine", stop__after=["1h", "2Mt"])
+    assert str(modes.effective(modes.row(config), config).optimizer.cosine_until) == "2Mt"
+    assert modes.in_force(config, (0,))["optimizer.cosine_until"] == "2Mt (stop.after)"
+    config = make(optimizer__schedule="cosine", optimizer__cosine_until="3e")
+    assert str(modes.effective(modes.row(config), config).optimizer.cosine_until) == "3e"
+
+
+@pytest.mark.parametrize("changes", [{"stop__after": "1h"}, {"optimizer__cosine_until": "1h"}])
+def test_a_cosine_over_time_is_refused(make: Make, changes: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"optimizer.cosine_until must be a number of epochs, tokens or updates, not a time"):
+        make(optimizer__schedule="cosine", **changes)
 
 
 def test_many_workers_warm_up_for_longer() -> None:

@@ -122,12 +122,12 @@ def test_replicas_that_differ_are_named() -> None:
 
 
 def test_an_even_deal_gives_everybody_as_many_batches() -> None:
-    shares = [[batch for _, batch in DataShard(rank, 3, even=True).pick(0, iter("abcdefg"))] for rank in range(3)]
+    shares = [[batch for _, batch, _ in DataShard(rank, 3, even=True).pick(0, iter("abcdefg"))] for rank in range(3)]
     assert shares == [["a", "d", "g"], ["b", "e", None], ["c", "f", None]]
     assert [list(DataShard(rank, 3, even=True).pick(0, iter("abc"))) for rank in range(3)] == [
-        [(0, "a")],
-        [(1, "b")],
-        [(2, "c")],
+        [(0, "a", "a")],
+        [(1, "b", "a")],
+        [(2, "c", "a")],
     ]
 
 

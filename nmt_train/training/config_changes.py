@@ -1,0 +1,45 @@
+"""Which keys of a configuration may change when a run continues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nmt_train import config as configuration
+from nmt_train.common.duration import Duration
+from nmt_train.config import Config
+
+# Keys that may change when a run continues, without --force.
+MAY_CHANGE = (
+    "run", "init", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
+    "corpus.max_skipped", "corpus.max_ratio", "mode", "optimizer.at", "optimizer.async_beta1", "optimizer.async_warmup",
+    "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "low_rank",
+    "transport",
+)  # fmt: skip
+# Keys that cannot change when a run continues, even with --force: other values would have no effect, or would not match the
+# run's parameters.
+FIXED = (
+    "corpus.vocabulary.size", "corpus.vocabulary.type", "corpus.vocabulary.character_coverage",
+    "corpus.vocabulary.sample_lines", "model.encoder_layers", "model.decoder_layers", "model.dim", "model.ffn_dim",
+    "model.heads", "model.norm", "model.tied", "model.activation", "model.output_bias",
+)  # fmt: skip
+
+
+def saved_keys(old: dict[str, Any]) -> dict[str, Any]:
+    """The leaves of a saved configuration; keys that the version that saved it did not have get their defaults."""
+    saved = configuration.flatten(old)
+    updates = saved.pop("optimizer.cosine_updates", None)  # what earlier versions had instead of cosine_until
+    if updates and saved["optimizer.schedule"] == "cosine":
+        saved["optimizer.cosine_until"] = f"{updates}u"
+    return {
+        key.name: key.default for key in configuration.leaves().values() if not isinstance(key.default, (list, Duration))
+    } | saved
+
+
+def differences(old: dict[str, Any], new: Config) -> list[str]:
+    """List the keys, with both values, whose values differ between a saved configuration and `new`; omit MAY_CHANGE keys."""
+    before, after = saved_keys(old), configuration.flatten(configuration.plain(new))
+    return [
+        f"{name} was {before.get(name)}, now {after.get(name)}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name) and not any(name == key or name.startswith(key + ".") for key in MAY_CHANGE)
+    ]

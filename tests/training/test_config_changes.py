@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from conftest import Make
+
+from nmt_train.config import plain
+from nmt_train.training.config_changes import differences
+
+
+def test_differences_name_keys_and_both_values_and_leave_out_the_harmless(make: Make) -> None:
+    old = make()
+    new = make(
+        seed=5, log__every="7u", batch__tokens=99, stop__after="1h", corpus__max_length=50, mode="sparse", model__dropout=0.2
+    )
+    changed = differences(plain(old), new)
+    assert changed == [
+        "batch.tokens was 1500, now 99", "corpus.max_length was 100, now 50", "model.dropout was 0.1, now 0.2",
+        "seed was 1, now 5",
+    ]  # fmt: skip
+
+
+def test_a_key_that_an_earlier_version_did_not_have_counts_as_its_default(make: Make) -> None:
+    old = plain(make())
+    for name in ("activation", "output_bias"):
+        del old["model"][name]
+    assert differences(old, make()) == []
+    assert differences(old, make(model__activation="swish")) == ["model.activation was relu, now swish"]
+
+
+def test_the_former_length_of_a_cosine_in_updates_counts_as_its_new_key(make: Make) -> None:
+    old = plain(make(optimizer__schedule="cosine"))
+    old["optimizer"]["cosine_updates"] = 5000
+    del old["optimizer"]["cosine_until"]
+    assert differences(old, make(optimizer__schedule="cosine", optimizer__cosine_until="5000u")) == []
+    assert differences(old, make(optimizer__schedule="cosine")) == ["optimizer.cosine_until was 5000u, now None"]
+    old["optimizer"]["schedule"] = "constant"
+    assert differences(old, make(optimizer__schedule="constant")) == []

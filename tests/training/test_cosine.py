@@ -1,0 +1,47 @@
+"""A cosine over tokens or epochs: the same learning rate after the same words, in every mode and with any number of ranks."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Make
+from simulated import events, parameters, run
+
+FALLING = {
+    "optimizer__schedule": "cosine", "optimizer__warmup": 0, "optimizer__async_warmup": 0, "optimizer__learning_rate": 0.001,
+    "batch__tokens": 200, "validation__every": "1000t",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mode", "nodes"),
+    [
+        ("single", [1]), ("vanilla", [1, 1]), ("overlap", [1, 1]), ("sparse-overlap", [2, 1]), ("sync", [1, 1]),
+        ("pipe", [1, 1]), ("powersgd", [1, 1]), ("local-sgd", [1, 1]), ("easgd", [1, 1]), ("strom", [1, 1]),
+        ("softsync", [1, 1, 1]),
+    ],
+)  # fmt: skip
+def test_the_rate_depends_on_the_words_only(make: Make, tmp_path: Path, mode: str, nodes: list[int]) -> None:
+    folder = run(make, tmp_path / "run", nodes, mode=mode, stop__after="2e", **FALLING)
+    found = events(folder, "validation")
+    total = found[-1]["words"]
+    assert len(found) > 5
+    for event in found[:-1]:
+        expected = 0.001 * (1 + math.cos(math.pi * event["words"] / total)) / 2
+        assert event["learning_rate"] == pytest.approx(expected, abs=0.1 * 0.001)
+    assert found[-1]["learning_rate"] < 0.05 * 0.001
+
+
+@pytest.mark.parametrize("changes", [{"mode": "sync"}, {"mode": "vanilla", "exchange__bypass": False}, {"mode": "local-sgd"}])
+def test_a_resumed_run_continues_on_the_same_curve(make: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
+    curve: dict[str, Any] = {**FALLING, "optimizer__cosine_until": "2e", **changes}
+    whole = run(make, tmp_path / "whole", [1, 1], stop__after="2e", **curve)
+    for after in ("1e", "2e"):
+        parts = run(make, tmp_path / "parts", [1, 1], stop__after=after, **curve)
+    ends = [events(folder, "validation")[-1] for folder in (whole, parts)]
+    assert ends[0]["learning_rate"] == pytest.approx(ends[1]["learning_rate"], rel=0.5, abs=1e-6)
+    if changes["mode"] == "sync":
+        assert parameters(parts) == parameters(whole)
