@@ -83,8 +83,13 @@ def interruptible(main: Callable[[], int]) -> int:
         signal.signal(signal.SIGTERM, before)
 
 
-def side_by_side(jobs: list[Job], most: int, enough: Callable[[Job], bool] = lambda job: False) -> None:
-    """Run the unfinished jobs, at most `most` at a time, until each ends or `enough` is true of it."""
+def side_by_side(
+    jobs: list[Job],
+    most: int,
+    enough: Callable[[Job], bool] = lambda job: False,
+    ended: Callable[[Job], None] = lambda job: None,
+) -> None:
+    """Run the unfinished jobs, at most `most` at a time, until each ends or `enough` is true of it; then call `ended`."""
     waiting = [job for job in jobs if not job.finished.exists()]
     running: dict[Job, subprocess.Popen[bytes]] = {}
     try:
@@ -98,6 +103,7 @@ def side_by_side(jobs: list[Job], most: int, enough: Callable[[Job], bool] = lam
                 elif process.poll() is None:
                     continue
                 job.end(process)
+                ended(job)
                 del running[job]
             time.sleep(1)
     finally:

@@ -47,6 +47,36 @@ class Missing(UserError):
     """A run's log lacks the events that would answer a question."""
 
 
+_LINE = 5  # validations through which a line is fitted: one validation alone is too noisy
+
+
+def line(found: Sequence[dict[str, Any]], of: str) -> tuple[float, float]:
+    """Intercept and slope of the least-squares line of cross-entropy over `of` (words or seconds)."""
+    places, values = [float(event[of]) for event in found], [float(event["cross-entropy"]) for event in found]
+    middle, mean = sum(places) / len(places), sum(values) / len(values)
+    slope = sum((place - middle) * (value - mean) for place, value in zip(places, values, strict=True))
+    slope /= sum((place - middle) ** 2 for place in places)
+    return mean - slope * middle, slope
+
+
+def fitted(found: Sequence[dict[str, Any]], words: float) -> float:
+    """Cross-entropy after `words` words, on the line through the last five validations up to there."""
+    before = [event for event in found if event["words"] <= words * (1 + 1e-6)][-_LINE:]
+    intercept, slope = line(before, "words")
+    return intercept + slope * words
+
+
+def crossing(found: Sequence[dict[str, Any]], target: float) -> float:
+    """Seconds until the line through five validations in a row has first fallen to `target`; infinite if none has."""
+    for end in range(_LINE, len(found) + 1):
+        last = found[end - _LINE : end]
+        intercept, slope = line(last, "seconds")
+        if intercept + slope * last[-1]["seconds"] <= target:
+            crossed = (target - intercept) / slope if slope < 0 else last[0]["seconds"]
+            return float(max(crossed, last[0]["seconds"]))
+    return float("inf")
+
+
 _GAP = 1.5  # times the usual distance between two events; a missing event makes the distance 2
 
 

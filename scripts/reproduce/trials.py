@@ -1,0 +1,145 @@
+"""Training runs of the comparison: how each is started, and the file that keeps every validation of every one of them."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from prepare import BIN
+
+from nmt_train.run.log import validations
+from reproduce.campaign import Job
+from reproduce.runs import fitted
+from reproduce.systems import ALONE, SYSTEMS
+
+CONFIG, CLUSTER = "configs/papers-virtual.yml", "configs/clusters/league.yml"
+_VALIDATIONS = 20  # in a run, or fewer if they would be less than this many words apart:
+_APART = 50_000
+_WARMED = 2_000_000  # the words of a run whose warm-up is as long as it says; that of others is scaled
+_SAVE_EVERY = 500_000  # words
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run. network: the bandwidth between machines. words: its length, over which the learning rate falls to zero.
+
+    settings: key=value. `rate` and `beta1` are keys of the optimizer; `warmup` is that of a run of 2M words, in updates.
+    """
+
+    system: str
+    network: str
+    words: int
+    seed: int
+    settings: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        parts = (self.system, self.network.replace("/", ""), f"{self.words}", f"seed{self.seed}", *self.settings)
+        return "-".join(parts).replace(" ", "")
+
+    def job(self, folder: Path) -> Job:
+        system = SYSTEMS[self.system]
+        options = (
+            "optimizer.schedule=cosine", f"cluster.network.bandwidth={self.network}", *system.fixed, *self._options(),
+            f"seed={self.seed}", f"stop.after={self.words}t", f"checkpoint.every={_SAVE_EVERY}t",
+            f"validation.every={max(self.words // _VALIDATIONS, _APART)}t",
+        )  # fmt: skip
+        run = folder / self.name
+        command = (BIN / "nmt-simulate", "--config", CONFIG, "--cluster", CLUSTER, "--mode", system.mode, "--run", run)
+        vocabulary = ("--corpus.vocabulary.path", folder.parent / "vocabulary.model")
+        return Job(run, (*command, *vocabulary, *(f"--{option}" for option in options)), run / "finished")
+
+    def _options(self) -> Iterator[str]:
+        for setting in self.settings:
+            key, value = setting.split("=")
+            if key == "rate":
+                yield f"optimizer.learning_rate={value}"
+            elif key == "beta1":
+                yield from (f"optimizer.beta1={value}", f"optimizer.async_beta1={value}")
+            elif key == "warmup":
+                updates = round(int(value) * self.words / _WARMED)
+                yield from (f"optimizer.warmup={updates}", f"optimizer.async_warmup={updates}")
+            else:
+                yield setting
+
+
+_KEYS = [field.name for field in fields(Trial)]
+_VALUES = ["at", "seconds", "cross-entropy"]
+
+
+class Trials:
+    """Every validation of every trial, in a CSV file: one line with the words, virtual seconds and cross-entropy of each."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.found = path, dict[Trial, list[dict[str, Any]]]()
+        if path.exists():
+            with open(path, encoding="utf-8", newline="") as lines:
+                for row in csv.DictReader(lines):
+                    trial = Trial(
+                        row["system"], row["network"], int(row["words"]), int(row["seed"]), tuple(row["settings"].split())
+                    )
+                    event = {
+                        "words": int(row["at"]), "seconds": float(row["seconds"]), "cross-entropy": float(row["cross-entropy"]),
+                    }  # fmt: skip
+                    self.found.setdefault(trial, []).append(event)
+
+    def add(self, trial: Trial, run: Path) -> None:
+        """Append the validations of a finished run to the file."""
+        self.found[trial] = found = validations(run)
+        new = not self._path.exists()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._path, "a", encoding="utf-8", newline="") as lines:
+            writer = csv.writer(lines)
+            if new:
+                writer.writerow([*_KEYS, *_VALUES])
+            *keys, settings = astuple(trial)
+            for event in found:
+                values = (event["words"], f"{event['seconds']:.1f}", f"{event['cross-entropy']:.4f}")
+                writer.writerow([*keys, " ".join(settings), *values])
+
+    def end(self, trial: Trial) -> float:
+        """The cross-entropy at the end, on the line through the last five validations."""
+        found = self.found[trial]
+        return fitted(found, found[-1]["words"])
+
+    def speed(self, trial: Trial) -> float:
+        """Words per virtual second."""
+        last = self.found[trial][-1]
+        return float(last["words"] / last["seconds"])
+
+    def alone(self) -> dict[int, float]:
+        """The cross-entropy at the end of one machine's best trials, by their length in words; the mean over seeds."""
+        ends: dict[int, dict[tuple[str, ...], list[float]]] = {}
+        for trial in self.found:
+            if trial.system == ALONE:
+                ends.setdefault(trial.words, {}).setdefault(trial.settings, []).append(self.end(trial))
+        return {words: min(map(mean, by_settings.values())) for words, by_settings in sorted(ends.items())}
+
+    def equal_words(self, cross_entropy: float) -> float:
+        """The words with which one machine reaches this cross-entropy, if its learning rate falls to zero over just these.
+
+        Interpolated between the logarithms of the lengths that were tried, and extrapolated beyond them.
+        """
+        pairs = list(pairwise(self.alone().items()))
+        (left, high), (right, low) = next((pair for pair in pairs if pair[1][1] <= cross_entropy), pairs[-1])
+        share = (high - cross_entropy) / (high - low)
+        return math.exp(math.log(left) + share * math.log(right / left))
+
+    def speedup(self, trial: Trial) -> float:
+        """How many times longer one machine takes to the same cross-entropy."""
+        alone = mean(self.speed(other) for other in self.found if other.system == ALONE)
+        return self.equal_words(self.end(trial)) / alone * (self.speed(trial) / trial.words)
+
+    def score(self, trial: Trial) -> float:
+        """What tuning maximizes: the speedup; for one machine, minus the cross-entropy."""
+        return -self.end(trial) if trial.system == ALONE else self.speedup(trial)
+
+    def best(self, trials: Iterable[Trial], most: int) -> list[Trial]:
+        return sorted(trials, key=self.score, reverse=True)[:most]
