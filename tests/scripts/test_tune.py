@@ -1,0 +1,95 @@
+"""How scripts/tune compares systems: lines through validations, words of one machine with the same result, equal budgets."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from reproduce.runs import crossing, fitted
+from reproduce.systems import ALONE, SYSTEMS
+from reproduce.trials import CLUSTER, CONFIG, Trial, Trials
+
+from nmt_train import config as configuration
+from nmt_train.modes import build as modes
+from nmt_train.simulation import cluster
+
+
+def falling(values: list[float]) -> list[dict[str, float]]:
+    """A validation every 100 words and 10 seconds."""
+    return [{"words": 100 * n, "seconds": 10.0 * n, "cross-entropy": value} for n, value in enumerate(values, 1)]
+
+
+def test_the_value_at_a_number_of_words_lies_on_the_line_through_five_validations() -> None:
+    line = falling([9, 8, 7, 6, 5, 4, 3])
+    assert fitted(line, 700) == pytest.approx(3)
+    assert fitted(line, 600) == pytest.approx(4)
+    noisy = falling([9, 8, 7, 6.5, 4.5, 4.5, 2.5])  # residuals of -0.5, 0.5 and so on around a line
+    assert 2.5 < fitted(noisy, 700) < 3.2
+
+
+def test_a_target_is_reached_when_the_line_reaches_it_and_not_a_single_lucky_validation() -> None:
+    assert crossing(falling([9, 8, 7, 6, 5, 4, 3]), 4.0) == pytest.approx(60)
+    assert crossing(falling([9, 8, 7, 6, 5, 4, 3]), 3.5) == pytest.approx(65)
+    assert crossing(falling([9, 8, 3, 6, 5]), 3.5) == math.inf
+    assert crossing(falling([9, 8, 7, 6]), 8) == math.inf  # four validations are no line
+    assert crossing(falling([3, 3, 3, 3, 3, 3]), 4.0) == 10
+
+
+def trial(system: str, words: int, seed: int = 0, *settings: str) -> Trial:
+    return Trial(system, "1 Gbit/s", words, seed, settings)
+
+
+def test_one_machine_is_the_measure(tmp_path: Path) -> None:
+    trials = Trials(tmp_path / "none.csv")
+
+    def ended(its: Trial, value: float, seconds: float) -> None:
+        trials.found[its] = [
+            {"words": its.words * n // 5, "seconds": seconds * n / 5, "cross-entropy": value} for n in range(1, 6)
+        ]
+
+    ended(trial(ALONE, 500), 4.0, 5)
+    ended(trial(ALONE, 500, 0, "rate=9"), 5.0, 5)  # tuned: the best settings of a length count
+    ended(trial(ALONE, 1000), 3.0, 10)
+    ended(trial(ALONE, 2000), 2.5, 20)
+    assert [trials.equal_words(value) for value in (4.0, 3.0, 2.5)] == pytest.approx([500, 1000, 2000])
+    assert trials.equal_words(2.75) == pytest.approx(1000 * math.sqrt(2))
+    assert trials.equal_words(2.0) == pytest.approx(4000)
+    ended(trial("sync bf16", 2000), 3.0, 5)  # four times as fast, but as good as one machine after half the words
+    assert trials.speedup(trial("sync bf16", 2000)) == pytest.approx(2.0)
+
+
+def test_the_file_keeps_every_validation(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    events = [{"event": "validation", "update": 1, **values} for values in falling([3, 2.5])]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    its = trial("sparse", 200, 3, "rate=0.003", "warmup=400")
+    path = tmp_path / "new" / "trials.csv"
+    Trials(path).add(its, run)
+    Trials(path).add(trial(ALONE, 200), run)
+    again = Trials(path)
+    assert list(again.found) == [its, trial(ALONE, 200)]
+    assert again.found[its] == falling([3, 2.5])
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_has_as_many_trials_and_each_is_a_valid_run(name: str, tmp_path: Path) -> None:
+    found = SYSTEMS[name].candidates(8)
+    assert len(set(found)) == 8
+    assert found == SYSTEMS[name].candidates(8)
+    for settings in found:
+        job = Trial(name, "100 Mbit/s", 500_000, 0, settings).job(tmp_path)
+        command = [str(part) for part in job.command]
+        mode = command[command.index("--mode") + 1]
+        options = dict(part[2:].split("=", 1) for part in command if part.startswith("--") and "=" in part)
+        of_cluster = {key.removeprefix("cluster."): value for key, value in options.items() if key.startswith("cluster.")}
+        its = {key: value for key, value in options.items() if key not in ("cluster." + part for part in of_cluster)}
+        config = configuration.load([str(ROOT / CONFIG)], {**its, "mode": mode})
+        machines = cluster.load(ROOT / CLUSTER, of_cluster)
+        now = modes.effective(modes.check(config, machines.ranks()), config)
+        warmup = next(int(part.split("=")[1]) for part in settings if part.startswith("warmup="))
+        assert now.optimizer.warmup == warmup // 4
+        assert str(now.optimizer.cosine_until) == "500000t"
