@@ -179,15 +179,12 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
         named = f"{name}.{text.split()[0]}"  # texts about several keys of a section begin with one of them
         place = next((where[key] for key in (named, name, *where) if key in where and key.startswith(name)), "config")
         within = path[name.count(".") + 1 :]  # where in the value of the key
-        entry = ""
-        if within[:1] == ["entry"] and len(within) > 2:  # a mistake in one of several corpora
-            entry = f"corpus {int(within[1]) + 1}: {within[2]}: "
+        several = within[:1] == ["entry"]  # the mistake is in one of several corpora
+        subject = ": ".join([name, f"corpus {int(within[1]) + 1}", *within[2:3]]) if several else name
         if kind == "missing":
             file = next(iter(where.values()), "config").split(",")[0]
-            raise UserError(
-                f"{place if entry else file}: {name}{': ' + entry[:-2] if entry else ''} is missing; set it"
-            ) from None
-        raise UserError(f"{place}: {name}: {entry}{text}; see nmt-train --help") from None
+            raise UserError(f"{place if several else file}: {subject} is missing; set it") from None
+        raise UserError(f"{place}: {subject}: {text}; see nmt-train --help") from None
 
 
 _FORMER = {"wire": "transport"}  # maps the names of sections in earlier versions to their present names
@@ -257,7 +254,9 @@ def _changed(config: Config, flat: Mapping[str, Any]) -> set[str]:
     required = {key.name for key in leaves().values() if key.required}
     preset = {"model.preset"} if flat["model.preset"] != leaves()["model.preset"].default else set()
     values: dict[str, Any] = {}
-    override(values, {name: yaml.safe_dump(flat[name]) for name in (*required, "model.preset")}, {})
+    for name in required | {"model.preset"}:
+        section, _, key = name.rpartition(".")
+        values.setdefault(section, {})[key] = flat[name]
     usual = flatten(plain(validate(values, {})))
     return {name for name, value in flat.items() if name in required | preset or value != usual[name]}
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 from nmt_train.common import launcher
+from nmt_train.training.stop_request import PASSED_ON
 
 _CHILD = "NMT_TRAIN_CHILD"
 _PR_SET_PDEATHSIG = 1
@@ -32,7 +33,7 @@ def main() -> None:
     )  # fmt: skip
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # mpirun then sends SIGKILL, and the kernel sends SIGTERM to the child
-    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):  # see stop_request.py, which is slow to import
+    for number in PASSED_ON.values():
         signal.signal(number, lambda number, frame: child.send_signal(number))
     status = child.wait()
     if status < 0:  # End by the child's signal, so that mpirun sees that signal: an error status would end the whole job.

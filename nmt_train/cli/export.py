@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nmt_train import cli
-
-_QUANTIZATIONS = ("int8", "bf16", "fp16")
+from nmt_train.common.errors import UserError
+from nmt_train.model_formats import QUANTIZATIONS, TARGETS
 
 
 def parser() -> cli.Parser:
@@ -22,10 +22,10 @@ def parser() -> cli.Parser:
         "model", type=Path, metavar="RUN", help="run folder (its last checkpoint) or a checkpoint such as RUN/best-bleu"
     )
     options.add_argument("out", type=Path, metavar="OUT", help="the new folder")
-    options.add_argument("--to", required=True, choices=("huggingface", "ctranslate2"), help="the program that will load OUT")
+    options.add_argument("--to", required=True, choices=TARGETS, help="the program that will load OUT")
     options.add_argument("--average", type=cli.positive, default=1, metavar="N", help="average the run's last N checkpoints")
     options.add_argument(
-        "--quantize", choices=_QUANTIZATIONS, default=None, help="number format of the weights, for ctranslate2 (default: fp32)"
+        "--quantize", choices=QUANTIZATIONS, default=None, help="number format of the weights, for ctranslate2 (default: fp32)"
     )
     cli.add_search_options(options)
     options.add_argument("--debug", action="store_true", help="print the stack trace of an error")
@@ -34,7 +34,6 @@ def parser() -> cli.Parser:
 
 def command(arguments: Sequence[str]) -> int:
     given = parser().parse_args(arguments)
-    from nmt_train.common.errors import UserError
     from nmt_train.model.beam_search import SearchConfig
     from nmt_train.model_formats.export import export
     from nmt_train.run.folder import newest

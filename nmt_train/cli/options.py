@@ -27,10 +27,10 @@ class _Formatter(argparse.HelpFormatter):
 
 
 class _Help(argparse.Action):
-    """`--help` prints everything; `--help KEY` explains a key, or the keys of a section."""
+    """`--help` prints everything; `--help NAME` explains an option, a key, or the keys of a section."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        print(explained(values) if values else parser.format_help(), end="")
+        print(explained(parser, values) if values else parser.format_help(), end="")
         parser.exit()
 
 
@@ -45,14 +45,14 @@ def parser(prog: str, description: str, examples: str) -> cli.Parser:
         "--help",
         nargs="?",
         action=_Help,
-        metavar="KEY",
-        help="explain all options, or one KEY or section of the configuration",
+        metavar="NAME",
+        help="explain all options, or one option, key or section",
     )
     options.add_argument(
         "--config", action="append", default=[], metavar="FILE", help="YAML file; may be repeated: later files win"
     )
     options.add_argument("--print-config", action="store_true", help="print the whole resolved configuration and exit")
-    options.add_argument("--changed", action="store_true", help="with --print-config: only what differs from the defaults")
+    options.add_argument("--changed", action="store_true", help="print only the keys that differ from the defaults, and exit")
     options.add_argument("--force", action="store_true", help="resume a run even if its configuration has changed")
     options.add_argument("--overwrite", action="store_true", help="delete the contents of the run folder and start over")
     options.add_argument("--debug", action="store_true", help="print the stack trace of an error")
@@ -61,7 +61,7 @@ def parser(prog: str, description: str, examples: str) -> cli.Parser:
 
 def short_help(options: cli.Parser) -> str:
     """What a command prints if it is called without arguments."""
-    more = f"{options.prog} --help explains all options, {options.prog} --help KEY explains one of them."
+    more = f"{options.prog} --help explains all options; {options.prog} --help NAME explains one option, key or section."
     return f"usage: {options.usage}\n{options.description}\n{more}\n"
 
 
@@ -86,20 +86,24 @@ def _described(key: Key) -> str:
     return f"{key.description}{names} ({'required' if key.required else default})"
 
 
-def explained(name: str) -> str:
-    """The explanation of a key, or of all keys of a section; UserError if there is no such key."""
-    keys = [key for key in config.leaves().values() if key.name == name or key.name.startswith(f"{name}.")]
-    if not keys:
-        raise UserError(f"--help: {config.unknown(name)}")
-    return "".join(textwrap.fill(f"{key.name}: {_described(key)}", 100, subsequent_indent="    ") + "\n" for key in keys)
+def explained(parser: argparse.ArgumentParser, name: str) -> str:
+    """The explanation of an option, or of all keys of a section; UserError if there is none of this name."""
+    name = name.removeprefix("--")
+    texts = {
+        option.removeprefix("--"): str(action.help) for action in parser._actions for option in action.option_strings
+    }  # a key of the configuration is an option, too
+    found = {option: text for option, text in texts.items() if option == name or option.startswith(f"{name}.")}
+    if not found:
+        raise UserError(f"--help: {config.unknown(name, texts)}")
+    lines = (f"{option}: {text.replace('%%', '%')}" for option, text in found.items())
+    return "".join(textwrap.fill(line, 100, subsequent_indent="    ") + "\n" for line in lines)
 
 
-def print_config(resolved: Config, changed: bool) -> int:
-    """Print the configuration as YAML; returns the exit status. Raises UserError if it cannot be used in its mode."""
+def print_config(resolved: Config, changed: bool) -> None:
+    """Print the configuration as YAML. Raises UserError if it cannot be used in its mode."""
     if resolved.mode is not None:  # otherwise, the number of ranks decides
         modes.row(resolved)
     print(config.to_yaml(resolved, changed), end="")
-    return 0
 
 
 def parse(options: cli.Parser, arguments: Sequence[str]) -> argparse.Namespace:

@@ -63,8 +63,9 @@ def command(arguments: Sequence[str]) -> int:
     resolved = settings.resolve(given)
     if vars(given)["run"] is None:  # a simulation never shares a folder with a real run
         resolved = dataclasses.replace(resolved, run=resolved.run.rstrip("/") + _FOLDER)
-    if given.print_config:
-        return settings.print_config(resolved, given.changed)
+    if given.print_config or given.changed:
+        settings.print_config(resolved, given.changed)
+        return 0
     if (given.cluster is None) == (given.profile is None):
         options.error("give either --cluster (one of configs/clusters, or your own) or --profile")
     if given.timing_only is not None and given.model is not None:

@@ -17,7 +17,7 @@ _EXAMPLES = """
   nmt-train --config mine.yml --stop.after 20e             # every key of the configuration is an option
   nmt-train --config mine.yml --devices all                # on all GPUs of this machine
   mpirun -np 4 --hostfile hosts nmt-train --config mine.yml --mode sparse-overlap
-  nmt-train --config mine.yml --print-config --changed     # which settings differ from the defaults
+  nmt-train --config mine.yml --changed                    # which settings differ from the defaults
   nmt-train --help optimizer                               # what a key or section means
 """
 
@@ -45,8 +45,9 @@ def command(arguments: Sequence[str]) -> int:
     given = settings.parse(options, arguments)
     try:
         resolved = settings.resolve(given)
-        if given.print_config:
-            return settings.print_config(resolved, given.changed)
+        if given.print_config or given.changed:
+            settings.print_config(resolved, given.changed)
+            return 0
         from nmt_train.training.start import check, start  # imports the slow parts of torch, which --help does not need
 
         hosts = read_hosts(given.hosts) if given.hosts and not launcher.launched() else []

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from nmt_train import cli
+from nmt_train.common.errors import UserError
 
 _INVALID = {
-    "stop": "",
     "replace": "not UTF-8: their invalid bytes are replaced",
     "skip": "not UTF-8: their translation is empty",
 }
@@ -36,7 +35,7 @@ def parser() -> cli.Parser:
         "--window", type=cli.positive, default=None, metavar="N", help="lines to read ahead (default: 2000; 1 on a terminal)"
     )
     options.add_argument(
-        "--on-error", choices=("stop", "replace", "skip"), default="stop",
+        "--on-error", choices=("stop", *_INVALID), default="stop",
         help="what to do with a line that is not UTF-8: stop: translate the lines before it and exit with an error; replace:"
         " replace its invalid bytes by U+FFFD and translate it; skip: print an empty line (default: stop)",
     )  # fmt: skip
@@ -47,7 +46,7 @@ def parser() -> cli.Parser:
 def command(arguments: Sequence[str]) -> int:
     given = parser().parse_args(arguments)
     from nmt_train import device
-    from nmt_train.common.errors import UserError
+    from nmt_train.corpus.text import Lines, NotUtf8
     from nmt_train.load_model import load_ensemble
     from nmt_train.model.beam_search import SearchConfig
     from nmt_train.model.translator import Translator
@@ -62,7 +61,7 @@ def command(arguments: Sequence[str]) -> int:
     if sys.stdin is None:
         raise UserError("standard input is closed; give the lines to translate, as in nmt-translate --model RUN < FILE")
     window = given.window or (1 if sys.stdin.isatty() else 2000)
-    lines = _Lines(sys.stdin.buffer, given.on_error)
+    lines = Lines(sys.stdin.buffer, "standard input", given.on_error)
     for number, found in enumerate(translator.stream(lines, window)):
         if given.n_best is None:
             output = found[0][0] + "\n"
@@ -76,43 +75,15 @@ def command(arguments: Sequence[str]) -> int:
         if window == 1:
             sys.stdout.buffer.flush()
     sys.stdout.buffer.flush()
-    for numbers, what in ((translator.cut, "longer than 1,000 pieces: cut"), (lines.invalid, _INVALID[given.on_error])):
+    for numbers, what in ((translator.cut, "longer than 1,000 pieces: cut"), (lines.invalid, _INVALID.get(given.on_error, ""))):
         if numbers:
             some = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
             print(f"warning: {len(numbers)} of the lines are {what} (line {some})", file=sys.stderr)
     if lines.error is not None:
         done = f"the {lines.number:,} lines before it are translated; correct it and continue with tail -n +{lines.number + 1}"
-        raise UserError(f"{lines.error}; {done}, or use --on-error replace or skip")
+        choice = ", or use --on-error replace or skip" if isinstance(lines.error, NotUtf8) else ""
+        raise UserError(f"{lines.error}; {done}{choice}")
     return 0
-
-
-class _Lines:
-    """The lines of a stream; invalid UTF-8 is treated as --on-error says.
-
-    number: how many lines were read. invalid: the numbers of the lines that were not UTF-8. error: the error that ended reading
-    early, or None.
-    """
-
-    def __init__(self, stream: BinaryIO, on_error: str) -> None:
-        self._stream, self._on_error = stream, on_error
-        self.number = 0
-        self.invalid: list[int] = []
-        self.error: Exception | None = None
-
-    def __iter__(self) -> Iterator[str]:
-        from nmt_train.common.errors import UserError
-        from nmt_train.corpus.text import decode_lines
-
-        try:
-            for line in decode_lines(self._stream, "standard input", None if self._on_error == "stop" else self._accept):
-                self.number += 1
-                yield line
-        except UserError as error:
-            self.error = error
-
-    def _accept(self, number: int, raw: bytes) -> str:
-        self.invalid.append(number)
-        return raw.decode("utf-8", "replace") if self._on_error == "replace" else ""
 
 
 def main() -> None:

@@ -110,6 +110,9 @@ def _nodes(node: Any) -> Iterator[Any]:
 
 def _locate(node: Any, path: Path, prefix: str, where: dict[str, str]) -> None:
     """Record the file and line of each key; reject a duplicate key, which the YAML loader accepts."""
+    if isinstance(node, yaml.SequenceNode):
+        for entry in node.value:
+            _locate(entry, path, prefix, where)
     if not isinstance(node, yaml.MappingNode):
         return
     seen: set[str] = set()

@@ -13,6 +13,7 @@ from nmt_train.common.section import STRICT
 MAX_RATIO = 200.0  # bytes of text per byte of a .gz file: ordinary text has 5 to 10, purely repetitive text 1,000
 # One entry per side, or one .tsv file with both sides; a side may be a list of files, which are read in order.
 Files = list[str | list[str]] | str
+SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # pieces that every vocabulary has
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -63,6 +64,14 @@ class CorpusPart:
     until: Duration | None = None
     tag: str = ""
 
+    @model_validator(mode="after")
+    def _check(self) -> CorpusPart:
+        if self.tag in SPECIAL or any(map(str.isspace, self.tag)):
+            raise ValueError(f"tag {self.tag!r} cannot be one piece; write a word such as <2de>")
+        if self.until is not None and self.until.unit != "e":
+            raise ValueError(f"until {self.until} is not a number of epochs; write it as 3e")
+        return self
+
 
 def _form(train: Any) -> str:
     """Whether `corpus.train` gives files or a list of corpora."""
@@ -108,6 +117,28 @@ class CorpusConfig:
         description="pairs are shuffled, then grouped by length within windows of this size [pairs]",
     )
     vocabulary: VocabularyConfig = Field(default_factory=VocabularyConfig)
+
+    @property
+    def parts(self) -> list[CorpusPart]:
+        """The training corpora."""
+        several = [part for part in self.train if isinstance(part, CorpusPart)]
+        return several or [CorpusPart(files=self.train)]  # type: ignore[arg-type]
+
+    def label(self, number: int) -> str:
+        """The name of corpus `number` in error messages."""
+        parts = self.parts
+        return "corpus.train" if len(parts) == 1 else f"corpus.train, {parts[number].name or f'corpus {number + 1}'}"
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> CorpusConfig:
+        weighted = [part.weight is not None for part in self.parts]
+        if any(weighted) and not all(weighted):
+            raise ValueError("train needs a weight for every corpus, or for none")
+        if any(weighted) and self.temperature is not None:
+            raise ValueError("temperature would replace the weights of the corpora; remove it or them")
+        if all(part.until is not None for part in self.parts):
+            raise ValueError("train has only corpora that end (until), and later epochs would be empty; remove one until")
+        return self
 
 
 @dataclass(frozen=True, config=STRICT)

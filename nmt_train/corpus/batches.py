@@ -16,7 +16,7 @@ from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError
 from nmt_train.corpus import BatchConfig, CorpusConfig
 from nmt_train.corpus.data_shard import DataShard, Position
-from nmt_train.corpus.mixture import Mixture, label, parts
+from nmt_train.corpus.mixture import Mixture
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, Vocabulary, VocabularyPair
 
@@ -92,6 +92,7 @@ class Batches:
         self.stores, self._config, self._vocabulary, self._seed = stores, batch, vocabulary, seed
         if corpus.vocabulary.sampling and isinstance(vocabulary, VocabularyPair):
             raise UserError("corpus.vocabulary.sampling: needs one SentencePiece model for both sides; set it to 0")
+        self._label = corpus.label
         self._window, self._sampling = corpus.window, corpus.vocabulary.sampling
         self._candidates = corpus.vocabulary.sampling_candidates
         lengths = stores.lengths()
@@ -107,11 +108,10 @@ class Batches:
         self.mixture = Mixture(corpus, self._kept, seed)
 
     def _check(self, corpus: CorpusConfig) -> None:
-        found = parts(corpus)
         for number, kept in enumerate(self._kept):
             if len(kept) == 0:
                 raise UserError(
-                    f"{label(found, number)}: no pair is left to train on ({self.left_out}); check the files and"
+                    f"{corpus.label(number)}: no pair is left to train on ({self.left_out}); check the files and"
                     " corpus.max_length"
                 )
         share = 1 - sum(map(len, self._kept)) / self.left_out.total
@@ -164,6 +164,18 @@ class Batches:
             for kept, count in zip(self._kept, self.mixture.counts(0), strict=True)
         )
         return length.amount / tokens
+
+    def described(self, batch: Batch) -> str:
+        """Which lines of which training corpora a batch consists of."""
+        lines: dict[int, list[int]] = {}
+        for pair in batch.pairs:
+            number, line = self.stores.place(pair)
+            lines.setdefault(number, []).append(line)
+        found = []
+        for number, its in sorted(lines.items()):
+            some = ", ".join(map(str, its[:5])) + (", ..." if len(its) > 5 else "")
+            found.append(f"{self._label(number)}, lines {some}")
+        return "; ".join(found)
 
     def target_tokens(self) -> list[int]:
         """Return the number of target tokens of each batch of the first epoch; those of later epochs are similar."""

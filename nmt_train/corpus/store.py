@@ -14,9 +14,10 @@ import os
 import secrets
 import shutil
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,6 @@ import numpy as np
 from nmt_train.common import atomic_file as durable
 from nmt_train.common.errors import UserError, unreadable
 from nmt_train.corpus import MAX_RATIO, CorpusConfig, Files
-from nmt_train.corpus.mixture import label, parts
 from nmt_train.corpus.text import read_pairs, sides
 from nmt_train.corpus.vocabulary import Vocabulary
 
@@ -78,19 +78,23 @@ class Stores:
 
     def __init__(self, stores: Sequence[Store], tags: Sequence[np.ndarray]) -> None:
         self._stores, self._tags = stores, tags
-        self._first = np.cumsum([0, *map(len, stores)])  # the number of each corpus's first pair, then the number of all pairs
+        # The number of each corpus's first pair, then the number of all pairs.
+        self._first = list(accumulate(map(len, stores), initial=0))
 
     def __len__(self) -> int:
-        return int(self._first[-1])
+        return self._first[-1]
 
     def __getitem__(self, pair: int) -> tuple[np.ndarray, np.ndarray]:
         """The ids of the source with its tag, and of the target."""
-        if len(self._stores) == 1 and not len(self._tags[0]):  # the ordinary case, quickly
-            return self._stores[0].source[pair], self._stores[0].target[pair]
-        number = int(np.searchsorted(self._first, pair, side="right")) - 1
-        store, tag, own = self._stores[number], self._tags[number], int(pair - self._first[number])
-        source = store.source[own]
-        return (np.concatenate([tag, source]) if len(tag) and len(source) else source), store.target[own]
+        number, line = self.place(pair)
+        store, tag = self._stores[number], self._tags[number]
+        source = store.source[line - 1]
+        return (np.concatenate([tag, source]) if len(tag) and len(source) else source), store.target[line - 1]
+
+    def place(self, pair: int) -> tuple[int, int]:
+        """The number of the corpus that a pair is in, from 0, and of its line there, from 1."""
+        number = bisect_right(self._first, pair) - 1
+        return number, pair - self._first[number] + 1
 
     def lengths(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each corpus, the number of pieces of each source, with its tag, and of each target; int32 (pairs,)."""
@@ -117,9 +121,9 @@ class Stores:
 
 def open_stores(config: CorpusConfig, vocabulary: Vocabulary, fallback: Path) -> Stores:
     """Open or build the stores of all training corpora; arguments and errors as for `open_store`."""
-    found = parts(config)
+    found = config.parts
     stores = [
-        open_store(part.files, label(found, number), vocabulary, fallback, config.max_ratio)
+        open_store(part.files, config.label(number), vocabulary, fallback, config.max_ratio)
         for number, part in enumerate(found)
     ]
     return Stores(stores, [np.array(vocabulary.encode([part.tag])[0], dtype=np.int64) for part in found])

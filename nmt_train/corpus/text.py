@@ -21,6 +21,10 @@ _SMALL = 1 << 26  # a .gz file of any size may contain this many bytes of text
 _BOM = b"\xef\xbb\xbf"
 
 
+class NotUtf8(UserError):
+    """A line is not UTF-8."""
+
+
 def clean(line: str) -> str:
     """Return `line` with every control character, U+0085, U+2028 and U+2029 replaced by a space."""
     return _CONTROL.sub(" ", line)
@@ -31,8 +35,8 @@ def decode_lines(stream: BinaryIO, name: str, invalid: Callable[[int, bytes], st
 
     invalid: called with the number and the bytes of a line that is not UTF-8; returns the text to use for it.
 
-    A UserError names the file and the line of invalid UTF-8 or of a line that is too long to be text; such a line is rejected
-    before it fills the memory.
+    A UserError names the file and the line of invalid UTF-8 (`NotUtf8`) or of a line that is too long to be text; such a line
+    is rejected before it fills the memory.
     """
     for number, raw in enumerate(iter(lambda: stream.readline(_LONGEST_LINE), b""), 1):
         if len(raw) == _LONGEST_LINE:
@@ -48,10 +52,37 @@ def decode_lines(stream: BinaryIO, name: str, invalid: Callable[[int, bytes], st
             if invalid is not None:
                 yield clean(invalid(number, raw))
                 continue
-            raise UserError(
+            raise NotUtf8(
                 f"{name}, line {number}: not UTF-8 (byte {error.start + 1} of the line); convert the file, e.g. with iconv"
             ) from None
         yield clean(line)
+
+
+class Lines:
+    """The cleaned lines of a binary stream, up to the first error.
+
+    number: how many lines were read. invalid: the numbers of the lines that were not UTF-8. error: what ended reading early.
+    """
+
+    def __init__(self, stream: BinaryIO, name: str, on_error: str) -> None:
+        """on_error: `replace` invalid bytes of a line by U+FFFD, `skip` its text, or `stop` there."""
+        self._lines = decode_lines(stream, name, None if on_error == "stop" else self._accept)
+        self._replaces = on_error == "replace"
+        self.number = 0
+        self.invalid: list[int] = []
+        self.error: UserError | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            for line in self._lines:
+                self.number += 1
+                yield line
+        except UserError as error:
+            self.error = error
+
+    def _accept(self, number: int, raw: bytes) -> str:
+        self.invalid.append(number)
+        return raw.decode("utf-8", "replace") if self._replaces else ""
 
 
 def read_lines(path: str | Path, ratio: float = MAX_RATIO) -> Iterator[str]:

@@ -17,7 +17,6 @@ import sentencepiece
 
 from nmt_train.common.errors import UserError, unreadable
 from nmt_train.corpus import CorpusConfig, VocabularyConfig
-from nmt_train.corpus.mixture import label, parts
 from nmt_train.corpus.text import read_pairs
 
 PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
@@ -172,7 +171,7 @@ def train(config: CorpusConfig) -> Vocabulary:
             unk_id=UNKNOWN,
             bos_id=BEGIN,
             eos_id=END,
-            user_defined_symbols=list(dict.fromkeys(part.tag for part in parts(config) if part.tag)),
+            user_defined_symbols=list(dict.fromkeys(part.tag for part in config.parts if part.tag)),
             num_threads=os.cpu_count() or 1,
             minloglevel=2,
         )
@@ -196,9 +195,9 @@ class _BothSides:
 
     def __iter__(self) -> Iterator[str]:
         try:
-            found = parts(self._config)
+            found = self._config.parts
             for number, part in enumerate(found):
-                for source, target in read_pairs(part.files, label(found, number), self._config.max_ratio):
+                for source, target in read_pairs(part.files, self._config.label(number), self._config.max_ratio):
                     if source.strip() and target.strip():
                         yield source
                         yield target

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from nmt_train import __version__
 from nmt_train.common.metric import METRICS
 from nmt_train.model import ModelConfig
 from nmt_train.model.beam_search import SearchConfig
+from nmt_train.model_formats import SENTENCEPIECE, SENTENCEPIECE_PAIR
+from nmt_train.run.folder import run_of
 
 
 @dataclass(frozen=True)
@@ -16,13 +20,12 @@ class Origin:
     """Where an exported model comes from.
 
     facts: `checkpoint.json` of its checkpoint. averaged: the number of checkpoints that were averaged. scores: the validation
-    event of the checkpoint, or None. version: the version of nmt_train.
+    event of the checkpoint, or None.
     """
 
     facts: Mapping[str, Any]
     averaged: int
     scores: Mapping[str, Any] | None
-    version: str
 
 
 def huggingface(origin: Origin, config: ModelConfig, needs_5: bool) -> str:
@@ -55,7 +58,7 @@ def ctranslate2(
     origin: Origin, config: ModelConfig, search: SearchConfig, quantize: str | None, special: tuple[str, str], pair: bool
 ) -> str:
     """pair: whether source and target have separate SentencePiece models."""
-    source, target = ("source.spm", "target.spm") if pair else ("sentencepiece.model",) * 2
+    source, target = SENTENCEPIECE_PAIR if pair else (SENTENCEPIECE,) * 2
     never = ", ".join(f'["{piece}"]' for piece in special)
     return f"""{_about(origin, config)}
 Weights are stored in {quantize or "fp32"}.
@@ -83,20 +86,20 @@ Sources are cut at 1,024 pieces and translations at 256, unless `max_input_lengt
 
 def _about(origin: Origin, config: ModelConfig) -> str:
     facts, corpus = origin.facts, origin.facts["config"]["corpus"]
-    progress = facts["progress"]
-    began = [step.get("init") or step.get("imported") for step in facts.get("history", [])]
+    progress, history = facts["progress"], facts.get("history", [])
+    began = [step.get("init") or step.get("imported") for step in history]
+    imported = bool(history and "imported" in history[-1])
     mean = f" It is the mean of {origin.averaged} checkpoints." if origin.averaged > 1 else ""
     lines = [
         "# A translation model trained by nmt_train",
         "",
         f"A {config.norm}-norm transformer with {config.encoder_layers} encoder and {config.decoder_layers} decoder layers of"
-        f" width {config.dim}, trained for {progress['updates']:,.0f} updates ({progress['tokens']:,.0f} target pieces);"
-        f" exported by nmt_train {origin.version}.{mean}",
+        f" width {config.dim}, {_trained(progress, imported)}; exported by nmt_train {__version__}.{mean}",
         "",
-        f"- training corpus: {_files(corpus['train'])}",
-        f"- validation set: {_files(corpus['valid'])}",
-        *(f"- trained from the parameters of `{path.rsplit('/', 1)[-1]}`" for path in began[:1]),
     ]
+    if not imported:
+        lines += [f"- training corpus: {_files(corpus['train'])}", f"- validation set: {_files(corpus['valid'])}"]
+    lines += [f"- {'imported from' if imported else 'trained from the parameters of'} `{_origin(path)}`" for path in began[:1]]
     scores = {metric: origin.scores[metric] for metric in METRICS if metric in origin.scores} if origin.scores else {}
     signatures = (origin.scores or {}).get("signatures", {})
     for metric, value in scores.items():
@@ -105,6 +108,17 @@ def _about(origin: Origin, config: ModelConfig) -> str:
     if not scores:
         lines.append("- these parameters were not validated; measure them with `nmt-validate`")
     return "\n".join(lines) + "\n"
+
+
+def _trained(progress: Mapping[str, Any], imported: bool) -> str:
+    if imported:
+        return "which another program has trained"
+    return f"trained for {progress['updates']:,.0f} updates ({progress['tokens']:,.0f} target pieces)"
+
+
+def _origin(path: str) -> str:
+    """The name of the run that a checkpoint is in, or of the folder itself."""
+    return (run_of(Path(path)) or Path(path)).name
 
 
 def _files(files: Any) -> str:

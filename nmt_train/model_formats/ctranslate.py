@@ -11,11 +11,7 @@ from torch import Tensor, nn
 from nmt_train.corpus.vocabulary import BEGIN, END, UNKNOWN, Vocabulary, VocabularyPair
 from nmt_train.model.attention import Attention
 from nmt_train.model.transformer import DecoderLayer, EncoderLayer, FeedForward, Residual, Transformer
-
-SENTENCEPIECE = "sentencepiece.model"  # in the same folder, because CTranslate2 translates pieces, not text
-SENTENCEPIECE_PAIR = ("source.spm", "target.spm")  # the same for an imported model, which has one per side
-QUANTIZATIONS = {"int8": "int8", "bf16": "bfloat16", "fp16": "float16"}
-_POSITIONS = 2048  # maximum number of pieces in a sentence: the rows of the position table
+from nmt_train.model_formats import POSITIONS, QUANTIZATIONS, SENTENCEPIECE, SENTENCEPIECE_PAIR
 
 
 def write(model: Transformer, vocabulary: Vocabulary, quantize: str | None, folder: Path) -> None:
@@ -36,7 +32,7 @@ def write(model: Transformer, vocabulary: Vocabulary, quantize: str | None, fold
     pieces = [vocabulary.piece(number) for number in range(len(vocabulary))]
     spec.register_source_vocabulary(pieces)
     spec.register_target_vocabulary(pieces)
-    positions = model.position_table(_POSITIONS, torch.device("cpu"))
+    positions = model.position_table(POSITIONS, torch.device("cpu"))
     spec.encoder.embeddings[0].weight = _array(model.source_matrix)
     spec.decoder.embeddings.weight = _array(model.target_embedding)
     spec.decoder.projection.weight = _array(model.output_matrix)

@@ -10,24 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
-from nmt_train import __version__
 from nmt_train.common import atomic_file as durable
 from nmt_train.common.errors import UserError
 from nmt_train.corpus.vocabulary import BEGIN, PAD, Vocabulary, VocabularyPair
 from nmt_train.load_model import load_model
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.transformer import Transformer
-from nmt_train.model_formats import card, ctranslate, huggingface
+from nmt_train.model_formats import TARGETS, card, ctranslate, huggingface
 from nmt_train.model_formats.card import Origin
-from nmt_train.run.folder import run_of
+from nmt_train.run.folder import refuse_existing, run_of
 from nmt_train.run.log import validations
-
-_PACKAGES = {
-    "huggingface": {"tokenizers": "tokenizers", "google.protobuf": "protobuf"},
-    "ctranslate2": {"ctranslate2": "ctranslate2"},
-}  # modules that a target needs
-TARGETS = tuple(_PACKAGES)
 
 
 def export(checkpoints: list[Path], target: str, out: Path, quantize: str | None, search: SearchConfig) -> None:
@@ -36,13 +30,12 @@ def export(checkpoints: list[Path], target: str, out: Path, quantize: str | None
     Raises UserError if a package is missing, if `out` exists or cannot be written, if a checkpoint is damaged, or if the target
     cannot represent the model.
     """
-    if missing := [package for module, package in _PACKAGES[target].items() if not _installed(module)]:
+    if missing := [package for module, package in TARGETS[target].items() if not _installed(module)]:
         raise UserError(f"--to {target}: {' and '.join(missing)} not installed; pip install 'nmt_train[export]'")
-    if out.exists() or out.is_symlink():
-        raise UserError(f"{out}: already exists; name a new folder, or remove it")
+    refuse_existing(out)
     model, vocabulary, facts = load_model(checkpoints, torch.device("cpu"))
     _refuse_not_finite(model, checkpoints)
-    origin = Origin(facts, len(checkpoints), _scores(checkpoints, facts), __version__)
+    origin = Origin(facts, len(checkpoints), _scores(checkpoints))
 
     def write(folder: Path) -> None:
         if target == "huggingface":
@@ -71,11 +64,12 @@ def _refuse_not_finite(model: Transformer, checkpoints: list[Path]) -> None:
             raise UserError(f"{checkpoints[-1]}: parameter {name} contains NaN or infinity; export an earlier checkpoint")
 
 
-def _scores(checkpoints: list[Path], facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _scores(checkpoints: list[Path]) -> Mapping[str, Any] | None:
     """The validation event of the checkpoint's update, or None if the model is an average or was not validated."""
     run = run_of(checkpoints[-1])
     found = validations(run) if run is not None and len(checkpoints) == 1 else []
-    return next((event for event in reversed(found) if event["update"] == facts["progress"]["updates"]), None)
+    update = checkpoints[-1].resolve().name  # checkpoint.json of the best one may have been written some updates later
+    return next((event for event in reversed(found) if str(event["update"]) == update), None)
 
 
 def _special(vocabulary: Vocabulary) -> tuple[str, str]:
@@ -88,15 +82,15 @@ def _write_whole(out: Path, write: Callable[[Path], None]) -> None:
     try:
         beside.mkdir(parents=True)
         write(beside)
-        (beside / ".mode").touch()
-        mode = (beside / ".mode").stat().st_mode & 0o777
-        (beside / ".mode").unlink()
+        mode = (beside / "README.md").stat().st_mode & 0o777
         for file in beside.iterdir():
             file.chmod(mode)  # safetensors ignores the umask and makes its files readable by the owner only
             durable.sync(file)
+        durable.sync(beside)
         beside.rename(out)
         durable.sync(out.parent)
-    except OSError as error:
-        raise UserError(f"{out}: {error.strerror}; name a folder that can be written, on a disk with enough space") from None
+    except (OSError, SafetensorError) as error:  # the latter if the disk is full
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{out}: {reason}; name a folder that can be written, on a disk with enough space") from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)

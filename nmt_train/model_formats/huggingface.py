@@ -7,7 +7,6 @@ the embeddings of these two pieces. Neither of them occurs in a text.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,8 @@ from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary, Vo
 from nmt_train.model import ModelConfig
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.transformer import Transformer
-from nmt_train.model_formats import marian, tokenizer
+from nmt_train.model_formats import LONGEST_TRANSLATION, POSITIONS, marian, tokenizer, write_json
 from nmt_train.model_formats.weights import to_bart
-
-LONGEST = 2048  # maximum number of pieces in a sentence: the rows of the position table
-_LONGEST_TRANSLATION = 512  # pieces; generate() cannot limit the output relative to the source length
 
 
 def needs_transformers_5(config: ModelConfig) -> bool:
@@ -41,20 +37,20 @@ def write(model: Transformer, vocabulary: Vocabulary, search: SearchConfig, fold
                 "--to huggingface: transformers has no tokenizer with two SentencePiece models for a pre-norm model; export to"
                 " ctranslate2, or train with model.norm: post"
             )
-        return marian.write(model, vocabulary, folder, _config(config, len(vocabulary)))
+        return marian.write(model, vocabulary, search, folder, _config(config, len(vocabulary)))
     # `refused` writes two names that transformers 4 does not know, so that it rejects the folder.
     refused = needs_transformers_5(config)
     save_file(_tensors(model), folder / "model.safetensors", {"format": "transformers 5" if refused else "pt"})
-    _write_json(folder / "config.json", _config(config, len(vocabulary)))
-    _write_json(folder / "generation_config.json", _generation(search))
-    tokenizer.write(vocabulary, folder, "TokenizersBackend" if refused else "PreTrainedTokenizerFast", LONGEST)
+    write_json(folder / "config.json", _config(config, len(vocabulary)))
+    write_json(folder / "generation_config.json", _generation(search))
+    tokenizer.write(vocabulary, folder, "TokenizersBackend" if refused else "PreTrainedTokenizerFast", POSITIONS)
 
 
 def _tensors(model: Transformer) -> dict[str, Tensor]:
     config = model.config
     tensors = to_bart(model.state_dict(), config)
     source, target, output = map(_exchanged, (model.source_matrix, model.target_embedding, model.output_matrix))
-    positions = model.position_table(LONGEST, torch.device("cpu")).clone()
+    positions = model.position_table(POSITIONS, torch.device("cpu")).clone()
     tensors |= {f"model.{side}.embed_positions.weight": positions.clone() for side in ("encoder", "decoder")}
     bias = torch.zeros(len(target)) if model.output_bias is None else _exchanged(model.output_bias)
     tensors["final_logits_bias"] = bias[None]
@@ -83,7 +79,7 @@ def _config(config: ModelConfig, pieces: int) -> dict[str, Any]:
         "activation_function": config.activation,
         "scale_embedding": True,
         "static_position_embeddings": True,
-        "max_position_embeddings": LONGEST,
+        "max_position_embeddings": POSITIONS,
         "is_encoder_decoder": True,
         "pad_token_id": PAD,
         "bos_token_id": BEGIN,
@@ -110,7 +106,7 @@ def _generation(search: SearchConfig) -> dict[str, Any]:
         "num_beams": search.beam,
         "length_penalty": search.normalisation,
         "early_stopping": True,
-        "max_length": _LONGEST_TRANSLATION,
+        "max_length": LONGEST_TRANSLATION,
         "suppress_tokens": [PAD, UNKNOWN, BEGIN],
         "decoder_start_token_id": PAD,
         "pad_token_id": PAD,
@@ -118,7 +114,3 @@ def _generation(search: SearchConfig) -> dict[str, Any]:
         "eos_token_id": END,
         "forced_eos_token_id": END,
     }
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

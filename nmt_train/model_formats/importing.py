@@ -7,9 +7,9 @@ from pathlib import Path
 
 from nmt_train import __version__
 from nmt_train import config as configuration
-from nmt_train.common.errors import UserError
 from nmt_train.model_formats import marian
 from nmt_train.run import checkpoint
+from nmt_train.run.folder import refuse_existing
 from nmt_train.run.progress import Progress
 
 
@@ -18,10 +18,9 @@ def import_model(folder: Path, out: Path) -> str:
 
     Raises UserError if the model cannot be read, or `out` exists or cannot be written.
     """
-    if out.exists() or out.is_symlink():
-        raise UserError(f"{out}: already exists; name a new folder, or remove it")
+    refuse_existing(out)
     model, vocabulary, parameters = marian.read(folder)
-    imported = [f"imported from {folder.name}"] * 2
+    imported = [f"imported from {folder.resolve().name}"] * 2
     values = {
         "corpus": {"train": imported, "valid": imported, "vocabulary": {"size": len(vocabulary)}},
         "model": vars(model), "stop": {"after": "1u"},

@@ -21,12 +21,13 @@ from torch import Tensor
 from nmt_train.common.errors import UserError, unreadable
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, VocabularyPair
 from nmt_train.model import ModelConfig
+from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.transformer import Transformer
-from nmt_train.model_formats.weights import from_bart, to_bart
+from nmt_train.model_formats import LONGEST_TRANSLATION, SENTENCEPIECE_PAIR, write_json
+from nmt_train.model_formats.weights import from_bart, layers, to_bart
 
 _NEVER = -20.0  # a very low logit; with -inf, label smoothing would make the cost infinite
 _SPECIAL = ("<pad>", "<unk>", "", "</s>")  # their names for our pieces 0 to 3; they have no BEGIN
-_SPM = {"source": "source.spm", "target": "target.spm"}
 _PYTORCH, _SAFETENSORS = "pytorch_model.bin", "model.safetensors"
 # The values that config.json must have for a model that we support. None: the key may be missing.
 _NEEDED: dict[str, tuple[Any, ...]] = {
@@ -54,19 +55,18 @@ def read(folder: Path) -> tuple[ModelConfig, VocabularyPair, dict[str, Tensor]]:
     pieces = {number: piece for piece, number in table.items()}
     begin = next(name for name in ("<s>", "<begin>", "<<begin>>") if name not in table)
     names = [begin if place == BEGIN else pieces[number] for place, number in enumerate(ids)]
-    source, target = (_bytes(folder / name) for name in _SPM.values())
+    source, target = (_bytes(folder / name) for name in SENTENCEPIECE_PAIR)
     vocabulary = VocabularyPair.join(source, target, names, str(folder))
     return config, vocabulary, _parameters(_tensors(folder), config, torch.tensor(ids), folder)
 
 
-def write(model: Transformer, vocabulary: VocabularyPair, folder: Path, settings: dict[str, Any]) -> None:
+def write(model: Transformer, vocabulary: VocabularyPair, search: SearchConfig, folder: Path, settings: dict[str, Any]) -> None:
     """Write the model and its tokenizer into an existing folder: the reverse of `read`.
 
     settings: further entries of config.json.
     """
     config = model.config
-    ids = list(range(4, len(vocabulary)))  # our ids in their order: END, UNKNOWN, all others, their padding
-    ids = [END, UNKNOWN, *ids, BEGIN]
+    ids = [END, UNKNOWN, *range(END + 1, len(vocabulary)), BEGIN]  # our ids in their order; BEGIN is their padding
     place = torch.tensor(ids)
     tensors = to_bart(model.state_dict(), config)
     named: dict[str, Tensor] = {"model.shared.weight": model.target_embedding}
@@ -84,20 +84,23 @@ def write(model: Transformer, vocabulary: VocabularyPair, folder: Path, settings
     eos, unknown, pad = 0, 1, len(ids) - 1
     special = {"eos_token_id": eos, "pad_token_id": pad, "decoder_start_token_id": pad, "forced_eos_token_id": eos}
     values = settings | special | {"bos_token_id": eos, "vocab_size": len(ids), "decoder_vocab_size": len(ids)}
-    _write_json(folder / "config.json", values)
+    write_json(folder / "config.json", values)
     generation = {
         "bad_words_ids": [[pad]],
         "suppress_tokens": [unknown],
-        "max_length": 512,
-        "num_beams": 5,
+        "max_length": LONGEST_TRANSLATION,
+        "num_beams": search.beam,
+        "length_penalty": search.normalisation,
         "early_stopping": True,
     }
-    _write_json(folder / "generation_config.json", special | generation)
+    write_json(folder / "generation_config.json", special | generation)
     names = [_SPECIAL[number] if number in (PAD, UNKNOWN, END) else vocabulary.piece(number) for number in ids[:-1]]
-    _write_json(folder / "vocab.json", {name: number for number, name in enumerate([*names, _SPECIAL[PAD]])})
-    for name, processor in zip(_SPM.values(), vocabulary.sides, strict=True):
+    write_json(folder / "vocab.json", {name: number for number, name in enumerate([*names, _SPECIAL[PAD]])})
+    for name, processor in zip(SENTENCEPIECE_PAIR, vocabulary.sides, strict=True):
         (folder / name).write_bytes(processor.serialized_model_proto())
-    _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "MarianTokenizer", "model_max_length": 512})
+    write_json(
+        folder / "tokenizer_config.json", {"tokenizer_class": "MarianTokenizer", "model_max_length": LONGEST_TRANSLATION}
+    )
 
 
 def _config(found: Mapping[str, Any], folder: Path) -> ModelConfig:
@@ -133,13 +136,13 @@ def _config(found: Mapping[str, Any], folder: Path) -> ModelConfig:
 
 def _order(table: Mapping[str, Any], folder: Path) -> list[int]:
     """Return their id for each of our ids; BEGIN has the id of their padding."""
-    numbers = list(table.values())
-    if sorted(map(str, numbers)) != sorted(map(str, range(len(numbers)))) or not {"<pad>", "<unk>", "</s>"} <= table.keys():
+    numbers = [number for number in table.values() if type(number) is int]
+    if sorted(numbers) != list(range(len(table))) or not {"<pad>", "<unk>", "</s>"} <= table.keys():
         raise UserError(
             f"{folder / 'vocab.json'}: not the table of a MarianMT model: it needs <pad>, <unk>, </s>, and all ids from 0 on;"
             " give the folder of a MarianMT model"
         )
-    pad, unknown, end = (int(table[name]) for name in ("<pad>", "<unk>", "</s>"))
+    pad, unknown, end = (table[name] for name in ("<pad>", "<unk>", "</s>"))
     return [pad, unknown, pad, end, *(number for number in range(len(numbers)) if number not in (pad, unknown, end))]
 
 
@@ -155,18 +158,31 @@ def _parameters(found: Mapping[str, Tensor], config: ModelConfig, ids: Tensor, f
     try:
         parameters = from_bart(found, config)
         bias = found["final_logits_bias"].float().flatten()[ids].clamp_min(_NEVER)
-    except (KeyError, IndexError) as error:
+    except (KeyError, IndexError, RuntimeError) as error:
         raise UserError(f"{folder}: a parameter is missing or too short ({error}); it is not a MarianMT model") from None
     bias[PAD] = _NEVER
-    shared = "model.shared.weight"
-    parameters |= {
-        "target_embedding": embedding(*([shared] * (config.tied == "all")), "model.decoder.embed_tokens.weight", shared)
-    }
+    shared, decoder = "model.shared.weight", "model.decoder.embed_tokens.weight"
+    parameters["target_embedding"] = embedding(*((shared, decoder) if config.tied == "all" else (decoder, shared)))
     if config.tied != "all":
         parameters["source_embedding"] = embedding("model.encoder.embed_tokens.weight")
     if config.tied == "none":
         parameters["output_embedding"] = embedding("lm_head.weight")
-    return parameters | {"output_bias": bias}
+    parameters["output_bias"] = bias
+    _compare(parameters, found, config, len(ids), folder)
+    return parameters
+
+
+def _compare(
+    parameters: Mapping[str, Tensor], found: Mapping[str, Tensor], config: ModelConfig, pieces: int, folder: Path
+) -> None:
+    """Raise UserError if config.json describes another model than the weights are of."""
+    with torch.device("meta"):
+        wanted = {name: parameter.shape for name, parameter in Transformer(config, pieces).named_parameters()}
+    wrong = [name for name in wanted if name not in parameters or parameters[name].shape != wanted[name]]
+    known = {theirs for _, names in layers(config) for theirs in names}
+    wrong += [name for name in found if ".layers." in name and name not in known]
+    if wrong:
+        raise UserError(f"{folder}: {wrong[0]} does not fit config.json; it describes another model than the weights are of")
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
@@ -207,7 +223,3 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path}: not a JSON object; give the folder of a MarianMT model")
     return values
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

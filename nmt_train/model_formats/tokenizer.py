@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from nmt_train.common.errors import UserError
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary
+from nmt_train.model_formats import write_json
 
 _SPACE = "▁"  # represents a space in a piece
 _UNIGRAM, _BPE = 1, 2  # SentencePiece's numbers for model types
@@ -20,8 +20,8 @@ def write(vocabulary: Vocabulary, folder: Path, tokenizer_class: str, longest: i
     special = dict(zip(("pad_token", "unk_token", "bos_token", "eos_token"), names, strict=True))
     convert(vocabulary).save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": tokenizer_class, "model_max_length": longest, "clean_up_tokenization_spaces": False}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | special, indent=2) + "\n", encoding="utf-8")
-    (folder / "special_tokens_map.json").write_text(json.dumps(special, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", settings | special)
+    write_json(folder / "special_tokens_map.json", special)
 
 
 def convert(vocabulary: Vocabulary) -> Any:

@@ -31,25 +31,14 @@ _ALONE, _TOGETHER = "single", "sync"  # the modes of one rank and of several if 
 _OF_SEVERAL = "server"  # replaces the exchange of a single-rank mode if there are several ranks
 
 
-def choose_mode(config: Config, ranks: int) -> tuple[Config, list[str]]:
-    """Return the config with a mode, and a sentence for the log if the number of ranks has decided which."""
-    if config.mode is not None or ranks == 1:
-        return config, []
-    remark = (
-        f"mode: none is given, so {ranks} ranks train in mode {_TOGETHER}; docs/modes.md says which modes are faster on slow"
-        " networks"
-    )
-    return dataclasses.replace(config, mode=_TOGETHER), [remark]
-
-
-def name(config: Config) -> str:
-    """The mode of a config; without one, that of a single rank."""
-    return _ALONE if config.mode is None else config.mode
+def choose_mode(config: Config, ranks: int) -> Config:
+    """Return the config with a mode: if it names none, the number of ranks decides."""
+    return dataclasses.replace(config, mode=config.mode or (_ALONE if ranks == 1 else _TOGETHER))
 
 
 def row(config: Config) -> Mode:
     """Return the mode's row with the configured overrides; raise UserError for an unknown mode or incompatible choices."""
-    config = dataclasses.replace(config, mode=name(config))
+    config = choose_mode(config, ranks=1)
     if config.mode not in MODES:
         near = difflib.get_close_matches(str(config.mode), MODES, n=1)
         meant = f"did you mean {near[0]}? There are" if near else "choose one of"
@@ -142,7 +131,7 @@ def in_force(config: Config, nodes: tuple[int, ...]) -> dict[str, str]:
     """Return the values in force on `nodes` that differ from the config or that the mode chooses, with the reasons."""
     mode = check(config, nodes)
     now = effective(mode, config)
-    own, apart = f"mode {name(config)}", _asynchronous(mode, now)
+    own, apart = f"mode {config.mode or _ALONE}", _asynchronous(mode, now)
     found = {f"override.{key}": f"{getattr(mode, key)} ({own})" for key in ("schedule", "exchange", "up", "down")}
     if len(nodes) > 1:
         found["optimizer.at"] = f"{mode.optimizer} ({own if config.optimizer.at is None else 'configured'})"

@@ -149,6 +149,12 @@ def is_simulation(folder: Path) -> bool:
     return (folder / _SIMULATED).exists()
 
 
+def refuse_existing(out: Path) -> None:
+    """Raise UserError if the new folder `out` already exists."""
+    if out.exists() or out.is_symlink():
+        raise UserError(f"{out}: already exists; name a new folder, or remove it")
+
+
 def run_of(checkpoint: Path) -> Path | None:
     """The run folder that a checkpoint is in, or None if it is elsewhere, e.g. a copy."""
     parent = checkpoint.resolve().parent

@@ -33,7 +33,7 @@ class LogConfig:
     )
     first: Annotated[list[Duration], BeforeValidator(as_list)] = Field(
         default=[Duration.parse(text) for text in ("10s", "30s", "1m")],
-        description="further log lines after these times since the start of the command; []: none",
+        description="further log lines after these times since training began or continued; []: none",
     )
     tensorboard: bool = Field(default=False, description="also write TensorBoard events (needs nmt_train[tensorboard])")
 
@@ -123,11 +123,6 @@ class Log:
         lost = f"at most {updates} updates of a shard are lost, and {again} batches are trained again"
         self.say(f"{ended} ended: {others}; {lost}")
         self._event("recovery", progress, {"ended": ended, "ranks": ranks, "lost_updates": updates, "batches_again": again})
-
-    def advance(self, progress: Progress, share: float) -> None:
-        """Advance the progress bar on a terminal. share: the part of the training that is done, from 0 to 1."""
-        if self.bar is not None:
-            self.bar.advance(progress, share)
 
     def _event(self, kind: str, progress: Progress, values: dict[str, Any]) -> None:
         time = {"clock": "virtual"} if self.virtual else {"time": datetime.now().astimezone().isoformat(timespec="seconds")}

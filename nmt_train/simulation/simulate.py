@@ -36,11 +36,11 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
     shuffle_seed: if given, delay messages randomly, to test other orders of delivery. Raises UserError for errors that a user
     can fix.
     """
-    config, remarks = modes.choose_mode(config, len(cluster.ranks()))
+    given, config = config, modes.choose_mode(config, len(cluster.ranks()))
     modes.check(config, cluster.ranks())
     own = device.prepare(config.devices, config.threads)
     start = time.perf_counter()
-    with opened(config, force, overwrite, described(cluster), remarks) as ready:
+    with opened(config, force, overwrite, described(cluster), given.mode is None) as ready:
         network = Network(cluster, count(_shapes(config, ready)), shuffle_seed)
         engine = Engine(
             network, config.transport.deadline, start=ready.saved.facts["progress"]["seconds"] if ready.saved else 0.0
@@ -48,7 +48,7 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
 
         def main(transport: VirtualTransport) -> int:
             make = maker(config, own, ready.vocabulary, ready.stores)
-            rank = Rank(config, make, lambda ask: nullcontext(), lambda: nullcontext(ready))
+            rank = Rank(config, make, lambda ask: nullcontext(), lambda begun: nullcontext(ready))
             return rank.train(transport, ready if transport.rank == 0 else None)
 
         statuses = engine.run([partial(main, transport) for transport in engine.transports])
@@ -61,7 +61,7 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
 
     Writes `timing.json` to the run folder, and traces if configured. Raises UserError for errors that a user can fix.
     """
-    config, _ = modes.choose_mode(config, len(cluster.ranks()))
+    config = modes.choose_mode(config, len(cluster.ranks()))
     modes.check(config, cluster.ranks())
     start = time.perf_counter()
     with opened(config, False, False, described(cluster)) as ready:
@@ -74,7 +74,7 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
 
 def predict(config: Config, cluster: ClusterConfig, steps: int) -> None:
     """Print the predictions of the equations for the cluster, and the results of `steps` simulated steps."""
-    config, _ = modes.choose_mode(config, len(cluster.ranks()))
+    config = modes.choose_mode(config, len(cluster.ranks()))
     with opened(config, False, False, described(cluster)) as ready:
         print(prediction.predict(config, cluster, _shapes(config, ready), _tokens(config, ready), steps), end="")
 

@@ -131,6 +131,9 @@ class _Lengths:
     def epochs(self, length: Duration) -> float:
         return math.inf
 
+    def described(self, batch: _Length) -> str:
+        raise AssertionError("a gradient without values is finite")
+
 
 class _Steps:
     """Makes a worker take `steps` steps, and measures its speed after the first few."""

@@ -29,26 +29,28 @@ class BackgroundValidation:
     ) -> None:  # fmt: skip
         self._worker, self._run, self._log, self._state, self._test_set = worker, run, log, state, test_set
         self._stalled, self._asked_to_stop = stalled, asked_to_stop
-        self._coming = deque[tuple[Future[Tensor], Progress]]()  # copies, with the progress when they were requested
+        # Copies, with the progress and the learning rate when they were requested.
+        self._coming = deque[tuple[Future[Tensor], Progress, float]]()
 
     def request(self) -> None:
         """Request a copy of the current global parameters; `advance` validates it after it has arrived."""
         self._state.progress.tick(training=True)
-        self._coming.append((self._worker.schedule.exchange.copy(), copy.copy(self._state.progress)))
+        schedule = self._worker.schedule
+        self._coming.append((schedule.exchange.copy(), copy.copy(self._state.progress), schedule.learning_rate))
         self._state.validation_pending = True
 
     def advance(self, wait: bool = False) -> bool:
         """Validate the copies that have arrived; with `wait`, all copies. Returns whether it validated any."""
         any_was = False
         while self._coming and (wait or self._coming[0][0].done()):
-            coming, then = self._coming[0]
+            coming, then, rate = self._coming[0]
             parameters = coming.result()
             scores = self._measure(parameters)
             if scores is None:
                 break
             self._coming.popleft()  # first: the code below may raise Ended, and must not run twice for one copy
             self._state.validation_pending, any_was = bool(self._coming), True
-            self._judge(scores, parameters, then)
+            self._judge(scores, parameters, then, rate)
         return any_was
 
     def _measure(self, parameters: Tensor) -> Scores | None:
@@ -63,11 +65,11 @@ class BackgroundValidation:
         finally:
             progress.tick(training=False)
 
-    def _judge(self, scores: Scores, parameters: Tensor, then: Progress) -> None:
-        """Log the scores, and keep the parameters if they are the best by any metric."""
+    def _judge(self, scores: Scores, parameters: Tensor, then: Progress, rate: float) -> None:
+        """Log the scores, and keep the parameters if they are the best by any metric; rate: the learning rate then."""
         state, worker = self._state, self._worker
         verdicts = state.patience.record(scores.values)
-        self._log.validation(then, scores.values, scores.signatures, verdicts, worker.schedule.learning_rate)
+        self._log.validation(then, scores.values, scores.signatures, verdicts, rate)
         if scores.translations is not None:
             self._run.keep_translations(then.updates, scores.translations)
         best = [metric for metric, verdict in verdicts.items() if not verdict.stalled]

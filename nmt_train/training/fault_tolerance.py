@@ -25,13 +25,13 @@ class Rank:
     """The parts of a rank that stay the same when its number changes.
 
     make: builds a worker from a config and a transport. signals: a context manager that passes stop signals to its argument.
-    take_over: opens the run folder if this rank replaces a lost rank 0.
+    take_over: opens the run folder if this rank replaces a lost rank 0; its argument says whether training had begun.
     """
 
     config: Config
     make: Callable[[Config, Transport], Worker]
     signals: Signals
-    take_over: Callable[[], AbstractContextManager[PreparedRun]]
+    take_over: Callable[[bool], AbstractContextManager[PreparedRun]]
 
     def train(self, transport: Transport, prepared: PreparedRun | None = None) -> int:
         """Train until the run is over and close the transport; returns the exit status. prepared: the run, given on rank 0.
@@ -49,7 +49,7 @@ class Rank:
                         recovered = recover(worker, survivor) if survivor else None
                         worker.forget = survivor.forget if survivor else None
                         if prepared is None and transport.rank == 0:
-                            prepared = opened.enter_context(self.take_over())
+                            prepared = opened.enter_context(self.take_over(recovered is not None))
                         status = (
                             lead(worker, prepared, stop_request, recovered)
                             if prepared is not None

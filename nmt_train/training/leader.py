@@ -46,6 +46,7 @@ class Leader:
         self._synchronous = worker.schedule.exchange.synchronous
         self._statistics = RankStatistics(worker)
         self._before: Mark | None = None
+        self._pairs = len(worker.batches) if isinstance(worker.batches, Batches) else 0  # in an epoch
         self._started = 0.0  # seconds of the run when this start began to train
         self._checkpoint_writer = CheckpointWriter(worker, run, state)
         self._validation = BackgroundValidation(
@@ -166,8 +167,8 @@ class Leader:
         progress.updates = schedule.exchange.updates
         before, now = self._before or progress.mark(), progress.mark()
         self._before = now
-        batches = self._worker.batches
-        self._log.advance(progress, config.stop.share(progress, len(batches) if isinstance(batches, Batches) else 0))
+        if self._log.bar is not None:
+            self._log.bar.advance(progress, config.stop.share(progress, self._pairs))
         self.reason = self._reason_to_stop()
         early = any(before.seconds - self._started < span.amount <= now.seconds - self._started for span in config.log.first)
         if early or config.log.every.crossed(before, now):

@@ -114,7 +114,7 @@ class LeaderState:
         vectors = {"parameters": parameters, **saved.tensors("optimizer")}
         if smoothing:
             vectors["smoothed"] = torch.empty_like(parameters)
-            flat.load(saved.tensors("smoothed" if saved.has("smoothed") else "parameters"), vectors["smoothed"], where)
+            flat.load(saved.best_parameters(), vectors["smoothed"], where)
         for name, vector in vectors.items():
             if vector.shape != parameters.shape:
                 file = f"{where}/optimizer.safetensors"

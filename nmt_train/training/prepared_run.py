@@ -11,7 +11,6 @@ from nmt_train import config as configuration
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
-from nmt_train.corpus.mixture import label, parts
 from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.text import read_lines, read_pairs, sides
 from nmt_train.corpus.vocabulary import Vocabulary
@@ -28,8 +27,8 @@ class PreparedRun:
 
     saved: the checkpoint to continue from, or None. initial: the checkpoint with whose parameters a new run begins, or None.
     damaged: what is wrong with newer checkpoints. overwrite: whether to empty the run folder. forced: the differences from the
-    run's configuration that --force allows. simulated: the cluster (YAML) if time is virtual, else empty. remarks: sentences
-    about this start for the log.
+    run's configuration that --force allows. simulated: the cluster (YAML) if time is virtual, else empty. mode_chosen:
+    whether the number of ranks has decided the mode.
     """
 
     run: Run
@@ -41,12 +40,12 @@ class PreparedRun:
     initial: Checkpoint | None = None
     forced: Sequence[str] = ()
     simulated: str = ""
-    remarks: Sequence[str] = ()
+    mode_chosen: bool = False
 
 
 @contextmanager
 def opened(
-    config: Config, force: bool, overwrite: bool, simulated: str = "", remarks: Sequence[str] = ()
+    config: Config, force: bool, overwrite: bool, simulated: str = "", mode_chosen: bool = False
 ) -> Iterator[PreparedRun]:
     """Lock the run folder and prepare the run. UserError for errors that a user can fix; it leaves a previous run unchanged."""
     _check_early(config)
@@ -59,20 +58,21 @@ def opened(
         initial = _initial(config) if saved is None and config.init else None
         vocabulary = _inherited(initial, config) if initial else _vocabulary(run, config, saved, overwrite)
         stores = open_stores(config.corpus, vocabulary, run.folder / "store")
-        yield PreparedRun(run, saved, damaged, vocabulary, stores, overwrite, initial, forced, simulated, remarks)
+        yield PreparedRun(run, saved, damaged, vocabulary, stores, overwrite, initial, forced, simulated, mode_chosen)
     finally:
         run.close()
 
 
 @contextmanager
-def taken_over(config: Config, vocabulary: Vocabulary, stores: Stores) -> Iterator[PreparedRun]:
-    """Lock the run folder of an ended rank 0, or create one if this machine cannot see it."""
+def taken_over(config: Config, vocabulary: Vocabulary, stores: Stores, begun: bool) -> Iterator[PreparedRun]:
+    """Lock the run folder of an ended rank 0, or create one if this machine cannot see it.
+
+    begun: whether training had begun, so that the surviving ranks have its state.
+    """
     run = Run.open(Path(config.run).expanduser(), patient=True)
     try:
         saved, damaged = _newest(run)
-        initial = None
-        if saved is None and config.init:  # rank 0 ended before the first checkpoint
-            initial = _initial(config)
+        initial = _initial(config) if saved is None and config.init and not begun else None
         yield PreparedRun(run, saved, damaged, vocabulary, stores, overwrite=False, initial=initial)
     finally:
         run.close()
@@ -80,9 +80,9 @@ def taken_over(config: Config, vocabulary: Vocabulary, stores: Stores) -> Iterat
 
 def _check_early(config: Config) -> None:
     """Find errors in the corpus files before a vocabulary is trained and a corpus is tokenized."""
-    found = parts(config.corpus)
+    found = config.corpus.parts
     for number, part in enumerate(found):
-        for path in (path for side in sides(part.files, label(found, number)) for path in side):
+        for path in (path for side in sides(part.files, config.corpus.label(number)) for path in side):
             next(read_lines(path, config.corpus.max_ratio), None)
     for _ in read_pairs(config.corpus.valid, "corpus.valid", config.corpus.max_ratio):
         pass

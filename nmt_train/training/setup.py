@@ -125,7 +125,7 @@ def _explained(config: Config, in_force: Mapping[str, str], prepared: PreparedRu
     lines = [f"in force: {name}: {value}" for name, value in in_force.items()]
     lines += [f"forced: {difference}" for difference in prepared.forced]
     lines += ["simulated: all times are virtual; simulated.yml has the cluster"] * bool(prepared.simulated)
-    given = dataclasses.replace(config, mode=None) if prepared.remarks else config  # the number of ranks has decided the mode
+    given = dataclasses.replace(config, mode=None) if prepared.mode_chosen else config
     return "".join(f"# {line}\n" for line in lines) + configuration.to_yaml(given)
 
 
@@ -138,7 +138,7 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
     config, batches, transport = worker.config, worker.batches, worker.transport
     where = "" if transport.size == 1 else f", {transport.size} ranks on {', '.join(dict.fromkeys(transport.hosts))}"
     log.say(
-        f"{worker.flat.parameters.numel():,} parameters, {len(prepared.vocabulary):,} pieces, mode {modes.name(config)} on"
+        f"{worker.flat.parameters.numel():,} parameters, {len(prepared.vocabulary):,} pieces, mode {config.mode} on"
         f" {worker.device}, {config.precision}, {torch.get_num_threads()} threads{where}"
     )
     if isinstance(batches, Batches):
@@ -146,16 +146,19 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
         log.say(f"corpus: {len(batches):,} pairs; left out: {batches.left_out}; tokenized in {where}")
         for sentence in batches.mixture.described():
             log.say(sentence)
-    for remark in prepared.remarks:
-        log.say(remark)
+    if prepared.mode_chosen and transport.size > 1:
+        log.say(
+            f"mode: none is given, so {transport.size} ranks train in mode {config.mode}; docs/modes.md says which modes are"
+            " faster on slow networks"
+        )
     log.say(f"in force: {', '.join(f'{name} {value}' for name, value in in_force.items())}")
     if prepared.simulated:
         log.say("simulated: all times except the log's own are virtual")
     if prepared.initial is not None:
         log.say(f"init: parameters and vocabulary of {prepared.initial.path}")
     if prepared.saved is not None:
-        if config.init and not prepared.saved.facts.get("history"):
-            log.say(f"warning: init: {config.init} is ignored: the run has begun without it")
+        if config.init and config.init != prepared.saved.facts["config"].get("init"):
+            log.say(f"warning: init: {config.init} is ignored: the run has already begun")
         log.say(f"continuing from {prepared.saved.path} at update {worker.progress.updates:,}")
 
 

@@ -20,7 +20,6 @@ from nmt_train import device
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
-from nmt_train.corpus.mixture import parts
 from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.distributed.message import Message, from_bytes, from_json, to_bytes, to_facts
@@ -53,9 +52,13 @@ def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE) -> in
     transport = connect(config.transport)
     if transport.size == 1 < launcher.tasks():
         return _refuse_worlds_of_one()
-    config, remarks = modes.choose_mode(config, transport.size)
+    given, config = config, modes.choose_mode(config, transport.size)
     try:
-        status = _lead(config, transport, force, overwrite, remarks) if transport.rank == 0 else _follow(config, transport)
+        status = (
+            _lead(config, transport, force, overwrite, given.mode is None)
+            if transport.rank == 0
+            else _follow(config, transport)
+        )
     except Aborted:
         time.sleep(_LINGER)  # the failed rank has reported why; its exit status should become that of the job
         return 1
@@ -79,7 +82,7 @@ def check(config: Config, hosts: Sequence[Host] = ()) -> list[torch.device]:
             modes.row(config)
     else:
         nodes = tuple(node for node, host in enumerate(hosts) for _ in range(host.slots)) or (0,) * len(devices)
-        modes.check(modes.choose_mode(config, len(nodes))[0], nodes)
+        modes.check(modes.choose_mode(config, len(nodes)), nodes)
     return devices
 
 
@@ -106,11 +109,11 @@ def _refuse_worlds_of_one() -> int:
     )
 
 
-def _lead(config: Config, transport: Transport, force: bool, overwrite: bool, remarks: list[str]) -> int:
+def _lead(config: Config, transport: Transport, force: bool, overwrite: bool, mode_chosen: bool) -> int:
     own = device.prepare(config.devices, config.threads, transport.nodes, transport.rank)
     modes.check(config, transport.nodes)
     _compare_devices(config, transport, own)
-    with opened(config, force, overwrite, remarks=remarks) as prepared:
+    with opened(config, force, overwrite, mode_chosen=mode_chosen) as prepared:
         _agree(config, transport, prepared.vocabulary, prepared.stores)
         status = _rank(config, own, prepared.vocabulary, prepared.stores).train(transport, prepared)
         return status if transport.size == 1 or launcher.tasks() else 0  # mpirun itself reports what ended its ranks
@@ -201,7 +204,7 @@ def _identity(config: Config, stores: Stores) -> dict[str, Any]:
     return {
         "version": nmt_train.__version__, "code (its checksum)": code.hexdigest()[:12], **same,
         "corpus.train (weight, until and tag of each corpus)": [
-            [part.weight, part.until and str(part.until), part.tag] for part in parts(config.corpus)
+            [part.weight, part.until and str(part.until), part.tag] for part in config.corpus.parts
         ],
         "corpus.train (pairs)": stores.sizes, "corpus.train (checksum)": stores.checksum(),
     }  # fmt: skip

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the signals that ask training to stop
-# mpirun kills its ranks soon after SIGINT or SIGTERM, but passes other signals on: what `nmt-train --devices` sends instead.
+# The signals that ask training to stop, each with what `nmt-train --devices` sends to mpirun instead: mpirun kills its ranks
+# soon after SIGINT or SIGTERM, but passes other signals on.
 PASSED_ON = {signal.SIGINT: signal.SIGUSR2, signal.SIGTERM: signal.SIGALRM, signal.SIGUSR1: signal.SIGUSR1}
+ENDS = tuple(PASSED_ON)
 _MEANT = {number: number for number in ENDS} | {sent: number for number, sent in PASSED_ON.items()}
 _REPEATS = 1.0  # seconds after a request within which further signals repeat it
 

@@ -54,6 +54,9 @@ class Stream(Protocol):
     def epochs(self, length: Duration) -> float:
         """Return a length in epochs or target tokens as a number of epochs."""
 
+    def described(self, batch: Any) -> str:
+        """Which lines of the corpus a batch consists of, for messages."""
+
 
 class Worker:
     """`progress` counts what this worker has done; on rank 0 it also includes the counts of all other workers."""
@@ -223,8 +226,9 @@ class Worker:
         """Return a sentence for the log if training may continue with the next batch; else raise NotFinite."""
         where = f"update {self.schedule.exchange.updates + 1}"
         if batch is not None and loss is not None:
-            pairs = ", ".join(str(pair + 1) for pair in batch.pairs[:5]) + (", ..." if len(batch.pairs) > 5 else "")
-            where += f", batch {self.position.batches + 1} of epoch {self.position.epochs + 1} (lines {pairs})"
+            where += (
+                f", batch {self.position.batches + 1} of epoch {self.position.epochs + 1} ({self.batches.described(batch)})"
+            )
             where += f": cost {float(loss.detach()):.4g}"
         if self.transport.size > 1:
             where = f"rank {self.transport.rank} on host {self.transport.hosts[self.transport.rank]}, {where}"

@@ -11,7 +11,7 @@ import yaml
 from conftest import small
 
 from nmt_train import __version__, cli, config
-from nmt_train.cli import export, plot, simulate, train, translate, validate
+from nmt_train.cli import export, import_model, plot, simulate, train, translate, validate
 from nmt_train.common.errors import UserError
 
 
@@ -29,11 +29,11 @@ def test_without_arguments_it_shows_how_to_begin(capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().err
     assert shown.startswith("usage: nmt-")
     assert "--config mine.yml" in shown
-    assert "--help KEY" in shown
+    assert "--help NAME" in shown
     assert len(shown.splitlines()) < 15
 
 
-@pytest.mark.parametrize("command", [train, simulate, translate, validate, export, plot])
+@pytest.mark.parametrize("command", [train, simulate, translate, validate, export, import_model, plot])
 def test_every_command_has_a_version_and_help(capsys: pytest.CaptureFixture[str], command: Any) -> None:
     assert said(capsys, command, "--version") == f"nmt_train {__version__}\n"
     assert said(capsys, command, "--help").startswith("usage: nmt-")
@@ -53,6 +53,8 @@ def test_help_of_a_key_or_a_section_explains_just_that(capsys: pytest.CaptureFix
     assert one in section
     assert section.count("(default:") == sum(key.startswith("optimizer.") for key in config.leaves())
     assert "(default: as in model.preset)" in said(capsys, train, "--help", "model.dim")
+    assert "machines in this hostfile" in said(capsys, train, "--help", "hosts")
+    assert said(capsys, simulate, "--help", "cluster").startswith("cluster: ")
     assert cli.run(train.command, ["--help", "optimizer.warmpu"]) == 2
     assert "unknown key optimizer.warmpu; did you mean optimizer.warmup?" in capsys.readouterr().err
 
@@ -64,7 +66,7 @@ def test_print_config_changed_is_a_complete_config_of_what_differs(
     values["model"] = {"preset": "tiny", "heads": 8}
     path = tmp_path / "x.yml"
     path.write_text(json.dumps(values), encoding="utf-8")
-    assert cli.run(train.command, ["--config", str(path), "--print-config", "--changed"]) == 0
+    assert cli.run(train.command, ["--config", str(path), "--changed"]) == 0
     printed = capsys.readouterr().out
     shown = yaml.safe_load(printed)
     assert shown["model"] == {"preset": "tiny", "heads": 8}

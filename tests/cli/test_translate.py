@@ -15,6 +15,7 @@ from conftest import small
 
 from nmt_train import cli, config
 from nmt_train.cli import translate, validate
+from nmt_train.corpus import text
 from nmt_train.load_model import load_ensemble, load_model
 from nmt_train.run.folder import Run
 from nmt_train.training.start import start
@@ -64,6 +65,14 @@ def test_a_bad_line_is_replaced_or_skipped_if_wanted_and_the_others_stay_as_they
     status, lines, said = translated(BAD, "--model", run, "--on-error", "skip")
     assert (status, lines) == (0, [*good[1][:2], "", good[1][3]])
     assert "their translation is empty (line 3)" in said
+
+
+def test_a_line_without_end_is_no_matter_of_on_error(run: Path, translated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "_LONGEST_LINE", 100)
+    status, lines, said = translated(b"one\n" + b"x" * 200, "--model", run, "--on-error", "skip")
+    assert (status, len(lines)) == (2, 1)
+    assert "line 2: longer than 100 bytes" in said
+    assert "--on-error" not in said
 
 
 def test_lines_that_were_cut_are_named(run: Path, translated: Any) -> None:

@@ -17,8 +17,8 @@ from simulated import run as simulated
 from nmt_train.common.errors import UserError
 from nmt_train.corpus import BatchConfig, CorpusConfig, CorpusPart
 from nmt_train.corpus.batches import Batches
-from nmt_train.corpus.data_shard import DataShard
-from nmt_train.corpus.mixture import Mixture, parts
+from nmt_train.corpus.data_shard import DataShard, Position
+from nmt_train.corpus.mixture import Mixture
 from nmt_train.corpus.store import open_stores
 from nmt_train.corpus.vocabulary import Vocabulary, train
 from nmt_train.training.start import _identity, start
@@ -69,8 +69,9 @@ def test_a_corpus_ends_after_its_epochs_and_the_others_share_what_follows() -> N
     mixed = mixture([30, 10], {"weight": 1, "until": "2e", "name": "crawled"}, {"weight": 3, "name": "clean"})
     assert [mixed.counts(epoch) for epoch in range(4)] == [[10, 30], [10, 30], [0, 10], [0, 10]]
     assert mixed.described() == [
-        "corpus: from epoch 1 on, an epoch has 40 pairs: crawled 10 of its 30 pairs (25.0%), clean 30 of its 10 pairs (75.0%)",
-        "corpus: from epoch 3 on, an epoch has 10 pairs: crawled 0 of its 30 pairs (0.0%), clean 10 of its 10 pairs (100.0%)",
+        "corpus: from epoch 1 on, an epoch has 40 pairs:"
+        " crawled 10 pairs (25.0%; it has 30), clean 30 pairs (75.0%; it has 10)",
+        "corpus: from epoch 3 on, an epoch has 10 pairs: crawled 0 pairs (0.0%; it has 30), clean 10 pairs (100.0%; it has 10)",
     ]
     often = Counter(np.concatenate([mixed.pairs(epoch) for epoch in range(4)]).tolist())
     assert {often[pair] for pair in range(30, 40)} == {8}
@@ -88,18 +89,18 @@ def test_seed_and_epoch_determine_the_pairs() -> None:
 @pytest.mark.parametrize(
     ("train", "temperature", "text"),
     [
-        ([{"files": FILES, "weight": 1}, {"files": FILES}], None, "give every corpus a weight, or none"),
-        ([{"files": FILES, "weight": 1}] * 2, 2.0, "corpus.temperature: the corpora have weights"),
-        ([{"files": FILES, "until": "1e"}], None, "every corpus ends"),
-        ([{"files": FILES, "until": "5u"}, {"files": FILES}], None, "until: 5u is not a number of epochs; write it as 3e"),
-        ([{"files": FILES, "tag": "to German"}], None, "tag: 'to German' cannot be one piece; write a word such as <2de>"),
-        ([{"files": FILES, "tag": "</s>"}], None, "tag: '</s>' cannot be one piece"),
+        ([{"files": FILES, "weight": 1}, {"files": FILES}], None, "train needs a weight for every corpus, or for none"),
+        ([{"files": FILES, "weight": 1}] * 2, 2.0, "temperature would replace the weights"),
+        ([{"files": FILES, "until": "1e"}], None, "train has only corpora that end"),
+        ([{"files": FILES, "until": "5u"}, {"files": FILES}], None, "until 5u is not a number of epochs; write it as 3e"),
+        ([{"files": FILES, "tag": "to German"}], None, "tag 'to German' cannot be one piece; write a word such as <2de>"),
+        ([{"files": FILES, "tag": "</s>"}], None, "tag '</s>' cannot be one piece"),
         ([{"files": FILES}, "c"], None, "keys with their values|instance of"),
     ],
 )
 def test_what_contradicts_itself_is_refused(train: Any, temperature: float | None, text: str) -> None:
-    with pytest.raises((UserError, ValueError), match=text):
-        parts(CorpusConfig(train=train, valid=FILES, temperature=temperature))
+    with pytest.raises(ValueError, match=text):
+        CorpusConfig(train=train, valid=FILES, temperature=temperature)
 
 
 def two(demo: Path, **changes: Any) -> list[dict[str, Any]]:
@@ -135,6 +136,13 @@ def test_the_batches_of_all_ranks_together_are_the_same_for_any_number(
     assert given_by(np.array(trained(1)), [600, 20]) == [310, 310]
 
 
+def test_a_batch_says_its_lines_in_their_files(make: Make, demo: Path, vocabulary: Vocabulary, tmp_path: Path) -> None:
+    corpus = make(corpus__train=two(demo)).corpus
+    batches = Batches(open_stores(corpus, vocabulary, tmp_path), corpus, BatchConfig(tokens=500), vocabulary, 1)
+    batch = dataclasses.replace(next(batches.stream(DataShard(), Position())).batch, pairs=(619, 3, 600))
+    assert batches.described(batch) == "corpus.train, large, lines 4; corpus.train, small, lines 20, 1"
+
+
 def test_a_tag_is_one_piece_before_every_source_as_if_it_were_in_the_text(make: Make, demo: Path, tmp_path: Path) -> None:
     corpus = make(corpus__train=two(demo, tag="<2de>")).corpus
     vocabulary = train(corpus)
@@ -163,8 +171,8 @@ def test_a_run_resumes_within_a_mixture_bit_for_bit(make: Make, demo: Path, tmp_
     go("parts", "4u")
     assert go("parts", "9u") == whole
     log = (tmp_path / "whole" / "train.log").read_text(encoding="utf-8")
-    assert "corpus: from epoch 1 on, an epoch has 620 pairs: large 310 of its 600 pairs (50.0%), small 310" in log
-    assert "from epoch 3 on, an epoch has 600 pairs: large 600 of its 600 pairs (100.0%), small 0" in log
+    assert "corpus: from epoch 1 on, an epoch has 620 pairs: large 310 pairs (50.0%; it has 600), small 310" in log
+    assert "from epoch 3 on, an epoch has 600 pairs: large 600 pairs (100.0%; it has 600), small 0" in log
 
 
 @pytest.mark.parametrize(

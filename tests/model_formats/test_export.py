@@ -17,7 +17,7 @@ import sentencepiece
 import torch
 from conftest import small
 from models import random_batch, random_model
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from simulated import events
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -34,7 +34,7 @@ from nmt_train.load_model import load_model
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.transformer import Transformer
 from nmt_train.model.translator import Translator
-from nmt_train.model_formats import ctranslate, huggingface, tokenizer
+from nmt_train.model_formats import SENTENCEPIECE, ctranslate, huggingface, tokenizer
 from nmt_train.training.start import start
 
 SEARCH = SearchConfig(beam=5)
@@ -212,6 +212,18 @@ def test_mistakes_have_their_sentence_and_leave_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged", "file"]
 
 
+def test_a_full_disk_has_its_sentence_and_leaves_nothing(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(huggingface, "save_file", full)
+    assert call(trained, tmp_path / "out", "--to", "huggingface") == 2
+    assert "out: No space left on device; name a folder that can be written" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("missing", ["tokenizers", "ctranslate2"])
 def test_without_the_package_it_says_how_to_get_it(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str
@@ -239,7 +251,7 @@ def ours(path: Path, average: int = 1) -> tuple[Transformer, Vocabulary]:
 
 
 def ctranslated(folder: Path, sources: Sequence[str]) -> list[str]:
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / ctranslate.SENTENCEPIECE))
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / SENTENCEPIECE))
     results = ctranslate2.Translator(str(folder)).translate_batch(
         pieces.encode(list(sources), out_type=str), beam_size=5, length_penalty=1, disable_unk=True,
         suppress_sequences=[["<pad>"], ["<s>"]],

@@ -197,8 +197,14 @@ def test_sizes_that_do_not_fit_are_named(make: Make, ours: Path, tmp_path: Path)
         (lambda folder: changed(folder, d_model=64), "is not one vector of 64 per piece"),
         (lambda folder: changed(folder, decoder_ffn_dim=7), "encoder_ffn_dim and decoder_ffn_dim differ"),
         (lambda folder: changed(folder, encoder_layers=5), "a parameter is missing"),
+        (lambda folder: changed(folder, encoder_layers=1), "describes another model than the weights are of"),
+        (lambda folder: changed(folder, encoder_ffn_dim=7, decoder_ffn_dim=7), "does not fit config.json"),
         (lambda folder: changed(folder, encoder_layers="x"), "not the configuration of a MarianMT model"),
         (lambda folder: (folder / "vocab.json").write_text('{"a": 0, "b": 0}'), "not the table of a MarianMT model"),
+        (
+            lambda folder: (folder / "vocab.json").write_text('{"</s>": "0", "<unk>": "1", "<pad>": "2"}'),
+            "not the table of a MarianMT model",
+        ),
         (lambda folder: (folder / "source.spm").write_bytes(b"xx"), "not a SentencePiece model"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"xx"), "its weights cannot be read"),
         (lambda folder: (folder / "target_vocab.json").write_text("{}"), "source and target have ids of their own"),
@@ -217,6 +223,17 @@ def test_a_damaged_or_foreign_folder_has_its_sentence(
     assert cli.run(import_model.command, [str(folder), str(tmp_path / "out")]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_what_leaves_again_says_where_it_comes_from_and_searches_as_asked(ours: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert cli.run(export.command, [str(ours), str(out), "--to", "huggingface", "--beam", "1", "--normalisation", "0.5"]) == 0
+    settings = json.loads((out / "generation_config.json").read_text(encoding="utf-8"))
+    assert (settings["num_beams"], settings["length_penalty"]) == (1, 0.5)
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "which another program has trained" in card
+    assert "- imported from `theirs" in card
+    assert "training corpus" not in card
 
 
 def pointer(folder: Path) -> None:

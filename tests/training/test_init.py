@@ -96,14 +96,20 @@ def test_a_new_rank_0_begins_with_it_too_if_there_is_no_checkpoint_yet(make: Mak
     config = dataclasses.replace(make(init=str(source)), run=str(tmp_path / "fine"))
     with opened(config, False, False) as first:
         vocabulary, stores, initial = first.vocabulary, first.stores, first.initial
-    with taken_over(config, vocabulary, stores) as second:
+    with taken_over(config, vocabulary, stores, begun=False) as second:
         assert initial is not None
         assert second.initial == initial
+    source.rename(tmp_path / "elsewhere")
+    with taken_over(config, vocabulary, stores, begun=True) as third:
+        assert third.initial is None, "the survivors have the state; the model is not needed"
 
 
 def test_a_run_that_has_begun_otherwise_does_not_change_its_beginning(make: Make, tmp_path: Path) -> None:
     source = trained(make, tmp_path)
     begun = trained(make, tmp_path, "begun")
     trained(make, tmp_path, "begun", init=str(source), stop__after="20u")
-    assert f"init: {source} is ignored: the run has begun without it" in (begun / "train.log").read_text(encoding="utf-8")
+    assert f"init: {source} is ignored: the run has already begun" in (begun / "train.log").read_text(encoding="utf-8")
     assert manifest(begun / "last")["history"] == []
+    fine = trained(make, tmp_path, "fine", init=str(source))
+    trained(make, tmp_path, "fine", init=str(begun), stop__after="20u")
+    assert f"init: {begun} is ignored" in (fine / "train.log").read_text(encoding="utf-8")

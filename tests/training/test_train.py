@@ -358,7 +358,7 @@ def test_a_loss_that_is_not_finite_stops_naming_update_and_batch_and_keeps_the_c
     config = make(stop__after="10u", checkpoint__every="2u")
     with (
         poisoned([4], value),
-        pytest.raises(NotFinite, match=r"update 4, batch \d+ of epoch \d+ \(lines \d+, .*not_finite: skip"),
+        pytest.raises(NotFinite, match=r"update 4, batch \d+ of epoch \d+ \(corpus.train, lines \d+, .*not_finite: skip"),
     ):
         run(config)
     facts, tensors = final(config)
