@@ -178,7 +178,7 @@ class Batches:
         return "; ".join(found)
 
     def target_tokens(self) -> list[int]:
-        """Return the number of target tokens of each batch of the first epoch; those of later epochs are similar."""
+        """Return the number of target tokens of each batch of the first epoch. Later epochs of the same stage are similar."""
         lengths = self._lengths[1]
         return [int((lengths[pairs] + 1).sum(dtype=np.int64)) for pairs in self.groups(0)]
 

@@ -6,6 +6,7 @@ second copy of them, and a block is still in the cache when the gradients are co
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -101,12 +102,27 @@ def _accumulate(gradient: Tensor, probabilities: Tensor, block: Tensor) -> None:
 
 def cross_entropy(hidden: Tensor, output: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
     """Return the fp32 sum over rows of -log p(label), without label smoothing or gradients; shapes as above."""
-    size = max(1, _BLOCK[hidden.device.type] // output.shape[0])
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    for logits, block_labels in _blocks(hidden, output, bias, labels):
+        total += torch.nn.functional.cross_entropy(logits, block_labels, reduction="sum")
+    return total
+
+
+def log_probabilities(hidden: Tensor, output: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+    """Return log p(label) of each row (rows,), fp32; shapes as above."""
+    parts = [
+        -torch.nn.functional.cross_entropy(logits, block_labels, reduction="none")
+        for logits, block_labels in _blocks(hidden, output, bias, labels)
+    ]
+    return torch.cat(parts)
+
+
+def _blocks(hidden: Tensor, output: Tensor, bias: Tensor | None, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield fp32 logits (rows of the block, vocabulary) with their labels."""
+    size = max(1, _BLOCK[hidden.device.type] // output.shape[0])
     with torch.autocast(hidden.device.type, enabled=False):
         for start in range(0, len(hidden), size):
             logits = hidden[start : start + size].float() @ output.T
             if bias is not None:
                 logits += bias
-            total += torch.nn.functional.cross_entropy(logits, labels[start : start + size], reduction="sum")
-    return total
+            yield logits, labels[start : start + size]

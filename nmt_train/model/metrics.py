@@ -97,8 +97,11 @@ class TestSet:
             measured = {"cross-entropy": entropy, "perplexity": math.exp(min(entropy, 700.0))}
             scores.values |= {metric: value for metric, value in measured.items() if metric in config.metrics}
         if translated := sorted(metric for metric in set(config.metrics) if METRICS[metric].translated):
-            scores.translations = self._translate(model, config, asked_to_stop)
-            self._judge(scores, translated)
+            scores.translations = self.translate(model, config, asked_to_stop)
+            for metric in translated:
+                judge = scorer(metric)
+                scores.values[metric] = judge.corpus_score(scores.translations, [self.references]).score
+                scores.signatures[metric] = str(judge.get_signature())
         scores.values = {metric: scores.values[metric] for metric in config.metrics}
         return scores
 
@@ -142,7 +145,10 @@ class TestSet:
         finally:
             model.train(was_training)
 
-    def _translate(self, model: Transformer, config: ValidationConfig, asked_to_stop: Callable[[], bool]) -> list[str]:
+    def translate(
+        self, model: Transformer, config: ValidationConfig, asked_to_stop: Callable[[], bool] = lambda: False
+    ) -> list[str]:
+        """Translate all sources; raises as `measure`."""
         search = SearchConfig(beam=config.beam, normalisation=config.normalisation)
         translator = Translator(model, self._vocabulary, search, config.batch_tokens)
         order = sorted(range(len(self.source)), key=lambda i: -len(self.source[i]))
@@ -158,11 +164,12 @@ class TestSet:
             found |= dict(zip(part, texts, strict=True))
         return [found[i] for i in range(len(self.source))]
 
-    def _judge(self, scores: Scores, metrics: list[str]) -> None:
-        import sacrebleu  # slow to import, and most commands do not need it
 
-        judges: dict[str, Any] = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF}
-        for metric in metrics:
-            judge = judges[metric](force=True) if metric == "bleu" else judges[metric]()  # no warning about tokenized text
-            scores.values[metric] = judge.corpus_score(scores.translations, [self.references]).score
-            scores.signatures[metric] = str(judge.get_signature())
+def scorer(metric: str, references: list[str] | None = None) -> Any:
+    """Return sacreBLEU's object for bleu or chrf. references: may be given here instead of with each score."""
+    import sacrebleu  # slow to import, and most commands do not need it
+
+    given = None if references is None else [references]
+    if metric == "bleu":
+        return sacrebleu.BLEU(force=True, references=given)  # force: no warning about tokenized text
+    return sacrebleu.CHRF(references=given)

@@ -15,7 +15,7 @@ from nmt_train.corpus.vocabulary import PAD
 from nmt_train.model import ModelConfig
 from nmt_train.model.attention import Attention
 from nmt_train.model.dropout import drop_words, dropout
-from nmt_train.model.loss import cross_entropy, smoothed_cross_entropy
+from nmt_train.model.loss import cross_entropy, log_probabilities, smoothed_cross_entropy
 
 States = Callable[[Tensor, Tensor | None, Tensor], Tensor]
 
@@ -161,10 +161,10 @@ class Transformer(nn.Module):
 
     def log_probabilities(self, batch: Batch) -> Tensor:
         """Return log p of each sentence's target, END included (sentences,), fp32."""
-        states = self.states(batch.source, batch.source_mask, batch.target_in)
-        logits = F.linear(states, self.output_matrix, self.output_bias).float()
-        pieces = torch.log_softmax(logits, dim=-1).gather(2, batch.target_out[..., None]).squeeze(2)
-        return pieces.masked_fill(batch.target_out == PAD, 0.0).sum(1)
+        hidden, labels = self._hidden(batch, self.states)
+        pieces = log_probabilities(hidden, self.output_matrix, self.output_bias, labels)
+        sentence = (batch.target_out != PAD).nonzero()[:, 0]
+        return pieces.new_zeros(len(batch)).index_add_(0, sentence, pieces)
 
     def states(self, source: Tensor, mask: Tensor | None, target: Tensor) -> Tensor:
         """Return the decoder output (batch, target, dim) for the ids of both sides; shapes as for `encode` and `decode`."""

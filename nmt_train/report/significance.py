@@ -11,7 +11,7 @@ import torch
 from nmt_train.common.errors import UserError
 from nmt_train.common.metric import METRICS
 from nmt_train.load_model import load_model
-from nmt_train.model.metrics import ValidationConfig
+from nmt_train.model.metrics import ValidationConfig, scorer
 from nmt_train.report.table import aligned, test_set
 from nmt_train.run.folder import newest
 
@@ -23,9 +23,8 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Compare each model with the first one on one test set; return a row of scores per model and metric.
 
-    Only metrics that need translations are compared. `p` is the p-value: the
-    probability of a difference at least this large if the model and the first one were equally good.
-    Arguments and errors as for `table.measure`.
+    Only metrics that need translations are compared. `p` is the p-value: the probability of a difference at least this large if
+    the model and the first one were equally good. Arguments and errors as for `table.measure`.
     """
     metrics = [metric for metric in config.metrics if METRICS[metric].translated]
     if len(paths) < 2 or not metrics:
@@ -38,18 +37,16 @@ def compare(
         if references and own.references != references:
             raise UserError(f"--compare: {path} and {paths[0]} have different validation sets; give a test set with --test")
         references = own.references
-        systems.append((str(path), own.measure(model, config).translations or []))
+        systems.append((str(path), own.translate(model, config)))
     return _tested(systems, references, metrics)
 
 
 def _tested(systems: list[tuple[str, Sequence[str]]], references: list[str], metrics: list[str]) -> list[dict[str, Any]]:
-    import sacrebleu  # slow to import, and most commands do not need it
-    from sacrebleu.significance import PairedTest
+    from sacrebleu.significance import PairedTest  # slow to import, and most commands do not need it
 
-    judges: dict[str, Any] = {"bleu": sacrebleu.BLEU(references=[references]), "chrf": sacrebleu.CHRF(references=[references])}
     rows = []
     for metric in metrics:
-        test = PairedTest(systems, {metric: judges[metric]}, None, test_type="bs", n_samples=_SAMPLES)
+        test = PairedTest(systems, {metric: scorer(metric, references)}, None, test_type="bs", n_samples=_SAMPLES)
         signatures, found = test()
         names = found.pop("System")
         results: list[Any] = next(iter(found.values()))

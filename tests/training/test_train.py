@@ -131,13 +131,13 @@ def test_a_signal_during_validation_puts_it_off_to_the_restart(
     values, whole = uninterrupted
     pieces = configuration.validate({**values, "run": str(tmp_path / "run")}, {})
     with pytest.MonkeyPatch.context() as patch:
-        translate = TestSet._translate
+        translate = TestSet.translate
 
         def interrupted(*arguments: Any) -> Any:
             os.kill(os.getpid(), signal.SIGINT)
             return translate(*arguments)
 
-        patch.setattr(TestSet, "_translate", interrupted)
+        patch.setattr(TestSet, "translate", interrupted)
         assert run(pieces) == 128 + signal.SIGINT
     assert final(pieces)[0]["validation_pending"]
     assert run(pieces) == 0
