@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TextIO
 
 RESTARTED = "NMT_TRAIN_RESTARTED"  # set in the environment of a restarted job
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
+_OURS = ("mpirun", "mpiexec", "prterun", "orterun", "nmt-train", "nmt_train.cli.entry", "nmt_train.cli.train")
 _MPIRUN = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID")  # set by Open MPI and by MPICH, also inside a Slurm job
 
 
@@ -28,6 +33,27 @@ def queued_again() -> bool:
 def restarted() -> bool:
     """Whether this process belongs to a job that ended early and was restarted."""
     return RESTARTED in os.environ or queued_again()
+
+
+def terminal() -> TextIO | None:
+    """The terminal in which the command was typed, if its standard error is not redirected, also for a rank of mpirun.
+
+    mpirun gives its ranks pipes and forwards what they write. The terminal of mpirun itself, or of the command that started it
+    on this machine, is found by way of the parent processes.
+    """
+    if sys.stderr.isatty():
+        return sys.stderr
+    process = os.getpid()
+    with suppress(OSError, ValueError):
+        while True:
+            process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+            command = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+            if not any(Path(os.fsdecode(word)).name in _OURS for word in command[:4]):
+                return None  # a shell, for example, whose terminal does not show what mpirun prints
+            error = Path(f"/proc/{process}/fd/2")
+            if error.is_char_device() and error.readlink() != Path(os.devnull):
+                return open(error, "w", encoding="utf-8")
+    return None
 
 
 def local_rank() -> int:

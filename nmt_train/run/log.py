@@ -13,9 +13,9 @@ from typing import Annotated, Any, TextIO
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic.dataclasses import dataclass
-from tqdm import tqdm
 
 from nmt_train.common import atomic_file as durable
+from nmt_train.common import launcher
 from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError
 from nmt_train.common.section import STRICT, as_list
@@ -62,7 +62,8 @@ class Log:
     def open(cls, folder: Path, config: LogConfig, virtual: bool = False) -> Log:
         """Open the log files of the run folder, to append to them."""
         board = _tensorboard(folder) if config.tensorboard else None
-        bar = ProgressBar() if sys.stderr.isatty() else None
+        terminal = launcher.terminal()
+        bar = None if terminal is None else ProgressBar(terminal)
         text = open(folder / "train.log", "a", encoding="utf-8")
         metrics = open(folder / "metrics.jsonl", "a", encoding="utf-8")
         return cls(text, metrics, board, bar, virtual)
@@ -70,8 +71,10 @@ class Log:
     def say(self, message: str) -> None:
         """Write one line in Marian's format, `[date time] message`."""
         line = f"[{datetime.now():%Y-%m-%d %H:%M:%S}] {message}"
+        if self.bar is not None:
+            self.bar.clear()
         with contextlib.suppress(BrokenPipeError):  # mpirun may be gone while its ranks still save
-            tqdm.write(line, file=sys.stderr)
+            print(line, file=sys.stderr, flush=True)
         _write(self.text, line)
 
     def begun(self, progress: Progress, in_force: Mapping[str, str], forced: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -14,14 +14,15 @@ _FORM = "{percentage:3.0f}% |{bar}| {elapsed} elapsed, {remaining} left{postfix}
 
 
 class ProgressBar:
-    def __init__(self) -> None:
+    def __init__(self, terminal: TextIO) -> None:
+        self._terminal = terminal
         self._bar: Any = None
         self._shown = 0.0
 
     def advance(self, progress: Progress, share: float) -> None:
         """share: the fraction of training that is done, from 0 to 1, including what was done before this start."""
         if self._bar is None:
-            self._bar = tqdm(total=1.0, initial=share, leave=False, dynamic_ncols=True, bar_format=_FORM)
+            self._bar = tqdm(file=self._terminal, total=1.0, initial=share, leave=False, dynamic_ncols=True, bar_format=_FORM)
         now = time.monotonic()
         if now - self._shown < _REFRESH:
             return
@@ -29,6 +30,12 @@ class ProgressBar:
         said = f"epoch {progress.epoch}, update {progress.updates:,}, cost {progress.mean_cost():.3f}"
         self._bar.set_postfix_str(said, refresh=False)
         self._bar.update(share - self._bar.n)
+
+    def clear(self) -> None:
+        """Make room for a line; the bar comes back later, because mpirun may forward the line with some delay."""
+        if self._bar is not None:
+            self._bar.clear()
+            self._shown = time.monotonic()
 
     def close(self) -> None:
         if self._bar is not None:

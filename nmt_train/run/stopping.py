@@ -34,6 +34,10 @@ class StopConfig:
         """The first condition of `after` that is not a time."""
         return next((span for span in self.after if span.counts), None)
 
+    def reason(self, progress: Progress) -> str | None:
+        """Why training is over, for the log, or None if it is not."""
+        return next((f"stop.after {span} reached" for span in self.after if span.reached(progress)), None)
+
     def share(self, progress: Progress, pairs: int) -> float:
         """The part of the training that is done, from 0 to 1, by the condition of `after` that is closest to its end.
 
@@ -71,12 +75,13 @@ class Patience:
         return self.verdicts
 
     @property
-    def exhausted(self) -> bool:
-        """Whether training should stop early."""
+    def reason(self) -> str | None:
+        """Why training should stop early, for the log, or None if it should not."""
         if not self._config.patience or not self.verdicts:
-            return False
+            return None
         out = [verdict.stalled >= self._config.patience for verdict in self.verdicts.values()]
-        return any(out) if self._config.patience_on == "any" else all(out)
+        over = any(out) if self._config.patience_on == "any" else all(out)
+        return f"no new best in {self._config.patience} validations (stop.patience)" if over else None
 
     def state(self) -> dict[str, Any]:
         return {metric: [verdict.best, verdict.stalled] for metric, verdict in self.verdicts.items()}

@@ -7,6 +7,7 @@ train. Rank 0 writes the checkpoint when the state of all ranks has arrived.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Sequence
@@ -84,8 +85,11 @@ class Leader:
         self._count()
         self._progress.start_clock(self._transport.now)
 
-    def start_first_batch(self) -> None:
-        """Run a validation that a signal postponed; unless training is over, let the other ranks start their first batch."""
+    def start_first_batch(self, recovered: bool) -> None:
+        """Run a validation that a signal postponed; unless training is over, let the other ranks start their first batch.
+
+        recovered: training continues without ranks that have ended; the first log lines do not come again.
+        """
         self.reason = self._reason_to_stop()
         if self._state.validation_pending:
             self._save(validate=True)
@@ -95,7 +99,7 @@ class Leader:
         if self.reason is None:
             self._orders.give(Order.CONTINUE)
         self._before = self._progress.mark()
-        self._started = self._before.seconds
+        self._started = -math.inf if recovered else self._before.seconds
 
     def should_continue(self) -> bool:
         if self.reason is None and self._synchronous and not self._worker.schedule.mid_accumulation:
@@ -214,12 +218,7 @@ class Leader:
     def _reason_to_stop(self) -> str | None:
         if self.signal:
             return f"{self.signal.name} received"
-        for span in self._config.stop.after:
-            if span.reached(self._progress):
-                return f"stop.after {span} reached"
-        if self._state.patience.exhausted:
-            return f"no new best in {self._config.stop.patience} validations (stop.patience)"
-        return None
+        return self._config.stop.reason(self._progress) or self._state.patience.reason
 
     def _collect(self, validate: bool = False) -> PendingSnapshot:
         """Start a snapshot of all ranks at one moment; the other ranks' parts arrive later. A single rank's part is not a copy.

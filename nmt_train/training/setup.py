@@ -64,7 +64,7 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
         if worker.transport.ended:
             lost, repeated = (recovered.lost, recovered.repeated_batches) if recovered else (0, 0)  # 0: training had not begun
             log.lost(state.progress, worker.transport.ended, worker.transport.size, lost, repeated)
-        leader.start_first_batch()
+        leader.start_first_batch(recovered is not None)
         worker.run(leader)
         _summary(leader, state, run, log)
     finally:

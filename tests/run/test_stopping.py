@@ -28,7 +28,7 @@ def test_training_stops_when_any_or_all_metrics_ran_out_of_patience(when: str, s
     exhausted = []
     for values in zip(entropy, bleu, strict=True):
         judge.record(dict(zip(("cross-entropy", "bleu"), values, strict=True)))
-        exhausted.append(judge.exhausted)
+        exhausted.append(judge.reason is not None)
     assert exhausted.index(True) + 1 == stops_at
 
 
@@ -36,7 +36,7 @@ def test_no_patience_means_never() -> None:
     judge = patience()
     for _ in range(50):
         judge.record({"bleu": 1.0})
-    assert not judge.exhausted
+    assert judge.reason is None
 
 
 def test_patience_survives_a_restart() -> None:
@@ -45,13 +45,13 @@ def test_patience_survives_a_restart() -> None:
         first.record({"bleu": value})
     second = patience(patience=3)
     second.load(first.state())
-    assert not second.exhausted
+    assert second.reason is None
     second.record({"bleu": 4.5})
-    assert second.exhausted
+    assert second.reason == "no new best in 3 validations (stop.patience)"
 
 
 def test_a_metric_that_is_no_longer_measured_cannot_hold_training_up() -> None:
     judge = patience(patience=1)
     judge.record({"bleu": 1.0, "chrf": 1.0})
     judge.record({"bleu": 1.0})
-    assert judge.exhausted
+    assert judge.reason is not None
