@@ -107,6 +107,14 @@ class Config:
         return self
 
     @model_validator(mode="after")
+    def _check_measured(self) -> Config:
+        measured = self.validation.names(self.corpus.validation_sets)
+        wrong = [name for name in self.stop.patience_on if name not in {"any", "all", *measured}]
+        if wrong:
+            raise ValueError(f"stop.patience_on should be any, all, or some of {', '.join(measured)}, not {wrong[0]!r}")
+        return self
+
+    @model_validator(mode="after")
     def _check_decay(self) -> Config:
         until = self.optimizer.cosine_until or self.stop.countable
         if self.optimizer.schedule == "cosine" and (until is None or not until.counts):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nmt_train import cli
 from nmt_train.common.metric import METRICS
+from nmt_train.common.section import listed
 from nmt_train.report import convergence, timeline
 
 
@@ -25,7 +26,9 @@ def parser() -> cli.Parser:
         curves = kinds.add_parser(name, help=text)
         curves.add_argument("runs", nargs="+", type=Path, metavar="RUN")
         if metric is None:
-            curves.add_argument("--metric", choices=list(METRICS), default="cross-entropy")
+            curves.add_argument(
+                "--metric", default="cross-entropy", help=f"{listed(METRICS)}, command, or on another validation set: bleu@news"
+            )
         else:
             curves.set_defaults(metric=metric)
         curves.add_argument(

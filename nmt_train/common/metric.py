@@ -14,9 +14,25 @@ class Metric(NamedTuple):
     decimals: int
 
 
+# Metrics that nmt_train itself measures. There are also `command` (validation.command), and names such as `bleu@news` for other
+# validation sets.
 METRICS = {
     "cross-entropy": Metric("validation cross-entropy per piece (nats)", lower_is_better=True, translated=False, decimals=4),
     "perplexity": Metric("validation perplexity", lower_is_better=True, translated=False, decimals=2),
     "bleu": Metric("validation BLEU", lower_is_better=False, translated=True, decimals=2),
     "chrf": Metric("validation chrF", lower_is_better=False, translated=True, decimals=2),
 }
+COMMAND = "command"
+_OF_COMMAND = Metric("score of validation.command", lower_is_better=False, translated=True, decimals=4)
+
+
+def named(metric: str, validation_set: str) -> str:
+    """The name of a metric on a validation set, whose name is empty for the first one."""
+    return f"{metric}@{validation_set}" if validation_set else metric
+
+
+def metric_of(name: str) -> Metric:
+    """What is known of a metric by its name on any validation set."""
+    metric, _, validation_set = name.partition("@")
+    found = METRICS.get(metric, _OF_COMMAND)
+    return found._replace(label=f"{found.label}, {validation_set}") if validation_set else found

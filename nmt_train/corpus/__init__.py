@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic.dataclasses import dataclass
 
 from nmt_train.common.duration import Duration
-from nmt_train.common.section import STRICT
+from nmt_train.common.metric import METRICS
+from nmt_train.common.section import STRICT, as_list, listed
 
 MAX_RATIO = 200.0  # bytes of text per byte of a .gz file: ordinary text has 5 to 10, purely repetitive text 1,000
 # One entry per side, or one .tsv file with both sides; a side may be a list of files, which are read in order.
@@ -73,9 +75,30 @@ class CorpusPart:
         return self
 
 
-def _form(train: Any) -> str:
-    """Whether `corpus.train` gives files or a list of corpora."""
-    several = isinstance(train, list) and any(isinstance(entry, (dict, CorpusPart)) for entry in train)
+@dataclass(frozen=True, config=STRICT)
+class ValidationSet:
+    """One of several validation sets (an entry of `corpus.valid`).
+
+    name: for its metrics (as in `bleu@news`); the metrics of the first set have plain names. metrics: None means those of
+    `validation.metrics`.
+    """
+
+    files: Files
+    name: str = ""
+    metrics: Annotated[list[str], BeforeValidator(as_list)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> ValidationSet:
+        if self.name and not all(letter.isalnum() or letter in "-_." for letter in self.name):
+            raise ValueError(f"name {self.name!r} becomes part of file names; use letters, digits, -, _ and .")
+        if self.metrics is not None and (wrong := [metric for metric in self.metrics if metric not in METRICS]):
+            raise ValueError(f"metrics: it should be {listed(METRICS)}, not {wrong[0]!r}")
+        return self
+
+
+def _form(value: Any) -> str:
+    """Whether `corpus.train` or `corpus.valid` gives files or a list of corpora."""
+    several = isinstance(value, list) and any(isinstance(entry, (dict, CorpusPart, ValidationSet)) for entry in value)
     return "entry" if several else "files"
 
 
@@ -87,7 +110,12 @@ class CorpusConfig:
         description="[source, target], each a file or a list of files; or [pairs.tsv]; relative to the working directory."
         " For several corpora: a list of {files: [source, target], name, weight, until: 3e, tag: '<2de>'} (docs/corpora.md)"
     )
-    valid: Files = Field(description="validation set, in the same form as train")
+    valid: Annotated[Annotated[Files, Tag("files")] | Annotated[list[ValidationSet], Tag("entry")], Discriminator(_form)] = (
+        Field(
+            description="validation set: [source, target] or [pairs.tsv]. For several sets: a list of {files: [source, target],"
+            " name, metrics} (docs/corpora.md)"
+        )
+    )
     temperature: float | None = Field(
         default=None,
         ge=0.1,
@@ -124,6 +152,14 @@ class CorpusConfig:
         several = [part for part in self.train if isinstance(part, CorpusPart)]
         return several or [CorpusPart(files=self.train)]  # type: ignore[arg-type]
 
+    @property
+    def validation_sets(self) -> list[ValidationSet]:
+        """The validation sets. The first one's name is empty, because its metrics have plain names."""
+        several = [part for part in self.valid if isinstance(part, ValidationSet)]
+        if not several:
+            return [ValidationSet(files=self.valid)]  # type: ignore[arg-type]
+        return [replace(several[0], name=""), *several[1:]]
+
     def label(self, number: int) -> str:
         """The name of corpus `number` in error messages."""
         parts = self.parts
@@ -138,6 +174,9 @@ class CorpusConfig:
             raise ValueError("temperature would replace the weights of the corpora; remove it or them")
         if all(part.until is not None for part in self.parts):
             raise ValueError("train has only corpora that end (until), and later epochs would be empty; remove one until")
+        names = [part.name for part in self.validation_sets]
+        if "" in names[1:] or len(set(names)) < len(names):
+            raise ValueError("valid needs a different name for every set after the first")
         return self
 
 

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass as plain_dataclass
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from nmt_train.common.duration import Duration
 from nmt_train.common.errors import NotFinite, UserError
-from nmt_train.common.metric import METRICS
+from nmt_train.common.metric import COMMAND, METRICS, named
 from nmt_train.common.section import STRICT, as_list, one_of
-from nmt_train.corpus import MAX_RATIO, Files
+from nmt_train.corpus import MAX_RATIO, CorpusConfig, Files, ValidationSet
 from nmt_train.corpus.batches import Batch, assemble, fitting
 from nmt_train.corpus.text import read_pairs
 from nmt_train.corpus.vocabulary import TARGET, Vocabulary
 from nmt_train.model.beam_search import SearchConfig
+from nmt_train.model.external_score import CommandFailed, Stopped, external_score
 from nmt_train.model.transformer import Transformer
 from nmt_train.model.translator import NO_PROBABILITIES, Translator, best_text
 
@@ -40,6 +41,14 @@ class ValidationConfig:
         min_length=1,
         description="any of cross-entropy (nats per target piece, END included), perplexity, bleu and chrf",
     )
+    command: str | None = Field(
+        default=None,
+        description="a shell command whose last line of output is a score, higher is better (metric `command`); {source},"
+        " {translations} and {reference} stand for files with one sentence per line",
+    )
+    command_limit: Duration = Field(
+        default=Duration.parse("10m"), description="stop validation.command after this time; the score is then missing"
+    )
     beam: int = Field(default=5, ge=1, le=1000, description="beam size")
     normalisation: float = Field(default=1.0, ge=0, le=10, description="log-probabilities are divided by length to this power")
     batch_tokens: int = Field(
@@ -49,6 +58,21 @@ class ValidationConfig:
         description="maximum of a batch's sentences times its longest source or target; less above 256 pieces [pieces]",
     )
 
+    @model_validator(mode="after")
+    def _check(self) -> ValidationConfig:
+        if self.command_limit.counts:
+            raise ValueError(f"command_limit {self.command_limit} is not a time; write 10m")
+        return self
+
+    def of_set(self, part: ValidationSet) -> list[str]:
+        """The metrics to measure on a validation set."""
+        own = self.metrics if part.metrics is None else part.metrics
+        return [*own, *([COMMAND] if self.command else [])]
+
+    def names(self, parts: Sequence[ValidationSet]) -> list[str]:
+        """The names of all metrics on all validation sets."""
+        return [named(metric, part.name) for part in parts for metric in self.of_set(part)]
+
 
 class Interrupted(Exception):
     """Validation stopped on request before it was complete."""
@@ -56,11 +80,15 @@ class Interrupted(Exception):
 
 @plain_dataclass
 class Scores:
-    """The value of each metric, the sacreBLEU signatures, and the translations if a metric needed them."""
+    """The value of each metric, the sacreBLEU signatures, and the translations if a metric needed them.
+
+    failures: for each metric that could not be measured, the reason.
+    """
 
     values: dict[str, float] = field(default_factory=dict)
     signatures: dict[str, str] = field(default_factory=dict)
     translations: list[str] | None = None
+    failures: dict[str, str] = field(default_factory=dict)
 
 
 class TestSet:
@@ -76,8 +104,8 @@ class TestSet:
         pairs = list(read_pairs(files, key, ratio))
         if not pairs:
             raise UserError(f"{key}: the files are empty; give files that contain text")
-        self.references = [target for _, target in pairs]
-        self.source = [np.array(ids, dtype=np.int64) for ids in vocabulary.encode([source for source, _ in pairs])]
+        self.sources, self.references = [source for source, _ in pairs], [target for _, target in pairs]
+        self.source = [np.array(ids, dtype=np.int64) for ids in vocabulary.encode(self.sources)]
         self.target = [np.array(ids, dtype=np.int64) for ids in vocabulary.encode(self.references, TARGET)]
         self._vocabulary = vocabulary
         for number, ids in enumerate(zip(self.source, self.target, strict=True), 1):
@@ -96,14 +124,26 @@ class TestSet:
             entropy = self._cross_entropy(model, config.batch_tokens, asked_to_stop)
             measured = {"cross-entropy": entropy, "perplexity": math.exp(min(entropy, 700.0))}
             scores.values |= {metric: value for metric, value in measured.items() if metric in config.metrics}
-        if translated := sorted(metric for metric in set(config.metrics) if METRICS[metric].translated):
+        translated = sorted(metric for metric in set(config.metrics) if METRICS[metric].translated)
+        if translated or config.command:
             scores.translations = self.translate(model, config, asked_to_stop)
             for metric in translated:
                 judge = scorer(metric)
                 scores.values[metric] = judge.corpus_score(scores.translations, [self.references]).score
                 scores.signatures[metric] = str(judge.get_signature())
         scores.values = {metric: scores.values[metric] for metric in config.metrics}
+        if config.command:
+            self._ask_command(scores, config, asked_to_stop)
         return scores
+
+    def _ask_command(self, scores: Scores, config: ValidationConfig, asked_to_stop: Callable[[], bool]) -> None:
+        texts = {"source": self.sources, "translations": scores.translations or [], "reference": self.references}
+        try:
+            scores.values[COMMAND] = external_score(str(config.command), texts, config.command_limit.amount, asked_to_stop)
+        except CommandFailed as error:
+            scores.failures[COMMAND] = str(error)
+        except Stopped:
+            raise Interrupted from None
 
     @torch.inference_mode()
     def score(self, model: Transformer, batch_tokens: int) -> list[float]:
@@ -163,6 +203,30 @@ class TestSet:
             texts = best_text(self._vocabulary, translator.translate([self.source[i] for i in part], check))
             found |= dict(zip(part, texts, strict=True))
         return [found[i] for i in range(len(self.source))]
+
+
+class TestSets:
+    """The validation sets of a run. Metrics of the first one have plain names, those of others names such as `bleu@news`."""
+
+    __test__ = False
+
+    def __init__(self, corpus: CorpusConfig, vocabulary: Vocabulary) -> None:
+        """Raises UserError as `TestSet` does."""
+        self._parts = corpus.validation_sets
+        self._sets = [
+            TestSet(part.files, f"corpus.valid, {part.name}" if part.name else "corpus.valid", vocabulary, corpus.max_ratio)
+            for part in self._parts
+        ]
+
+    def measure(
+        self, model: Transformer, config: ValidationConfig, asked_to_stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, Scores]:
+        """Return the scores on each set, by its name; arguments and errors as for `TestSet.measure`."""
+        found = {}
+        for part, test_set in zip(self._parts, self._sets, strict=True):
+            its = config if part.metrics is None else replace(config, metrics=part.metrics)
+            found[part.name] = test_set.measure(model, its, asked_to_stop)
+        return found
 
 
 def scorer(metric: str, references: list[str] | None = None) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt_train import __version__
-from nmt_train.common.metric import METRICS
+from nmt_train.common.metric import METRICS, metric_of
 from nmt_train.model import ModelConfig
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model_formats import SENTENCEPIECE, SENTENCEPIECE_PAIR
@@ -100,11 +100,11 @@ def _about(origin: Origin, config: ModelConfig) -> str:
     if not imported:
         lines += [f"- training corpus: {_files(corpus['train'])}", f"- validation set: {_files(corpus['valid'])}"]
     lines += [f"- {'imported from' if imported else 'trained from the parameters of'} `{_origin(path)}`" for path in began[:1]]
-    scores = {metric: origin.scores[metric] for metric in METRICS if metric in origin.scores} if origin.scores else {}
+    scores = {name: value for name, value in (origin.scores or {}).items() if name.partition("@")[0] in METRICS}
     signatures = (origin.scores or {}).get("signatures", {})
     for metric, value in scores.items():
         signature = f" (sacreBLEU signature `{signatures[metric]}`)" if metric in signatures else ""
-        lines.append(f"- {metric} on the validation set: {value:.{METRICS[metric].decimals}f}{signature}")
+        lines.append(f"- {metric} on the validation set: {value:.{metric_of(metric).decimals}f}{signature}")
     if not scores:
         lines.append("- these parameters were not validated; measure them with `nmt-validate`")
     return "\n".join(lines) + "\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt_train.common.errors import UserError
-from nmt_train.common.metric import METRICS
+from nmt_train.common.metric import metric_of
 from nmt_train.report.figure import new_figure, save_figure
 from nmt_train.run.folder import is_simulation
 from nmt_train.run.log import read_metrics
@@ -20,7 +20,7 @@ LOGGED = {"cost": "training cost per piece (nats)", "learning_rate": "learning r
 
 
 def curve(run: Path, metric: str) -> list[dict[str, Any]]:
-    """Return the events of a run that include `metric`, one of METRICS or of LOGGED; raise UserError if there are none."""
+    """Return the events of a run that include `metric` (of any validation set, or one of LOGGED); UserError if none does."""
     kind = "train" if metric in LOGGED else "validation"
     events = [event for event in read_metrics(run / "metrics.jsonl") if event["event"] == kind and metric in event]
     if not events and kind == "train":
@@ -33,7 +33,7 @@ def curve(run: Path, metric: str) -> list[dict[str, Any]]:
 def plot(runs: list[Path], metric: str, clock: str, output: Path) -> list[Path]:
     """Plot `metric` of each run over `clock`; write `output` (PNG, SVG or PDF by its extension) and a CSV file beside it.
 
-    metric: one of METRICS or of LOGGED. clock: one of CLOCKS.
+    metric: as for `curve`. clock: one of CLOCKS.
     """
     curves = {str(run): curve(run, metric) for run in runs}
     longest = max(events[-1][clock] for events in curves.values())
@@ -49,7 +49,7 @@ def plot(runs: list[Path], metric: str, clock: str, output: Path) -> list[Path]:
     what = CLOCKS[clock] if kinds == {False} else CLOCKS[clock].replace("wall-clock time", "time")
     where = {frozenset({True}): "virtual ", frozenset({False}): ""}.get(frozenset(kinds), "real and virtual ")
     axes.set_xlabel(f"{where}{what} ({unit})")
-    axes.set_ylabel(LOGGED.get(metric) or METRICS[metric].label)
+    axes.set_ylabel(LOGGED.get(metric) or metric_of(metric).label)
     axes.set_xlim(left=0)
     axes.legend(frameon=False)
     save_figure(figure, output)

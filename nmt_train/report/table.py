@@ -30,7 +30,7 @@ def measure(
     for path in paths:
         for group in [[one] for one in find_checkpoints(path)] if average is None else [newest(path, average)]:
             model, vocabulary, facts = load_model(group, device)
-            files: Files = list(test) if test else facts["config"]["corpus"]["valid"]
+            files: Files = list(test) if test else _files(facts)
             key = (vocabulary.digest, str(files))
             if key not in sets:
                 sets[key] = test_set(test, vocabulary, facts)
@@ -53,11 +53,17 @@ def score(path: Path, average: int, test: list[str] | None, batch_tokens: int, d
 
 
 def test_set(test: list[str] | None, vocabulary: Vocabulary, facts: dict[str, Any]) -> TestSet:
-    """The test set of these files, or the run's corpus.valid."""
-    corpus = facts["config"]["corpus"]
+    """The test set of these files, or the run's first validation set."""
     if test:
         return TestSet(list(test), "--test", vocabulary, MAX_RATIO)
-    return TestSet(corpus["valid"], "corpus.valid", vocabulary, corpus.get("max_ratio", MAX_RATIO))
+    return TestSet(_files(facts), "corpus.valid", vocabulary, facts["config"]["corpus"].get("max_ratio", MAX_RATIO))
+
+
+def _files(facts: dict[str, Any]) -> Files:
+    """The files of a run's first validation set."""
+    valid = facts["config"]["corpus"]["valid"]
+    files: Files = valid[0]["files"] if isinstance(valid[0], dict) else valid
+    return files
 
 
 def table(rows: list[dict[str, Any]], metrics: list[str]) -> str:

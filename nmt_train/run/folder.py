@@ -117,11 +117,11 @@ class Run:
         for name, data in files.items():
             durable.write(self.folder / name, data)
 
-    def keep_translations(self, update: int, lines: list[str]) -> None:
-        """Write the translations of a validation to `translations/<update>.txt`."""
+    def keep_translations(self, name: str, lines: list[str]) -> None:
+        """Write the translations of a validation to `translations/<name>.txt`."""
         folder = self.folder / "translations"
         folder.mkdir(exist_ok=True)
-        durable.write(folder / f"{update}.txt", "".join(line + "\n" for line in lines).encode())
+        durable.write(folder / f"{name}.txt", "".join(line + "\n" for line in lines).encode())
 
     def prune(self, keep: int) -> None:
         """Delete all checkpoints except the newest `keep` and those that a link points to."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from nmt_train.common.duration import Duration
-from nmt_train.common.metric import METRICS
+from nmt_train.common.metric import metric_of
 from nmt_train.common.section import STRICT, as_list
 from nmt_train.run.progress import Progress
 
@@ -25,8 +26,11 @@ class StopConfig:
     patience: int = Field(
         default=0, ge=0, le=10**9, description="stop after this many validations in a row without a new best; 0: never"
     )
-    patience_on: Literal["any", "all"] = Field(
-        default="all", description="stop when any, or all, of validation.metrics have run out of patience"
+    patience_on: Annotated[list[str], BeforeValidator(as_list)] = Field(
+        default=["all"],
+        min_length=1,
+        description="stop when any, or all, of the measured metrics have run out of patience; or names of metrics, such as"
+        " bleu@news: when all of these have",
     )
 
     @property
@@ -63,24 +67,31 @@ class Patience:
         self._config = config
         self.verdicts: dict[str, Verdict] = {}
 
-    def record(self, scores: dict[str, float]) -> dict[str, Verdict]:
-        """Judge one validation; a verdict with `stalled` 0 is a new best. Metrics no longer measured are forgotten."""
+    def record(self, scores: dict[str, float], failed: Sequence[str] = ()) -> dict[str, Verdict]:
+        """Judge one validation; a verdict with `stalled` 0 is a new best. Metrics no longer measured are forgotten.
+
+        failed: metrics that could not be measured this time, whose verdicts stay as they are.
+        """
         before, self.verdicts = self.verdicts, {}
         for metric, value in scores.items():
             last = before.get(metric)
-            if last is None or (value < last.best if METRICS[metric].lower_is_better else value > last.best):
+            if last is None or (value < last.best if metric_of(metric).lower_is_better else value > last.best):
                 self.verdicts[metric] = Verdict(value, 0)
             else:
                 self.verdicts[metric] = Verdict(last.best, last.stalled + 1)
-        return self.verdicts
+        judged = dict(self.verdicts)
+        self.verdicts |= {metric: before[metric] for metric in failed if metric in before}
+        return judged
 
     @property
     def reason(self) -> str | None:
         """Why training should stop early, for the log, or None if it should not."""
         if not self._config.patience or not self.verdicts:
             return None
-        out = [verdict.stalled >= self._config.patience for verdict in self.verdicts.values()]
-        over = any(out) if self._config.patience_on == "any" else all(out)
+        on = self._config.patience_on
+        names = list(self.verdicts) if on in (["any"], ["all"]) else [name for name in on if name in self.verdicts]
+        out = [self.verdicts[name].stalled >= self._config.patience for name in names]
+        over = bool(out) and (any(out) if on == ["any"] else all(out))
         return f"no new best in {self._config.patience} validations (stop.patience)" if over else None
 
     def state(self) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from nmt_train.common.metric import named
 from nmt_train.distributed.transport import Future
-from nmt_train.model.metrics import Interrupted, Scores, TestSet
+from nmt_train.model.metrics import Interrupted, Scores, TestSets
 from nmt_train.run.folder import Run
 from nmt_train.run.log import Log
 from nmt_train.run.progress import Progress
@@ -24,10 +25,10 @@ class BackgroundValidation:
     """
 
     def __init__(
-        self, worker: Worker, run: Run, log: Log, state: LeaderState, test_set: TestSet, stalled: Callable[[], None],
+        self, worker: Worker, run: Run, log: Log, state: LeaderState, test_sets: TestSets, stalled: Callable[[], None],
         asked_to_stop: Callable[[], bool],
     ) -> None:  # fmt: skip
-        self._worker, self._run, self._log, self._state, self._test_set = worker, run, log, state, test_set
+        self._worker, self._run, self._log, self._state, self._test_sets = worker, run, log, state, test_sets
         self._stalled, self._asked_to_stop = stalled, asked_to_stop
         # Copies, with the progress and the learning rate when they were requested.
         self._coming = deque[tuple[Future[Tensor], Progress, float]]()
@@ -53,25 +54,32 @@ class BackgroundValidation:
             self._judge(scores, parameters, then, rate)
         return any_was
 
-    def _measure(self, parameters: Tensor) -> Scores | None:
-        """The scores of the parameters, or None if a signal interrupted the validation."""
+    def _measure(self, parameters: Tensor) -> dict[str, Scores] | None:
+        """The scores of the parameters on each validation set, or None if a signal interrupted the validation."""
         progress, worker = self._state.progress, self._worker
         progress.tick(training=True)
         try:
             with worker.trace.span("validate"), worker.flat.using(parameters):
-                return self._test_set.measure(worker.model, worker.config.validation, self._interrupted)
+                return self._test_sets.measure(worker.model, worker.config.validation, self._interrupted)
         except Interrupted:
             return None
         finally:
             progress.tick(training=False)
 
-    def _judge(self, scores: Scores, parameters: Tensor, then: Progress, rate: float) -> None:
+    def _judge(self, sets: dict[str, Scores], parameters: Tensor, then: Progress, rate: float) -> None:
         """Log the scores, and keep the parameters if they are the best by any metric; rate: the learning rate then."""
         state, worker = self._state, self._worker
-        verdicts = state.patience.record(scores.values)
-        self._log.validation(then, scores.values, scores.signatures, verdicts, rate)
-        if scores.translations is not None:
-            self._run.keep_translations(then.updates, scores.translations)
+        values, signatures, failures = (
+            {named(metric, name): value for name, scores in sets.items() for metric, value in getattr(scores, kind).items()}
+            for kind in ("values", "signatures", "failures")
+        )
+        verdicts = state.patience.record(values, list(failures))
+        self._log.validation(then, values, signatures, verdicts, rate)
+        for metric, reason in failures.items():
+            self._log.say(f"warning: {metric} was not measured at update {then.updates}: validation.command: {reason}")
+        for name, scores in sets.items():
+            if scores.translations is not None:
+                self._run.keep_translations(named(str(then.updates), name), scores.translations)
         best = [metric for metric, verdict in verdicts.items() if not verdict.stalled]
         if best:
             numbers = worker.schedule.exchange.optimizer.state()[1]

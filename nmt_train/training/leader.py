@@ -20,7 +20,7 @@ from nmt_train.corpus.data_shard import DataShard, Position, plain, resume
 from nmt_train.distributed.exchange.parameter_server.per_node import first_ranks
 from nmt_train.distributed.message import Message, from_json
 from nmt_train.distributed.transport import Tag
-from nmt_train.model.metrics import TestSet
+from nmt_train.model.metrics import TestSets
 from nmt_train.run.folder import Run
 from nmt_train.run.log import Log
 from nmt_train.trace import write_spans
@@ -37,7 +37,7 @@ from nmt_train.training.worker import Worker
 class Leader:
     """reason: why training is over, or None while it continues. signal: the signal that asks training to stop, or None."""
 
-    def __init__(self, worker: Worker, run: Run, log: Log, state: LeaderState, test_set: TestSet) -> None:
+    def __init__(self, worker: Worker, run: Run, log: Log, state: LeaderState, test_sets: TestSets) -> None:
         self._worker, self._transport, self._config = worker, worker.transport, worker.config
         self._run, self._log, self._state = run, log, state
         self._progress = worker.progress = state.progress
@@ -51,7 +51,7 @@ class Leader:
         self._started = 0.0  # seconds of the run when this start began to train
         self._checkpoint_writer = CheckpointWriter(worker, run, state)
         self._validation = BackgroundValidation(
-            worker, run, log, state, test_set, self._stalled, lambda: self.signal is not None
+            worker, run, log, state, test_sets, self._stalled, lambda: self.signal is not None
         )
         self._held: PendingSnapshot | None = None  # the final snapshot, while the other ranks wait at the barrier
         self.reason: str | None = None

@@ -84,8 +84,9 @@ def _check_early(config: Config) -> None:
     for number, part in enumerate(found):
         for path in (path for side in sides(part.files, config.corpus.label(number)) for path in side):
             next(read_lines(path, config.corpus.max_ratio), None)
-    for _ in read_pairs(config.corpus.valid, "corpus.valid", config.corpus.max_ratio):
-        pass
+    for test in config.corpus.validation_sets:
+        for _ in read_pairs(test.files, f"corpus.valid, {test.name}" if test.name else "corpus.valid", config.corpus.max_ratio):
+            pass
 
 
 def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:

@@ -15,7 +15,7 @@ from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.distributed.transport import Transport
-from nmt_train.model.metrics import TestSet
+from nmt_train.model.metrics import TestSets
 from nmt_train.model.transformer import Transformer
 from nmt_train.modes import build as modes
 from nmt_train.run.folder import Run
@@ -35,7 +35,7 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
     """Train as rank 0; returns the exit status. recovered: given if training continues without ranks that have ended."""
     run, config = prepared.run, worker.config
     _check_local_steps(worker)
-    test_set = TestSet(config.corpus.valid, "corpus.valid", prepared.vocabulary, config.corpus.max_ratio)
+    test_sets = TestSets(config.corpus, prepared.vocabulary)
     state = LeaderState(Progress(), Patience(config.stop), prepared.vocabulary)
     if recovered is not None:
         state.load_facts(recovered.leader)
@@ -52,7 +52,7 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
     try:
         if prepared.overwrite and recovered is None:
             log.say(f"started over: deleted the previous contents of {run.folder} (--overwrite)")
-        leader = Leader(worker, run, log, state, test_set)
+        leader = Leader(worker, run, log, state, test_sets)
         stop_request.tell(leader.ask)
         if recovered is None:
             leader.begin(snapshot)

@@ -12,11 +12,15 @@ ALONE, IDEAL = "one machine", "ideal sync"
 
 @dataclass(frozen=True)
 class System:
-    """A mode with fixed options, and the settings to try; the first value of each is part of the first trial."""
+    """A mode with fixed options, and the settings to try; the first value of each is part of the first trial.
+
+    unlimited: `fixed` gives the network.
+    """
 
     mode: str
     fixed: tuple[str, ...]
     knobs: Mapping[str, tuple[str, ...]]
+    unlimited: bool = False
 
     def candidates(self, most: int) -> list[tuple[str, ...]]:
         """The settings of at most `most` trials: the first values of all knobs, then random choices, the same every time."""
@@ -39,7 +43,7 @@ _PUSHES = ("0.003 0.002 0.005", "800 400 1600", "0.15 0 0.5")
 _UNLIMITED = ("cluster.network.bandwidth=100 GB/s", "cluster.network.latency=0 us")
 SYSTEMS: dict[str, System] = {
     ALONE: System("single", ("cluster.nodes=1 x 1",), _knobs(*_ONE_BATCH, batch__sentences="32 16")),
-    IDEAL: System("sync", _UNLIMITED, _knobs(*_FOUR_BATCHES)),
+    IDEAL: System("sync", _UNLIMITED, _knobs(*_FOUR_BATCHES), unlimited=True),
     "sync bf16": System("sync", ("override.up=bf16",), _knobs(*_FOUR_BATCHES, batch__accumulate="1 2 4")),
     "powersgd": System("powersgd", (), _knobs(*_FOUR_BATCHES, low_rank__rank="4 1 16")),
     "local-sgd": System("local-sgd", (), _knobs(*_LOCAL, local__every="8 4 16 32")),

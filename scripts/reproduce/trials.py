@@ -47,7 +47,8 @@ class Trial:
     def job(self, folder: Path) -> Job:
         system = SYSTEMS[self.system]
         options = (
-            "optimizer.schedule=cosine", f"cluster.network.bandwidth={self.network}", *system.fixed, *self._options(),
+            "optimizer.schedule=cosine", *system.fixed, *self._options(),
+            *(() if system.unlimited else (f"cluster.network.bandwidth={self.network}",)),
             f"seed={self.seed}", f"stop.after={self.words}t", f"checkpoint.every={_SAVE_EVERY}t",
             f"validation.every={max(self.words // _VALIDATIONS, _APART)}t",
         )  # fmt: skip

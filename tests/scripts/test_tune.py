@@ -84,6 +84,8 @@ def test_every_system_has_as_many_trials_and_each_is_a_valid_run(name: str, tmp_
         job = Trial(name, "100 Mbit/s", 500_000, 0, settings).job(tmp_path)
         command = [str(part) for part in job.command]
         mode = command[command.index("--mode") + 1]
+        given = [part.split("=")[0] for part in command if part.startswith("--")]
+        assert len(set(given)) == len(given), "no option is given twice"
         options = dict(part[2:].split("=", 1) for part in command if part.startswith("--") and "=" in part)
         of_cluster = {key.removeprefix("cluster."): value for key, value in options.items() if key.startswith("cluster.")}
         its = {key: value for key, value in options.items() if key not in ("cluster." + part for part in of_cluster)}

@@ -1,0 +1,133 @@
+"""Several validation sets by name, scores of a command of the user, and early stopping on any of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Make
+from simulated import events
+
+from nmt_train.cli import plot, validate
+from nmt_train.common.errors import UserError
+from nmt_train.config import Config
+from nmt_train.model.external_score import CommandFailed, Stopped, external_score
+from nmt_train.run.stopping import Patience, StopConfig
+from nmt_train.training.start import start
+
+
+def two(demo: Path, **second: Any) -> list[dict[str, Any]]:
+    """The validation set of the demo corpus, and its test set as a second one."""
+    return [
+        {"name": "usual", "files": [f"{demo}/valid.en", f"{demo}/valid.de"]},
+        {"name": "other", "files": [f"{demo}/test.en", f"{demo}/test.de"], **second},
+    ]
+
+
+def trained(make: Make, folder: Path, **changes: Any) -> Config:
+    values = {"stop__after": "4u", "validation__every": "2u", "validation__beam": 1, **changes}
+    config = dataclasses.replace(make(**values), run=str(folder))
+    assert start(config, False, False) == 0
+    return config
+
+
+def test_every_set_has_its_metrics_its_best_checkpoint_its_translations_and_its_curve(
+    make: Make, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    trained(make, run, corpus__valid=two(demo, metrics="bleu"), validation__metrics=["cross-entropy"])
+    found = events(run, "validation")[-1]
+    assert {"cross-entropy", "bleu@other"} < found.keys()
+    assert not {"bleu", "cross-entropy@other"} & found.keys()
+    assert list(found["signatures"]) == ["bleu@other"]
+    assert (run / "best-bleu@other").exists()
+    assert len((run / "translations" / "4@other.txt").read_text(encoding="utf-8").splitlines()) == 20
+    assert plot.command(["convergence", str(run), "--metric", "bleu@other"]) == 0
+    assert "bleu@other" in (run / "convergence.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert "[valid] Ep. 1 : Up. 4 : bleu@other :" in (run / "train.log").read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert validate.command([str(run / "last"), "--metrics", "cross-entropy"]) == 0
+    assert f"{found['cross-entropy']:.4f}" in capsys.readouterr().out, "nmt-validate measures the first set"
+
+
+def test_the_second_set_does_not_change_the_scores_of_the_first(make: Make, demo: Path, tmp_path: Path) -> None:
+    trained(make, tmp_path / "one")
+    trained(make, tmp_path / "two", corpus__valid=two(demo))
+    scores = [[event["cross-entropy"] for event in events(tmp_path / name, "validation")] for name in ("one", "two")]
+    assert scores[0] == scores[1]
+
+
+def test_early_stopping_on_a_metric_by_name() -> None:
+    judge = Patience(StopConfig(after=["9e"], patience=2, patience_on=["bleu@news"]))  # type: ignore[list-item]
+    for value in (1.0, 0.5, 0.5):
+        assert judge.reason is None
+        judge.record({"cross-entropy": 9.0 - value, "bleu@news": value})
+    assert judge.reason == "no new best in 2 validations (stop.patience)"
+
+
+def test_a_metric_that_failed_once_keeps_its_best_value() -> None:
+    judge = Patience(StopConfig(after=["9e"]))  # type: ignore[list-item]
+    judge.record({"bleu": 1.0, "command": 0.8})
+    assert "command" not in judge.record({"bleu": 2.0}, failed=["command"])
+    assert judge.record({"bleu": 2.0, "command": 0.7})["command"].best == 0.8
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"stop__patience_on": "blue"}, r"stop.patience_on should be any, all, or some of cross-entropy, .*not 'blue'"),
+        ({"corpus__valid": [{"files": ["a", "b"]}, {"files": ["a", "b"]}]}, "a different name for every set after the first"),
+        ({"corpus__valid": [{"files": ["a", "b"], "name": "a/b"}]}, "name 'a/b' becomes part of file names"),
+        ({"corpus__valid": [{"files": ["a", "b"], "metrics": ["blue"]}]}, "should be cross-entropy, .*, not 'blue'"),
+        ({"validation__command_limit": "5u"}, "command_limit 5u is not a time"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(make: Make, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(UserError, match=text):
+        make(**changes)
+
+
+LENGTH = f"{sys.executable} -c \"import sys; print('some text'); print(len(open(sys.argv[1]).read().split()))\" "
+
+
+def test_the_score_of_a_command_is_a_metric(make: Make, demo: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trained(make, run, validation__metrics=["cross-entropy"], validation__command=LENGTH + "{reference}")
+    words = len((demo / "valid.de").read_text(encoding="utf-8").split())
+    assert [event["command"] for event in events(run, "validation")] == [words, words]
+    assert (run / "best-command").exists()
+
+
+def test_a_command_that_fails_is_reported_and_training_goes_on(make: Make, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trained(make, run, validation__command="echo no model; exit 3")
+    assert all("command" not in event for event in events(run, "validation"))
+    said = (run / "train.log").read_text(encoding="utf-8")
+    assert "warning: command was not measured at update 2: validation.command: exit status 3: no model" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "limit", "said"),
+    [
+        ("echo 0.5; echo none", 60.0, "the last line of its output is not a number: 'none'"),
+        ("true", 60.0, "not a number: ''"),
+        ("sleep 600 & sleep 600", 0.0, "not finished after 0 s"),
+    ],
+)
+def test_why_a_command_gave_no_score(command: str, limit: float, said: str) -> None:
+    with pytest.raises(CommandFailed, match=said):
+        external_score(command, {}, limit, lambda: False)
+
+
+def test_a_signal_stops_the_command() -> None:
+    with pytest.raises(Stopped):
+        external_score("sleep 600", {}, 1000.0, lambda: True)
+
+
+def test_a_command_reads_the_sentences_line_by_line() -> None:
+    texts = {"source": ["a b", "c"], "translations": ["d", ""]}
+    count = "cat {source} {translations} | wc -l"
+    assert external_score(count, texts, 60.0, lambda: False) == 4
