@@ -10,6 +10,7 @@ from nmt_train import cli
 from nmt_train.cli import options as settings
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
+from nmt_train.corpus import cache
 from nmt_train.training.launch.restarts import Job, read_hosts
 
 _EXAMPLES = """
@@ -33,6 +34,9 @@ def parser() -> cli.Parser:
         "--restarts", type=cli.count, default=0, metavar="N",
         help="if the job fails, restart it up to N times on the machines that still respond (default: 0)",
     )  # fmt: skip
+    options.add_argument(
+        "--empty-cache", action="store_true", help="remove all tokenized corpora that no run uses (see corpus.cache), and exit"
+    )
     settings.add_keys(options)
     return options
 
@@ -43,6 +47,11 @@ def command(arguments: Sequence[str]) -> int:
         print(settings.short_help(options), end="", file=sys.stderr)
         return UserError.status
     given = settings.parse(options, arguments)
+    if given.empty_cache:
+        folder = cache.folder(vars(given)["corpus.cache"])
+        removed, size = cache.empty(folder)
+        print(f"{folder}: removed {removed} tokenized corpora, {size / 1e9:.2f} GB", file=sys.stderr)
+        return 0
     try:
         resolved = settings.resolve(given)
         if given.print_config or given.changed:

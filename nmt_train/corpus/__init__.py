@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 from nmt_train.common.duration import Duration
 from nmt_train.common.metric import METRICS
 from nmt_train.common.section import STRICT, as_list, listed
+from nmt_train.corpus.noise import Noise
 
 MAX_RATIO = 200.0  # bytes of text per byte of a .gz file: ordinary text has 5 to 10, purely repetitive text 1,000
 # One entry per side, or one .tsv file with both sides; a side may be a list of files, which are read in order.
@@ -58,6 +59,7 @@ class CorpusPart:
 
     files: in the form of `corpus.train` for a single corpus. name: for the log and errors. weight: its share of an epoch,
     relative to the other weights. until: used only in the first epochs, as 3e; None: always. tag: put before every source.
+    sentence_weights: a file with one number per pair, or `column` for the third column of .tsv files. noise: random changes.
     """
 
     files: Files
@@ -65,6 +67,8 @@ class CorpusPart:
     weight: float | None = Field(default=None, gt=0)
     until: Duration | None = None
     tag: str = ""
+    sentence_weights: str | None = None
+    noise: Noise | None = None
 
     @model_validator(mode="after")
     def _check(self) -> CorpusPart:
@@ -108,7 +112,8 @@ class CorpusConfig:
 
     train: Annotated[Annotated[Files, Tag("files")] | Annotated[list[CorpusPart], Tag("entry")], Discriminator(_form)] = Field(
         description="[source, target], each a file or a list of files; or [pairs.tsv]; relative to the working directory."
-        " For several corpora: a list of {files: [source, target], name, weight, until: 3e, tag: '<2de>'} (docs/corpora.md)"
+        " For several corpora: a list of {files: [source, target], name, weight, until: 3e, tag: '<2de>', sentence_weights,"
+        " noise} (docs/corpora.md)"
     )
     valid: Annotated[Annotated[Files, Tag("files")] | Annotated[list[ValidationSet], Tag("entry")], Discriminator(_form)] = (
         Field(
@@ -137,6 +142,12 @@ class CorpusConfig:
         ge=1,
         le=10**6,
         description="reject a .gz file if its text is more than this many times as long as the file",
+    )
+    cache: str | None = Field(
+        default=None, description="folder for tokenized corpora; null: nmt_train in $XDG_CACHE_HOME or ~/.cache"
+    )
+    cache_limit: float = Field(
+        default=100.0, gt=0, description="the tokenized corpora that were used longest ago are removed above this size [GB]"
     )
     window: int = Field(
         default=100_000,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from nmt_train.corpus import BatchConfig, CorpusConfig
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.corpus.mixture import Mixture
 from nmt_train.corpus.store import Stores
-from nmt_train.corpus.vocabulary import BEGIN, END, PAD, Vocabulary, VocabularyPair
+from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary, VocabularyPair
 
 _ORDINARY = 256  # sentence length in pieces; up to it, attention needs less memory than the rest of the model
 
@@ -32,6 +32,7 @@ class Batch:
     target_in, target_out: (sentences, target length); target_in begins with BEGIN, target_out ends with END.
     target_filled: (target_tokens,); the positions of pieces in the flattened target_out, or None without padding.
     source_tokens, target_tokens: the numbers of pieces, END included. pairs: the numbers of the pairs in their store, if any.
+    weights: (sentences,), fp32; how much each pair counts in the cost, or None if all count 1.
     """
 
     source: Tensor
@@ -42,6 +43,7 @@ class Batch:
     source_tokens: int
     target_tokens: int
     pairs: tuple[int, ...] = ()
+    weights: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.source)
@@ -92,9 +94,12 @@ class Batches:
         self.stores, self._config, self._vocabulary, self._seed = stores, batch, vocabulary, seed
         if corpus.vocabulary.sampling and isinstance(vocabulary, VocabularyPair):
             raise UserError("corpus.vocabulary.sampling: needs one SentencePiece model for both sides; set it to 0")
-        self._label = corpus.label
+        self._label, self._longest = corpus.label, corpus.max_length
+        if any(part.noise for part in corpus.parts) and isinstance(vocabulary, VocabularyPair):
+            raise UserError("corpus.train: noise needs one SentencePiece model for both sides; remove it")
         self._window, self._sampling = corpus.window, corpus.vocabulary.sampling
         self._candidates = corpus.vocabulary.sampling_candidates
+        self._noise = [part.noise for part in corpus.parts]
         lengths = stores.lengths()
         self._lengths = tuple(np.concatenate(side) if len(side) > 1 else side[0] for side in zip(*lengths, strict=True))
         longest, shortest = np.maximum(*self._lengths), np.minimum(*self._lengths)
@@ -214,13 +219,39 @@ class Batches:
 
     def _assemble(self, pairs: np.ndarray, seed: list[int]) -> Batch:
         source, target = map(list, zip(*(self.stores[pair] for pair in pairs), strict=True))
+        random = np.random.default_rng(seed)
+        if any(self._noise):
+            for row, pair in enumerate(pairs):
+                source[row], target[row] = self._noisy(pair, source[row], target[row], random)
         if self._sampling:
-            random = np.random.default_rng(seed)
             source, target = (
                 [np.array(self._vocabulary.resample(ids, self._sampling, self._candidates, random)) for ids in side]
                 for side in (source, target)
             )
-        return assemble(source, target, tuple(int(pair) for pair in pairs))
+        batch = assemble(source, target, tuple(int(pair) for pair in pairs))
+        if self.stores.weighted:
+            batch = replace(batch, weights=torch.tensor([self.stores.weight(pair) for pair in pairs]))
+        return batch
+
+    def _noisy(
+        self, pair: int, source: np.ndarray, target: np.ndarray, random: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of a pair after the random changes of its corpus; its tag stays.
+
+        Pairs with unknown pieces, whose characters are not known, stay as they are; so do those that would become too long.
+        """
+        number, _ = self.stores.place(pair)
+        noise, tag = self._noise[number], self.stores.tags[number]
+        if noise is None or (source == UNKNOWN).any() or (target == UNKNOWN).any():
+            return source, target
+        texts = self._vocabulary.decode([source[len(tag) :], target])
+        changed = noise.apply(texts[0], texts[1], random)
+        if list(changed) == texts:
+            return source, target
+        ids = [np.array(self._vocabulary.encode([text], side)[0]) for side, text in enumerate(changed)]
+        if not all(0 < len(its) <= self._longest for its in ids):
+            return source, target
+        return np.concatenate([tag, ids[0]]), ids[1]
 
 
 def assemble(source: list[np.ndarray], target: list[np.ndarray], pairs: tuple[int, ...] = ()) -> Batch:

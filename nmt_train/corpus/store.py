@@ -1,8 +1,8 @@
 """Stores the piece ids of the tokenized corpus in memory-mapped files, so that memory use does not grow with the corpus.
 
-A store is a folder beside the data. Its name contains a digest of the files (path, size, modification time) and of the
-vocabulary; a change in any of them gives another name. A run that builds a store writes a temporary folder and renames it
-when complete, so two runs may build the same store at the same time.
+A store is a folder in the user's cache (cache.py). Its name contains a digest of the files (path, size, modification time) and
+of the vocabulary; a change in any of them gives another name. A run that builds a store writes a temporary folder and renames
+it when complete, so two runs may build the same store at the same time.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from nmt_train.common import atomic_file as durable
 from nmt_train.common.errors import UserError, unreadable
-from nmt_train.corpus import MAX_RATIO, CorpusConfig, Files
-from nmt_train.corpus.text import read_pairs, sides
+from nmt_train.corpus import MAX_RATIO, CorpusConfig, CorpusPart, cache
+from nmt_train.corpus.text import read_pairs, read_weights, sides
 from nmt_train.corpus.vocabulary import Vocabulary
 
 _FORMAT = 1
@@ -55,11 +56,16 @@ class Side:
 
 @dataclass(frozen=True)
 class Store:
-    """Both sides of a corpus; pair i is line i + 1 of its files, empty lines included."""
+    """Both sides of a corpus; pair i is line i + 1 of its files, empty lines included.
+
+    weights: those of the pairs (pairs,), float32, or None if all are 1. held: an open file that protects the store.
+    """
 
     path: Path
     source: Side
     target: Side
+    weights: np.ndarray | None = None
+    held: BinaryIO | None = None
 
     def __len__(self) -> int:
         return len(self.source.offsets) - 1
@@ -68,16 +74,19 @@ class Store:
         """Yield what a checksum covers: all offsets, and the first _CHECKED tokens per side."""
         for side in (self.source, self.target):
             yield from (side.offsets, side.tokens[:_CHECKED])
+        if self.weights is not None:
+            yield self.weights
 
 
 class Stores:
     """The training corpora, concatenated: pairs are numbered consecutively through all of them.
 
-    tags: for each corpus, the ids of the pieces to put before each of its sources.
+    tags: for each corpus, the ids of the pieces to put before each of its sources. weighted: whether pairs have weights.
     """
 
     def __init__(self, stores: Sequence[Store], tags: Sequence[np.ndarray]) -> None:
-        self._stores, self._tags = stores, tags
+        self._stores, self.tags = stores, tags
+        self.weighted = any(store.weights is not None for store in stores)
         # The number of each corpus's first pair, then the number of all pairs.
         self._first = list(accumulate(map(len, stores), initial=0))
 
@@ -87,9 +96,15 @@ class Stores:
     def __getitem__(self, pair: int) -> tuple[np.ndarray, np.ndarray]:
         """The ids of the source with its tag, and of the target."""
         number, line = self.place(pair)
-        store, tag = self._stores[number], self._tags[number]
+        store, tag = self._stores[number], self.tags[number]
         source = store.source[line - 1]
         return (np.concatenate([tag, source]) if len(tag) and len(source) else source), store.target[line - 1]
+
+    def weight(self, pair: int) -> float:
+        """The weight of a pair in the cost."""
+        number, line = self.place(pair)
+        weights = self._stores[number].weights
+        return 1.0 if weights is None else float(weights[line - 1])
 
     def place(self, pair: int) -> tuple[int, int]:
         """The number of the corpus that a pair is in, from 0, and of its line there, from 1."""
@@ -99,7 +114,7 @@ class Stores:
     def lengths(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each corpus, the number of pieces of each source, with its tag, and of each target; int32 (pairs,)."""
         found = []
-        for store, tag in zip(self._stores, self._tags, strict=True):
+        for store, tag in zip(self._stores, self.tags, strict=True):
             source, target = (side.lengths.astype(np.int32) for side in (store.source, store.target))
             found.append((source + np.int32(len(tag)) * (source > 0) if len(tag) else source, target))
         return found
@@ -120,29 +135,32 @@ class Stores:
 
 
 def open_stores(config: CorpusConfig, vocabulary: Vocabulary, fallback: Path) -> Stores:
-    """Open or build the stores of all training corpora; arguments and errors as for `open_store`."""
-    found = config.parts
+    """Open or build the stores of all training corpora, in the cache or, if it cannot be written, in `fallback`.
+
+    Raises UserError as `open_store` does.
+    """
+    found, folder = config.parts, cache.folder(config.cache)
     stores = [
-        open_store(part.files, config.label(number), vocabulary, fallback, config.max_ratio)
+        open_store(part, config.label(number), vocabulary, (folder, fallback), config.max_ratio)
         for number, part in enumerate(found)
     ]
+    cache.make_room(folder, config.cache_limit * 1e9)
     return Stores(stores, [np.array(vocabulary.encode([part.tag])[0], dtype=np.int64) for part in found])
 
 
-def open_store(files: Files, key: str, vocabulary: Vocabulary, fallback: Path, ratio: float = MAX_RATIO) -> Store:
-    """Open the store of `files`, or build it beside the first file (in `fallback` if that folder is read-only).
+def open_store(part: CorpusPart, key: str, vocabulary: Vocabulary, folders: Sequence[Path], ratio: float = MAX_RATIO) -> Store:
+    """Open the store of a corpus, or build it in the first of `folders` that can be written.
 
-    key: the configuration key of `files`, for error messages. ratio: as for `read_lines`. Raises UserError if the text is
+    key: the configuration key of the corpus, for error messages. ratio: as for `read_lines`. Raises UserError if the text is
     invalid or the disk cannot hold the store.
     """
-    digest = _digest(files, key, vocabulary)
-    first = Path(sides(files, key)[0][0])
-    for folder in (first.parent, fallback):
-        path = folder / f"{first.name}.{digest}.store"
-        if (path / "store.json").exists():
-            return _map(path)
-    for folder in (first.parent, fallback):
-        path = folder / f"{first.name}.{digest}.store"
+    digest = _digest(part, key, vocabulary)
+    name = f"{Path(sides(part.files, key)[0][0]).name}.{digest}{cache.SUFFIX}"
+    for folder in folders:
+        if (folder / name / cache.READY).exists():
+            return _map(folder / name)
+    for folder in folders:
+        path = folder / name
         try:
             folder.mkdir(parents=True, exist_ok=True)
             building = folder / f".{path.name}.{secrets.token_hex(8)}"
@@ -151,19 +169,26 @@ def open_store(files: Files, key: str, vocabulary: Vocabulary, fallback: Path, r
             reason = error
             continue
         try:
-            _build(building, files, key, vocabulary, ratio)
+            _build(building, part, key, vocabulary, ratio)
             _publish(building, path)
         except OSError as error:
-            raise UserError(f"{path}: {error.strerror}; free some space or move the corpus to another disk") from None
+            raise UserError(
+                f"{path}: {error.strerror}; free some space, or set corpus.cache to a folder on another disk"
+            ) from None
         finally:
             shutil.rmtree(building, ignore_errors=True)
         return _map(path)
-    raise UserError(f"{fallback}: {reason.strerror}; the tokenized corpus needs a writable folder, here or beside {first}")
+    raise UserError(f"{folders[-1]}: {reason.strerror}; the tokenized corpus needs a writable folder: set corpus.cache")
 
 
-def _digest(files: Files, key: str, vocabulary: Vocabulary) -> str:
+def _digest(part: CorpusPart, key: str, vocabulary: Vocabulary) -> str:
     facts: list[object] = [_FORMAT, vocabulary.digest]
-    for paths in sides(files, key):
+    weights = part.sentence_weights
+    lists = sides(part.files, key)
+    if weights is not None:
+        facts.append("weights")
+        lists += [] if weights == "column" else [[os.path.expanduser(weights)]]
+    for paths in lists:
         for path in paths:
             try:
                 status = os.stat(path)
@@ -174,8 +199,8 @@ def _digest(files: Files, key: str, vocabulary: Vocabulary) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def _build(folder: Path, files: Files, key: str, vocabulary: Vocabulary, ratio: float) -> None:
-    pairs = read_pairs(files, key, ratio)
+def _build(folder: Path, part: CorpusPart, key: str, vocabulary: Vocabulary, ratio: float) -> None:
+    pairs = read_pairs(part.files, key, ratio)
     dtype = np.uint16 if len(vocabulary) <= 1 << 16 else np.uint32
     counts = [0, 0]
     with (
@@ -201,7 +226,12 @@ def _build(folder: Path, files: Files, key: str, vocabulary: Vocabulary, ratio: 
         raise UserError(
             f"{key}: the {'files are' if not any(counts) else empty + ' side is'} empty; give files that contain text"
         )
-    (folder / "store.json").write_text(json.dumps({"pairs": total, "dtype": np.dtype(dtype).name}))
+    if part.sentence_weights is not None:
+        weights = np.fromiter(read_weights(part, key, ratio), np.float32)
+        if len(weights) != total:
+            raise UserError(f"{key}: sentence_weights has {len(weights):,} lines, and the corpus {total:,}; give one per pair")
+        weights.tofile(folder / "weights")
+    (folder / cache.READY).write_text(json.dumps({"pairs": total, "dtype": np.dtype(dtype).name}))
 
 
 def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
@@ -217,13 +247,14 @@ def _publish(building: Path, path: Path) -> None:
         building.rename(path)
         durable.sync(path.parent)
     except OSError:
-        if not (path / "store.json").exists():
+        if not (path / cache.READY).exists():
             raise
 
 
 def _map(path: Path) -> Store:
     try:
-        facts = json.loads((path / "store.json").read_text())
+        held = cache.hold(path)
+        facts = json.loads(held.read())
         source, target = (
             Side(
                 np.memmap(path / f"{name}.tokens", dtype=facts["dtype"], mode="r"),
@@ -234,6 +265,9 @@ def _map(path: Path) -> Store:
         for side in (source, target):
             if len(side.offsets) != facts["pairs"] + 1 or side.offsets[-1] != len(side.tokens):
                 raise ValueError("sizes disagree")
+        weights = np.memmap(path / "weights", np.float32, mode="r") if (path / "weights").exists() else None
+        if weights is not None and len(weights) != facts["pairs"]:
+            raise ValueError("sizes disagree")
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{path}: damaged ({error}); delete this folder, and the next start rebuilds it") from None
-    return Store(path, source, target)
+    return Store(path, source, target, weights, held)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nmt_train.common.errors import UserError, unreadable
-from nmt_train.corpus import MAX_RATIO, Files
+from nmt_train.corpus import MAX_RATIO, CorpusPart, Files
 
 # Control characters and Unicode line separators, which would break the rule of one sentence per line; tabs are kept.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
@@ -151,6 +151,34 @@ def read_pairs(files: Files, key: str, ratio: float = MAX_RATIO) -> Iterator[tup
             )
         count += 1
         yield left, right
+
+
+def read_weights(part: CorpusPart, key: str, ratio: float = MAX_RATIO) -> Iterator[float]:
+    """Yield the weight of each pair of a corpus with `sentence_weights`; arguments as for `read_pairs`.
+
+    Raises UserError for a weight that is not a number of at least 0.
+    """
+    if part.sentence_weights != "column":
+        path = os.path.expanduser(str(part.sentence_weights))
+        for number, line in enumerate(read_lines(path, ratio), 1):
+            yield _weight(line, path, number)
+        return
+    lists = sides(part.files, key)
+    if len(lists) != 1:
+        raise UserError(f"{key}: sentence_weights: column is for .tsv files; give a file with one weight per line")
+    for path in lists[0]:
+        for number, line in enumerate(read_lines(path, ratio), 1):
+            yield _weight((line.split("\t") + [""] * 3)[2], path, number)
+
+
+def _weight(text: str, path: str, line: int) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise UserError(f"{path}, line {line}: the weight {text[:40]!r} is not a number of at least 0; correct the line")
+    return value
 
 
 def _numbered(paths: list[str], ratio: float) -> Iterator[str]:

@@ -18,14 +18,22 @@ _BLOCK = {"cpu": 1 << 23, "cuda": 1 << 28}
 
 
 def smoothed_cross_entropy(
-    hidden: Tensor, output: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, dtype: torch.dtype
+    hidden: Tensor,
+    output: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    smoothing: float,
+    dtype: torch.dtype,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """The sum over rows of -(1 - smoothing) log p(label) - smoothing * mean_v log p(v), p = softmax(hidden output^T + bias).
 
-    hidden: (rows, dim); output: (vocabulary, dim); bias: (vocabulary,) or None; labels: (rows,). Products run in `dtype`; the
-    sum is fp32.
+    hidden: (rows, dim); output: (vocabulary, dim); bias: (vocabulary,) or None; labels: (rows,). weights: (rows,), fp32, by
+    which each row's term is multiplied, or None. Products run in `dtype`; the sum is fp32.
     """
-    loss: Tensor = _SmoothedCrossEntropy.apply(hidden, output, bias, labels, smoothing, dtype)  # type: ignore[no-untyped-call]
+    loss: Tensor = _SmoothedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden, output, bias, labels, smoothing, dtype, weights
+    )
     return loss
 
 
@@ -38,11 +46,12 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, output: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, dtype: torch.dtype
-    ) -> Tensor:
+        ctx: Any, hidden: Tensor, output: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, dtype: torch.dtype,
+        weights: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         # Autocast would run the softmax in fp32 and convert every block of logits; this code chooses the dtypes itself.
         with torch.autocast(hidden.device.type, enabled=False):
-            total, *gradients = _loss_and_gradients(hidden, output, bias, labels, smoothing, dtype)
+            total, *gradients = _loss_and_gradients(hidden, output, bias, labels, smoothing, dtype, weights)
         ctx.save_for_backward(*gradients)
         return total
 
@@ -51,11 +60,17 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         hidden_gradient, output_gradient, bias_gradient = ctx.saved_tensors
         bias_gradient = None if bias_gradient is None else bias_gradient * scale
-        return hidden_gradient * scale, output_gradient * scale, bias_gradient, None, None, None
+        return hidden_gradient * scale, output_gradient * scale, bias_gradient, None, None, None, None
 
 
 def _loss_and_gradients(
-    hidden: Tensor, output: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, dtype: torch.dtype
+    hidden: Tensor,
+    output: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    smoothing: float,
+    dtype: torch.dtype,
+    row_weights: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     vocabulary = output.shape[0]
     rows, weights = hidden.to(dtype), output.to(dtype)
@@ -78,18 +93,27 @@ def _loss_and_gradients(
         mean_log = block.to(weights_sum.dtype) @ weights_sum / vocabulary - (label_logits - log_label)
         if bias is not None:
             mean_log += bias.mean()
-        total -= (1 - smoothing) * log_label.sum() + smoothing * mean_log.sum()
         probabilities[label] = (label_probabilities - (1 - smoothing)).to(dtype)
+        if row_weights is not None:
+            its = row_weights[start : start + size]
+            log_label, mean_log = log_label * its, mean_log * its
+            probabilities *= its[:, None].to(dtype)
+        total -= (1 - smoothing) * log_label.sum() + smoothing * mean_log.sum()
         torch.mm(probabilities, weights, out=hidden_gradient[start : start + size])
         _accumulate(output_gradient, probabilities, block)
         if bias_gradient is not None:
             bias_gradient += probabilities.sum(0, dtype=torch.float32)
     hidden_gradient = hidden_gradient.to(hidden.dtype)
     if smoothing:
-        hidden_gradient -= weights_sum * (smoothing / vocabulary)
-        output_gradient -= rows.sum(0, dtype=torch.float32) * (smoothing / vocabulary)
+        share = smoothing / vocabulary
+        if row_weights is None:
+            hidden_gradient -= weights_sum * share
+            output_gradient -= rows.sum(0, dtype=torch.float32) * share
+        else:
+            hidden_gradient -= row_weights[:, None] * weights_sum * share
+            output_gradient -= (rows.float() * row_weights[:, None]).sum(0) * share
         if bias_gradient is not None:
-            bias_gradient -= len(rows) * smoothing / vocabulary
+            bias_gradient -= (len(rows) if row_weights is None else row_weights.sum()) * share
     return total, hidden_gradient, output_gradient, bias_gradient
 
 

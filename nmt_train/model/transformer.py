@@ -147,11 +147,16 @@ class Transformer(nn.Module):
         self._states = states
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the training objective: the mean label-smoothed cross-entropy per target token, an fp32 scalar."""
+        """Return the training objective: the mean label-smoothed cross-entropy per target token, an fp32 scalar.
+
+        With weights, each sentence's part of the sum is multiplied by its weight; the number of tokens is not.
+        """
         hidden, labels = self._hidden(batch, self._states)
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-        total = smoothed_cross_entropy(hidden, self.output_matrix, self.output_bias, labels, self.config.label_smoothing, dtype)
+        weights = None if batch.weights is None else batch.weights[_sentence_of_pieces(batch)]
+        smoothing = self.config.label_smoothing
+        total = smoothed_cross_entropy(hidden, self.output_matrix, self.output_bias, labels, smoothing, dtype, weights)
         return total / batch.target_tokens
 
     def cross_entropy(self, batch: Batch) -> Tensor:
@@ -163,8 +168,7 @@ class Transformer(nn.Module):
         """Return log p of each sentence's target, END included (sentences,), fp32."""
         hidden, labels = self._hidden(batch, self.states)
         pieces = log_probabilities(hidden, self.output_matrix, self.output_bias, labels)
-        sentence = (batch.target_out != PAD).nonzero()[:, 0]
-        return pieces.new_zeros(len(batch)).index_add_(0, sentence, pieces)
+        return pieces.new_zeros(len(batch)).index_add_(0, _sentence_of_pieces(batch), pieces)
 
     def states(self, source: Tensor, mask: Tensor | None, target: Tensor) -> Tensor:
         """Return the decoder output (batch, target, dim) for the ids of both sides; shapes as for `encode` and `decode`."""
@@ -231,3 +235,8 @@ class Transformer(nn.Module):
                 angles = torch.arange(size)[:, None] * rates
                 self._positions = torch.cat([angles.sin(), angles.cos()], dim=1).to(device)
         return self._positions[:length]
+
+
+def _sentence_of_pieces(batch: Batch) -> Tensor:
+    """The number of the sentence that each target piece belongs to (target tokens,)."""
+    return (batch.target_out != PAD).nonzero()[:, 0]

@@ -11,7 +11,8 @@ from nmt_train.config import Config
 # Keys that may change when a run continues, without --force.
 MAY_CHANGE = (
     "run", "init", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
-    "corpus.max_skipped", "corpus.max_ratio", "mode", "optimizer.at", "optimizer.async_beta1", "optimizer.async_warmup",
+    "corpus.max_skipped", "corpus.max_ratio", "corpus.cache", "corpus.cache_limit", "mode", "optimizer.at",
+    "optimizer.async_beta1", "optimizer.async_warmup",
     "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "low_rank",
     "transport",
 )  # fmt: skip

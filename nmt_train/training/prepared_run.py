@@ -12,7 +12,7 @@ from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
 from nmt_train.corpus.store import Stores, open_stores
-from nmt_train.corpus.text import read_lines, read_pairs, sides
+from nmt_train.corpus.text import read_lines, read_pairs, read_weights, sides
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.corpus.vocabulary import train as train_vocabulary
 from nmt_train.run.checkpoint import Checkpoint
@@ -84,6 +84,8 @@ def _check_early(config: Config) -> None:
     for number, part in enumerate(found):
         for path in (path for side in sides(part.files, config.corpus.label(number)) for path in side):
             next(read_lines(path, config.corpus.max_ratio), None)
+        if part.sentence_weights is not None:
+            next(read_weights(part, config.corpus.label(number), config.corpus.max_ratio), None)
     for test in config.corpus.validation_sets:
         for _ in read_pairs(test.files, f"corpus.valid, {test.name}" if test.name else "corpus.valid", config.corpus.max_ratio):
             pass

@@ -35,7 +35,7 @@ from nmt_train.training.stop_request import handling
 _ALONE = Job()
 _LINGER = 3.0  # seconds that a rank waits before it exits because of another rank's error
 # Configuration keys that may differ between ranks.
-_LOCAL = ("run", "init", "threads", "devices", "corpus.train", "corpus.valid")
+_LOCAL = ("run", "init", "threads", "devices", "corpus.train", "corpus.valid", "corpus.cache")
 
 
 def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE) -> int:
@@ -203,8 +203,9 @@ def _identity(config: Config, stores: Stores) -> dict[str, Any]:
     same = {f"configuration key {name}": value for name, value in leaves.items() if not name.startswith(_LOCAL)}
     return {
         "version": nmt_train.__version__, "code (its checksum)": code.hexdigest()[:12], **same,
-        "corpus.train (weight, until and tag of each corpus)": [
-            [part.weight, part.until and str(part.until), part.tag] for part in config.corpus.parts
+        "corpus.train (weight, until, tag and noise of each corpus)": [
+            [part.weight, part.until and str(part.until), part.tag, part.noise and vars(part.noise)]
+            for part in config.corpus.parts
         ],
         "corpus.train (pairs)": stores.sizes, "corpus.train (checksum)": stores.checksum(),
     }  # fmt: skip

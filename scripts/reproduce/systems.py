@@ -32,7 +32,9 @@ class System:
 
 def _knobs(rate: str, warmup: str, beta1: str = "0.9 0.8", **more: str) -> dict[str, tuple[str, ...]]:
     """Values to try, separated by spaces; further keys are written with __ for a dot."""
-    values = {"rate": rate, "warmup": warmup, "beta1": beta1} | {key.replace("__", "."): text for key, text in more.items()}
+    values = {"rate": rate, "warmup": warmup, "beta1": beta1, "floor": "1 0.3 0"} | {
+        key.replace("__", "."): text for key, text in more.items()
+    }
     return {key: tuple(text.split()) for key, text in values.items()}
 
 

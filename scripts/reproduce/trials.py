@@ -27,9 +27,10 @@ _SAVE_EVERY = 500_000  # words
 
 @dataclass(frozen=True)
 class Trial:
-    """One run. network: the bandwidth between machines. words: its length, over which the learning rate falls to zero.
+    """One run. network: the bandwidth between machines. words: its length, over which the learning rate falls.
 
-    settings: key=value. `rate` and `beta1` are keys of the optimizer; `warmup` is that of a run of 2M words, in updates.
+    settings: key=value. `rate` and `beta1` are keys of the optimizer; `warmup` is that of a run of 2M words, in updates; `floor`
+    is the last learning rate as a share of the highest one.
     """
 
     system: str
@@ -58,8 +59,8 @@ class Trial:
         return Job(run, (*command, *vocabulary, *(f"--{option}" for option in options)), run / "finished")
 
     def _options(self) -> Iterator[str]:
-        for setting in self.settings:
-            key, value = setting.split("=")
+        values = dict(setting.split("=") for setting in self.settings)
+        for key, value in values.items():
             if key == "rate":
                 yield f"optimizer.learning_rate={value}"
             elif key == "beta1":
@@ -67,8 +68,10 @@ class Trial:
             elif key == "warmup":
                 updates = round(int(value) * self.words / _WARMED)
                 yield from (f"optimizer.warmup={updates}", f"optimizer.async_warmup={updates}")
+            elif key == "floor":
+                yield f"optimizer.minimum={float(value) * float(values['rate']):g}"
             else:
-                yield setting
+                yield f"{key}={value}"
 
 
 _KEYS = [field.name for field in fields(Trial)]
@@ -110,33 +113,34 @@ class Trials:
         found = self.found[trial]
         return fitted(found, found[-1]["words"])
 
-    def speed(self, trial: Trial) -> float:
-        """Words per virtual second."""
-        last = self.found[trial][-1]
-        return float(last["words"] / last["seconds"])
+    def alone(self, of: str = "words") -> list[tuple[float, float]]:
+        """For each length of one machine's runs: the words (or seconds) of the best one, and its cross-entropy at the end.
 
-    def alone(self) -> dict[int, float]:
-        """The cross-entropy at the end of one machine's best trials, by their length in words; the mean over seeds."""
-        ends: dict[int, dict[tuple[str, ...], list[float]]] = {}
+        The best settings of a length have the lowest cross-entropy, as the mean over their seeds.
+        """
+        by_length: dict[int, dict[tuple[str, ...], list[Trial]]] = {}
         for trial in self.found:
             if trial.system == ALONE:
-                ends.setdefault(trial.words, {}).setdefault(trial.settings, []).append(self.end(trial))
-        return {words: min(map(mean, by_settings.values())) for words, by_settings in sorted(ends.items())}
+                by_length.setdefault(trial.words, {}).setdefault(trial.settings, []).append(trial)
+        points = []
+        for _, by_settings in sorted(by_length.items()):
+            value, trials = min(((mean(map(self.end, its)), its) for its in by_settings.values()), key=lambda point: point[0])
+            points.append((mean(float(self.found[trial][-1][of]) for trial in trials), value))
+        return points
 
-    def equal_words(self, cross_entropy: float) -> float:
-        """The words with which one machine reaches this cross-entropy, if its learning rate falls to zero over just these.
+    def equal(self, cross_entropy: float, of: str = "words") -> float:
+        """The words (or seconds) of a run of one machine that ends at this cross-entropy.
 
-        Interpolated between the logarithms of the lengths that were tried, and extrapolated beyond them.
+        Interpolated over the logarithm between the lengths that were tried, and extrapolated beyond them.
         """
-        pairs = list(pairwise(self.alone().items()))
+        pairs = list(pairwise(self.alone(of)))
         (left, high), (right, low) = next((pair for pair in pairs if pair[1][1] <= cross_entropy), pairs[-1])
         share = (high - cross_entropy) / (high - low)
         return math.exp(math.log(left) + share * math.log(right / left))
 
     def speedup(self, trial: Trial) -> float:
         """How many times longer one machine takes to the same cross-entropy."""
-        alone = mean(self.speed(other) for other in self.found if other.system == ALONE)
-        return self.equal_words(self.end(trial)) / alone * (self.speed(trial) / trial.words)
+        return self.equal(self.end(trial), "seconds") / float(self.found[trial][-1]["seconds"])
 
     def score(self, trial: Trial) -> float:
         """What tuning maximizes: the speedup; for one machine, minus the cross-entropy."""

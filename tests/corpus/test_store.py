@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from nmt_train.common.errors import UserError
+from nmt_train.corpus import CorpusPart
 from nmt_train.corpus import store as store_module
 from nmt_train.corpus.store import Store, open_store
 from nmt_train.corpus.vocabulary import Vocabulary
@@ -34,7 +35,7 @@ def test_the_store_holds_the_text(
     files: list[str], vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "_CHUNK", 7)  # many chunks, and an unfinished last one
-    store = open_store(files, "corpus.train", vocabulary, tmp_path / "fallback")
+    store = open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path])
     assert lines_of(store, vocabulary) == [Path(path).read_text(encoding="utf-8").splitlines() for path in files]
     assert store.source.lengths[3] == 0
     assert store.target.lengths[5] == 0
@@ -45,41 +46,41 @@ def test_the_store_holds_the_text(
 def test_it_is_reused_when_nothing_changed_and_made_anew_when_text_or_vocabulary_did(
     files: list[str], vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = open_store(files, "corpus.train", vocabulary, tmp_path)
+    first = open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path])
     with monkeypatch.context() as patch:
         patch.setattr(store_module, "_build", lambda *arguments: pytest.fail("built again"))
-        assert open_store(files, "corpus.train", vocabulary, tmp_path).path == first.path
+        assert open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path]).path == first.path
     changed = Path(files[1])
     changed.write_text(changed.read_text(encoding="utf-8").replace("zwei", "drei"), encoding="utf-8")
     os.utime(changed, ns=(1, 1))
-    second = open_store(files, "corpus.train", vocabulary, tmp_path)
+    second = open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path])
     assert second.path != first.path
     assert lines_of(second, vocabulary)[1] == changed.read_text(encoding="utf-8").splitlines()
 
 
-def test_where_the_data_cannot_be_written_it_goes_to_the_run_folder(
+def test_where_the_cache_cannot_be_written_it_goes_to_the_run_folder(
     files: list[str], vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_folder, refused = Path.mkdir, [Path(files[0]).parent]
+    make_folder, refused = Path.mkdir, [tmp_path / "cache"]
 
     def refuse(folder: Path, *arguments: Any, **options: Any) -> None:
-        if folder.parent in refused:
+        if folder.parent in refused or folder in refused:
             raise PermissionError(13, "denied")
         make_folder(folder, *arguments, **options)
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    store = open_store(files, "corpus.train", vocabulary, tmp_path / "run" / "store")
-    assert store.path.parent == tmp_path / "run" / "store"
-    refused.append(tmp_path)
+    store = open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path / "cache", tmp_path / "run"])
+    assert store.path.parent == tmp_path / "run"
+    refused.append(tmp_path / "other")
     Path(files[0]).touch()
     with pytest.raises(UserError, match="denied"):
-        open_store(files, "corpus.train", vocabulary, tmp_path / "other")
+        open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path / "cache", tmp_path / "other"])
 
 
 def test_its_folder_follows_the_umask(files: list[str], vocabulary: Vocabulary, tmp_path: Path) -> None:
     before = os.umask(0o007)
     try:
-        path = open_store(files, "corpus.train", vocabulary, tmp_path).path
+        path = open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path]).path
     finally:
         os.umask(before)
     assert [each.stat().st_mode & 0o777 for each in (path, path / "store.json")] == [0o770, 0o660]
@@ -97,7 +98,9 @@ def test_two_runs_may_build_it_at_once(
     monkeypatch.setattr(store_module, "_build", build_and_wait)
     stores: list[Store] = []
     threads = [
-        threading.Thread(target=lambda: stores.append(open_store(files, "corpus.train", vocabulary, tmp_path)))
+        threading.Thread(
+            target=lambda: stores.append(open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path]))
+        )
         for _ in range(2)
     ]
     for thread in threads:
@@ -106,24 +109,24 @@ def test_two_runs_may_build_it_at_once(
         thread.join()
     assert stores[0].path == stores[1].path
     assert lines_of(stores[0], vocabulary) == lines_of(stores[1], vocabulary)
-    left = sorted(path.name for path in Path(files[0]).parent.iterdir())
-    assert left == ["train.de", "train.en", stores[0].path.name], "nothing half-made stays behind"
+    assert list(stores[0].path.parent.glob("*.store*")) == [stores[0].path], "nothing half-made stays behind"
+    assert not list(stores[0].path.parent.glob(".*"))
 
 
 def test_a_build_that_fails_leaves_nothing_behind(files: list[str], vocabulary: Vocabulary, tmp_path: Path) -> None:
     with open(files[1], "ab") as file:
         file.write(b"\xff\n")
     with pytest.raises(UserError, match="line 201: not UTF-8"):
-        open_store(files, "corpus.train", vocabulary, tmp_path)
-    assert sorted(path.name for path in Path(files[0]).parent.iterdir()) == ["train.de", "train.en"]
+        open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path])
+    assert [path.name for path in tmp_path.iterdir() if "store" in path.name] == []
 
 
 def test_a_damaged_store_is_named(files: list[str], vocabulary: Vocabulary, tmp_path: Path) -> None:
-    path = open_store(files, "corpus.train", vocabulary, tmp_path).path
+    path = open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path]).path
     for name, data in (("target.tokens", b"12"), ("store.json", b"{")):
         (path / name).write_bytes(data)
         with pytest.raises(UserError, match=rf"{path.name}: damaged .*; delete this folder"):
-            open_store(files, "corpus.train", vocabulary, tmp_path)
+            open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path])
 
 
 @pytest.mark.parametrize(("source", "target", "what"), [("", "", "files are"), ("\n\n", "a\nb\n", "source side is")])
@@ -131,4 +134,4 @@ def test_empty_text_is_refused(tmp_path: Path, vocabulary: Vocabulary, source: s
     for name, text in (("a", source), ("b", target)):
         (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=f"corpus.train: the {what} empty"):
-        open_store([str(tmp_path / "a"), str(tmp_path / "b")], "corpus.train", vocabulary, tmp_path)
+        open_store(CorpusPart(files=[str(tmp_path / "a"), str(tmp_path / "b")]), "corpus.train", vocabulary, [tmp_path])

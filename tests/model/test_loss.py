@@ -11,8 +11,9 @@ from nmt_train.model.loss import cross_entropy, smoothed_cross_entropy
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("block", [1, 25, 70, 1 << 20])
 @pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
 def test_loss_and_all_gradients_equal_torchs_in_blocks_of_any_size(
-    monkeypatch: pytest.MonkeyPatch, smoothing: float, block: int, biased: bool
+    monkeypatch: pytest.MonkeyPatch, smoothing: float, block: int, biased: bool, weighted: bool
 ) -> None:
     monkeypatch.setitem(loss_module._BLOCK, "cpu", block)
     torch.manual_seed(0)
@@ -21,9 +22,11 @@ def test_loss_and_all_gradients_equal_torchs_in_blocks_of_any_size(
     bias = torch.randn(20, dtype=torch.float64, requires_grad=True) if biased else None
     inputs = [hidden, output] if bias is None else [hidden, output, bias]
     labels = torch.randint(0, 20, (13,))
-    expected = F.cross_entropy(F.linear(hidden, output, bias), labels, label_smoothing=smoothing, reduction="sum")
+    weights = torch.tensor([0.0, 2.5, *torch.rand(11)], dtype=torch.float64) if weighted else None
+    rows = F.cross_entropy(F.linear(hidden, output, bias), labels, label_smoothing=smoothing, reduction="none")
+    expected = (rows if weights is None else rows * weights).sum()
     wanted = torch.autograd.grad(3 * expected, inputs)
-    actual = smoothed_cross_entropy(hidden, output, bias, labels, smoothing, torch.float64)
+    actual = smoothed_cross_entropy(hidden, output, bias, labels, smoothing, torch.float64, weights)
     found = torch.autograd.grad(3 * actual, inputs)
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)

@@ -54,9 +54,10 @@ def test_one_machine_is_the_measure(tmp_path: Path) -> None:
     ended(trial(ALONE, 500, 0, "rate=9"), 5.0, 5)  # tuned: the best settings of a length count
     ended(trial(ALONE, 1000), 3.0, 10)
     ended(trial(ALONE, 2000), 2.5, 20)
-    assert [trials.equal_words(value) for value in (4.0, 3.0, 2.5)] == pytest.approx([500, 1000, 2000])
-    assert trials.equal_words(2.75) == pytest.approx(1000 * math.sqrt(2))
-    assert trials.equal_words(2.0) == pytest.approx(4000)
+    assert [trials.equal(value) for value in (4.0, 3.0, 2.5)] == pytest.approx([500, 1000, 2000])
+    assert trials.equal(2.75) == pytest.approx(1000 * math.sqrt(2))
+    assert trials.equal(2.0) == pytest.approx(4000)
+    assert trials.equal(2.0, "seconds") == pytest.approx(40)
     ended(trial("sync bf16", 2000), 3.0, 5)  # four times as fast, but as good as one machine after half the words
     assert trials.speedup(trial("sync bf16", 2000)) == pytest.approx(2.0)
 

@@ -1,0 +1,62 @@
+"""The folder of tokenized corpora: what is used stays, what was used longest ago goes first."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nmt_train.cli import train
+from nmt_train.corpus import cache
+
+
+def stored(folder: Path, name: str, size: int, used: int) -> Path:
+    """A complete store of `size` bytes in all that was used at this time."""
+    path = folder / f"{name}{cache.SUFFIX}"
+    path.mkdir(parents=True)
+    (path / "tokens").write_bytes(b"x" * (size - 2))
+    (path / cache.READY).write_text("{}")
+    os.utime(path / cache.READY, (used, used))
+    return path
+
+
+def test_it_is_in_the_users_cache_folder_unless_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert cache.folder(None) == Path("/somewhere/nmt_train")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache.folder(None) == tmp_path / ".cache" / "nmt_train"
+    assert cache.folder("~/mine") == tmp_path / "mine"
+
+
+def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
+    paths = [stored(tmp_path, name, 100, used) for name, used in (("a", 30), ("b", 10), ("c", 20))]
+    cache.make_room(tmp_path, 300)
+    assert all(path.exists() for path in paths)
+    cache.make_room(tmp_path, 150)
+    assert [path.exists() for path in paths] == [True, False, False]
+
+
+def test_what_a_process_uses_stays_and_counts_as_used_now(tmp_path: Path) -> None:
+    old, new = stored(tmp_path, "old", 100, 1), stored(tmp_path, "new", 100, 2)
+    with cache.hold(old):
+        assert (old / cache.READY).stat().st_mtime > 1000
+        assert cache.empty(tmp_path) == (1, 100)
+        assert (old.exists(), new.exists()) == (True, False)
+    assert cache.empty(tmp_path) == (1, 100)
+
+
+def test_only_complete_stores_are_touched(tmp_path: Path) -> None:
+    (tmp_path / ".half.store.123").mkdir()
+    (tmp_path / "mine").write_text("x")
+    assert cache.empty(tmp_path) == (0, 0)
+    assert cache.empty(tmp_path / "nowhere") == (0, 0)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_command_empties_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stored(tmp_path, "a", 100, 1)
+    assert train.command(["--empty-cache", "--corpus.cache", str(tmp_path)]) == 0
+    assert "removed 1 tokenized corpora, 0.00 GB" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
