@@ -22,6 +22,7 @@ from nmt_train.common.yaml_file import merge, override, read
 from nmt_train.corpus import BatchConfig, CorpusConfig
 from nmt_train.distributed.codec.qsgd import QsgdConfig
 from nmt_train.distributed.codec.strom_threshold import ThresholdConfig
+from nmt_train.distributed.codec.tile_topk import TileConfig
 from nmt_train.distributed.codec.topk import DroppingConfig
 from nmt_train.distributed.exchange.config import ExchangeConfig
 from nmt_train.distributed.exchange.parameter_server.replication import RecoveryConfig
@@ -92,6 +93,7 @@ class Config:
     dropping: DroppingConfig = Field(default_factory=DroppingConfig)
     threshold: ThresholdConfig = Field(default_factory=ThresholdConfig)
     qsgd: QsgdConfig = Field(default_factory=QsgdConfig)
+    tiles: TileConfig = Field(default_factory=TileConfig)
     low_rank: LowRankConfig = Field(default_factory=LowRankConfig)
     transport: TransportConfig = Field(default_factory=TransportConfig)
     recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)

@@ -244,7 +244,7 @@ class Batches:
         noise, tag = self._noise[number], self.stores.tags[number]
         if noise is None or (source == UNKNOWN).any() or (target == UNKNOWN).any():
             return source, target
-        texts = self._vocabulary.decode([source[len(tag) :], target])
+        texts = self._vocabulary.decode([source[len(tag) :].tolist(), target.tolist()])
         changed = noise.apply(texts[0], texts[1], random)
         if list(changed) == texts:
             return source, target

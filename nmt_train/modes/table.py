@@ -32,4 +32,6 @@ MODES = {
                          settings={"local.every": 0}),
     "diloco": Mode("local-steps", "all-reduce", "half", "half", "DiLoCo", optimizer="worker",
                    settings={"local.outer": "nesterov"}),
+    "sparse-local": Mode("local-steps", "all-gather", "tile-top-k", "tile-top-k", "SparseLoCo", optimizer="worker",
+                         settings={"local.every": 15}),
 }  # fmt: skip

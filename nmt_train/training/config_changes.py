@@ -13,7 +13,7 @@ MAY_CHANGE = (
     "run", "init", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
     "corpus.max_skipped", "corpus.max_ratio", "corpus.cache", "corpus.cache_limit", "mode", "optimizer.at",
     "optimizer.async_beta1", "optimizer.async_warmup",
-    "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "low_rank",
+    "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "tiles", "low_rank",
     "transport",
 )  # fmt: skip
 # Keys that cannot change when a run continues, even with --force: other values would have no effect, or would not match the

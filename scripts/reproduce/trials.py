@@ -29,8 +29,8 @@ _SAVE_EVERY = 500_000  # words
 class Trial:
     """One run. network: the bandwidth between machines. words: its length, over which the learning rate falls.
 
-    settings: key=value. `rate` and `beta1` are keys of the optimizer; `warmup` is that of a run of 2M words, in updates; `floor`
-    is the last learning rate as a share of the highest one.
+    settings: key=value. `rate` and `beta1` are keys of the optimizer; `warmup` is that of a run of 2M words, in updates;
+    `floor` is the last learning rate as a share of the highest one.
     """
 
     system: str

@@ -8,6 +8,7 @@ from nmt_train.distributed.codec.int8 import Int8
 from nmt_train.distributed.codec.onebit import OneBit
 from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
 from nmt_train.distributed.codec.strom_threshold import StromThreshold, ThresholdConfig
+from nmt_train.distributed.codec.tile_topk import TileConfig, TileTopK
 from nmt_train.distributed.codec.topk import DroppingConfig, TopK
 
 CODECS = {
@@ -23,6 +24,8 @@ ROUNDED = {  # their parts of a vector may be larger than its elements, and what
     "onebit": lambda: OneBit(),
     "qsgd, elias": lambda: Qsgd(QsgdConfig(bucket=64)),
     "qsgd, plain": lambda: Qsgd(QsgdConfig(levels=1, bucket=1000, coding="plain")),
+    "tile-top-k, 2 bits": lambda: TileTopK(TileConfig(keep=64)),
+    "tile-top-k, 8 bits": lambda: TileTopK(TileConfig(keep=400, bits=8)),
     "threshold, words": lambda: StromThreshold(ThresholdConfig(tau=0.5, coding="words")),
     "threshold, golomb-rice": lambda: StromThreshold(ThresholdConfig(tau=1e-4)),
     "threshold, by density": lambda: StromThreshold(ThresholdConfig(density=0.1)),

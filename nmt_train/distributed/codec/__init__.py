@@ -7,6 +7,7 @@ from nmt_train.distributed.codec.int8 import Int8
 from nmt_train.distributed.codec.onebit import OneBit
 from nmt_train.distributed.codec.qsgd import Qsgd
 from nmt_train.distributed.codec.strom_threshold import StromThreshold
+from nmt_train.distributed.codec.tile_topk import TileTopK
 from nmt_train.distributed.codec.topk import TopK
 
 CODECS: dict[str, type[Codec]] = {
@@ -18,4 +19,5 @@ CODECS: dict[str, type[Codec]] = {
     "qsgd": Qsgd,
     "threshold": StromThreshold,
     "top-k": TopK,
+    "tile-top-k": TileTopK,
 }

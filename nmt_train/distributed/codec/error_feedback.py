@@ -30,6 +30,10 @@ class ErrorFeedback(Codec):
         self._codec.add(message, self.residual, scale=-1.0)
         return message
 
+    def undo(self) -> None:
+        """Take back the last `encode`, whose message did not leave: the residual is again what it was before."""
+        self.residual, self._sum = self._sum, self.residual
+
     def encode_shape(self, vector: Tensor) -> Message:
         return self._codec.encode_shape(vector)
 

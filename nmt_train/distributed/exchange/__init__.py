@@ -1,5 +1,6 @@
 """The exchanges: how workers communicate. To add an exchange, add a file here and a row in `EXCHANGES`."""
 
+from nmt_train.distributed.exchange.all_gather import AllGather
 from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.exchange.parameter_server.client import ParameterServer
@@ -11,6 +12,7 @@ EXCHANGES: dict[str, type[Exchange]] = {
     "alone": SingleRank,
     "server": ParameterServer,
     "all-reduce": AllReduce,
+    "all-gather": AllGather,
     "powersgd": PowerSGD,
     "peers": StromExchange,
 }

@@ -1,0 +1,159 @@
+"""The largest elements of every tile of 4,096, with values of two or eight bits (SparseLoCo, Sarfi et al. 2025, section 3)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from nmt_train.common.errors import NotFinite
+from nmt_train.common.section import STRICT
+from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.message import Message
+
+_TILE = 4096  # elements; a position within a tile takes 12 bits
+_EDGE = 1.5  # in standard deviations from the mean: four bins of equal width over six standard deviations
+_LEVELS = 127  # of a value of eight bits
+
+
+@dataclass(frozen=True, config=STRICT)
+class TileConfig:
+    """Sending the largest elements of every tile of 4,096 consecutive elements (codec tile-top-k, SparseLoCo)."""
+
+    keep: int = Field(default=64, ge=1, le=_TILE, description="number of elements sent of each tile of 4,096")
+    bits: Literal[2, 8] = Field(
+        default=2, description="bits of a sent value: 2 (four values per tile, each the mean of a bin), or 8"
+    )
+    decay: float = Field(
+        default=0.95,
+        ge=0,
+        le=1,
+        description="exchange all-gather: before every exchange, the residual is multiplied by this",
+    )
+    rate: float = Field(
+        default=1.0, gt=0, description="exchange all-gather: what workers send is multiplied by this (the outer learning rate)"
+    )
+    contributors: bool = Field(
+        default=False,
+        description="exchange all-gather: an element's mean is over the workers that sent it, instead of over all workers",
+    )
+
+
+class TileTopK(Codec):
+    """A message holds, for every tile, the positions of the largest elements (12 bits each), their codes, and a table.
+
+    With two bits, the table of a tile has the means of four bins around the mean of its values; with eight bits, the value of
+    one level. A vector ends with a tile of fewer elements, which is padded with zeros.
+    """
+
+    drops = True
+
+    def __init__(self, config: TileConfig) -> None:
+        self._keep, self._bits = config.keep, config.bits
+        self._entries = 4 if config.bits == 2 else 1  # of a tile's table
+
+    @classmethod
+    def build(cls, settings: Any, dropped: float) -> TileTopK:
+        return cls(settings.tiles)
+
+    def encode(self, vector: Tensor, update: int) -> Message:
+        tiles = _tiles(vector.numel())
+        padded = torch.zeros(tiles * _TILE, dtype=torch.float32, device=vector.device)
+        padded[: vector.numel()] = vector
+        rows = padded.view(tiles, _TILE)
+        positions = rows.abs().topk(self._keep, dim=1).indices if tiles else rows.new_empty(0, self._keep, dtype=torch.int64)
+        values = rows.gather(1, positions)
+        if not torch.isfinite(values).all():  # NaN counts as the largest
+            raise NotFinite("the vector to be sent is not finite")
+        codes, table = _bins(values) if self._bits == 2 else _levels(values)
+        packed = _pack_positions(positions.flatten())
+        codes = _pack_codes(codes.flatten(), self._bits)
+        return Message((vector.numel(),), (packed, codes, table.flatten().to(torch.bfloat16)))
+
+    def encode_shape(self, vector: Tensor) -> Message:
+        tiles = _tiles(vector.numel())
+        sizes, types = self._lengths(tiles), (torch.uint8, torch.uint8, torch.bfloat16)
+        return Message(
+            (vector.numel(),), tuple(vector.new_empty(size, dtype=type_) for size, type_ in zip(sizes, types, strict=True))
+        )
+
+    def _lengths(self, tiles: int) -> tuple[int, int, int]:
+        """Of a message's tensors: positions and codes in bytes, entries of all tables."""
+        sent = tiles * self._keep
+        return -(-sent // 2) * 3, -(-sent * self._bits // 8), tiles * self._entries
+
+    def decode(self, message: Message, into: Tensor) -> None:
+        into.zero_()
+        self.add(message, into)
+
+    def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
+        positions, values = self.sent(message, into.numel())
+        into.index_add_(0, positions.to(into.device), values.to(into), alpha=scale)
+
+    def sent(self, message: Message, elements: int) -> tuple[Tensor, Tensor]:
+        """The positions (int64) and values (fp32) in a message for a vector of this length; Malformed if it does not fit."""
+        if message.number() != elements:
+            raise message.malformed(f"for a vector of {message.number()} elements, not of {elements}")
+        tiles = _tiles(elements)
+        types = (torch.uint8, torch.uint8, torch.bfloat16)
+        packed, packed_codes, table = message.vectors(*zip(types, self._lengths(tiles), strict=True))
+        count = tiles * self._keep
+        first = torch.arange(tiles, device=packed.device).repeat_interleave(self._keep) * _TILE
+        positions = _unpack_positions(packed, count) + first
+        codes = _unpack_codes(packed_codes, count, self._bits)
+        tables = table.float().view(tiles, self._entries)
+        if self._bits == 2:
+            values = tables.gather(1, codes.view(tiles, self._keep)).flatten()
+        else:
+            values = ((codes - _LEVELS - 1).view(tiles, self._keep) * tables).flatten()
+        inside = positions < elements  # padding has the largest positions of the last tile
+        return positions[inside], values[inside]
+
+
+def _tiles(elements: int) -> int:
+    return -(-elements // _TILE)
+
+
+def _bins(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The bin of each value (tiles, kept), and the means of the bins (tiles, 4)."""
+    away = values - values.mean(1, keepdim=True)
+    deviation = away.square().mean(1, keepdim=True).sqrt_()
+    codes = (away >= 0).long() + (away >= -_EDGE * deviation) + (away >= _EDGE * deviation)
+    totals = values.new_zeros(len(values), 4).scatter_add_(1, codes, values)
+    counts = values.new_zeros(len(values), 4).scatter_add_(1, codes, torch.ones_like(values))
+    return codes, totals / counts.clamp_min(1)
+
+
+def _levels(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The level of each value (tiles, kept), from 1 to 255, and the value of one level (tiles, 1)."""
+    level = (values.abs().amax(1, keepdim=True) / _LEVELS).to(torch.bfloat16).float()
+    rounded = torch.where(level > 0, values / level, torch.zeros_like(values)).round_().clamp_(-_LEVELS, _LEVELS)
+    return rounded.long() + _LEVELS + 1, level
+
+
+def _pack_positions(positions: Tensor) -> Tensor:
+    """Two positions of 12 bits in every three bytes."""
+    odd = positions.numel() % 2
+    pairs = torch.cat([positions, positions.new_zeros(odd)]).view(-1, 2)
+    low, high = pairs[:, 0], pairs[:, 1]
+    return torch.stack([low & 255, (low >> 8) | ((high & 15) << 4), high >> 4], 1).to(torch.uint8).flatten()
+
+
+def _unpack_positions(packed: Tensor, count: int) -> Tensor:
+    first, middle, last = packed.to(torch.int64).view(-1, 3).unbind(1)
+    return torch.stack([first | ((middle & 15) << 8), (middle >> 4) | (last << 4)], 1).flatten()[:count]
+
+
+def _pack_codes(codes: Tensor, bits: int) -> Tensor:
+    each = 8 // bits
+    padded = torch.cat([codes, codes.new_zeros(-codes.numel() % each)]).view(-1, each)
+    shifts = torch.arange(0, 8, bits, device=codes.device)
+    return (padded << shifts).sum(1).to(torch.uint8)
+
+
+def _unpack_codes(packed: Tensor, count: int, bits: int) -> Tensor:
+    shifts = torch.arange(0, 8, bits, device=packed.device)
+    return ((packed.to(torch.int64)[:, None] >> shifts) & (2**bits - 1)).flatten()[:count]

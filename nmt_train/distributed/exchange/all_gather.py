@@ -1,0 +1,133 @@
+"""All ranks send their encoded vector to all others, and add up what they decode (SparseLoCo, Sarfi et al. 2025).
+
+Unlike an all-reduce, it works with codecs whose messages cannot be summed. Every rank decodes the same messages in the same
+order, its own included, so the sums have the same bits on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from nmt_train.common.errors import NotFinite
+from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.error_feedback import ErrorFeedback
+from nmt_train.distributed.codec.tile_topk import TileConfig
+from nmt_train.distributed.context import BuildContext
+from nmt_train.distributed.exchange.all_reduce import AllReduce
+from nmt_train.distributed.exchange.ring import Reducer, Reduction
+from nmt_train.distributed.exchange.worker_state import RESIDUAL, UNSENT, Vectors
+from nmt_train.distributed.message import Message
+from nmt_train.distributed.transport import Messages, Tag
+from nmt_train.trace import Trace
+
+_FINITE, _NOT_FINITE, _NONE = 1, 0, 2  # the first number of a message; none: the rank had no batch
+
+
+class AllGather(AllReduce):
+    """Each of n ranks sends n - 1 messages; error feedback keeps what they leave out."""
+
+    codec_needs = ""
+    in_parts = False
+
+    def _make_reducer(self, context: BuildContext) -> Reducer:
+        codec = context.codec(context.mode.up, context.settings.dropping.up)
+        owes = UNSENT if self.exchanges_updates else RESIDUAL
+        self._gathering = GatherReducer(
+            context.transport, codec, context.settings.tiles, owes, context.flat.gradient, context.trace
+        )
+        return self._gathering
+
+    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
+        super().load_worker_state(vectors)
+        if self._gathering.feeds_back:  # the residual continues as such, so the next vector does not include it
+            self._owed.pop(self._gathering.owes, None)
+
+
+class GatherReducer(Reducer):
+    """owes: the name of the residual in a worker's state. feeds_back: whether there is one."""
+
+    def __init__(self, transport: Messages, codec: Codec, config: TileConfig, owes: str, like: Tensor, trace: Trace) -> None:
+        """like: a vector of the model's size and device."""
+        self._transport, self._config, self.owes, self._trace = transport, config, owes, trace
+        self.feeds_back = codec.biased and not codec.lossless and transport.size > 1
+        self._feedback = ErrorFeedback(codec, torch.zeros_like(like)) if self.feeds_back else None
+        self._codec: Codec = self._feedback or codec
+        self._decoded = torch.empty_like(like) if config.contributors else None
+        self._others = [*range(transport.rank + 1, transport.size), *range(transport.rank)]
+
+    @torch.no_grad()
+    def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Reduction:
+        if not self._others:
+            return Reduction(1.0, weight)
+        mine = self._encode(vector, update, weight)
+        try:
+            messages = self._gather(mine)
+        except BaseException:
+            if self._feedback is not None and mine.number() == _FINITE:
+                self._feedback.undo()
+            raise
+        total, contributions = 0, None
+        vector.zero_()
+        if self._decoded is not None:
+            contributions = torch.zeros_like(vector)
+        for message in messages:
+            with self._trace.span("decode", vector.numel()):
+                total += self._add(message, vector, contributions)
+        if contributions is not None:
+            vector.div_(contributions.clamp_min_(1))
+            return Reduction(1.0, total)
+        return Reduction(max(1, total), total)
+
+    def _encode(self, vector: Tensor, update: int, weight: int) -> Message:
+        if not weight:  # the residual waits for the next vector
+            return Message((_NONE, 0))
+        with self._trace.span("encode", self._codec.cost_elements(vector.numel())):
+            if self._feedback is not None and self._config.decay < 1:
+                self._feedback.residual.mul_(self._config.decay)
+            if self._config.rate != 1:
+                vector.mul_(self._config.rate)
+            given = vector if self._feedback is not None else vector.clone()  # a message may share memory with its vector
+            try:
+                return self._codec.encode(given, update).and_numbers(_FINITE, weight)
+            except NotFinite:
+                return Message((_NOT_FINITE, weight))
+
+    def _gather(self, mine: Message) -> list[Message]:
+        """The messages of all ranks, in the order of the ranks."""
+        sent = [self._transport.send(rank, Tag.RING, mine) for rank in self._others]
+        coming = {rank: self._transport.receive(rank, Tag.RING) for rank in self._others}
+        with self._trace.span("waiting"):
+            found = {rank: future.result()[1] for rank, future in coming.items()}
+            for done in sent:
+                done.result()
+        found[self._transport.rank] = mine
+        return [found[rank] for rank in range(self._transport.size)]
+
+    def _add(self, message: Message, vector: Tensor, contributions: Tensor | None) -> int:
+        """Add a message, weighted, to `vector`, and where it is not zero, its weight to `contributions`; return the weight."""
+        kind, weight = message.number(), message.number(1)
+        if kind == _NONE:
+            return 0
+        if kind == _NOT_FINITE:
+            vector.fill_(torch.nan)
+            return weight
+        bare = message.without_numbers(2).on(vector.device)
+        if contributions is None or self._decoded is None:
+            self._codec.add(bare, vector, scale=float(weight))
+        else:
+            self._codec.decode(bare, self._decoded)
+            vector.add_(self._decoded, alpha=weight)
+            contributions.add_(self._decoded != 0, alpha=weight)
+        return weight
+
+    def worker_state(self) -> Vectors:
+        return {} if self._feedback is None else {self.owes: self._feedback.residual}
+
+    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
+        if self._feedback is not None:
+            self._feedback.residual.zero_()
+            if self.owes in vectors:
+                self._feedback.residual.copy_(vectors[self.owes])

@@ -1,0 +1,155 @@
+"""Sums of messages that cannot be added on the way: each rank sends its own to all others (SparseLoCo, Sarfi et al. 2025)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Make
+from simulated import run
+from virtual import engine, together
+
+from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.dense import Dense
+from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
+from nmt_train.distributed.codec.tile_topk import TileConfig, TileTopK
+from nmt_train.distributed.exchange.all_gather import GatherReducer
+from nmt_train.distributed.exchange.ring import Reduction
+from nmt_train.run import checkpoint
+from nmt_train.simulation.virtual_transport import VirtualTransport
+from nmt_train.trace import Trace
+
+TILE = 4096
+
+
+def reducer(transport: VirtualTransport, codec: Codec, config: TileConfig, elements: int) -> GatherReducer:
+    return GatherReducer(transport, codec, config, "unsent", torch.zeros(elements), Trace(False, transport))
+
+
+def rounds(
+    vectors: list[torch.Tensor], codec: TileConfig | Codec, weights: list[int] | None = None
+) -> list[list[tuple[torch.Tensor, Reduction]]]:
+    """What every rank has after each of several sums: vectors[round] has one row per rank."""
+    config = codec if isinstance(codec, TileConfig) else TileConfig()
+
+    def reduce(transport: VirtualTransport) -> list[tuple[torch.Tensor, Reduction]]:
+        own = reducer(transport, TileTopK(config) if codec is config else codec, config, vectors[0].shape[1])  # type: ignore[arg-type]
+        found = []
+        for update, rows in enumerate(vectors):
+            vector = rows[transport.rank].clone()
+            joined = own.reduce(vector, update, weights[transport.rank] if weights else 1)
+            found.append((vector, joined))
+        return found
+
+    return together(engine([1] * len(vectors[0])), *[reduce] * len(vectors[0]))
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("codec", [Dense(), Qsgd(QsgdConfig(bucket=64)), TileConfig(keep=500), TileConfig(keep=200, bits=8)])
+def test_every_rank_has_the_same_bits(codec: TileConfig | Codec) -> None:
+    for each in zip(*rounds([draw(3, 5000), draw(3, 5000)], codec), strict=True):
+        assert all(torch.equal(each[0][0], other) for other, _ in each)
+
+
+def test_without_loss_it_is_the_weighted_sum() -> None:
+    rows = draw(3, 50)
+    found, joined = rounds([rows], Dense(), [2, 0, 5])[0][0]
+    torch.testing.assert_close(found, 2 * rows[0] + 5 * rows[2])
+    assert joined == Reduction(7.0, 7)
+
+
+def top(rows: torch.Tensor, keep: int) -> torch.Tensor:
+    """The largest `keep` elements of every tile, the others zero: by sorting."""
+    kept = torch.zeros_like(rows)
+    for row, place in ((r, slice(s, s + TILE)) for r in range(len(rows)) for s in range(0, rows.shape[1], TILE)):
+        order = rows[row, place].abs().argsort(descending=True)[:keep]
+        kept[row, place][order] = rows[row, place][order]
+    return kept
+
+
+def test_workers_send_the_largest_of_every_tile_and_keep_the_rest_for_the_next_round_but_less_of_it() -> None:
+    """The algorithm of the paper by hand; eight bits round by half a level, which is 0.5 here."""
+    config = TileConfig(keep=10, bits=8, decay=0.5, rate=0.75)
+    given = [(draw(2, 6000) * 30).clamp_(-120, 120), (draw(4, 6000) * 30).clamp_(-120, 120)[2:]]
+    for rows in given:
+        rows[:, ::TILE] = 127 * 4 / 3  # so that a level is 1 after multiplication by the rate
+    first, second = given[0] * 0.75, given[1] * 0.75
+    residual = first - top(first, 10)
+    found = rounds(given, config)[0]
+    torch.testing.assert_close(found[0][0], top(first, 10).sum(0), rtol=0, atol=1.0)
+    second = second + 0.5 * residual
+    torch.testing.assert_close(found[1][0], top(second, 10).sum(0), rtol=0, atol=2.5)
+    assert found[0][1] == Reduction(2.0, 2)
+
+
+def test_the_mean_may_be_over_those_that_sent_an_element() -> None:
+    rows = torch.zeros(2, TILE)
+    rows[0, 7], rows[1, 7], rows[0, 9] = 1.0, 3.0, 5.0
+    found, joined = rounds([rows], TileConfig(keep=2, bits=8, contributors=True))[0][0]
+    assert joined.divisor == 1.0
+    assert [round(float(found[place]), 1) for place in (7, 9, 8)] == [2.0, 5.0, 0.0]
+
+
+def test_nothing_is_lost_if_a_round_fails() -> None:
+    """A rank ends before it has sent: the residual of the others is as before."""
+
+    class Broken(VirtualTransport):
+        pass
+
+    def reduce(transport: VirtualTransport) -> list[torch.Tensor]:
+        config = TileConfig(keep=5, decay=1.0)
+        own = reducer(transport, TileTopK(config), config, 5000)
+        own.reduce(draw(2, 5000)[transport.rank].clone(), 0)
+        before = own.worker_state()["unsent"].clone()
+        own._gather = lambda message: (_ for _ in ()).throw(RuntimeError("ended"))  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError):
+            own.reduce(draw(2, 5000)[transport.rank].clone(), 1)
+        return [before, own.worker_state()["unsent"]]
+
+    for before, after in together(engine([1, 1]), reduce, reduce):
+        assert torch.equal(before, after)
+
+
+def test_what_is_not_finite_on_one_rank_is_so_on_all_and_the_residual_stays() -> None:
+    rows = draw(3, 5000)
+    rows[1, 7] = torch.inf
+    for found in rounds([rows], TileConfig()):
+        assert torch.isnan(found[0][0]).all()
+
+
+def test_a_message_has_fourteen_bits_per_sent_element_and_a_table() -> None:
+    config = TileConfig(keep=64)
+    message = TileTopK(config).encode(draw(10 * TILE), 0)
+    assert message.bytes == 10 * (64 * 14 // 8 + 4 * 2)
+    shape = TileTopK(config).encode_shape(draw(10 * TILE))
+    assert [(len(a), a.dtype) for a in shape.tensors] == [(len(b), b.dtype) for b in message.tensors]
+
+
+def test_two_bits_are_the_means_of_four_bins() -> None:
+    values = torch.tensor([9.0, 8.5, 1.0, -1.0, -1.2, -9.0, 0.5, 0.4])
+    vector = torch.zeros(TILE)
+    vector[100:108] = values
+    decoded = torch.empty(TILE)
+    codec = TileTopK(TileConfig(keep=8))
+    codec.decode(codec.encode(vector, 0), decoded)
+    away = values - values.mean()
+    edges = torch.tensor([-1.5, 0.0, 1.5]) * away.square().mean().sqrt()
+    for low, high in zip([-torch.inf, *edges], [*edges, torch.inf], strict=True):
+        inside = (away >= low) & (away < high)
+        if inside.any():
+            expected = values[inside].mean().to(torch.bfloat16).float()
+            assert torch.equal(decoded[100:108][inside], expected.expand(int(inside.sum())))
+
+
+def test_a_mode_that_sends_everything_is_local_sgd(make: Make, tmp_path: Path) -> None:
+    """With a codec that loses nothing, gathering gives the same parameters as an all-reduce, up to the order of sums."""
+    found = []
+    for name, changes in (("local-sgd", {}), ("sparse-local", {"override__up": "dense"})):
+        folder = run(make, tmp_path / name, [1, 1], mode=name, **{"stop__after": "20u", **changes})
+        found.append(checkpoint.load(folder / "last").tensors("parameters"))
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-5)
