@@ -54,7 +54,9 @@ SYSTEMS: dict[str, System] = {
     "strom": System("strom", (), _knobs(*_PUSHES)),
     "sparse": System("sparse", (), _knobs(*_PUSHES)),
     "sparse-overlap": System("sparse-overlap", (), _knobs(*_PUSHES)),
-    "sparse-local": System("sparse-local", (), _knobs(*_LOCAL, local__every="15 8 30", tiles__keep="64 128", tiles__decay="0.95 1")),
+    "sparse-local": System(
+        "sparse-local", (), _knobs(*_LOCAL, local__every="15 8 30", tiles__keep="64 128", tiles__decay="0.95 1")
+    ),
     "sparse, local steps": System(
         "sparse", ("override.schedule=local-steps",), _knobs(*_LOCAL, local__every="4 8", dropping__up="0.99 0.97")
     ),
