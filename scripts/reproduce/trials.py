@@ -18,7 +18,7 @@ from reproduce.campaign import Job
 from reproduce.runs import fitted
 from reproduce.systems import ALONE, SYSTEMS
 
-CONFIG, CLUSTER = "configs/papers-virtual.yml", "configs/clusters/league.yml"
+CONFIG, CLUSTER = "configs/comparison-virtual.yml", "configs/clusters/league.yml"
 _VALIDATIONS = 20  # in a run, or fewer if they would be less than this many words apart:
 _APART = 50_000
 _WARMED = 2_000_000  # the words of a run whose warm-up is as long as it says; that of others is scaled
@@ -72,6 +72,11 @@ class Trial:
                 yield f"optimizer.minimum={float(value) * float(values['rate']):g}"
             else:
                 yield f"{key}={value}"
+
+
+def _range(values: list[float], decimals: int) -> str:
+    mean_, low, high = (f"{value:.{decimals}f}" for value in (mean(values), min(values), max(values)))
+    return mean_ if len(values) == 1 else f"{mean_} ({low} to {high})"
 
 
 _KEYS = [field.name for field in fields(Trial)]
@@ -145,6 +150,35 @@ class Trials:
     def score(self, trial: Trial) -> float:
         """What tuning maximizes: the speedup; for one machine, minus the cross-entropy."""
         return -self.end(trial) if trial.system == ALONE else self.speedup(trial)
+
+    def table(self, network: str) -> str:
+        """A Markdown table of the best trial of each system at its greatest length, as the mean and range over its seeds."""
+        lines = [
+            "| system | words | seeds | cross-entropy | equal words / words | words/s (one machine: 1) | speedup | settings |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        alone = self.best((trial for trial in self.found if trial.system == ALONE), 1)[0]
+        for system in SYSTEMS:
+            its = [trial for trial in self.found if trial.system == system and trial.network == network]
+            if not its:
+                continue
+            longest = [trial for trial in its if trial.words == max(trial.words for trial in its)]
+            chosen = self.best(longest, 1)[0].settings
+            same = [trial for trial in longest if trial.settings == chosen]
+            ends = [self.end(trial) for trial in same]
+            columns = (
+                system, f"{same[0].words / 1e6:g}M", ", ".join(str(trial.seed) for trial in same), _range(ends, 3),
+                _range([self.equal(end) / same[0].words for end in ends], 2),
+                _range([self._pace(trial) / self._pace(alone) for trial in same], 2),
+                _range([self.speedup(trial) for trial in same], 2), " ".join(chosen),
+            )  # fmt: skip
+            lines.append(f"| {' | '.join(columns)} |")
+        return "\n".join(lines) + "\n"
+
+    def _pace(self, trial: Trial) -> float:
+        """Words per virtual second."""
+        last = self.found[trial][-1]
+        return float(last["words"] / last["seconds"])
 
     def best(self, trials: Iterable[Trial], most: int) -> list[Trial]:
         return sorted(trials, key=self.score, reverse=True)[:most]
