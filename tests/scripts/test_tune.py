@@ -76,6 +76,23 @@ def test_the_file_keeps_every_validation(tmp_path: Path) -> None:
     assert again.found[its] == falling([3, 2.5])
 
 
+def test_the_table_has_the_best_of_the_longest_runs_of_each_system(tmp_path: Path) -> None:
+    trials = Trials(tmp_path / "none.csv")
+    for its, value in (
+        (trial(ALONE, 500), 4.0), (trial(ALONE, 1000), 3.0), (trial("sparse", 500), 5.0),
+        (trial("sparse", 1000, 1, "rate=1"), 3.2), (trial("sparse", 1000, 2, "rate=1"), 3.0),
+        (trial("sparse", 1000, 1, "rate=2"), 4.0),
+    ):  # fmt: skip
+        speed = 100 if its.system == ALONE else 300
+        trials.found[its] = [
+            {"words": its.words * n // 5, "seconds": its.words / speed * n / 5, "cross-entropy": value} for n in range(1, 6)
+        ]
+    _, _, alone, sparse = trials.table("1 Gbit/s").splitlines()
+    assert alone.startswith("| one machine | 0.001M | 0 | 3.000 | 1.00 | 1.00 | 1.00 |")
+    assert sparse.startswith("| sparse | 0.001M | 1, 2 | 3.100 (3.000 to 3.200) | 0.94 (0.87 to 1.00) | 3.00 (3.00 to 3.00) |")
+    assert sparse.endswith("| rate=1 |")
+
+
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_system_has_as_many_trials_and_each_is_a_valid_run(name: str, tmp_path: Path) -> None:
     found = SYSTEMS[name].candidates(8)
