@@ -111,7 +111,8 @@ class Config:
     @model_validator(mode="after")
     def _check_measured(self) -> Config:
         measured = self.validation.names(self.corpus.validation_sets)
-        wrong = [name for name in self.stop.patience_on if name not in {"any", "all", *measured}]
+        on = self.stop.patience_on
+        wrong = [name for name in on if name not in measured and (name not in ("any", "all") or len(on) > 1)]
         if wrong:
             raise ValueError(f"stop.patience_on should be any, all, or some of {', '.join(measured)}, not {wrong[0]!r}")
         return self
@@ -166,7 +167,7 @@ def load(files: Sequence[str], overrides: Mapping[str, str]) -> Config:
     where: dict[str, str] = {}
     for file in files:
         merge(values, read(Path(file), where, "give an existing YAML file to --config"), leaves())
-    override(values, overrides, where)
+    override(values, overrides, where, literal=("validation.command",))  # a shell command may contain YAML's special characters
     return validate(values, where)
 
 
@@ -190,7 +191,9 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
         place = next((where[key] for key in (named, name, *where) if key in where and key.startswith(name)), "config")
         within = path[name.count(".") + 1 :]  # where in the value of the key
         several = within[:1] == ["entry"]  # the mistake is in one of several corpora
-        subject = ": ".join([name, f"corpus {int(within[1]) + 1}", *within[2:3]]) if several else name
+        subject = (
+            ": ".join([name, f"corpus {int(within[1]) + 1}", ".".join(within[2:])]).removesuffix(": ") if several else name
+        )
         if kind == "missing":
             file = next(iter(where.values()), "config").split(",")[0]
             raise UserError(f"{place if several else file}: {subject} is missing; set it") from None

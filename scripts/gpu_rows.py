@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from nmt_train import config
 from nmt_train import device as devices
-from nmt_train.corpus.batches import Turn, assemble
+from nmt_train.corpus.batch import Turn, assemble
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.model.transformer import Transformer
 from nmt_train.modes.table import MODES

@@ -154,7 +154,7 @@ class Nothing:
         return iter(())
 
     def epochs(self, length: Any) -> float:
-        raise AssertionError("no learning rate of these tests depends on the corpus")
+        return float("inf")
 
     def described(self, batch: Any) -> str:
         raise AssertionError("all gradients are finite")

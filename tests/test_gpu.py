@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nmt_train import device
-from nmt_train.corpus.batches import assemble
+from nmt_train.corpus.batch import assemble
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.dense import BFloat16, Dense
 from nmt_train.distributed.codec.error_feedback import ErrorFeedback

@@ -35,7 +35,10 @@ def parser() -> cli.Parser:
         help="if the job fails, restart it up to N times on the machines that still respond (default: 0)",
     )  # fmt: skip
     options.add_argument(
-        "--empty-cache", action="store_true", help="remove all tokenized corpora that no run uses (see corpus.cache), and exit"
+        "--empty-cache",
+        action="store_true",
+        help="remove all tokenized corpora that no running process uses (see corpus.cache), and exit; a run that resumes"
+        " tokenizes its corpus again",
     )
     settings.add_keys(options)
     return options
@@ -48,9 +51,10 @@ def command(arguments: Sequence[str]) -> int:
         return UserError.status
     given = settings.parse(options, arguments)
     if given.empty_cache:
-        folder = cache.folder(vars(given)["corpus.cache"])
+        configured = settings.resolve(given).corpus.cache if given.config else vars(given)["corpus.cache"]
+        folder = cache.folder(configured)
         removed, size = cache.empty(folder)
-        print(f"{folder}: removed {removed} tokenized corpora, {size / 1e9:.2f} GB", file=sys.stderr)
+        print(f"{folder}: tokenized corpora removed: {removed}, {size / 1e9:.2f} GB", file=sys.stderr)
         return 0
     try:
         resolved = settings.resolve(given)

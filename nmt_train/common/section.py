@@ -44,7 +44,8 @@ def problem(error: ValidationError) -> Problem:
     first = error.errors()[0]
     text = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     text = re.sub(r"a dictionary or an instance of \w+", "keys with their values", text)
-    given = "" if first["type"] in ("value_error", "missing") else f", not {first['input']!r}"
+    text = "there is no such key" if first["type"] == "unexpected_keyword_argument" else text
+    given = "" if first["type"] in ("value_error", "missing", "unexpected_keyword_argument") else f", not {first['input']!r}"
     return Problem(first["type"], [str(part) for part in first["loc"]], text + given)
 
 

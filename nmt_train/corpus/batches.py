@@ -6,70 +6,26 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError
 from nmt_train.corpus import BatchConfig, CorpusConfig
+from nmt_train.corpus.batch import Batch, Turn, assemble
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.corpus.mixture import Mixture
 from nmt_train.corpus.store import Stores
-from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary, VocabularyPair
-
-_ORDINARY = 256  # sentence length in pieces; up to it, attention needs less memory than the rest of the model
+from nmt_train.corpus.vocabulary import UNKNOWN, Vocabulary, VocabularyPair
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Sentence pairs as int64 ids, padded with PAD to equal length.
+class _Begun(NamedTuple):
+    """An epoch that began with another distribution: its completed batches, and all of them."""
 
-    source: (sentences, source length); each sentence ends with END.
-    source_mask: (sentences, 1, 1, source length); 0 on pieces and -inf on padding, or None without padding.
-    target_in, target_out: (sentences, target length); target_in begins with BEGIN, target_out ends with END.
-    target_filled: (target_tokens,); the positions of pieces in the flattened target_out, or None without padding.
-    source_tokens, target_tokens: the numbers of pieces, END included. pairs: the numbers of the pairs in their store, if any.
-    weights: (sentences,), fp32; how much each pair counts in the cost, or None if all count 1.
-    """
-
-    source: Tensor
-    source_mask: Tensor | None
-    target_in: Tensor
-    target_out: Tensor
-    target_filled: Tensor | None
-    source_tokens: int
-    target_tokens: int
-    pairs: tuple[int, ...] = ()
-    weights: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def to(self, device: torch.device) -> Batch:
-        """Return the same batch with its tensors on `device`."""
-        if device.type == "cpu":
-            return self
-        moved = {
-            name: value.pin_memory().to(device, non_blocking=True)
-            for name, value in vars(self).items()
-            if isinstance(value, Tensor)
-        }
-        return Batch(**{**vars(self), **moved})
-
-
-class Turn(NamedTuple):
-    """What a worker trains on in one step.
-
-    batch: None if the worker has no batch, but other workers may have one. last: whether the worker's share of the epoch ends
-    here. epochs: how much of the corpus has been trained before this turn, the same for all workers with the same turn.
-    """
-
-    batch: Any
-    last: bool
-    epochs: float = 0.0
+    done: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -143,15 +99,25 @@ class Batches:
         """
         epoch, first = position.epochs, position.batches
         while True:
-            mine = itertools.islice(data_shard.pick(epoch, self._placed(epoch)), first, None)
-            waiting = next(mine, None)
+            mine = itertools.islice(enumerate(data_shard.pick(epoch, self._placed(epoch))), first, None)
+            begun, waiting = self._begun(epoch, data_shard), next(mine, None)
             if waiting is None:
                 yield Turn(None, True, epoch + 1.0)
             while waiting is not None:
-                (number, group, (trained, _)), waiting = waiting, next(mine, None)
+                (turn, (number, group, (trained, _))), waiting = waiting, next(mine, None)
+                if begun is not None:
+                    trained = (begun.done + turn * data_shard.size) / begun.total
                 batch = None if group is None else self._assemble(group[1], [self._seed, epoch, number])
                 yield Turn(batch, waiting is None, epoch + trained)
             epoch, first = epoch + 1, 0
+
+    def _begun(self, epoch: int, data_shard: DataShard) -> _Begun | None:
+        """How many batches of `epoch` earlier distributions of it have completed; None if there was none."""
+        if not any(position.epochs >= epoch for stage in data_shard.stages for position in stage):
+            return None
+        total = sum(1 for _ in self.groups(epoch))
+        left = sum(1 for _ in DataShard(0, 1, data_shard.stages).pick(epoch, self.groups(epoch)))
+        return _Begun(total - left, total)
 
     def _placed(self, epoch: int) -> Iterator[tuple[float, np.ndarray]]:
         """Yield the batches of `epoch`, each with the share of the epoch's pairs that come before it."""
@@ -160,15 +126,19 @@ class Batches:
             yield before / total, group
             before += len(group)
 
-    def epochs(self, length: Duration) -> float:
-        """Return a length in epochs or target tokens as a number of epochs, by the mean number of tokens of a pair."""
+    def epochs(self, length: Duration | None) -> float:
+        """Return a length in epochs or target tokens as a number of epochs; infinite for others."""
+        if length is None or length.unit not in "et":
+            return math.inf
         if length.unit == "e":
             return length.amount
-        tokens = sum(
-            count * float(np.mean(self._lengths[1][kept] + 1))
-            for kept, count in zip(self._kept, self.mixture.counts(0), strict=True)
-        )
-        return length.amount / tokens
+        means = [float(np.mean(self._lengths[1][kept] + 1)) for kept in self._kept]
+        left, epoch = length.amount, 0
+        while True:
+            tokens = sum(count * mean for count, mean in zip(self.mixture.counts(epoch), means, strict=True))
+            if left <= tokens:
+                return epoch + left / tokens
+            left, epoch = left - tokens, epoch + 1
 
     def described(self, batch: Batch) -> str:
         """Which lines of which training corpora a batch consists of."""
@@ -249,49 +219,6 @@ class Batches:
         if list(changed) == texts:
             return source, target
         ids = [np.array(self._vocabulary.encode([text], side)[0]) for side, text in enumerate(changed)]
-        if not all(0 < len(its) <= self._longest for its in ids):
+        if not all(0 < len(its) <= self._longest and (its != UNKNOWN).all() for its in ids):
             return source, target
         return np.concatenate([tag, ids[0]]), ids[1]
-
-
-def assemble(source: list[np.ndarray], target: list[np.ndarray], pairs: tuple[int, ...] = ()) -> Batch:
-    """Pad sentences (ids without begin or end) into a `Batch`."""
-    source_ids = pad([np.append(ids, END) for ids in source])
-    target_in = pad([np.concatenate(([BEGIN], ids)) for ids in target])
-    target_out = pad([np.append(ids, END) for ids in target])
-    source_filled, filled = source_ids != PAD, target_out != PAD
-    return Batch(
-        source=source_ids,
-        source_mask=padding_mask(source_ids),
-        target_in=target_in,
-        target_out=target_out,
-        target_filled=None if filled.all() else filled.flatten().nonzero().flatten(),
-        source_tokens=int(source_filled.sum()),
-        target_tokens=int(filled.sum()),
-        pairs=pairs,
-    )
-
-
-def fitting(longest: int, tokens: int) -> int:
-    """Return how many sentences fit in an inference batch whose longest side has `longest` pieces.
-
-    tokens: the maximum of sentences times pieces. Above _ORDINARY pieces, the cost grows with the square of the length, as the
-    memory of attention does.
-    """
-    return max(1, int(tokens / (longest * max(1.0, longest / _ORDINARY))))
-
-
-def pad(sentences: list[np.ndarray]) -> Tensor:
-    """Return the ids as an int64 tensor (sentences, longest), padded with PAD on the right."""
-    ids = np.full((len(sentences), max(map(len, sentences))), PAD, dtype=np.int64)
-    for row, sentence in zip(ids, sentences, strict=True):
-        row[: len(sentence)] = sentence
-    return torch.from_numpy(ids)
-
-
-def padding_mask(ids: Tensor) -> Tensor | None:
-    """Return (sentences, 1, 1, length): -inf where `ids` (sentences, length) is padding, else 0; None without padding."""
-    padding = ids == PAD
-    if not padding.any():
-        return None
-    return torch.zeros(ids.shape).masked_fill_(padding, -math.inf)[:, None, None, :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from string import capwords
 
 import numpy as np
 from pydantic import Field
@@ -31,7 +32,9 @@ class Noise:
         """Return the changed pair; it depends only on the texts and on the state of `random`."""
         happens = {kind.name: bool(random.random() < getattr(self, kind.name)) for kind in fields(self)}
         case = next((change for change in ("upper", "lower", "title") if happens[change]), None)
-        if case:
+        if case == "title":
+            source, target = capwords(source, " "), capwords(target, " ")
+        elif case:
             source, target = getattr(source, case)(), getattr(target, case)()
         if happens["no_end"]:
             source, target = (text.rstrip(_END + " ") or text for text in (source, target))

@@ -7,8 +7,9 @@ import hashlib
 import io
 import json
 import os
+import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -160,13 +161,11 @@ def train(config: CorpusConfig) -> Vocabulary:
     lines = _BothSides(config)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
+            sentence_iterator=iter(_sample(lines, vocabulary.sample_lines)),
             model_writer=output,
             vocab_size=vocabulary.size,
             model_type=vocabulary.type,
             character_coverage=vocabulary.character_coverage,
-            input_sentence_size=vocabulary.sample_lines,
-            shuffle_input_sentence=True,
             pad_id=PAD,
             unk_id=UNKNOWN,
             bos_id=BEGIN,
@@ -184,6 +183,18 @@ def train(config: CorpusConfig) -> Vocabulary:
     if lines.error is not None:
         raise lines.error
     return Vocabulary(output.getvalue(), "the vocabulary just trained")
+
+
+def _sample(lines: Iterable[str], most: int) -> list[str]:
+    """At most `most` random lines, the same in every run (algorithm R); SentencePiece itself would draw others each time."""
+    kept: list[str] = []
+    generator = random.Random(1)
+    for number, line in enumerate(lines):
+        if number < most:
+            kept.append(line)
+        elif (place := generator.randrange(number + 1)) < most:
+            kept[place] = line
+    return kept
 
 
 class _BothSides:

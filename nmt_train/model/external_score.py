@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import signal
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 _LOOK = 0.2  # seconds between two looks at whether the command has ended
 
@@ -34,9 +36,12 @@ def external_score(command: str, texts: Mapping[str, Sequence[str]], limit: floa
             path = Path(folder) / name
             path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
             command = command.replace(f"{{{name}}}", shlex.quote(str(path)))
-        with open(Path(folder) / "output", "w+", encoding="utf-8", errors="replace") as output:
+        with (
+            open(Path(folder) / "output", "w+", encoding="utf-8", errors="replace") as output,
+            open(Path(folder) / "errors", "w+", encoding="utf-8", errors="replace") as errors,
+        ):
             process = subprocess.Popen(
-                command, shell=True, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                command, shell=True, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True
             )
             try:
                 _wait(process, limit, asked_to_stop)
@@ -44,15 +49,22 @@ def external_score(command: str, texts: Mapping[str, Sequence[str]], limit: floa
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # also what it has left running
                 process.wait()
-            output.seek(0)
-            lines = output.read().strip().splitlines()
-    last = lines[-1] if lines else ""
+            last, complaint = _last_line(output), _last_line(errors)
     if process.returncode:
-        raise CommandFailed(f"exit status {process.returncode}: {last or 'no output'}")
+        raise CommandFailed(f"exit status {process.returncode}: {complaint or last or 'no output'}")
     try:
-        return float(last)
+        score = float(last)
     except ValueError:
-        raise CommandFailed(f"the last line of its output is not a number: {last[:200]!r}") from None
+        score = math.nan
+    if not math.isfinite(score):
+        raise CommandFailed(f"the last line of its output is not a finite number: {last[:200]!r}")
+    return score
+
+
+def _last_line(file: TextIO) -> str:
+    file.seek(0)
+    lines = file.read().strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def _wait(process: subprocess.Popen[bytes], limit: float, asked_to_stop: Callable[[], bool]) -> None:

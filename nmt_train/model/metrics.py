@@ -18,7 +18,7 @@ from nmt_train.common.errors import NotFinite, UserError
 from nmt_train.common.metric import COMMAND, METRICS, named
 from nmt_train.common.section import STRICT, as_list, one_of
 from nmt_train.corpus import MAX_RATIO, CorpusConfig, Files, ValidationSet
-from nmt_train.corpus.batches import Batch, assemble, fitting
+from nmt_train.corpus.batch import Batch, assemble, fitting
 from nmt_train.corpus.text import read_pairs
 from nmt_train.corpus.vocabulary import TARGET, Vocabulary
 from nmt_train.model.beam_search import SearchConfig
@@ -140,7 +140,7 @@ class TestSet:
         texts = {"source": self.sources, "translations": scores.translations or [], "reference": self.references}
         try:
             scores.values[COMMAND] = external_score(str(config.command), texts, config.command_limit.amount, asked_to_stop)
-        except CommandFailed as error:
+        except (CommandFailed, OSError) as error:  # OSError: no space for temporary files, for example
             scores.failures[COMMAND] = str(error)
         except Stopped:
             raise Interrupted from None

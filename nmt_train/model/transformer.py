@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nmt_train.corpus.batches import Batch
+from nmt_train.corpus.batch import Batch
 from nmt_train.corpus.vocabulary import PAD
 from nmt_train.model import ModelConfig
 from nmt_train.model.attention import Attention

@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 
 from nmt_train.common.errors import NotFinite
-from nmt_train.corpus.batches import fitting, pad, padding_mask
+from nmt_train.corpus.batch import fitting, pad, padding_mask
 from nmt_train.corpus.vocabulary import END, Vocabulary
 from nmt_train.model.beam_search import Hypothesis, SearchConfig, search
 from nmt_train.model.ensemble import Ensemble

@@ -104,7 +104,10 @@ def _about(origin: Origin, config: ModelConfig) -> str:
     signatures = (origin.scores or {}).get("signatures", {})
     for metric, value in scores.items():
         signature = f" (sacreBLEU signature `{signatures[metric]}`)" if metric in signatures else ""
-        lines.append(f"- {metric} on the validation set: {value:.{metric_of(metric).decimals}f}{signature}")
+        kind, _, name = metric.partition("@")
+        lines.append(
+            f"- {kind} on the validation set{' ' + name if name else ''}: {value:.{metric_of(metric).decimals}f}{signature}"
+        )
     if not scores:
         lines.append("- these parameters were not validated; measure them with `nmt-validate`")
     return "\n".join(lines) + "\n"

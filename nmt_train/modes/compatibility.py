@@ -142,6 +142,11 @@ def _shards(mode: Mode, config: Config) -> str | None:
     settings, up, down = config.exchange, CODECS[mode.up], CODECS[mode.down]
     if not EXCHANGES[mode.exchange].sharded:
         return None
+    if down.fixed_share:
+        return (
+            f"{_choice('down', mode, config)} sends the same share of every delta, which is too little for the updates of"
+            " several workers; use top-k"
+        )
     if not (down.biased or down.lossless):
         return (
             f"{_choice('down', mode, config)} rounds at random, and each delta contains the error of the one"

@@ -11,13 +11,11 @@ from nmt_train.optim.config import OptimizerConfig
 def learning_rate(config: OptimizerConfig, update: int, decayed: float = 0.0) -> float:
     """The rate of `update` (counted from 1), before any decay on stall.
 
-    decayed: the part of `cosine_until` that training has done, from 0 to 1, unless it counts updates.
+    decayed: the part of `cosine_until` that training has done, from 0 to 1.
     """
     if config.schedule == "cosine":
-        until = config.cosine_until
-        done = min(1.0, update / until.amount) if until is not None and until.unit == "u" else decayed
         low = min(config.minimum, config.learning_rate)
-        rate = low + (config.learning_rate - low) * (1 + math.cos(math.pi * done)) / 2
+        rate = low + (config.learning_rate - low) * (1 + math.cos(math.pi * decayed)) / 2
         return rate * min(1.0, update / max(1, config.warmup))
     if update < config.warmup:
         return config.learning_rate * update / config.warmup

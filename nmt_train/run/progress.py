@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from nmt_train.common.duration import Mark
-from nmt_train.corpus.batches import Batch
+from nmt_train.corpus.batch import Batch
 
 _SUMS = ("sentences", "tokens", "source_tokens", "skipped", "cost", "cost_tokens")
 

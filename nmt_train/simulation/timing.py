@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nmt_train.common.duration import Duration
 from nmt_train.config import Config
-from nmt_train.corpus.batches import Turn
+from nmt_train.corpus.batch import Turn
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.distributed.transport import OF_MODEL
 from nmt_train.simulation.cluster import ClusterConfig
@@ -128,7 +128,7 @@ class _Lengths:
             yield Turn(_Length(self._tokens[place % len(self._tokens)]), False)
             place += data_shard.size
 
-    def epochs(self, length: Duration) -> float:
+    def epochs(self, length: Duration | None) -> float:
         return math.inf
 
     def described(self, batch: _Length) -> str:

@@ -85,7 +85,7 @@ class BackgroundValidation:
             numbers = worker.schedule.exchange.optimizer.state()[1]
             state.save_best(self._run.best(then.updates), parameters, numbers, worker.config, worker.flat)
             self._run.keep_best(then.updates, best)
-        else:
+        elif verdicts:
             self._stalled()
 
     def _interrupted(self) -> bool:

@@ -25,12 +25,19 @@ FIXED = (
 )  # fmt: skip
 
 
+# What entries of these keys lack if an earlier version saved them.
+_NEW_KEYS: dict[str, dict[str, Any]] = {"corpus.train": {"sentence_weights": None, "noise": None}, "corpus.valid": {}}
+
+
 def saved_keys(old: dict[str, Any]) -> dict[str, Any]:
     """The leaves of a saved configuration; keys that the version that saved it did not have get their defaults."""
     saved = configuration.flatten(old)
     updates = saved.pop("optimizer.cosine_updates", None)  # what earlier versions had instead of cosine_until
     if updates and saved["optimizer.schedule"] == "cosine":
         saved["optimizer.cosine_until"] = f"{updates}u"
+    for key in ("corpus.train", "corpus.valid"):
+        if any(isinstance(entry, dict) for entry in saved[key]):  # several corpora, perhaps without keys that are newer
+            saved[key] = [_NEW_KEYS[key] | entry for entry in saved[key]]
     return {
         key.name: key.default for key in configuration.leaves().values() if not isinstance(key.default, (list, Duration))
     } | saved
@@ -42,5 +49,17 @@ def differences(old: dict[str, Any], new: Config) -> list[str]:
     return [
         f"{name} was {before.get(name)}, now {after.get(name)}"
         for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name) and not any(name == key or name.startswith(key + ".") for key in MAY_CHANGE)
+        if not _equal(before.get(name), after.get(name))
+        and not any(name == key or name.startswith(key + ".") for key in MAY_CHANGE)
     ]
+
+
+def _equal(before: Any, after: Any) -> bool:
+    """Whether two values are the same, also as durations: 5000u is 5Ku."""
+    if before == after or before is None or after is None:
+        return bool(before == after)
+    try:
+        lengths = [Duration.parse(value) for value in (before, after)]
+    except ValueError:
+        return False
+    return (lengths[0].amount, lengths[0].unit) == (lengths[1].amount, lengths[1].unit)

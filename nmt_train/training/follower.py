@@ -72,6 +72,8 @@ class Follower:
         match order:
             case Order.EPOCHS:
                 self._epochs = facts["epochs"]
+                if self._worker.data_shard.idle:  # its shard serves the others, but it trains no batches itself
+                    self._worker.decay(self._epochs)
             case Order.REMEMBER:
                 self._leader = facts["leader"]
             case Order.STALLED:

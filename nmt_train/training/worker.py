@@ -14,7 +14,7 @@ from nmt_train import device
 from nmt_train.common.duration import Duration
 from nmt_train.common.errors import NotFinite
 from nmt_train.config import Config
-from nmt_train.corpus.batches import Batch, Turn
+from nmt_train.corpus.batch import Batch, Turn
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.distributed.exchange.worker_state import Vectors
 from nmt_train.distributed.schedule.schedule import RECEIVED
@@ -51,8 +51,8 @@ class Stream(Protocol):
     def stream(self, data_shard: DataShard, position: Position) -> Iterator[Turn]:
         """Yield turns from `position` on, endlessly."""
 
-    def epochs(self, length: Duration) -> float:
-        """Return a length in epochs or target tokens as a number of epochs."""
+    def epochs(self, length: Duration | None) -> float:
+        """Return a length in epochs or target tokens as a number of epochs; infinite for others."""
 
     def described(self, batch: Any) -> str:
         """Which lines of the corpus a batch consists of, for messages."""
@@ -73,8 +73,9 @@ class Worker:
         # Whether the only exchange is one at the end, in which all workers take part.
         self.joins_once = self.schedule.endless and self.schedule.exchange.synchronous
         until = self.schedule.exchange.optimizer.config.cosine_until
-        # The epochs over which the learning rate falls, if it depends on them.
-        self._decay = batches.epochs(until) if until is not None and until.unit != "u" else math.inf
+        # Over how many updates, or else epochs, the learning rate falls.
+        self._decay_updates = until.amount if until is not None and until.unit == "u" else math.inf
+        self._decay_epochs = batches.epochs(until)
         self.progress = Progress()
         # The smallest number of epochs in `stop.after`: no worker trains beyond it.
         self.last_epoch = min((span.amount for span in config.stop.after if span.unit == "e"), default=math.inf)
@@ -95,7 +96,7 @@ class Worker:
         schedule, trace, progress = self.schedule, self.trace, self.progress
         while coordinator.should_continue():
             batch, last, epochs = next(self._stream)
-            schedule.exchange.optimizer.decayed = min(1.0, epochs / self._decay)
+            self.decay(epochs)
             updated, loss = False, None
             if batch is not None:
                 with trace.span("forward", batch.target_tokens), device.autocast(self.device, self.config.precision):
@@ -115,6 +116,12 @@ class Worker:
                 self._skipped, trace.update = 0, schedule.exchange.updates
                 self._given.append((self._here(), self._trained))
             coordinator.step_done(updated)
+
+    def decay(self, epochs: float) -> None:
+        """Tell the optimizer how far the decay of the learning rate is; epochs: how much of the corpus has been trained."""
+        exchange = self.schedule.exchange
+        done = epochs / self._decay_epochs + exchange.updates / self._decay_updates  # one of them is 0
+        exchange.optimizer.decayed = min(1.0, done)
 
     def drain(self, coordinator: Coordinator) -> None:
         """Finish all exchanges that are in flight."""

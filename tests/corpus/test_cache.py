@@ -58,5 +58,5 @@ def test_only_complete_stores_are_touched(tmp_path: Path) -> None:
 def test_a_command_empties_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored(tmp_path, "a", 100, 1)
     assert train.command(["--empty-cache", "--corpus.cache", str(tmp_path)]) == 0
-    assert "removed 1 tokenized corpora, 0.00 GB" in capsys.readouterr().err
+    assert "tokenized corpora removed: 1, 0.00 GB" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

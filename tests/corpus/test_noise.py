@@ -11,7 +11,8 @@ from conftest import Make
 
 from nmt_train.common.errors import UserError
 from nmt_train.corpus import BatchConfig
-from nmt_train.corpus.batches import Batch, Batches
+from nmt_train.corpus.batch import Batch
+from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.corpus.noise import Noise
 from nmt_train.corpus.store import open_stores
@@ -94,7 +95,13 @@ def test_a_tag_stays_and_a_sentence_that_would_become_too_long_is_not_changed(
     assert texts(vocabulary, long) == texts(vocabulary, plain) != texts(vocabulary, batch)
 
 
-@pytest.mark.parametrize("noise", [{"upper": 1.5}, {"shout": 0.1}])
-def test_a_mistake_is_named(make: Make, noise: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=r"corpus.train: corpus 1: noise"):
+@pytest.mark.parametrize(
+    ("noise", "said"),
+    [
+        ({"upper": 1.5}, r"noise.upper: it should be less than or equal to 1"),
+        ({"shout": 0.1}, "noise.shout: there is no such key"),
+    ],
+)
+def test_a_mistake_is_named(make: Make, noise: dict[str, float], said: str) -> None:
+    with pytest.raises(UserError, match=f"corpus.train: corpus 1: {said}"):
         make(corpus__train=[{"files": ["a", "b"], "noise": noise}])

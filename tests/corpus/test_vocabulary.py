@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -69,3 +71,18 @@ def test_files_that_are_no_vocabulary_of_ours_are_named(tmp_path: Path, vocabula
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"v\.model"):
             Vocabulary.load(path)
+
+
+SAMPLED = """
+import hashlib, sys
+from nmt_train.corpus import CorpusConfig, VocabularyConfig
+from nmt_train.corpus.vocabulary import train
+corpus = CorpusConfig(train=sys.argv[1:], valid=["a", "b"], vocabulary=VocabularyConfig(size=100, sample_lines=300))
+print(hashlib.sha256(train(corpus).model).hexdigest())
+"""
+
+
+def test_a_vocabulary_of_a_sample_of_the_corpus_is_the_same_in_every_process(demo: Path) -> None:
+    command = [sys.executable, "-c", SAMPLED, f"{demo}/train.en", f"{demo}/train.de"]
+    digests = {subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)}
+    assert len(digests) == 1

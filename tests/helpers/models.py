@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nmt_train.corpus.batches import Batch, assemble
+from nmt_train.corpus.batch import Batch, assemble
 from nmt_train.corpus.vocabulary import END
 from nmt_train.model import ModelConfig
 from nmt_train.model.transformer import Transformer

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nmt_train.corpus.batches import pad, padding_mask
+from nmt_train.corpus.batch import pad, padding_mask
 from nmt_train.corpus.vocabulary import BEGIN, END
 from nmt_train.model import ModelConfig
 from nmt_train.model.beam_search import Hypothesis, SearchConfig, search

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nmt_train import device
 from nmt_train.common.errors import UserError
-from nmt_train.corpus.batches import Batch, assemble
+from nmt_train.corpus.batch import Batch, assemble
 from nmt_train.model import PRESETS, ModelConfig
 from nmt_train.model.attention import Attention, attend
 from nmt_train.model.dropout import drop_words, dropout

@@ -26,7 +26,7 @@ from nmt_train import cli
 from nmt_train import config as configuration
 from nmt_train.cli import export as command
 from nmt_train.corpus import CorpusConfig
-from nmt_train.corpus.batches import Batch
+from nmt_train.corpus.batch import Batch
 from nmt_train.corpus.text import read_lines
 from nmt_train.corpus.vocabulary import BEGIN, PAD, UNKNOWN, Vocabulary
 from nmt_train.corpus.vocabulary import train as train_vocabulary

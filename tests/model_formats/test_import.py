@@ -23,7 +23,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, Mar
 from nmt_train import cli
 from nmt_train.cli import export, import_model
 from nmt_train.common.errors import UserError
-from nmt_train.corpus.batches import assemble
+from nmt_train.corpus.batch import assemble
 from nmt_train.corpus.text import read_lines
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, TARGET
 from nmt_train.load_model import load_model

@@ -35,6 +35,15 @@ def test_the_rate_depends_on_the_words_only(make: Make, tmp_path: Path, mode: st
     assert found[-1]["learning_rate"] < 0.05 * 0.001
 
 
+@pytest.mark.parametrize("mode", ["sync", "local-sgd", "sparse-local", "vanilla"])
+def test_a_cosine_over_updates_lasts_as_long_as_a_run_of_so_many(make: Make, tmp_path: Path, mode: str) -> None:
+    folder = run(make, tmp_path / "run", [1, 1], mode=mode, stop__after="12u", **{**FALLING, "validation__every": "1u"})
+    rates = [event["learning_rate"] for event in events(folder, "validation")]
+    assert rates[-1] < 0.1 * 0.001
+    middle = [event["learning_rate"] for event in events(folder, "validation") if event["update"] == 6]
+    assert middle[0] == pytest.approx(0.0005, abs=0.00027)
+
+
 @pytest.mark.parametrize("changes", [{"mode": "sync"}, {"mode": "vanilla", "exchange__bypass": False}, {"mode": "local-sgd"}])
 def test_a_resumed_run_continues_on_the_same_curve(make: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
     curve: dict[str, Any] = {**FALLING, "optimizer__cosine_until": "2e", **changes}

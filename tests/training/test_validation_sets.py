@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Make
+from conftest import Make, small
 from simulated import events
 
 from nmt_train.cli import plot, validate
 from nmt_train.common.errors import UserError
-from nmt_train.config import Config
+from nmt_train.config import Config, load
 from nmt_train.model.external_score import CommandFailed, Stopped, external_score
 from nmt_train.run.stopping import Patience, StopConfig
 from nmt_train.training.start import start
@@ -79,6 +80,7 @@ def test_a_metric_that_failed_once_keeps_its_best_value() -> None:
     ("changes", "text"),
     [
         ({"stop__patience_on": "blue"}, r"stop.patience_on should be any, all, or some of cross-entropy, .*not 'blue'"),
+        ({"stop__patience_on": ["any", "bleu"]}, "not 'any'"),
         ({"corpus__valid": [{"files": ["a", "b"]}, {"files": ["a", "b"]}]}, "a different name for every set after the first"),
         ({"corpus__valid": [{"files": ["a", "b"], "name": "a/b"}]}, "name 'a/b' becomes part of file names"),
         ({"corpus__valid": [{"files": ["a", "b"], "metrics": ["blue"]}]}, "should be cross-entropy, .*, not 'blue'"),
@@ -88,6 +90,12 @@ def test_a_metric_that_failed_once_keeps_its_best_value() -> None:
 def test_what_contradicts_itself_is_refused(make: Make, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(UserError, match=text):
         make(**changes)
+
+
+def test_a_command_from_the_command_line_is_not_yaml(demo: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.yml"
+    path.write_text(json.dumps(small(demo, tmp_path / "run")), encoding="utf-8")
+    assert load([str(path)], {"validation.command": "echo score: 0.5"}).validation.command == "echo score: 0.5"
 
 
 LENGTH = f"{sys.executable} -c \"import sys; print('some text'); print(len(open(sys.argv[1]).read().split()))\" "
@@ -112,8 +120,10 @@ def test_a_command_that_fails_is_reported_and_training_goes_on(make: Make, tmp_p
 @pytest.mark.parametrize(
     ("command", "limit", "said"),
     [
-        ("echo 0.5; echo none", 60.0, "the last line of its output is not a number: 'none'"),
-        ("true", 60.0, "not a number: ''"),
+        ("echo 0.5; echo none", 60.0, "the last line of its output is not a finite number: 'none'"),
+        ("true", 60.0, "not a finite number: ''"),
+        ("echo nan", 60.0, "not a finite number: 'nan'"),
+        ("echo 0.5; echo wrong >&2; exit 2", 60.0, "exit status 2: wrong"),
         ("sleep 600 & sleep 600", 0.0, "not finished after 0 s"),
     ],
 )
@@ -129,5 +139,5 @@ def test_a_signal_stops_the_command() -> None:
 
 def test_a_command_reads_the_sentences_line_by_line() -> None:
     texts = {"source": ["a b", "c"], "translations": ["d", ""]}
-    count = "cat {source} {translations} | wc -l"
+    count = "cat {source} {translations} | wc -l; echo progress >&2"
     assert external_score(count, texts, 60.0, lambda: False) == 4

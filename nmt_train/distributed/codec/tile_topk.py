@@ -49,7 +49,7 @@ class TileTopK(Codec):
     one level. A vector ends with a tile of fewer elements, which is padded with zeros.
     """
 
-    drops = True
+    drops = fixed_share = True
 
     def __init__(self, config: TileConfig) -> None:
         self._keep, self._bits = config.keep, config.bits

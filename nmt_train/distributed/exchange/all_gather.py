@@ -40,6 +40,13 @@ class AllGather(AllReduce):
         )
         return self._gathering
 
+    def owed(self, vector: Tensor) -> Tensor:
+        return self._gathering.owed(vector)
+
+    def in_flight(self, vector: Tensor) -> Tensor:
+        sent = self._gathering.in_flight
+        return self.owed(vector if sent is None else sent)
+
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         super().load_worker_state(vectors)
         if self._gathering.feeds_back:  # the residual continues as such, so the next vector does not include it
@@ -56,6 +63,8 @@ class GatherReducer(Reducer):
         self._feedback = ErrorFeedback(codec, torch.zeros_like(like)) if self.feeds_back else None
         self._codec: Codec = self._feedback or codec
         self._decoded = torch.empty_like(like) if config.contributors else None
+        self._sent: Message | None = None  # the message of an exchange that is not complete
+        self._elements = like.numel()
         self._others = [*range(transport.rank + 1, transport.size), *range(transport.rank)]
 
     @torch.no_grad()
@@ -63,12 +72,11 @@ class GatherReducer(Reducer):
         if not self._others:
             return Reduction(1.0, weight)
         mine = self._encode(vector, update, weight)
-        try:
-            messages = self._gather(mine)
-        except BaseException:
-            if self._feedback is not None and mine.number() == _FINITE:
-                self._feedback.undo()
-            raise
+        self._sent = mine if mine.number() == _FINITE else None
+        messages = self._gather(mine)
+        if any(message.number() == _NOT_FINITE for message in messages) and self._sent and self._feedback:
+            self._feedback.undo()  # no rank will apply this sum
+        self._sent = None
         total, contributions = 0, None
         vector.zero_()
         if self._decoded is not None:
@@ -123,11 +131,25 @@ class GatherReducer(Reducer):
             contributions.add_(self._decoded != 0, alpha=weight)
         return weight
 
+    @property
+    def in_flight(self) -> Tensor | None:
+        """What the message of an interrupted exchange contains (elements,); None if no exchange was interrupted."""
+        if self._sent is None or self._feedback is None:
+            return None
+        decoded = torch.zeros_like(self._feedback.residual)
+        self._codec.add(self._sent.without_numbers(2).on(decoded.device), decoded)
+        return decoded
+
+    def owed(self, vector: Tensor) -> Tensor:
+        """What a vector of this rank adds to the parameters: its share of a mean. In fp64, so that the share is exact."""
+        return vector.double() / self._transport.size if self.owes == UNSENT else vector
+
     def worker_state(self) -> Vectors:
-        return {} if self._feedback is None else {self.owes: self._feedback.residual}
+        return {} if self._feedback is None else {self.owes: self.owed(self._feedback.residual)}
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         if self._feedback is not None:
             self._feedback.residual.zero_()
             if self.owes in vectors:
-                self._feedback.residual.copy_(vectors[self.owes])
+                ranks = self._transport.size if self.owes == UNSENT else 1
+                self._feedback.residual.copy_(vectors[self.owes].double() * ranks)

@@ -160,6 +160,14 @@ class Exchange(ABC):
         """`worker_state` after an exchange that may have been interrupted, without vectors that must be equal on all ranks."""
         return self.worker_state()
 
+    def owed(self, vector: Tensor) -> Tensor:
+        """A finished update that has not been sent, as it is kept in a worker's state: what it will add to the parameters."""
+        return vector
+
+    def in_flight(self, vector: Tensor) -> Tensor:
+        """The same for a finished update whose exchange was interrupted: the part of `vector` that its message has."""
+        return self.owed(vector)
+
     def _pay(self, name: str, vector: Tensor) -> None:
         """Add the loaded vector `name`, if any, to `vector`, and forget it."""
         if name in self._owed:

@@ -133,14 +133,15 @@ class LocalSGD(Schedule):
         """Includes the delta since the last exchange, which has not been sent."""
         rescued = super().rescued()
         if self._begun:
-            rescued[UNSENT] = rescued[UNSENT] + self._way() if UNSENT in rescued else self._way()
+            way = self.exchange.owed(self._way())
+            rescued[UNSENT] = rescued[UNSENT] + way if UNSENT in rescued else way
         return rescued
 
     @torch.no_grad()
     def in_doubt(self) -> Vectors:
         """The delta of an interrupted exchange. If the others received it, it is part of an update that they have made."""
         under_way = self.exchange.synchronous and self._on_its_way and not self._begun
-        return {UNSENT: self._way()} if under_way else {}
+        return {UNSENT: self.exchange.in_flight(self._way())} if under_way else {}
 
     def _way(self) -> Tensor:
         return subtract(self._flat.parameters, self._start, out=torch.empty_like(self._start))

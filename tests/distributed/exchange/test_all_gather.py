@@ -16,6 +16,7 @@ from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
 from nmt_train.distributed.codec.tile_topk import TileConfig, TileTopK
 from nmt_train.distributed.exchange.all_gather import GatherReducer
 from nmt_train.distributed.exchange.ring import Reduction
+from nmt_train.distributed.exchange.worker_state import inherited, optimizer_to_shards
 from nmt_train.run import checkpoint
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace
@@ -94,24 +95,42 @@ def test_the_mean_may_be_over_those_that_sent_an_element() -> None:
     assert [round(float(found[place]), 1) for place in (7, 9, 8)] == [2.0, 5.0, 0.0]
 
 
-def test_nothing_is_lost_if_a_round_fails() -> None:
-    """A rank ends before it has sent: the residual of the others is as before."""
-
-    class Broken(VirtualTransport):
-        pass
+def test_what_an_interrupted_round_sent_and_what_it_left_out_are_the_whole() -> None:
+    """Whether or not the others have applied the message, nothing is counted twice: it is kept apart from the residual."""
 
     def reduce(transport: VirtualTransport) -> list[torch.Tensor]:
         config = TileConfig(keep=5, decay=1.0)
         own = reducer(transport, TileTopK(config), config, 5000)
         own.reduce(draw(2, 5000)[transport.rank].clone(), 0)
-        before = own.worker_state()["unsent"].clone()
+        assert own.in_flight is None
+        before, vector = own._feedback.residual.clone(), draw(2, 5000)[transport.rank].clone()  # type: ignore[union-attr]
         own._gather = lambda message: (_ for _ in ()).throw(RuntimeError("ended"))  # type: ignore[method-assign]
         with pytest.raises(RuntimeError):
-            own.reduce(draw(2, 5000)[transport.rank].clone(), 1)
-        return [before, own.worker_state()["unsent"]]
+            own.reduce(vector.clone(), 1)
+        assert own.in_flight is not None
+        return [before + vector, own._feedback.residual + own.in_flight]  # type: ignore[union-attr]
 
-    for before, after in together(engine([1, 1]), reduce, reduce):
-        assert torch.equal(before, after)
+    for whole, parts in together(engine([1, 1]), reduce, reduce):
+        torch.testing.assert_close(whole, parts)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_residuals_add_the_same_to_the_parameters_with_any_number_of_workers(ranks: int) -> None:
+    """A worker's residual counts as its share of a mean: of four, a quarter."""
+    config = TileConfig()
+    residuals = draw(4, 5000)
+
+    def kept(transport: VirtualTransport) -> torch.Tensor:
+        own = reducer(transport, TileTopK(config), config, 5000)
+        own.load_worker_state({"unsent": residuals[transport.rank].double() / 4})
+        torch.testing.assert_close(own._feedback.residual, residuals[transport.rank], rtol=0, atol=0)  # type: ignore[union-attr]
+        return own.worker_state()["unsent"]
+
+    states = [{"unsent": vector} for vector in together(engine([1] * 4), *[kept] * 4)]
+    total = sum(inherited(states, rank, range(ranks))["unsent"] for rank in range(ranks))
+    torch.testing.assert_close(total, residuals.double().mean(0))
+    vectors, _, _ = optimizer_to_shards({"parameters": torch.zeros(5000)}, {}, states)
+    torch.testing.assert_close(vectors["parameters"].double(), residuals.double().mean(0), rtol=1e-5, atol=1e-6)
 
 
 def test_what_is_not_finite_on_one_rank_is_so_on_all_and_the_residual_stays() -> None:
