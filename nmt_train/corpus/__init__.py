@@ -91,6 +91,11 @@ class ValidationSet:
     name: str = ""
     metrics: Annotated[list[str], BeforeValidator(as_list)] | None = None
 
+    @property
+    def label(self) -> str:
+        """The name of the set in error messages."""
+        return f"corpus.valid, {self.name}" if self.name else "corpus.valid"
+
     @model_validator(mode="after")
     def _check(self) -> ValidationSet:
         if self.name and not all(letter.isalnum() or letter in "-_." for letter in self.name):

@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,50 +22,48 @@ def folder(configured: str | None) -> Path:
 
 
 def hold(store: Path) -> BinaryIO:
-    """Mark a store as used now, and protect it from removal as long as the returned file is open."""
+    """Mark a store as used now, and protect it from removal as long as the returned file is open.
+
+    Raises FileNotFoundError if another process has just removed the store.
+    """
     file = open(store / READY, "rb")
-    with suppress(OSError):  # a folder that only others may write, or a file system without locks
-        os.utime(store / READY)
+    with suppress(OSError):  # a file system without locks
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    with suppress(OSError):  # a store that only others may write
+        os.utime(store / READY)
+    if not (store / READY).exists():
+        raise FileNotFoundError(store / READY)
     return file
 
 
 def make_room(cache: Path, most: float) -> None:
     """Remove the stores that were used longest ago, until those in `cache` have at most `most` bytes; those in use stay."""
-    stores = sorted(_stores(cache), key=lambda path: (path / READY).stat().st_mtime)
-    sizes = {path: _size(path) for path in stores}
-    for path in stores:
-        if sum(sizes.values()) <= most:
-            return
-        if _removed(path):
-            del sizes[path]
+    stores = sorted(_stores(cache))
+    total = sum(size for _, size, _ in stores)
+    for _, size, path in stores:
+        if total > most and _removed(path):
+            total -= size
 
 
 def empty(cache: Path) -> tuple[int, int]:
     """Remove all stores that no process uses; return how many were removed, and their bytes."""
-    removed = [size for path in _stores(cache) if (size := _size(path)) and _removed(path)]
+    removed = [size for _, size, path in _stores(cache) if _removed(path)]
     return len(removed), sum(removed)
 
 
-def _stores(cache: Path) -> Iterator[Path]:
-    yield from (path for path in cache.glob(f"*{SUFFIX}") if (path / READY).exists())
-
-
-def _size(store: Path) -> int:
-    return sum(file.stat().st_size for file in store.iterdir())
+def _stores(cache: Path) -> Iterator[tuple[float, int, Path]]:
+    """Yield the time of the last use, the bytes and the path of every store."""
+    for path in cache.glob(f"*{SUFFIX}"):
+        with suppress(OSError):  # another process has just removed it
+            yield (path / READY).stat().st_mtime, sum(file.stat().st_size for file in path.iterdir()), path
 
 
 def _removed(store: Path) -> bool:
     """Remove a store, unless a process uses it; returns whether it was removed."""
-    with suppress(OSError), _alone(store):
-        shutil.rmtree(store)
+    with suppress(OSError), open(store / READY, "r+b") as file:  # NFS locks exclusively only what is open for writing
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        hidden = store.with_name(f".{store.name}.removed")
+        store.rename(hidden)  # at once: whoever looks for it now builds it again
+        shutil.rmtree(hidden)
         return True
     return False
-
-
-@contextmanager
-def _alone(store: Path) -> Iterator[None]:
-    """Raise OSError if a process holds the store."""
-    with open(store / READY, "rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield

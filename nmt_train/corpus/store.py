@@ -16,6 +16,7 @@ import shutil
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
@@ -157,7 +158,7 @@ def open_store(part: CorpusPart, key: str, vocabulary: Vocabulary, folders: Sequ
     digest = _digest(part, key, vocabulary)
     name = f"{Path(sides(part.files, key)[0][0]).name}.{digest}{cache.SUFFIX}"
     for folder in folders:
-        if (folder / name / cache.READY).exists():
+        with suppress(FileNotFoundError):
             return _map(folder / name)
     for folder in folders:
         path = folder / name
@@ -252,8 +253,8 @@ def _publish(building: Path, path: Path) -> None:
 
 
 def _map(path: Path) -> Store:
+    held = cache.hold(path)
     try:
-        held = cache.hold(path)
         facts = json.loads(held.read())
         source, target = (
             Side(

@@ -213,10 +213,7 @@ class TestSets:
     def __init__(self, corpus: CorpusConfig, vocabulary: Vocabulary) -> None:
         """Raises UserError as `TestSet` does."""
         self._parts = corpus.validation_sets
-        self._sets = [
-            TestSet(part.files, f"corpus.valid, {part.name}" if part.name else "corpus.valid", vocabulary, corpus.max_ratio)
-            for part in self._parts
-        ]
+        self._sets = [TestSet(part.files, part.label, vocabulary, corpus.max_ratio) for part in self._parts]
 
     def measure(
         self, model: Transformer, config: ValidationConfig, asked_to_stop: Callable[[], bool] = lambda: False

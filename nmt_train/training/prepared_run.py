@@ -87,7 +87,7 @@ def _check_early(config: Config) -> None:
         if part.sentence_weights is not None:
             next(read_weights(part, config.corpus.label(number), config.corpus.max_ratio), None)
     for test in config.corpus.validation_sets:
-        for _ in read_pairs(test.files, f"corpus.valid, {test.name}" if test.name else "corpus.valid", config.corpus.max_ratio):
+        for _ in read_pairs(test.files, test.label, config.corpus.max_ratio):
             pass
 
 

@@ -44,7 +44,7 @@ _LOCAL = ("0.003 0.002 0.005 0.008", "100 25 50 200")
 _PUSHES = ("0.003 0.002 0.005", "800 400 1600", "0.15 0 0.5")
 _UNLIMITED = ("cluster.network.bandwidth=100 GB/s", "cluster.network.latency=0 us")
 SYSTEMS: dict[str, System] = {
-    ALONE: System("single", ("cluster.nodes=1 x 1",), _knobs(*_ONE_BATCH, batch__tokens="448 224")),
+    ALONE: System("single", ("cluster.nodes=1 x 1",), _knobs(*_ONE_BATCH)),
     IDEAL: System("sync", _UNLIMITED, _knobs(*_FOUR_BATCHES), unlimited=True),
     "sync bf16": System("sync", ("override.up=bf16",), _knobs(*_FOUR_BATCHES, batch__accumulate="1 2 4")),
     "powersgd": System("powersgd", (), _knobs(*_FOUR_BATCHES, low_rank__rank="4 1 16")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, fields
@@ -11,16 +12,16 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from prepare import BIN
+from prepare import BIN, ROOT
 
+from nmt_train.common.errors import UserError
 from nmt_train.run.log import validations
 from reproduce.campaign import Job
 from reproduce.runs import fitted
 from reproduce.systems import ALONE, SYSTEMS
 
 CONFIG, CLUSTER = "configs/comparison-virtual.yml", "configs/clusters/league.yml"
-_VALIDATIONS = 20  # in a run, or fewer if they would be less than this many words apart:
-_APART = 50_000
+_VALIDATIONS = 40  # in a run: the line through five of them covers its last tenth
 _WARMED = 2_000_000  # the words of a run whose warm-up is as long as it says; that of others is scaled
 _SAVE_EVERY = 500_000  # words
 
@@ -43,7 +44,7 @@ class Trial:
     def name(self) -> str:
         """The name of its folder."""
         parts = (self.system, self.network.replace("/", ""), f"{self.words}", f"seed{self.seed}", *self.settings)
-        return "-".join(parts).replace(" ", "")
+        return "-".join((*parts, _digest())).replace(" ", "")
 
     def job(self, folder: Path) -> Job:
         system = SYSTEMS[self.system]
@@ -51,7 +52,7 @@ class Trial:
             "optimizer.schedule=cosine", *system.fixed, *self._options(),
             *(() if system.unlimited else (f"cluster.network.bandwidth={self.network}",)),
             f"seed={self.seed}", f"stop.after={self.words}t", f"checkpoint.every={_SAVE_EVERY}t",
-            f"validation.every={max(self.words // _VALIDATIONS, _APART)}t",
+            f"validation.every={self.words // _VALIDATIONS}t", "optimizer.not_finite=skip",
         )  # fmt: skip
         run = folder / self.name
         command = (BIN / "nmt-simulate", "--config", CONFIG, "--cluster", CLUSTER, "--mode", system.mode, "--run", run)
@@ -77,6 +78,11 @@ class Trial:
 def _range(values: list[float], decimals: int) -> str:
     mean_, low, high = (f"{value:.{decimals}f}" for value in (mean(values), min(values), max(values)))
     return mean_ if len(values) == 1 else f"{mean_} ({low} to {high})"
+
+
+def _digest() -> str:
+    """Of the task and its cluster: runs of another task are not continued."""
+    return hashlib.sha256(b"".join((ROOT / file).read_bytes() for file in (CONFIG, CLUSTER))).hexdigest()[:8]
 
 
 _KEYS = [field.name for field in fields(Trial)]
@@ -152,19 +158,26 @@ class Trials:
         return -self.end(trial) if trial.system == ALONE else self.speedup(trial)
 
     def table(self, network: str) -> str:
-        """A Markdown table of the best trial of each system at its greatest length, as the mean and range over its seeds."""
+        """A Markdown table of the best settings of each system at its greatest length, as the mean and range over its seeds.
+
+        Seed 0, with which the settings were chosen, counts only if there is no other. Raises UserError without trials of one
+        machine.
+        """
         lines = [
             "| system | words | seeds | cross-entropy | equal words / words | words/s (one machine: 1) | speedup | settings |",
             "|---|---|---|---|---|---|---|---|",
         ]
+        if len(self.alone()) < 2:
+            raise UserError(f"{self._path}: has no trials of {ALONE} at two lengths; run scripts/tune '{ALONE}' first")
         alone = self.best((trial for trial in self.found if trial.system == ALONE), 1)[0]
         for system in SYSTEMS:
-            its = [trial for trial in self.found if trial.system == system and trial.network == network]
+            its = [trial for trial in self.found if trial.system == system and (trial.network == network or system == ALONE)]
             if not its:
                 continue
             longest = [trial for trial in its if trial.words == max(trial.words for trial in its)]
             chosen = self.best(longest, 1)[0].settings
             same = [trial for trial in longest if trial.settings == chosen]
+            same = [trial for trial in same if trial.seed] or same  # seed 0 was for tuning
             ends = [self.end(trial) for trial in same]
             columns = (
                 system, f"{same[0].words / 1e6:g}M", ", ".join(str(trial.seed) for trial in same), _range(ends, 3),

@@ -178,7 +178,7 @@ def test_a_run_resumes_within_a_mixture_bit_for_bit(make: Make, demo: Path, tmp_
 @pytest.mark.parametrize(
     ("entry", "text"),
     [
-        ({"files": FILES, "wieght": 3}, r"corpus.train: corpus 1: wieght: Unexpected keyword argument"),
+        ({"files": FILES, "wieght": 3}, r"corpus.train: corpus 1: wieght: there is no such key"),
         ({"files": FILES, "weight": -1}, r"corpus.train: corpus 1: weight: it should be greater than 0, not -1"),
         ({"weight": 1}, r"corpus.train: corpus 1: files is missing"),
     ],

@@ -24,8 +24,8 @@ class TileConfig:
     """Sending the largest elements of every tile of 4,096 consecutive elements (codec tile-top-k, SparseLoCo)."""
 
     keep: int = Field(default=64, ge=1, le=_TILE, description="number of elements sent of each tile of 4,096")
-    bits: Literal[2, 8] = Field(
-        default=2, description="bits of a sent value: 2 (four values per tile, each the mean of a bin), or 8"
+    values: Literal["2-bit", "8-bit"] = Field(
+        default="2-bit", description="precision of sent values: 2-bit (four values per tile, each the mean of a bin), or 8-bit"
     )
     decay: float = Field(
         default=0.95,
@@ -52,8 +52,8 @@ class TileTopK(Codec):
     drops = fixed_share = True
 
     def __init__(self, config: TileConfig) -> None:
-        self._keep, self._bits = config.keep, config.bits
-        self._entries = 4 if config.bits == 2 else 1  # of a tile's table
+        self._keep, self._bits = config.keep, 2 if config.values == "2-bit" else 8
+        self._entries = 4 if self._bits == 2 else 1  # of a tile's table
 
     @classmethod
     def build(cls, settings: Any, dropped: float) -> TileTopK:

@@ -50,7 +50,9 @@ def draw(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("codec", [Dense(), Qsgd(QsgdConfig(bucket=64)), TileConfig(keep=500), TileConfig(keep=200, bits=8)])
+@pytest.mark.parametrize(
+    "codec", [Dense(), Qsgd(QsgdConfig(bucket=64)), TileConfig(keep=500), TileConfig(keep=200, values="8-bit")]
+)
 def test_every_rank_has_the_same_bits(codec: TileConfig | Codec) -> None:
     for each in zip(*rounds([draw(3, 5000), draw(3, 5000)], codec), strict=True):
         assert all(torch.equal(each[0][0], other) for other, _ in each)
@@ -74,7 +76,7 @@ def top(rows: torch.Tensor, keep: int) -> torch.Tensor:
 
 def test_workers_send_the_largest_of_every_tile_and_keep_the_rest_for_the_next_round_but_less_of_it() -> None:
     """The algorithm of the paper by hand; eight bits round by half a level, which is 0.5 here."""
-    config = TileConfig(keep=10, bits=8, decay=0.5, rate=0.75)
+    config = TileConfig(keep=10, values="8-bit", decay=0.5, rate=0.75)
     given = [(draw(2, 6000) * 30).clamp_(-120, 120), (draw(4, 6000) * 30).clamp_(-120, 120)[2:]]
     for rows in given:
         rows[:, ::TILE] = 127 * 4 / 3  # so that a level is 1 after multiplication by the rate
@@ -90,7 +92,7 @@ def test_workers_send_the_largest_of_every_tile_and_keep_the_rest_for_the_next_r
 def test_the_mean_may_be_over_those_that_sent_an_element() -> None:
     rows = torch.zeros(2, TILE)
     rows[0, 7], rows[1, 7], rows[0, 9] = 1.0, 3.0, 5.0
-    found, joined = rounds([rows], TileConfig(keep=2, bits=8, contributors=True))[0][0]
+    found, joined = rounds([rows], TileConfig(keep=2, values="8-bit", contributors=True))[0][0]
     assert joined.divisor == 1.0
     assert [round(float(found[place]), 1) for place in (7, 9, 8)] == [2.0, 5.0, 0.0]
 
