@@ -66,7 +66,8 @@ def _add_output(kind: argparse.ArgumentParser, form: str) -> None:
 def command(arguments: Sequence[str]) -> int:
     given = parser().parse_args(arguments)
     runs = given.runs if "runs" in given else [given.run]
-    name = "trace.json" if given.kind == "trace" else f"{given.kind}.png"
+    shown = f"-{given.metric}" if given.kind == "convergence" and given.metric != "cross-entropy" else ""
+    name = "trace.json" if given.kind == "trace" else f"{given.kind}{shown}.png"
     output = given.output or (runs[0] / name if len(runs) == 1 and runs[0].is_dir() else Path(name))
     if "metric" in given:
         written = convergence.plot(runs, given.metric, given.clock, output)

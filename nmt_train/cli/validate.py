@@ -52,6 +52,8 @@ def command(arguments: Sequence[str]) -> int:
     if given.compare and given.score:
         raise UserError("command line: give either --compare or --score")
     if given.score:
+        if given.json:
+            raise UserError("command line: --json is for the table and --compare; --score prints one number per line")
         if len(given.paths) > 1:
             raise UserError(f"command line: --score is for one model; there are {len(given.paths)}: give one")
         for value in score(given.paths[0], given.average or 1, given.test, given.batch_tokens, own):

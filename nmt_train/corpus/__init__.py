@@ -188,6 +188,9 @@ class CorpusConfig:
             raise ValueError("train needs a weight for every corpus, or for none")
         if any(weighted) and self.temperature is not None:
             raise ValueError("temperature would replace the weights of the corpora; remove it or them")
+        called = [part.name for part in self.parts if part.name]
+        if len(set(called)) < len(called):
+            raise ValueError("train has two corpora with the same name; give each another")
         if all(part.until is not None for part in self.parts):
             raise ValueError("train has only corpora that end (until), and later epochs would be empty; remove one until")
         names = [part.name for part in self.validation_sets]

@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import shutil
+import sys
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -169,6 +170,7 @@ def open_store(part: CorpusPart, key: str, vocabulary: Vocabulary, folders: Sequ
         except OSError as error:
             reason = error
             continue
+        print(f"nmt-train: tokenizing {key}", file=sys.stderr, flush=True)  # the log is not open yet
         try:
             _build(building, part, key, vocabulary, ratio)
             _publish(building, path)
@@ -230,7 +232,8 @@ def _build(folder: Path, part: CorpusPart, key: str, vocabulary: Vocabulary, rat
     if part.sentence_weights is not None:
         weights = np.fromiter(read_weights(part, key, ratio), np.float32)
         if len(weights) != total:
-            raise UserError(f"{key}: sentence_weights has {len(weights):,} lines, and the corpus {total:,}; give one per pair")
+            where = f"{key}: sentence_weights: {part.sentence_weights}"
+            raise UserError(f"{where} has {len(weights):,} lines, and the corpus {total:,}; give one per pair")
         weights.tofile(folder / "weights")
     (folder / cache.READY).write_text(json.dumps({"pairs": total, "dtype": np.dtype(dtype).name}))
 

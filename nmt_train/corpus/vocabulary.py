@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -159,6 +160,9 @@ def train(config: CorpusConfig) -> Vocabulary:
     vocabulary = config.vocabulary
     output = io.BytesIO()
     lines = _BothSides(config)
+    print(
+        f"nmt-train: training a vocabulary of {vocabulary.size:,} pieces", file=sys.stderr, flush=True
+    )  # before the log opens
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(_sample(lines, vocabulary.sample_lines)),

@@ -98,7 +98,11 @@ def _about(origin: Origin, config: ModelConfig) -> str:
         "",
     ]
     if not imported:
-        lines += [f"- training corpus: {_files(corpus['train'])}", f"- validation set: {_files(corpus['valid'])}"]
+        lines.append(f"- training corpus: {_files(corpus['train'])}")
+        sets = corpus["valid"] if isinstance(corpus["valid"][0], dict) else [{"files": corpus["valid"]}]
+        lines += [
+            f"- validation set{(number and ' ' + its['name']) or ''}: {_files(its['files'])}" for number, its in enumerate(sets)
+        ]
     lines += [f"- {'imported from' if imported else 'trained from the parameters of'} `{_origin(path)}`" for path in began[:1]]
     scores = {name: value for name, value in (origin.scores or {}).items() if name.partition("@")[0] in METRICS}
     signatures = (origin.scores or {}).get("signatures", {})

@@ -29,8 +29,8 @@ class StopConfig:
     patience_on: Annotated[list[str], BeforeValidator(as_list)] = Field(
         default=["all"],
         min_length=1,
-        description="stop when any, or all, of the measured metrics have run out of patience; or names of metrics, such as"
-        " bleu@news: when all of these have",
+        description="which metrics must have run out of patience: all measured ones (all), at least one (any), or all of the"
+        " named ones, as in [bleu, chrf@news]",
     )
 
     @property

@@ -92,6 +92,7 @@ def test_seed_and_epoch_determine_the_pairs() -> None:
         ([{"files": FILES, "weight": 1}, {"files": FILES}], None, "train needs a weight for every corpus, or for none"),
         ([{"files": FILES, "weight": 1}] * 2, 2.0, "temperature would replace the weights"),
         ([{"files": FILES, "until": "1e"}], None, "train has only corpora that end"),
+        ([{"files": FILES, "name": "a"}] * 2, None, "train has two corpora with the same name"),
         ([{"files": FILES, "until": "5u"}, {"files": FILES}], None, "until 5u is not a number of epochs; write it as 3e"),
         ([{"files": FILES, "tag": "to German"}], None, "tag 'to German' cannot be one piece; write a word such as <2de>"),
         ([{"files": FILES, "tag": "</s>"}], None, "tag '</s>' cannot be one piece"),

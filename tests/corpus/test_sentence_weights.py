@@ -72,7 +72,7 @@ def test_what_is_no_weight_is_named(make: Make, vocabulary: Vocabulary, tmp_path
 def test_there_must_be_a_weight_for_every_pair(make: Make, vocabulary: Vocabulary, tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("1\n", encoding="utf-8")
     train = [{"files": tsv(tmp_path, ["1", "1"]), "sentence_weights": str(tmp_path / "weights")}]
-    with pytest.raises(UserError, match=r"corpus.train: sentence_weights has 1 lines, and the corpus 2"):
+    with pytest.raises(UserError, match=r"corpus.train: sentence_weights: .*weights has 1 lines, and the corpus 2"):
         batches(make, train, vocabulary, tmp_path)
 
 

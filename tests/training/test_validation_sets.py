@@ -47,7 +47,7 @@ def test_every_set_has_its_metrics_its_best_checkpoint_its_translations_and_its_
     assert (run / "best-bleu@other").exists()
     assert len((run / "translations" / "4@other.txt").read_text(encoding="utf-8").splitlines()) == 20
     assert plot.command(["convergence", str(run), "--metric", "bleu@other"]) == 0
-    assert "bleu@other" in (run / "convergence.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert "bleu@other" in (run / "convergence-bleu@other.csv").read_text(encoding="utf-8").splitlines()[0]
     assert "[valid] Ep. 1 : Up. 4 : bleu@other :" in (run / "train.log").read_text(encoding="utf-8")
     capsys.readouterr()
     assert validate.command([str(run / "last"), "--metrics", "cross-entropy"]) == 0
