@@ -100,9 +100,9 @@ def _about(origin: Origin, config: ModelConfig) -> str:
     if not imported:
         lines.append(f"- training corpus: {_files(corpus['train'])}")
         sets = corpus["valid"] if isinstance(corpus["valid"][0], dict) else [{"files": corpus["valid"]}]
-        lines += [
-            f"- validation set{(number and ' ' + its['name']) or ''}: {_files(its['files'])}" for number, its in enumerate(sets)
-        ]
+        for number, its in enumerate(sets):
+            name = f" {its['name']}" if number else ""
+            lines.append(f"- validation set{name}: {_files(its['files'])}")
     lines += [f"- {'imported from' if imported else 'trained from the parameters of'} `{_origin(path)}`" for path in began[:1]]
     scores = {name: value for name, value in (origin.scores or {}).items() if name.partition("@")[0] in METRICS}
     signatures = (origin.scores or {}).get("signatures", {})
