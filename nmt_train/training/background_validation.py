@@ -30,6 +30,8 @@ class BackgroundValidation:
     ) -> None:  # fmt: skip
         self._worker, self._run, self._log, self._state, self._test_sets = worker, run, log, state, test_sets
         self._stalled, self._asked_to_stop = stalled, asked_to_stop
+        # Whether the other workers train while this rank validates; their words of this time count, and so does the time.
+        self._others_train = worker.transport.size > 1 and not worker.schedule.exchange.synchronous
         # Copies, with the progress and the learning rate when they were requested.
         self._coming = deque[tuple[Future[Tensor], Progress, float]]()
 
@@ -64,7 +66,7 @@ class BackgroundValidation:
         except Interrupted:
             return None
         finally:
-            progress.tick(training=False)
+            progress.tick(training=self._others_train)
 
     def _judge(self, sets: dict[str, Scores], parameters: Tensor, then: Progress, rate: float) -> None:
         """Log the scores, and keep the parameters if they are the best by any metric; rate: the learning rate then."""
@@ -89,5 +91,5 @@ class BackgroundValidation:
             self._stalled()
 
     def _interrupted(self) -> bool:
-        self._state.progress.tick(training=False)  # reading the clock tells the watchdog that this rank is alive
+        self._state.progress.tick(training=self._others_train)  # reading the clock tells the watchdog that this rank is alive
         return self._asked_to_stop()
