@@ -169,6 +169,11 @@ class CorpusConfig:
         return several or [CorpusPart(files=self.train)]  # type: ignore[arg-type]
 
     @property
+    def stages(self) -> list[int]:
+        """The epochs after which corpora end (`until`), each of which begins another stage; ascending."""
+        return sorted({int(part.until.amount) for part in self.parts if part.until is not None})
+
+    @property
     def validation_sets(self) -> list[ValidationSet]:
         """The validation sets. The first one's name is empty, because its metrics have plain names."""
         several = [part for part in self.valid if isinstance(part, ValidationSet)]

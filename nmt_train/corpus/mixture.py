@@ -24,7 +24,7 @@ class Mixture:
         """kept: for each corpus, the numbers of the pairs to train on."""
         self._parts, self._kept, self._seed = config.parts, kept, seed
         # The epochs in which a stage begins: the corpora in use change.
-        self._stages = sorted({0, *(int(part.until.amount) for part in self._parts if part.until is not None)})
+        self._stages = [0, *config.stages]
         self._power = None if config.temperature is None else 1.0 / config.temperature
 
     def counts(self, epoch: int) -> list[int]:

@@ -35,7 +35,7 @@ class _Facts:
     vocabulary: str
     config: dict[str, Any]
     progress: dict[str, _Amount]
-    patience: dict[str, tuple[_Number, _Count]]
+    patience: dict[str, tuple[_Number, _Count] | tuple[_Number, _Count, _Count]]
     validation_pending: bool
     optimizer: _Optimizer
     history: list[dict[str, Any]] = field(default_factory=list)

@@ -54,31 +54,36 @@ class StopConfig:
 
 @dataclass
 class Verdict:
-    """The state of one metric after a validation: its best value, and the number of validations since that best."""
+    """The state of one metric after a validation: its best value, and the number of validations since that best.
+
+    stage: the stage of the training corpora (`until`); `stalled` begins anew in each.
+    """
 
     best: float
     stalled: int
+    stage: int = 0
 
 
 class Patience:
     """Keeps the best value of each metric; its state is part of every checkpoint."""
 
-    def __init__(self, config: StopConfig) -> None:
-        self._config = config
+    def __init__(self, config: StopConfig, last_stage: int = 0) -> None:
+        """last_stage: training does not stop early before it."""
+        self._config, self._last_stage = config, last_stage
         self.verdicts: dict[str, Verdict] = {}
 
-    def record(self, scores: dict[str, float], failed: Sequence[str] = ()) -> dict[str, Verdict]:
+    def record(self, scores: dict[str, float], failed: Sequence[str] = (), stage: int = 0) -> dict[str, Verdict]:
         """Judge one validation; a verdict with `stalled` 0 is a new best. Metrics no longer measured are forgotten.
 
-        failed: metrics that could not be measured this time, whose verdicts stay as they are.
+        failed: metrics that could not be measured this time, whose verdicts stay as they are. stage: see `Verdict`.
         """
         before, self.verdicts = self.verdicts, {}
         for metric, value in scores.items():
             last = before.get(metric)
             if last is None or (value < last.best if metric_of(metric).lower_is_better else value > last.best):
-                self.verdicts[metric] = Verdict(value, 0)
+                self.verdicts[metric] = Verdict(value, 0, stage)
             else:
-                self.verdicts[metric] = Verdict(last.best, last.stalled + 1)
+                self.verdicts[metric] = Verdict(last.best, last.stalled + 1 if last.stage == stage else 1, stage)
         judged = dict(self.verdicts)
         self.verdicts |= {metric: before[metric] for metric in failed if metric in before}
         return judged
@@ -90,12 +95,14 @@ class Patience:
             return None
         on = self._config.patience_on
         names = list(self.verdicts) if on in (["any"], ["all"]) else [name for name in on if name in self.verdicts]
-        out = [self.verdicts[name].stalled >= self._config.patience for name in names]
+        found = [self.verdicts[name] for name in names]
+        out = [its.stalled >= self._config.patience and its.stage >= self._last_stage for its in found]
         over = bool(out) and (any(out) if on == ["any"] else all(out))
         return f"no new best in {self._config.patience} validations (stop.patience)" if over else None
 
     def state(self) -> dict[str, Any]:
-        return {metric: [verdict.best, verdict.stalled] for metric, verdict in self.verdicts.items()}
+        return {metric: [its.best, its.stalled, its.stage] for metric, its in self.verdicts.items()}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.verdicts = {metric: Verdict(float(best), int(stalled)) for metric, (best, stalled) in state.items()}
+        # Earlier versions saved no stage.
+        self.verdicts = {metric: Verdict(float(its[0]), int(its[1]), *map(int, its[2:])) for metric, its in state.items()}

@@ -75,7 +75,8 @@ class BackgroundValidation:
             {named(metric, name): value for name, scores in sets.items() for metric, value in getattr(scores, kind).items()}
             for kind in ("values", "signatures", "failures")
         )
-        verdicts = state.patience.record(values, list(failures))
+        stage = sum(end <= then.epochs for end in worker.config.corpus.stages)
+        verdicts = state.patience.record(values, list(failures), stage)
         self._log.validation(then, values, signatures, verdicts, rate)
         for metric, reason in failures.items():
             self._log.say(f"warning: {metric} was not measured at update {then.updates}: validation.command: {reason}")

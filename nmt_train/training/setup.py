@@ -36,7 +36,7 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
     run, config = prepared.run, worker.config
     _check_local_steps(worker)
     test_sets = TestSets(config.corpus, prepared.vocabulary)
-    state = LeaderState(Progress(), Patience(config.stop), prepared.vocabulary)
+    state = LeaderState(Progress(), Patience(config.stop, len(config.corpus.stages)), prepared.vocabulary)
     if recovered is not None:
         state.load_facts(recovered.leader)
     elif prepared.saved is not None:

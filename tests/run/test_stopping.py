@@ -55,3 +55,18 @@ def test_a_metric_that_is_no_longer_measured_cannot_hold_training_up() -> None:
     judge.record({"bleu": 1.0, "chrf": 1.0})
     judge.record({"bleu": 1.0})
     assert judge.reason is not None
+
+
+def test_patience_counts_anew_in_every_stage_and_ends_only_the_last() -> None:
+    judge = Patience(StopConfig(after=["9e"], patience=2), last_stage=1)  # type: ignore[list-item]
+    for _ in range(4):
+        judge.record({"bleu": 1.0}, stage=0)
+    assert judge.reason is None, "it is not the last stage"
+    judge.record({"bleu": 1.0}, stage=1)
+    assert judge.reason is None, "the count began anew"
+    again = Patience(StopConfig(after=["9e"], patience=2), last_stage=1)  # type: ignore[list-item]
+    again.load(judge.state())
+    again.record({"bleu": 1.0}, stage=1)
+    assert again.reason is not None
+    again.load({"bleu": [1.0, 7]})  # as earlier versions saved it
+    assert again.reason is None
