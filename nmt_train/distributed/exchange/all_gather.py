@@ -64,7 +64,6 @@ class GatherReducer(Reducer):
         self._codec: Codec = self._feedback or codec
         self._decoded = torch.empty_like(like) if config.contributors else None
         self._sent: Message | None = None  # the message of an exchange that is not complete
-        self._elements = like.numel()
         self._others = [*range(transport.rank + 1, transport.size), *range(transport.rank)]
 
     @torch.no_grad()
