@@ -111,6 +111,22 @@ def _asynchronous(mode: Mode, config: Config) -> str | None:
     return None
 
 
+def _delay(mode: Mode, config: Config) -> str | None:
+    local = config.local
+    if not local.delay or not SCHEDULES[mode.schedule].updates:
+        return None
+    if local.outer == "elastic":
+        return "local.delay: with local.outer elastic, a worker needs the center as it is at that moment; remove local.delay"
+    if not local.every:
+        return "local.delay: with local.every 0, the only exchange is at the end, and no steps follow; remove local.delay"
+    if EXCHANGES[mode.exchange].synchronous and local.delay > local.every:
+        return (
+            f"local.delay: {local.delay} steps are more than local.every ({local.every}), so two exchanges would be in flight;"
+            " lower local.delay, or raise local.every"
+        )
+    return None
+
+
 def _per_node(mode: Mode, config: Config) -> str | None:
     if config.exchange.per == "node" and not chosen(mode.schedule, config).one_call:
         return (
@@ -197,5 +213,5 @@ def _one_exchange(mode: Mode, config: Config) -> str | None:
 
 _RULES: tuple[Callable[[Mode, Config], str | None], ...] = (
     _alone, _accumulating, _local_gradient, _codec, _synchronous, _buckets, _asynchronous, _only_of_shards, _own_updates,
-    _per_node, _shards, _join, _one_exchange,
+    _delay, _per_node, _shards, _join, _one_exchange,
 )  # fmt: skip

@@ -34,4 +34,6 @@ MODES = {
                    settings={"local.outer": "nesterov"}),
     "sparse-local": Mode("local-steps", "all-gather", "tile-top-k", "tile-top-k", "SparseLoCo", optimizer="worker",
                          settings={"local.every": 15}),
+    "sparse-local-async": Mode("local-steps", "server", "top-k", "top-k", "SparseLoCo, thesis 4.2.5", optimizer="worker",
+                               settings={"local.every": 1, "local.delay": 64}),
 }  # fmt: skip

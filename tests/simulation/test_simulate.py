@@ -39,11 +39,12 @@ def test_the_same_seed_gives_the_same_trace_and_parameters_byte_for_byte(make: M
     assert trace(one) == trace(other)
 
 
-@pytest.mark.parametrize("mode", REPEATED)
-def test_interrupted_and_resumed_is_uninterrupted_bit_for_bit(make: Make, tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "delay"), [*((mode, None) for mode in REPEATED), ("diloco", 2), ("sparse-local", 3)])
+def test_interrupted_and_resumed_is_uninterrupted_bit_for_bit(make: Make, tmp_path: Path, mode: str, delay: int | None) -> None:
     """A checkpoint on its way to rank 0 takes a part of the network, so that workers at their own pace need a fast one."""
     nodes = [2] if mode == "single" else [2, 1]
     common = {"mode": mode, "checkpoint__every": "9u", "dropping__up": 0.9, "places": LINK if mode in IN_STEP else FAST}
+    common |= {"local__delay": delay}
     whole = run(make, tmp_path / "whole", nodes, stop__after="20u", **common)
     run(make, tmp_path / "parts", nodes, stop__after="9u", **common)
     parts = run(make, tmp_path / "parts", nodes, stop__after="20u", **common)

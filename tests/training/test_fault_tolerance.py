@@ -55,6 +55,8 @@ def trial(make: Make, mode: str, seed: int) -> tuple[ledger.Outcome, list[dict[s
     options = {"recovery__every": draw.choice(["1u", "5u", "0.3s"]), "log__every": "10u"}
     if mode in REPEATED:
         options["local__every"] = 3
+    if mode in ("local-sgd", "diloco", "sparse-local"):
+        options["local__delay"] = seed % 4
     if draw.random() < 0.3:
         options |= {"checkpoint__every": "20u"}
     config = ledger.plain(make(mode=mode, stop__after=f"{EPOCHS}e", **options))

@@ -47,6 +47,10 @@ class AllGather(AllReduce):
         sent = self._gathering.in_flight
         return self.owed(vector if sent is None else sent)
 
+    def apply(self, gradient: Tensor, parameters: Tensor, joined: Reduction) -> None:
+        super().apply(gradient, parameters, joined)
+        self._gathering.applied()
+
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         super().load_worker_state(vectors)
         if self._gathering.feeds_back:  # the residual continues as such, so the next vector does not include it
@@ -63,7 +67,7 @@ class GatherReducer(Reducer):
         self._feedback = ErrorFeedback(codec, torch.zeros_like(like)) if self.feeds_back else None
         self._codec: Codec = self._feedback or codec
         self._decoded = torch.empty_like(like) if config.contributors else None
-        self._sent: Message | None = None  # the message of an exchange that is not complete
+        self._sent: Message | None = None  # the message of an exchange until its sum is applied
         self._others = [*range(transport.rank + 1, transport.size), *range(transport.rank)]
 
     @torch.no_grad()
@@ -75,7 +79,7 @@ class GatherReducer(Reducer):
         messages = self._gather(mine)
         if any(message.number() == _NOT_FINITE for message in messages) and self._sent and self._feedback:
             self._feedback.undo()  # no rank will apply this sum
-        self._sent = None
+            self._sent = None
         total, contributions = 0, None
         vector.zero_()
         if self._decoded is not None:
@@ -130,9 +134,13 @@ class GatherReducer(Reducer):
             contributions.add_(self._decoded != 0, alpha=weight)
         return weight
 
+    def applied(self) -> None:
+        """Called when the last sum has been applied."""
+        self._sent = None
+
     @property
     def in_flight(self) -> Tensor | None:
-        """What the message of an interrupted exchange contains (elements,); None if no exchange was interrupted."""
+        """What the message of an exchange contains whose sum was not applied (elements,); None if there is none."""
         if self._sent is None or self._feedback is None:
             return None
         decoded = torch.zeros_like(self._feedback.residual)

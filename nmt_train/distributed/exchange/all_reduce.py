@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -48,19 +48,22 @@ class AllReduce(Exchange):
         return RingAllReduce(context.transport, context.codec(context.mode.up, context.settings.dropping.up), context.trace)
 
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        self.begin(gradient, parameters, weight)()
+
+    def begin(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> Callable[[], None]:
         if weight:
             self._pay(UNSENT, gradient)
-        with self._trace.span("sync"):
-            joined = self.transfer(gradient, weight)
-        self.apply(gradient, parameters, joined)
+        joined = self.transfer(gradient, weight)
+        return lambda: self.apply(gradient, parameters, joined)
 
     def transfer(self, gradient: Tensor, weight: int) -> Reduction:
-        """The communication half of `sync`: all-reduce the gradient, or a part of it, in place."""
-        return self._reducer.reduce(gradient, self.updates, weight)
+        """All-reduce the gradient, or a part of it, in place."""
+        with self._trace.span("sync"):
+            return self._reducer.reduce(gradient, self.updates, weight)
 
     @torch.no_grad()
     def apply(self, gradient: Tensor, parameters: Tensor, joined: Reduction) -> None:
-        """The update half of `sync`. Raises NotFinite, on all ranks alike, if the gradient contains infinities or NaN."""
+        """Update by the all-reduced gradient. Raises NotFinite, on all ranks alike, if it contains infinities or NaN."""
         norm = clip(gradient, self._clip_norm, joined.divisor)
         if self._sums and joined.weight > 1:
             gradient.mul_(joined.weight)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -94,6 +94,14 @@ class Exchange(ABC):
 
         parameters: what this worker last received. gradient: may be overwritten.
         """
+
+    def begin(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> Callable[[], None]:
+        """The first half of `sync`, which communicates, perhaps in a background task; the returned function is the second half.
+
+        A synchronous exchange updates parameters only in the second half. Others may do so in the first.
+        """
+        self.sync(gradient, parameters, weight)
+        return lambda: None
 
     def give(self, gradient: Tensor, weight: int = 1) -> None:
         """Send the prepared gradient, without updating the worker's parameters."""

@@ -8,6 +8,7 @@ from nmt_train.distributed.schedule.easgd import EASGD
 from nmt_train.distributed.schedule.every_step import EveryStep
 from nmt_train.distributed.schedule.local_sgd import LocalSGD
 from nmt_train.distributed.schedule.overlap import Overlap
+from nmt_train.distributed.schedule.overlapped_local_sgd import OverlappedLocalSGD
 from nmt_train.distributed.schedule.pipe_sgd import PipeSGD
 from nmt_train.distributed.schedule.schedule import Schedule
 
@@ -27,4 +28,6 @@ def chosen(name: str, settings: Any) -> type[Schedule]:
         return Bucketed
     if schedule is LocalSGD and settings.local.outer == "elastic":
         return EASGD
+    if schedule is LocalSGD and settings.local.delay:
+        return OverlappedLocalSGD
     return schedule

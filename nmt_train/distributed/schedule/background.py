@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from nmt_train.distributed.exchange.ring import Reduction
 from nmt_train.distributed.transport import Tasks
 from nmt_train.trace import Trace
 
+T = TypeVar("T")
 
-class BackgroundTask:
+
+class BackgroundTask(Generic[T]):
     """Exchanges vectors one after the other, in the order of `give`; all workers must give them in the same order.
 
-    under_way: the number of vectors that have been given but not taken back.
+    under_way: the number of vectors that have been given but not taken back. ready: whether `take` would not wait.
     """
 
-    def __init__(self, tasks: Tasks, trace: Trace, exchange: Callable[[Tensor, int], Reduction]) -> None:
+    def __init__(self, tasks: Tasks, trace: Trace, exchange: Callable[[Tensor, int], T]) -> None:
         """exchange: exchanges one vector, which it may change; the task calls it with the vector and its weight."""
         self._trace, self._exchange = trace, exchange
-        self._given, self._done = deque[tuple[Tensor, int]](), deque[tuple[Tensor, Reduction]]()
+        self._given, self._done = deque[tuple[Tensor, int]](), deque[tuple[Tensor, T]]()
         self.under_way = 0
         self._work, self._news = tasks.event(), tasks.event()
         self._task = tasks.spawn("background task", self._run)
@@ -31,8 +33,12 @@ class BackgroundTask:
         self._given.append((vector, weight))
         self._work.set()
 
-    def take(self) -> tuple[Tensor, Reduction]:
-        """Wait for the oldest vector in flight; returns it and its `Reduction`. Raises the error of a failed exchange."""
+    @property
+    def ready(self) -> bool:
+        return bool(self._done) or self._task.done()
+
+    def take(self) -> tuple[Tensor, T]:
+        """Wait for the oldest vector in flight; returns it and the result of `exchange`. Raises the error of a failed one."""
         with self._trace.span("waiting"):
             while not self._done:
                 self._news.clear()
@@ -50,7 +56,5 @@ class BackgroundTask:
                 if not self._given:
                     self._work.wait()
             vector, weight = self._given.popleft()
-            with self._trace.span("sync"):
-                joined = self._exchange(vector, weight)
-            self._done.append((vector, joined))
+            self._done.append((vector, self._exchange(vector, weight)))
             self._news.set()

@@ -43,6 +43,14 @@ class LocalConfig:
         description="how worker deltas are combined: none (average), nesterov (outer optimizer step, DiLoCo), elastic"
         " (pull towards a center, EASGD); null: as in the mode",
     )
+    delay: int | None = Field(
+        default=None,
+        ge=0,
+        le=10**6,
+        description="local steps that a worker makes while its exchange is in flight: with all-reduce and all-gather exactly so"
+        " many, at most local.every; with a server at most so many, and it exchanges again as soon as it can; 0: it waits;"
+        " null: as in the mode [steps]",
+    )
     elastic_share: float = Field(
         default=0.1, gt=0, le=1, description="elastic: fraction of the distance that worker and center move towards each other"
     )

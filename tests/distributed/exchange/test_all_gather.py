@@ -104,6 +104,8 @@ def test_what_an_interrupted_round_sent_and_what_it_left_out_are_the_whole() -> 
         config = TileConfig(keep=5, decay=1.0)
         own = reducer(transport, TileTopK(config), config, 5000)
         own.reduce(draw(2, 5000)[transport.rank].clone(), 0)
+        assert own.in_flight is not None, "a sum that may come later than its messages"
+        own.applied()
         assert own.in_flight is None
         before, vector = own._feedback.residual.clone(), draw(2, 5000)[transport.rank].clone()  # type: ignore[union-attr]
         own._gather = lambda message: (_ for _ in ()).throw(RuntimeError("ended"))  # type: ignore[method-assign]

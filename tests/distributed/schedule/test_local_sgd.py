@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from conftest import Make
 from pulled import RATE, START, Vector, settings, target, trained
+from safetensors.torch import load_file
 from simulated import events, run
 from virtual import engine, everybody_is_here, together
 
 from nmt_train.common.errors import UserError
 from nmt_train.modes import build as modes
 from nmt_train.optim.flat_model import FlatModel
+from nmt_train.simulation.cluster import Cost, DeviceConfig, LinkConfig
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace
 
@@ -45,6 +48,57 @@ def test_after_every_few_steps_all_go_on_from_the_mean() -> None:
             torch.testing.assert_close(its[step], expected, rtol=0, atol=1e-5)
     assert not torch.equal(found[0][5], found[1][5])
     torch.testing.assert_close(found[2][-1], expected + mean_way(expected, 3, 1), rtol=0, atol=1e-5)  # drained
+
+
+@pytest.mark.parametrize("delay", [1, 2, 3])
+def test_a_mean_that_comes_later_replaces_the_way_to_it_and_keeps_the_steps_since(delay: int) -> None:
+    found = trained("local-sgd", [1, 1, 1], 12, {"local.every": 3, "local.delay": delay})
+    own, common, begun = [START] * 3, START, [START] * 3
+    mean = torch.zeros(5)
+    for step in range(1, 12):
+        own = [alone(its, rank, 1) for rank, its in enumerate(own)]
+        if step > 3 and (step - delay) % 3 == 0:
+            common = common + mean
+            own = [common + (its - left) for its, left in zip(own, begun, strict=True)]
+            begun = [common] * 3
+        if step % 3 == 0:
+            mean = sum((its - left for its, left in zip(own, begun, strict=True)), torch.zeros(5)) / 3
+            begun = own
+        for its, expected in zip(found, own, strict=True):
+            torch.testing.assert_close(its[step], expected, rtol=0, atol=1e-5)
+    assert all(torch.equal(its[-1], found[0][-1]) for its in found), "drained"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"local.every": 3, "local.delay": 4}, r"local.delay: 4 steps are more than local.every \(3\).*; lower local.delay"),
+        ({"local.every": 0, "local.delay": 1}, r"local.delay: with local.every 0, .*; remove local.delay"),
+        ({"local.outer": "elastic", "local.delay": 1}, r"local.delay: with local.outer elastic, .*; remove local.delay"),
+    ],
+)
+def test_a_delay_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        modes.row(settings("local-sgd", changes))
+
+
+@pytest.mark.parametrize(("delay", "steps_per_round"), [(0, 6), (3, 3)])
+def test_with_a_delay_workers_compute_while_they_exchange(make: Make, tmp_path: Path, delay: int, steps_per_round: int) -> None:
+    """On a network where an exchange takes as long as three steps."""
+    step = DeviceConfig(forward=Cost("100ms", "0s"), backward=Cost("0s", "0s"), update=Cost("0s", "0s"))
+    elements = sum(tensor.numel() for tensor in load_file(one_run(make, tmp_path) / "last" / "parameters.safetensors").values())
+    rate = f"{4 * elements / 0.3} B/s"  # a ring of two ranks sends all values once
+    network = {"network": LinkConfig(rate, "0s"), "inside": LinkConfig(rate, "0s")}
+    folder = run(
+        make, tmp_path / "run", [1, 1], step, places=network, mode="local-sgd", stop__after="40u", local__every=3,
+        local__delay=delay, log__every="10u",
+    )  # fmt: skip
+    first, *_, last = (event["seconds"] for event in events(folder, "train"))
+    assert last - first == pytest.approx(30 * steps_per_round * 0.1, rel=0.02)
+
+
+def one_run(make: Make, folder: Path) -> Path:
+    return run(make, folder / "one", [1], stop__after="1u")
 
 
 @pytest.mark.parametrize("changes", [{"exchange.rule": "rounds"}, {"exchange.per": "node"}])

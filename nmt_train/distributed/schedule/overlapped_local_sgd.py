@@ -1,0 +1,117 @@
+"""Local steps that continue while the deltas of earlier ones are exchanged (CoCoD-SGD, Shen et al. 2019).
+
+A worker gives its delta to a background task and makes further local steps. When the exchange is complete, its parameters
+become the received ones plus the changes that it has made in the meantime, which are part of its next delta.
+
+If all workers exchange together, the result of an exchange is applied a fixed number of steps later, so replicas stay equal.
+With a server, each worker exchanges as often as its channel permits, as in `Overlap` (thesis 3.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from nmt_train.distributed.context import BuildContext
+from nmt_train.distributed.exchange.exchange import Exchange
+from nmt_train.distributed.exchange.worker_state import UNSENT, Vectors
+from nmt_train.distributed.schedule.background import BackgroundTask
+from nmt_train.distributed.schedule.local_sgd import LocalSGD
+from nmt_train.distributed.schedule.schedule import Schedule
+from nmt_train.optim.flat_model import add, subtract
+
+
+class OverlappedLocalSGD(LocalSGD):
+    """Unsent changes begin at `_start`: the received parameters, plus the delta that is in flight, if any."""
+
+    max_in_flight = 1
+
+    def __init__(self, context: BuildContext, exchange: Exchange) -> None:
+        super().__init__(context, exchange)
+        self._delay = context.settings.local.delay
+        self.max_in_flight = 0 if exchange.synchronous else 1  # a delta of a synchronous exchange can be sent again
+        self.received, self._given = self._flat.parameters.clone(), self._flat.gradient.clone()
+        self._background = BackgroundTask[Callable[[], None]](context.transport, self._trace, self._send)
+        self._received_now = False  # whether no step was attempted since the last result
+
+    @property
+    def mid_accumulation(self) -> bool:
+        return self._begun and not self._received_now
+
+    def _counted(self) -> bool:
+        self._begun, self._received_now = True, False
+        self._steps += 1
+        self._since += 1
+        received = False
+        if self._background.under_way:
+            early = self._background.ready and not self.exchange.synchronous
+            if early or self._since >= self._delay:
+                self._take()
+                received = True
+        if self._since >= self._every and not self._background.under_way:
+            self._give()
+        return received
+
+    def _send(self, delta: Tensor, weight: int) -> Callable[[], None]:
+        return self.exchange.begin(delta, self.received, weight)
+
+    @torch.no_grad()
+    def _give(self) -> None:
+        since, self._since = self._since, 0
+        with self._trace.span("swap", self._given.numel()):
+            subtract(self._flat.parameters, self._start, out=self._given)
+            self._start.copy_(self._flat.parameters)
+        self._background.give(self._given, self._take_worked())
+        self.steps[since] += 1
+
+    @torch.no_grad()
+    def _take(self) -> None:
+        """Wait for the exchange, and continue from the received parameters. If these raise NotFinite, the delta is dropped."""
+        self._received_now = True
+        delta, finish = self._background.take()
+        try:
+            finish()
+        finally:
+            parameters = self._flat.parameters
+            with self._trace.span("swap", delta.numel()):
+                subtract(parameters, self._start, out=delta)
+                add(self.received, delta, out=parameters)
+                self._start.copy_(self.received)
+            delta.zero_()
+
+    def drain(self) -> None:
+        """If this raises NotFinite, call it again."""
+        if self._background.under_way:
+            self._take()
+        if self._since:
+            self._give()
+            self._take()
+        self._begun = False
+        self.exchange.leave_round()
+
+    def refresh(self) -> None:
+        self.exchange.refresh(self.received)
+        self._start.copy_(self.received)
+        self._flat.parameters.copy_(self.received)
+
+    @torch.no_grad()
+    def rescued(self) -> Vectors:
+        """Includes the changes that have not been given to the exchange."""
+        rescued = Schedule.rescued(self)
+        if self._since:
+            way = self.exchange.owed(self._way())
+            rescued[UNSENT] = rescued[UNSENT] + way if UNSENT in rescued else way
+        return rescued
+
+    @torch.no_grad()
+    def in_doubt(self) -> Vectors:
+        if not self.exchange.synchronous or not self._background.under_way:
+            return {}
+        return {UNSENT: self.exchange.in_flight(subtract(self._start, self.received, out=torch.empty_like(self._start)))}
+
+    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
+        super().load_worker_state(vectors)
+        if self._restored:
+            self._flat.parameters.copy_(self.received)
