@@ -162,6 +162,11 @@ class ClusterConfig:
         description="how simultaneous transfers use a card: share it, as in TCP, or take turns, which simulates faster",
     )
     scale: ScaleConfig | None = Field(default=None, description="charge as if the model had another size")
+    snapshots: Literal["charged", "free"] = Field(
+        default="charged",
+        description="free: validations, checkpoints, recovery copies and the initial parameters take no time on the network,"
+        " for short runs that stand for long ones",
+    )
     jitter: float = Field(default=0.0, ge=0, le=1, description="relative standard deviation of times on devices")
     stragglers: list[Straggler] = Field(default_factory=list, description="slower devices")
     loss: float = Field(default=0.0, ge=0, lt=1, description="probability that a message must be sent again")

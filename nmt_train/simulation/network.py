@@ -37,7 +37,7 @@ class Network:
     ) -> None:
         self.cluster, self.nodes = cluster, cluster.ranks()
         self.scale = cluster.scale.parameters / elements if cluster.scale else 1.0
-        self._only_training = only_training
+        self._only_training = only_training or cluster.snapshots == "free"
         self._costs = cluster.device or DeviceConfig()
         self.devices = [Capacity(1.0) for _ in self.nodes]
         self._out, self._in = ([Capacity(cluster.inside.bandwidth) for _ in self.nodes] for _ in range(2))

@@ -48,7 +48,7 @@ SYSTEMS: dict[str, System] = {
     ALONE: System("single", ("cluster.nodes=1 x 1",), _knobs(*_ONE_BATCH)),
     IDEAL: System("sync", _UNLIMITED, _knobs(*_FOUR_BATCHES), unlimited=True),
     "sync bf16": System("sync", ("override.up=bf16",), _knobs(*_FOUR_BATCHES, batch__accumulate="1 2 4")),
-    "powersgd": System("powersgd", (), _knobs(*_FOUR_BATCHES, low_rank__rank="4 1 16")),
+    "powersgd": System("powersgd", (), _knobs(*_FOUR_BATCHES, low_rank__rank="4 1 16 32", low_rank__dense_updates="0 100")),
     "local-sgd": System("local-sgd", (), _knobs(*_LOCAL, local__every="8 4 16 32", local__delay="0 4")),
     "diloco": System("diloco", (), _knobs(*_LOCAL, local__every="16 8 32", local__outer_momentum="0 0.5 0.9",
                                           local__outer_rate="1.0 0.7")),

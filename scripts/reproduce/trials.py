@@ -51,7 +51,7 @@ class Trial:
         options = (
             "optimizer.schedule=cosine", *system.fixed, *self._options(),
             *(() if system.unlimited else (f"cluster.network.bandwidth={self.network}",)),
-            f"seed={self.seed}", f"stop.after={self.words}t", f"checkpoint.every={_SAVE_EVERY}t",
+            "cluster.snapshots=free", f"seed={self.seed}", f"stop.after={self.words}t", f"checkpoint.every={_SAVE_EVERY}t",
             f"validation.every={self.words // _VALIDATIONS}t", "optimizer.not_finite=skip",
         )  # fmt: skip
         run = folder / self.name

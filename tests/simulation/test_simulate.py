@@ -84,6 +84,15 @@ def test_a_validated_copy_of_the_parameters_takes_its_time_on_the_network(make: 
     assert ranks[0]["pulled"] <= (copies + 1) * shard_bytes(folder, 2), "but gets nothing for it"
 
 
+@pytest.mark.parametrize("mode", ["vanilla", "sparse-overlap"])
+def test_where_snapshots_are_free_validation_changes_nothing_on_any_network(make: Make, tmp_path: Path, mode: str) -> None:
+    common = {"mode": mode, "stop__after": "40u", "log__every": "10u", "places": {**LINK, "snapshots": "free"}}
+    often = run(make, tmp_path / "often", [1, 1], validation__every="4u", **common)
+    never = run(make, tmp_path / "never", [1, 1], validation__every="1000u", **common)
+    assert parameters(often) == parameters(never)
+    assert events(often, "train")[-1]["seconds"] == events(never, "train")[-1]["seconds"]
+
+
 def sent_of(folder: Path, rank: int) -> dict[str, int]:
     """Bytes that a rank has sent, by kind of message."""
     found: dict[str, int] = {}

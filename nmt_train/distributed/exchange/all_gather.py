@@ -17,6 +17,7 @@ from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.codec.tile_topk import TileConfig
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
+from nmt_train.distributed.exchange.replica_check import compare
 from nmt_train.distributed.exchange.ring import Reducer, Reduction
 from nmt_train.distributed.exchange.worker_state import RESIDUAL, UNSENT, Vectors
 from nmt_train.distributed.message import Message
@@ -31,6 +32,11 @@ class AllGather(AllReduce):
 
     codec_needs = ""
     in_parts = False
+
+    def __init__(self, context: BuildContext) -> None:
+        super().__init__(context)
+        own = context.settings.exchange.knows_own(self.exchanges_updates, self._gathering.feeds_back)
+        self.keeps = own  # a worker's parameters are the global ones plus what its residual will add to them
 
     def _make_reducer(self, context: BuildContext) -> Reducer:
         codec = context.codec(context.mode.up, context.settings.dropping.up)
@@ -50,6 +56,14 @@ class AllGather(AllReduce):
     def apply(self, gradient: Tensor, parameters: Tensor, joined: Reduction) -> None:
         super().apply(gradient, parameters, joined)
         self._gathering.applied()
+        if self.keeps:
+            self._gathering.add_owed(parameters)
+
+    def settle(self, parameters: Tensor) -> None:
+        compare(self._transport, self.optimizer.parameters)
+
+    def restore(self, parameters: Tensor) -> None:
+        compare(self._transport, self.optimizer.parameters)
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         super().load_worker_state(vectors)
@@ -150,6 +164,13 @@ class GatherReducer(Reducer):
     def owed(self, vector: Tensor) -> Tensor:
         """What a vector of this rank adds to the parameters: its share of a mean. In fp64, so that the share is exact."""
         return vector.double() / self._transport.size if self.owes == UNSENT else vector
+
+    @torch.no_grad()
+    def add_owed(self, parameters: Tensor) -> None:
+        """Add what the residual will add to the global parameters, once it has been sent."""
+        if self._feedback is not None:
+            with self._trace.span("swap", parameters.numel()):
+                parameters.add_(self._feedback.residual, alpha=1 / self._transport.size)
 
     def worker_state(self) -> Vectors:
         return {} if self._feedback is None else {self.owes: self.owed(self._feedback.residual)}

@@ -25,6 +25,12 @@ class LowRankConfig:
     """Low-rank compression (PowerSGD, Vogels et al. 2019)."""
 
     rank: int = Field(default=1, ge=1, le=1024, description="rank of the approximation: number of columns of each factor")
+    dense_updates: int = Field(
+        default=0,
+        ge=0,
+        le=10**9,
+        description="updates at the start of training with gradients that are not compressed [updates]",
+    )
 
 
 class PowerSGD(AllReduce):
@@ -33,8 +39,8 @@ class PowerSGD(AllReduce):
     in_parts = False  # whole matrices are needed
 
     def _make_reducer(self, context: BuildContext) -> Reducer:
-        flat, rank = context.flat, context.settings.low_rank.rank
-        return LowRankReducer(super()._make_reducer(context), flat.layout, rank, flat.gradient, context.trace)
+        flat, config = context.flat, context.settings.low_rank
+        return LowRankReducer(super()._make_reducer(context), flat.layout, config, flat.gradient, context.trace)
 
 
 class LowRankReducer(Reducer):
@@ -48,10 +54,10 @@ class LowRankReducer(Reducer):
     """
 
     def __init__(
-        self, inner: Reducer, layout: Sequence[tuple[str, tuple[int, ...]]], rank: int, like: Tensor, trace: Trace
+        self, inner: Reducer, layout: Sequence[tuple[str, tuple[int, ...]]], config: LowRankConfig, like: Tensor, trace: Trace
     ) -> None:
         """like: a vector of the model's size and device."""
-        self._inner, self._rank, self._trace = inner, rank, trace
+        self._inner, self._rank, self._dense, self._trace = inner, config.rank, config.dense_updates, trace
         self._matrices: list[tuple[slice, int, int]] = []
         self._others: list[slice] = []
         start = 0
@@ -59,17 +65,19 @@ class LowRankReducer(Reducer):
             elements = torch.Size(shape).numel()
             place, rows = slice(start, start + elements), shape[0] if len(shape) > 1 else 1
             start += elements
-            if rank * (rows + elements // max(1, rows)) < elements:
+            if self._rank * (rows + elements // max(1, rows)) < elements:
                 self._matrices.append((place, rows, elements // rows))
             else:
                 self._others.append(place)
         self._error = torch.zeros_like(like)
         columns = sum(columns for _, _, columns in self._matrices)
-        random = torch.randn(rank * columns, generator=torch.Generator().manual_seed(_SEED))
+        random = torch.randn(self._rank * columns, generator=torch.Generator().manual_seed(_SEED))
         self._q = random.to(like)
 
     @torch.no_grad()
     def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Reduction:
+        if update < self._dense:
+            return self._inner.reduce(vector, update, weight)
         with self._trace.span("encode", vector.numel()):
             if weight:  # without a batch, the residual waits for the next gradient
                 vector.add_(self._error)

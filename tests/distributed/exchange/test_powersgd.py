@@ -8,7 +8,7 @@ from torch import Tensor
 from virtual import engine, together
 
 from nmt_train.distributed.codec.dense import Dense
-from nmt_train.distributed.exchange.powersgd import LowRankReducer
+from nmt_train.distributed.exchange.powersgd import LowRankConfig, LowRankReducer
 from nmt_train.distributed.exchange.ring import RingAllReduce
 from nmt_train.distributed.exchange.worker_state import RESIDUAL
 from nmt_train.distributed.transport import Tag
@@ -19,16 +19,18 @@ LAYOUT = [("weight", (12, 9)), ("bias", (7,)), ("other", (4, 3, 5)), ("small", (
 ELEMENTS = 12 * 9 + 7 + 60 + 4
 
 
-def summed(vectors: Tensor, rank: int) -> list[tuple[list[Tensor], Tensor, int]]:
+def summed(vectors: Tensor, rank: int, dense_updates: int = 0) -> list[tuple[list[Tensor], Tensor, int]]:
     """Of every rank, for `vectors` (steps, ranks, elements): the means, what is left to be sent, bytes sent."""
 
     def reduce(transport: VirtualTransport) -> tuple[list[Tensor], Tensor, int]:
         trace = Trace(False, transport)
-        made = LowRankReducer(RingAllReduce(transport, Dense(), trace), LAYOUT, rank, torch.zeros(ELEMENTS), trace)
+        made = LowRankReducer(
+            RingAllReduce(transport, Dense(), trace), LAYOUT, LowRankConfig(rank, dense_updates), torch.zeros(ELEMENTS), trace
+        )
         found = []
-        for step in vectors:
+        for update, step in enumerate(vectors):
             own = step[transport.rank].clone()
-            made.reduce(own, 1)
+            own /= made.reduce(own, update).divisor
             found.append(own)
         return found, made.worker_state()[RESIDUAL].clone(), transport.sent[Tag.RING][1]
 
@@ -45,6 +47,14 @@ def test_all_have_the_same_and_nothing_is_lost(rank: int) -> None:
         assert all(torch.equal(one, other) for one, other in zip(sums, found[0][0], strict=True))
     owed = sum((left for _, left, _ in found), torch.zeros(ELEMENTS))
     torch.testing.assert_close(3 * sum(found[0][0]) + owed, vectors.sum((0, 1)), rtol=0, atol=1e-4)
+
+
+def test_the_first_updates_may_be_dense() -> None:
+    torch.manual_seed(5)
+    vectors = torch.randn(3, 2, ELEMENTS)
+    sums, owed, _ = summed(vectors, 1, dense_updates=2)[0]
+    torch.testing.assert_close(sums[:2], [vectors[0].mean(0), vectors[1].mean(0)])
+    assert owed.any(), "the third is compressed"
 
 
 def test_what_is_no_matrix_is_averaged_as_it_is() -> None:
