@@ -4,65 +4,106 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 ALONE, IDEAL = "one machine", "ideal sync"
+
+
+FAST, SLOW, SLOWEST = "1 Gbit/s", "100 Mbit/s", "10 Mbit/s"  # networks with plans of their own
 
 
 @dataclass(frozen=True)
 class System:
     """A mode with fixed options, and the settings to try; the first value of each is part of the first trial.
 
+    plans: by network, settings to try that belong together: how often to exchange how much, joined by commas.
     unlimited: `fixed` gives the network.
     """
 
     mode: str
     fixed: tuple[str, ...]
     knobs: Mapping[str, tuple[str, ...]]
+    plans: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unlimited: bool = False
 
-    def candidates(self, most: int) -> list[tuple[str, ...]]:
+    def candidates(self, most: int, network: str = FAST) -> list[tuple[str, ...]]:
         """The settings of at most `most` trials: the first values of all knobs, then random choices, the same every time."""
-        choices = list(itertools.product(*([f"{key}={value}" for value in values] for key, values in self.knobs.items())))
+        knobs = dict(self.knobs) | ({"plan": self.plans[network]} if network in self.plans else {})
+        choices = list(itertools.product(*([f"{key}={value}" for value in values] for key, values in knobs.items())))
         rest = choices[1:]
         random.Random(1).shuffle(rest)
         return [choices[0], *rest[: most - 1]]
 
 
-def _knobs(rate: str, warmup: str, beta1: str = "0.9 0.8", **more: str) -> dict[str, tuple[str, ...]]:
-    """Values to try, separated by spaces; further keys are written with __ for a dot."""
-    values = {"rate": rate, "warmup": warmup, "beta1": beta1, "floor": "1 0.3 0"} | {
-        key.replace("__", "."): text for key, text in more.items()
-    }
+def _knobs(rate: str, warmup: str, beta1: str = "0.9 0.8") -> dict[str, tuple[str, ...]]:
+    """Values to try, separated by spaces."""
+    values = {"rate": rate, "warmup": warmup, "beta1": beta1, "floor": "1 0.3 0"}
     return {key: tuple(text.split()) for key, text in values.items()}
 
 
-# Systems that make fewer updates from the same words are offered higher rates and warm-ups of fewer updates.
+def _plans(fast: str, slow: str, slowest: str, **names: str) -> dict[str, tuple[str, ...]]:
+    """Plans for three networks, separated by spaces; the parts of a plan, separated by commas, may begin with short names."""
+    written = {}
+    for network, text in ((FAST, fast), (SLOW, slow), (SLOWEST, slowest)):
+        for short, key in names.items():
+            text = re.sub(rf"\b{short}=", f"{key}=", text)
+        written[network] = tuple(text.split())
+    return written
+
+
+# Systems that make fewer updates from the same words are offered higher rates and warm-ups of fewer updates. Systems that add
+# up the updates of all workers are offered lower beta1: asynchrony and late sending act as momentum (Mitliagkas et al. 2016).
 _ONE_BATCH, _FOUR_BATCHES = ("0.003 0.002 0.005 0.008", "400 100 200 800"), ("0.006 0.003 0.009 0.012", "100 25 50 200")
 _LOCAL = ("0.003 0.002 0.005 0.008", "100 25 50 200")
 _PUSHES = ("0.003 0.002 0.005", "800 400 1600", "0.15 0 0.5")
-_LOCAL_PUSHES = ("0.002 0.001 0.003", "200 100 400", "0.9 0.5 0.15")
+_LOCAL_PUSHES = ("0.003 0.002 0.005", "200 100 400", "0.15 0 0.5")
 _UNLIMITED = ("cluster.network.bandwidth=100 GB/s", "cluster.network.latency=0 us")
+# An exchange of 60M parameters in half precision takes 7 steps at 1 Gbit/s, and ten times as many at each slower network.
+_DENSE_LOCAL = _plans("every=8,delay=8 every=8,delay=0 every=16,delay=8 every=32,delay=0",
+                      "every=72,delay=72 every=72,delay=0 every=144,delay=72 every=36,delay=36",
+                      "every=140,delay=140 every=140,delay=0 every=280,delay=280 every=280,delay=0",
+                      every="local.every", delay="local.delay")  # fmt: skip
 SYSTEMS: dict[str, System] = {
     ALONE: System("single", ("cluster.nodes=1 x 1",), _knobs(*_ONE_BATCH)),
     IDEAL: System("sync", _UNLIMITED, _knobs(*_FOUR_BATCHES), unlimited=True),
-    "sync bf16": System("sync", ("override.up=bf16",), _knobs(*_FOUR_BATCHES, batch__accumulate="1 2 4")),
-    "powersgd": System("powersgd", (), _knobs(*_FOUR_BATCHES, low_rank__rank="4 1 16 32", low_rank__dense_updates="0 100")),
-    "local-sgd": System("local-sgd", (), _knobs(*_LOCAL, local__every="8 4 16 32", local__delay="0 4")),
-    "diloco": System("diloco", (), _knobs(*_LOCAL, local__every="16 8 32", local__outer_momentum="0 0.5 0.9",
-                                          local__outer_rate="1.0 0.7")),
+    "sync bf16": System(
+        "sync", ("override.up=bf16",), _knobs(*_FOUR_BATCHES),
+        _plans("n=2 n=1 n=4 n=8", "n=8 n=4 n=16 n=32", "n=32 n=16 n=64 n=8", n="batch.accumulate")
+    ),
+    "powersgd": System(
+        "powersgd", ("override.up=half",), _knobs(*_FOUR_BATCHES),
+        _plans("rank=4,dense=0 rank=8,dense=0 rank=2,dense=0 rank=4,dense=50",
+               "rank=1,dense=0 rank=2,dense=0 rank=1,n=2 rank=2,n=4",
+               "rank=1,n=8 rank=1,n=16 rank=1,n=4 rank=2,n=16",
+               rank="low_rank.rank", dense="low_rank.dense_updates", n="batch.accumulate")
+    ),
+    "local-sgd": System("local-sgd", ("override.up=half",), _knobs(*_LOCAL), _DENSE_LOCAL),
+    "diloco": System(
+        "diloco", ("local.outer_rate=1.0",), _knobs(*_LOCAL),
+        {network: tuple(f"{plan},local.outer_momentum={momentum}" for plan in plans for momentum in (0.5, 0.9))
+         for network, plans in _DENSE_LOCAL.items()}
+    ),
     "strom": System("strom", (), _knobs(*_PUSHES)),
     "sparse": System("sparse", (), _knobs(*_PUSHES)),
     "sparse-overlap": System("sparse-overlap", (), _knobs(*_PUSHES)),
+    # Rate 4 adds up what four workers send.
     "sparse-local": System(
-        "sparse-local", (), _knobs(*_LOCAL, local__every="15 8 30", local__delay="0 4 8", tiles__keep="64 128",
-                                      tiles__decay="0.95 1")
+        "sparse-local", ("tiles.decay=1",), _knobs(*_LOCAL_PUSHES),
+        _plans("every=1,delay=1,keep=300,rate=4 every=1,delay=1,keep=150,rate=4 every=1,delay=0,keep=150,rate=4"
+               " every=2,delay=2,keep=600,rate=4",
+               "every=1,delay=1,keep=34,rate=4 every=2,delay=2,keep=86,rate=4 every=4,delay=4,keep=180,rate=4"
+               " every=2,delay=2,keep=86,rate=2",
+               "every=8,delay=8,keep=28,rate=4 every=16,delay=16,keep=64,rate=4 every=16,delay=16,keep=64,rate=2"
+               " every=32,delay=32,keep=135,rate=4",
+               every="local.every", delay="local.delay", keep="tiles.keep", rate="tiles.rate")
     ),
     "sparse-local-async": System(
-        "sparse-local-async", (), _knobs(*_LOCAL_PUSHES, local__every="1 4 8", dropping__up="0.99 0.97")
-    ),
-    "sparse, local steps": System(
-        "sparse", ("override.schedule=local-steps",), _knobs(*_LOCAL, local__every="4 8", dropping__up="0.99 0.97")
+        "sparse-local-async", (), _knobs(*_LOCAL_PUSHES),
+        _plans("every=1,up=0.97 every=1,up=0.99 every=2,up=0.97 every=1,up=0.94",
+               "every=1,up=0.99 every=1,up=0.995 every=1,up=0.98 every=4,up=0.98",
+               "every=1,up=0.99 every=1,up=0.997 every=8,up=0.997 every=16,up=0.99",
+               every="local.every", up="dropping.up")
     ),
 }  # fmt: skip

@@ -30,7 +30,8 @@ _SAVE_EVERY = 500_000  # words
 class Trial:
     """One run. network: the bandwidth between machines. words: its length, over which the learning rate falls.
 
-    settings: key=value. `rate` and `beta1` are keys of the optimizer; `warmup` is that of a run of 2M words, in updates;
+    settings: key=value; those of a `plan` are joined by commas. `rate` and `beta1` are keys of the optimizer; `warmup` (and
+    `low_rank.dense_updates`) is that of a run of 2M words, in updates;
     `floor` is the last learning rate as a share of the highest one.
     """
 
@@ -60,19 +61,25 @@ class Trial:
         return Job(run, (*command, *vocabulary, *(f"--{option}" for option in options)), run / "finished")
 
     def _options(self) -> Iterator[str]:
-        values = dict(setting.split("=") for setting in self.settings)
-        for key, value in values.items():
+        values = dict(setting.split("=", 1) for setting in self.settings)
+        plan = values.pop("plan", None)
+        for key, value in [*values.items(), *(part.split("=") for part in (plan.split(",") if plan else ()))]:
             if key == "rate":
                 yield f"optimizer.learning_rate={value}"
             elif key == "beta1":
                 yield from (f"optimizer.beta1={value}", f"optimizer.async_beta1={value}")
             elif key == "warmup":
-                updates = round(int(value) * self.words / _WARMED)
-                yield from (f"optimizer.warmup={updates}", f"optimizer.async_warmup={updates}")
+                yield from (f"{key}={self._updates(value)}" for key in ("optimizer.warmup", "optimizer.async_warmup"))
+            elif key == "low_rank.dense_updates":
+                yield f"{key}={self._updates(value)}"
             elif key == "floor":
                 yield f"optimizer.minimum={float(value) * float(values['rate']):g}"
             else:
                 yield f"{key}={value}"
+
+    def _updates(self, value: str) -> int:
+        """A number of updates of the longest run, scaled to this run."""
+        return round(int(value) * self.words / _WARMED)
 
 
 def _range(values: list[float], decimals: int) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from reproduce.runs import crossing, fitted
-from reproduce.systems import ALONE, SYSTEMS
+from reproduce.systems import ALONE, FAST, SLOW, SLOWEST, SYSTEMS
 from reproduce.trials import CLUSTER, CONFIG, Trial, Trials
 
 from nmt_train import config as configuration
@@ -93,13 +93,14 @@ def test_the_table_has_the_best_of_the_longest_runs_of_each_system(tmp_path: Pat
     assert sparse.endswith("| rate=1 |")
 
 
+@pytest.mark.parametrize("network", [FAST, SLOW, SLOWEST])
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_every_system_has_as_many_trials_and_each_is_a_valid_run(name: str, tmp_path: Path) -> None:
-    found = SYSTEMS[name].candidates(8)
+def test_every_system_has_as_many_trials_and_each_is_a_valid_run(name: str, network: str, tmp_path: Path) -> None:
+    found = SYSTEMS[name].candidates(8, network)
     assert len(set(found)) == 8
-    assert found == SYSTEMS[name].candidates(8)
+    assert found == SYSTEMS[name].candidates(8, network)
     for settings in found:
-        job = Trial(name, "100 Mbit/s", 500_000, 0, settings).job(tmp_path)
+        job = Trial(name, network, 500_000, 0, settings).job(tmp_path)
         command = [str(part) for part in job.command]
         mode = command[command.index("--mode") + 1]
         given = [part.split("=")[0] for part in command if part.startswith("--")]

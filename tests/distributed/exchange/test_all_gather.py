@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from nmt_train.distributed.codec.tile_topk import TileConfig, TileTopK
 from nmt_train.distributed.exchange.all_gather import GatherReducer
 from nmt_train.distributed.exchange.ring import Reduction
 from nmt_train.distributed.exchange.worker_state import inherited, optimizer_to_shards
+from nmt_train.distributed.message import Message
 from nmt_train.run import checkpoint
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace
@@ -144,12 +147,20 @@ def test_what_is_not_finite_on_one_rank_is_so_on_all_and_the_residual_stays() ->
         assert torch.isnan(found[0][0]).all()
 
 
-def test_a_message_has_fourteen_bits_per_sent_element_and_a_table() -> None:
-    config = TileConfig(keep=64)
-    message = TileTopK(config).encode(draw(10 * TILE), 0)
-    assert message.bytes == 10 * (64 * 14 // 8 + 4 * 2)
-    shape = TileTopK(config).encode_shape(draw(10 * TILE))
-    assert [(len(a), a.dtype) for a in shape.tensors] == [(len(b), b.dtype) for b in message.tensors]
+@pytest.mark.parametrize("keep", [16, 64, 500])
+def test_a_message_has_two_bits_per_sent_element_its_coded_position_and_a_table(keep: int) -> None:
+    message, shape = (encode(draw(100 * TILE)) for encode in (encode_at_0(keep), TileTopK(TileConfig(keep=keep)).encode_shape))
+    positions, codes, table = message.tensors
+    share = keep / TILE
+    entropy = -(share * math.log2(share) + (1 - share) * math.log2(1 - share)) / share  # bits per sent element
+    assert entropy < 8 * len(positions) / (100 * keep) < 1.04 * entropy
+    assert (len(codes), table.nbytes) == (100 * keep // 4, 100 * 4 * 2)
+    assert [tensor.dtype for tensor in shape.tensors] == [tensor.dtype for tensor in message.tensors]
+    assert shape.bytes == pytest.approx(message.bytes, rel=0.02)
+
+
+def encode_at_0(keep: int) -> Callable[[torch.Tensor], Message]:
+    return lambda vector: TileTopK(TileConfig(keep=keep)).encode(vector, 0)
 
 
 def test_two_bits_are_the_means_of_four_bins() -> None:
