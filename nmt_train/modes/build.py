@@ -109,29 +109,29 @@ def build(mode: Mode, config: Config, flat: FlatModel, transport: Transport, tra
 
 
 def effective(mode: Mode, config: Config) -> Config:
-    """Return the config in force: with the mode's defaults, and with the optimizer adapted to asynchronous workers."""
+    """Return the config in force: with the mode's defaults, and with the optimizer adapted to updates that are added up."""
     config = with_mode_defaults(mode, config)
-    optimizer = for_async_workers(_asynchronous(mode, config), config.optimizer)
+    optimizer = for_async_workers(_added_up(mode, config), config.optimizer, SCHEDULES[mode.schedule].updates)
     if optimizer.schedule == "cosine" and optimizer.cosine_until is None:
         optimizer = dataclasses.replace(optimizer, cosine_until=config.stop.countable)
     return dataclasses.replace(config, optimizer=optimizer)
 
 
-def _asynchronous(mode: Mode, config: Config) -> int:
-    """Return how many workers update the same parameters without waiting for each other; a bundle of pushes counts as one.
-
-    With local steps, each worker's optimizer updates the worker's own parameters.
-    """
-    in_step = EXCHANGES[mode.exchange].synchronous or RULES[config.exchange.rule or "async"].holds
-    in_step = in_step or SCHEDULES[mode.schedule].updates
-    return 1 if in_step else max(1, mode.workers // (config.exchange.bundle or 1))
+def _added_up(mode: Mode, config: Config) -> int:
+    """Return how many workers' updates are each applied in full, not their mean; a bundle of pushes counts as one."""
+    outer = config.local.outer if SCHEDULES[mode.schedule].updates else "none"
+    if EXCHANGES[mode.exchange].synchronous:
+        return mode.workers if outer == "sum" else 1
+    if RULES[config.exchange.rule or "async"].holds or outer == "elastic":
+        return 1
+    return max(1, mode.workers // (config.exchange.bundle or 1))
 
 
 def in_force(config: Config, nodes: tuple[int, ...]) -> dict[str, str]:
     """Return the values in force on `nodes` that differ from the config or that the mode chooses, with the reasons."""
     mode = check(config, nodes)
     now = effective(mode, config)
-    own, apart = f"mode {config.mode or _ALONE}", _asynchronous(mode, now)
+    own, apart = f"mode {config.mode or _ALONE}", _added_up(mode, now)
     found = {f"override.{key}": f"{getattr(mode, key)} ({own})" for key in ("schedule", "exchange", "up", "down")}
     if len(nodes) > 1:
         found["optimizer.at"] = f"{mode.optimizer} ({own if config.optimizer.at is None else 'configured'})"
@@ -140,7 +140,9 @@ def in_force(config: Config, nodes: tuple[int, ...]) -> dict[str, str]:
         for key in (key for key in before if before[key] != after[key]):
             reason = "stop.after" if key == "cosine_until" else own
             if before[key] is not None:
-                reason = f"{shown(before[key])} configured, but {apart} workers are asynchronous: see optimizer.async_{key}"
+                reason = (
+                    f"{shown(before[key])} configured, but updates of {apart} workers are added up: see optimizer.async_{key}"
+                )
             found[f"{section}.{key}"] = f"{shown(after[key])} ({reason})"
     if EXCHANGES[mode.exchange].sharded and CODECS[mode.down].drops and len(nodes) > 1:
         pushes = mode.workers - now.exchange.knows_own(mode.optimizer == "worker", CODECS[mode.up].build(now, 0.0).biased)

@@ -111,6 +111,17 @@ def _asynchronous(mode: Mode, config: Config) -> str | None:
     return None
 
 
+def _sum(mode: Mode, config: Config) -> str | None:
+    if config.local.outer != "sum" or not SCHEDULES[mode.schedule].updates:
+        return None
+    rule = RULES[config.exchange.rule or "async"]
+    if not EXCHANGES[mode.exchange].synchronous and rule.build(config.exchange).mean:
+        return f"local.outer: sum adds up deltas, but exchange.rule {config.exchange.rule} takes their mean; remove one of them"
+    if config.tiles.contributors:
+        return "local.outer: sum adds up deltas, but tiles.contributors takes a mean; remove one of them"
+    return None
+
+
 def _delay(mode: Mode, config: Config) -> str | None:
     local = config.local
     if not local.delay or not SCHEDULES[mode.schedule].updates:
@@ -213,5 +224,5 @@ def _one_exchange(mode: Mode, config: Config) -> str | None:
 
 _RULES: tuple[Callable[[Mode, Config], str | None], ...] = (
     _alone, _accumulating, _local_gradient, _codec, _synchronous, _buckets, _asynchronous, _only_of_shards, _own_updates,
-    _delay, _per_node, _shards, _join, _one_exchange,
+    _sum, _delay, _per_node, _shards, _join, _one_exchange,
 )  # fmt: skip

@@ -32,8 +32,8 @@ MODES = {
                          settings={"local.every": 0}),
     "diloco": Mode("local-steps", "all-reduce", "half", "half", "DiLoCo", optimizer="worker",
                    settings={"local.outer": "nesterov"}),
-    "sparse-local": Mode("local-steps", "all-gather", "tile-top-k", "tile-top-k", "SparseLoCo", optimizer="worker",
-                         settings={"local.every": 15}),
+    "sparse-local": Mode("local-steps", "all-gather", "tile-top-k", "tile-top-k", "after SparseLoCo", optimizer="worker",
+                         settings={"local.every": 2, "local.delay": 2, "local.outer": "sum"}),
     "sparse-local-async": Mode("local-steps", "server", "top-k", "top-k", "SparseLoCo, thesis 4.2.5", optimizer="worker",
                                settings={"local.every": 1, "local.delay": 64}),
 }  # fmt: skip

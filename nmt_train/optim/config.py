@@ -30,7 +30,8 @@ class OptimizerConfig:
         default=None,
         ge=0,
         le=10**9,
-        description="warmup for n asynchronous workers; null: warmup times n^(2/3) [updates]",
+        description="warmup where the updates of n workers are added up, as in asynchronous modes; null: warmup times n^(2/3),"
+        " divided by n if it counts a worker's own local steps [updates]",
     )
     step_every: int = Field(default=10_000, ge=1, le=10**9, description="schedule step: interval between two decays [updates]")
     step_factor: float = Field(default=0.5, gt=0, le=1, description="schedule step: factor of each decay")
@@ -60,8 +61,8 @@ class OptimizerConfig:
         default=None,
         ge=0,
         lt=1,
-        description="adam, adamw: beta1 for n asynchronous workers; null: beta1 - (1 - 1/n), at least 0, because"
-        " asynchrony acts as momentum (Mitliagkas et al. 2016)",
+        description="adam, adamw: beta1 where the updates of n workers are added up; null: beta1 - (1 - 1/n), at least 0,"
+        " because asynchrony acts as momentum (Mitliagkas et al. 2016)",
     )
     beta2: float = Field(default=0.98, ge=0, lt=1, description="adam, adamw: decay of the running mean of squared gradients")
     decay: float = Field(

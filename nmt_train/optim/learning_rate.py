@@ -26,10 +26,14 @@ def learning_rate(config: OptimizerConfig, update: int, decayed: float = 0.0) ->
     return config.learning_rate
 
 
-def for_async_workers(workers: int, config: OptimizerConfig) -> OptimizerConfig:
-    """The settings for `workers` workers that update without waiting for one another."""
+def for_async_workers(workers: int, config: OptimizerConfig, own_steps: bool = False) -> OptimizerConfig:
+    """The settings for `workers` workers whose updates are added up.
+
+    own_steps: the warm-up counts the steps of one worker; otherwise, the updates of all.
+    """
     if workers == 1:
         return config
     beta1 = max(0.0, config.beta1 - (1 - 1 / workers)) if config.async_beta1 is None else config.async_beta1
-    warmup = round(workers ** (2 / 3) * config.warmup) if config.async_warmup is None else config.async_warmup
+    longer = workers ** (2 / 3) / (workers if own_steps else 1)
+    warmup = round(longer * config.warmup) if config.async_warmup is None else config.async_warmup
     return dataclasses.replace(config, beta1=beta1, warmup=warmup)

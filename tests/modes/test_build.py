@@ -76,16 +76,31 @@ def test_momentum_gives_way_to_that_of_asynchrony() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"mode": "easgd"}, {"mode": "sparse", "override__schedule": "local-steps"}, {"mode": "pipe"}, {"mode": "powersgd"},
-        {"mode": "local-sgd"}, {"mode": "backup"}, {"mode": "softsync", "exchange__bundle": 4},
+        {"mode": "easgd"}, {"mode": "pipe"}, {"mode": "powersgd"}, {"mode": "local-sgd"}, {"mode": "backup"},
+        {"mode": "softsync", "exchange__bundle": 4},
     ],
 )  # fmt: skip
-def test_workers_that_wait_or_update_their_own_parameters_keep_momentum_and_warm_up(
-    make: Make, changes: dict[str, Any]
-) -> None:
+def test_workers_whose_updates_are_averaged_keep_momentum_and_warm_up(make: Make, changes: dict[str, Any]) -> None:
     config = make(optimizer__beta1=0.9, optimizer__warmup=100, **changes)
     optimizer = modes.effective(modes.check(config, (0, 1, 2, 3)), config).optimizer
     assert (optimizer.beta1, optimizer.warmup) == (0.9, 100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "warmup"),
+    [
+        ({"mode": "sparse"}, 252),
+        ({"mode": "sparse", "override__schedule": "local-steps"}, 63),
+        ({"mode": "local-sgd", "local__outer": "sum"}, 63),
+    ],
+)
+def test_workers_whose_updates_are_added_up_have_less_momentum_and_a_longer_warm_up(
+    make: Make, changes: dict[str, Any], warmup: int
+) -> None:
+    """Four workers: 4^(2/3) times as many updates, which each worker makes a quarter of where it counts its own."""
+    config = make(optimizer__beta1=0.9, optimizer__warmup=100, **changes)
+    optimizer = modes.effective(modes.check(config, (0, 1, 2, 3)), config).optimizer
+    assert (optimizer.beta1, optimizer.warmup) == (pytest.approx(0.15), warmup)
 
 
 def test_a_cosine_lasts_as_long_as_training_unless_it_is_given(make: Make) -> None:

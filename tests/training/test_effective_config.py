@@ -22,8 +22,8 @@ from nmt_train.training.start import start
 def test_what_differs_from_the_configuration_is_said_with_its_reason(make: Make, tmp_path: Path) -> None:
     folder = run(make, tmp_path / "run", [1, 1], mode="sparse-overlap", optimizer__warmup=200, stop__after="4u")
     event = events(folder, "start")[-1]
-    assert event["in_force"]["optimizer.warmup"].startswith("317 (200 configured, but 2 workers are asynchronous")
-    assert event["in_force"]["optimizer.beta1"].startswith("0.4 (0.9 configured, but 2 workers")
+    assert event["in_force"]["optimizer.warmup"].startswith("317 (200 configured, but updates of 2 workers are added up")
+    assert event["in_force"]["optimizer.beta1"].startswith("0.4 (0.9 configured, but updates of 2 workers")
     assert event["in_force"]["optimizer.at"] == "worker (mode sparse-overlap)"
     assert event["in_force"]["override.up"] == "top-k (mode sparse-overlap)"
     for text in ("train.log", "config.yml"):

@@ -30,7 +30,7 @@ class TileConfig:
         default="2-bit", description="precision of sent values: 2-bit (four values per tile, each the mean of a bin), or 8-bit"
     )
     decay: float = Field(
-        default=0.95,
+        default=1.0,
         ge=0,
         le=1,
         description="exchange all-gather: before every exchange, the residual is multiplied by this",

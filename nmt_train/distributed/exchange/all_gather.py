@@ -41,8 +41,9 @@ class AllGather(AllReduce):
     def _make_reducer(self, context: BuildContext) -> Reducer:
         codec = context.codec(context.mode.up, context.settings.dropping.up)
         owes = UNSENT if self.exchanges_updates else RESIDUAL
+        share = 1.0 if owes == RESIDUAL or self._adds_up else 1 / context.transport.size
         self._gathering = GatherReducer(
-            context.transport, codec, context.settings.tiles, owes, context.flat.gradient, context.trace
+            context.transport, codec, context.settings.tiles, owes, share, context.flat.gradient, context.trace
         )
         return self._gathering
 
@@ -74,9 +75,11 @@ class AllGather(AllReduce):
 class GatherReducer(Reducer):
     """owes: the name of the residual in a worker's state. feeds_back: whether there is one."""
 
-    def __init__(self, transport: Messages, codec: Codec, config: TileConfig, owes: str, like: Tensor, trace: Trace) -> None:
-        """like: a vector of the model's size and device."""
-        self._transport, self._config, self.owes, self._trace = transport, config, owes, trace
+    def __init__(
+        self, transport: Messages, codec: Codec, config: TileConfig, owes: str, share: float, like: Tensor, trace: Trace
+    ) -> None:
+        """share: the part of a rank's vector that is added to the parameters. like: a vector of the model's size and device."""
+        self._transport, self._config, self.owes, self._share, self._trace = transport, config, owes, share, trace
         self.feeds_back = codec.biased and not codec.lossless and transport.size > 1
         self._feedback = ErrorFeedback(codec, torch.zeros_like(like)) if self.feeds_back else None
         self._codec: Codec = self._feedback or codec
@@ -162,15 +165,15 @@ class GatherReducer(Reducer):
         return decoded
 
     def owed(self, vector: Tensor) -> Tensor:
-        """What a vector of this rank adds to the parameters: its share of a mean. In fp64, so that the share is exact."""
-        return vector.double() / self._transport.size if self.owes == UNSENT else vector
+        """What a vector of this rank adds to the parameters. A share is in fp64, so that it is exact."""
+        return vector if self._share == 1.0 else vector.double() * self._share
 
     @torch.no_grad()
     def add_owed(self, parameters: Tensor) -> None:
         """Add what the residual will add to the global parameters, once it has been sent."""
         if self._feedback is not None:
             with self._trace.span("swap", parameters.numel()):
-                parameters.add_(self._feedback.residual, alpha=1 / self._transport.size)
+                parameters.add_(self._feedback.residual, alpha=self._share)
 
     def worker_state(self) -> Vectors:
         return {} if self._feedback is None else {self.owes: self.owed(self._feedback.residual)}
@@ -179,5 +182,4 @@ class GatherReducer(Reducer):
         if self._feedback is not None:
             self._feedback.residual.zero_()
             if self.owes in vectors:
-                ranks = self._transport.size if self.owes == UNSENT else 1
-                self._feedback.residual.copy_(vectors[self.owes].double() * ranks)
+                self._feedback.residual.copy_(vectors[self.owes].double() / self._share)

@@ -37,6 +37,7 @@ class AllReduce(Exchange):
         )
         self._clip_norm: float = config.optimizer.clip_norm if self.clips else 0.0
         self._sums = context.sums and self.clips
+        self._adds_up = self.exchanges_updates and config.local.outer == "sum"
         self._transport, self._trace, self._reducer = context.transport, context.trace, self._make_reducer(context)
         self.initial_slices, self.snapshot_slices = replicated(parameters.numel(), context.transport.size)
 
@@ -64,7 +65,7 @@ class AllReduce(Exchange):
     @torch.no_grad()
     def apply(self, gradient: Tensor, parameters: Tensor, joined: Reduction) -> None:
         """Update by the all-reduced gradient. Raises NotFinite, on all ranks alike, if it contains infinities or NaN."""
-        norm = clip(gradient, self._clip_norm, joined.divisor)
+        norm = clip(gradient, self._clip_norm, 1.0 if self._adds_up else joined.divisor)
         if self._sums and joined.weight > 1:
             gradient.mul_(joined.weight)
         self.gradient_norm = norm if self.clips else self.gradient_norm

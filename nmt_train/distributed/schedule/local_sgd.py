@@ -38,10 +38,10 @@ class LocalConfig:
         le=10**9,
         description="local steps between two exchanges; 0: one exchange at the end; null: as in the mode [steps]",
     )
-    outer: Literal["none", "nesterov", "elastic"] | None = Field(
+    outer: Literal["none", "sum", "nesterov", "elastic"] | None = Field(
         default=None,
-        description="how worker deltas are combined: none (average), nesterov (outer optimizer step, DiLoCo), elastic"
-        " (pull towards a center, EASGD); null: as in the mode",
+        description="how worker deltas are combined: none (average; an asynchronous server adds them up), sum, nesterov (outer"
+        " optimizer step, DiLoCo), elastic (pull towards a center, EASGD); null: as in the mode",
     )
     delay: int | None = Field(
         default=None,

@@ -39,6 +39,14 @@ def test_averaging_after_every_plain_step_is_sync() -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["local-sgd", "sparse-local"])
+def test_ways_may_be_added_up(mode: str) -> None:
+    """The single tile of so small a model is sent whole, in eight bits."""
+    options = {"local.every": 2, "local.delay": 0, "local.outer": "sum", "tiles.keep": 4096, "tiles.values": "8-bit"}
+    for its in trained(mode, [1, 1], 3, options | {"exchange.own_updates": True}):
+        torch.testing.assert_close(its[2], START + 2 * mean_way(START, 2, 2), rtol=0, atol=0.02)
+
+
 def test_after_every_few_steps_all_go_on_from_the_mean() -> None:
     found = trained("local-sgd", [1, 1, 1], 7, {"local.every": 3})
     expected = START
@@ -74,10 +82,12 @@ def test_a_mean_that_comes_later_replaces_the_way_to_it_and_keeps_the_steps_sinc
     [
         ({"local.every": 3, "local.delay": 4}, r"local.delay: 4 steps are more than local.every \(3\).*; lower local.delay"),
         ({"local.every": 0, "local.delay": 1}, r"local.delay: with local.every 0, .*; remove local.delay"),
+        ({"local.outer": "sum", "override.exchange": "server", "exchange.rule": "rounds"}, r"local.outer: sum .*; remove one"),
+        ({"local.outer": "sum", "tiles.contributors": True}, r"local.outer: sum adds up .*; remove one of them"),
         ({"local.outer": "elastic", "local.delay": 1}, r"local.delay: with local.outer elastic, .*; remove local.delay"),
     ],
 )
-def test_a_delay_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_combined_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         modes.row(settings("local-sgd", changes))
 
