@@ -88,9 +88,9 @@ SYSTEMS: dict[str, System] = {
     "strom": System("strom", (), _knobs(*_PUSHES)),
     "sparse": System("sparse", (), _knobs(*_PUSHES)),
     "sparse-overlap": System("sparse-overlap", (), _knobs(*_PUSHES)),
-    # Rate 4 adds up what four workers send.
+    # Four times a mean adds up what four workers send, as local.outer: sum does.
     "sparse-local": System(
-        "sparse-local", ("tiles.decay=1",), _knobs(*_LOCAL_PUSHES),
+        "sparse-local", ("tiles.decay=1", "local.outer=none"), _knobs(*_LOCAL_PUSHES),
         _plans("every=1,delay=1,keep=300,rate=4 every=1,delay=1,keep=150,rate=4 every=1,delay=0,keep=150,rate=4"
                " every=2,delay=2,keep=600,rate=4",
                "every=1,delay=1,keep=34,rate=4 every=2,delay=2,keep=86,rate=4 every=4,delay=4,keep=180,rate=4"

@@ -6,7 +6,7 @@ import csv
 import hashlib
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
@@ -17,13 +17,15 @@ from prepare import BIN, ROOT
 from nmt_train.common.errors import UserError
 from nmt_train.run.log import validations
 from reproduce.campaign import Job
-from reproduce.runs import fitted
+from reproduce.runs import crossing, fitted
 from reproduce.systems import ALONE, SYSTEMS
 
 CONFIG, CLUSTER = "configs/comparison-virtual.yml", "configs/clusters/league.yml"
 _VALIDATIONS = 40  # in a run: the line through five of them covers its last tenth
 _WARMED = 2_000_000  # the words of a run whose warm-up is as long as it says; that of others is scaled
 _SAVE_EVERY = 500_000  # words
+# The late target is what one machine has after this share of its run; runs to it have some words to spare, and round lengths.
+_LATE, _SPARE, _ROUNDED = 0.95, 1.05, 100_000
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,59 @@ class Trials:
         """What tuning maximizes: the speedup; for one machine, minus the cross-entropy."""
         return -self.end(trial) if trial.system == ALONE else self.speedup(trial)
 
+    def tuned(self, system: str, network: str) -> Trial | None:
+        """The best of the longest trials of a system with seed 0; None if there are none."""
+        its = [
+            trial for trial in self.found
+            if trial.system == system and not trial.seed and (trial.network == network or system == ALONE)
+        ]  # fmt: skip
+        longest = [trial for trial in its if trial.words == max(trial.words for trial in its)]
+        return self.best(longest, 1)[0] if longest else None
+
+    def seeds(self, tuned: Trial) -> list[Trial]:
+        """The runs of the same length and settings with the other seeds."""
+        return [trial for trial in self.found if trial.seed and replace(trial, seed=0) == tuned]
+
+    def target(self) -> float:
+        """The late target: the cross-entropy of one machine at 95% of its longest run, as the mean over its seeds but 0."""
+        alone = self.tuned(ALONE, "")
+        runs = self.seeds(alone) if alone else []
+        if not runs:
+            raise UserError(f"{self._path}: has no runs of {ALONE} with other seeds; run scripts/tune '{ALONE}' --seeds first")
+        return mean(fitted(self.found[trial], _LATE * trial.words) for trial in runs)
+
+    def until_target(self, tuned: Trial, seed: int) -> Trial:
+        """The run that is long enough to reach the target, if the system needs as many words as in the trial `tuned`."""
+        length = max(trial.words for trial in self.found if trial.system == ALONE)
+        needed = _SPARE * length * tuned.words / self.equal(self.end(tuned))
+        return replace(tuned, seed=seed, words=min(2 * length, math.ceil(needed / _ROUNDED) * _ROUNDED))
+
+    def times(self, network: str) -> str:
+        """A Markdown table of the times to the late target, as mean and range over the seeds; UserError as in `target`."""
+        target, alone = self.target(), self.tuned(ALONE, "")
+        assert alone is not None, "`target` needs it, too"
+        base = mean(_LATE * float(self.found[trial][-1]["seconds"]) for trial in self.seeds(alone))
+        lines = [
+            f"Target: cross-entropy {target:.3f}. One machine's mean time to it: {base:.0f} s.", "",
+            "| system | seeds | words of the run | virtual seconds to the target | one machine's time / this time |",
+            "|---|---|---|---|---|",
+        ]  # fmt: skip
+        for system in SYSTEMS:
+            tuned = self.tuned(system, network) if system != ALONE else None
+            wanted = None if tuned is None else self.until_target(tuned, 0)
+            runs = [trial for trial in self.found if trial.seed and replace(trial, seed=0) == wanted]
+            if runs:
+                times = [crossing(self.found[trial], target) for trial in runs]
+                reached = [time for time in times if math.isfinite(time)]
+                missed = f", {len(times) - len(reached)} of {len(times)} runs did not reach it"
+                columns = (
+                    system, ", ".join(str(trial.seed) for trial in runs), f"{runs[0].words / 1e6:g}M",
+                    (_range(reached, 0) if reached else "") + (missed if len(reached) < len(times) else ""),
+                    _range([base / time for time in reached], 2) if reached else "",
+                )  # fmt: skip
+                lines.append(f"| {' | '.join(columns)} |")
+        return "\n".join(lines) + "\n"
+
     def table(self, network: str) -> str:
         """A Markdown table of the best settings of each system at its greatest length, as the mean and range over its seeds.
 
@@ -178,19 +233,16 @@ class Trials:
             raise UserError(f"{self._path}: has no trials of {ALONE} at two lengths; run scripts/tune '{ALONE}' first")
         alone = self.best((trial for trial in self.found if trial.system == ALONE), 1)[0]
         for system in SYSTEMS:
-            its = [trial for trial in self.found if trial.system == system and (trial.network == network or system == ALONE)]
-            if not its:
+            tuned = self.tuned(system, network)
+            if tuned is None:
                 continue
-            longest = [trial for trial in its if trial.words == max(trial.words for trial in its)]
-            chosen = self.best(longest, 1)[0].settings
-            same = [trial for trial in longest if trial.settings == chosen]
-            same = [trial for trial in same if trial.seed] or same  # seed 0 was for tuning
+            same = self.seeds(tuned) or [tuned]
             ends = [self.end(trial) for trial in same]
             columns = (
                 system, f"{same[0].words / 1e6:g}M", ", ".join(str(trial.seed) for trial in same), _range(ends, 3),
                 _range([self.equal(end) / same[0].words for end in ends], 2),
                 _range([self._pace(trial) / self._pace(alone) for trial in same], 2),
-                _range([self.speedup(trial) for trial in same], 2), " ".join(chosen),
+                _range([self.speedup(trial) for trial in same], 2), " ".join(tuned.settings),
             )  # fmt: skip
             lines.append(f"| {' | '.join(columns)} |")
         return "\n".join(lines) + "\n"

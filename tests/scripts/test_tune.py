@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from reproduce.systems import ALONE, FAST, SLOW, SLOWEST, SYSTEMS
 from reproduce.trials import CLUSTER, CONFIG, Trial, Trials
 
 from nmt_train import config as configuration
+from nmt_train.common.errors import UserError
 from nmt_train.modes import build as modes
 from nmt_train.simulation import cluster
 
@@ -80,8 +82,8 @@ def test_the_table_has_the_best_of_the_longest_runs_of_each_system(tmp_path: Pat
     trials = Trials(tmp_path / "none.csv")
     for its, value in (
         (trial(ALONE, 500), 4.0), (trial(ALONE, 1000), 3.0), (trial("sparse", 500), 5.0),
-        (trial("sparse", 1000, 1, "rate=1"), 3.2), (trial("sparse", 1000, 2, "rate=1"), 3.0),
-        (trial("sparse", 1000, 1, "rate=2"), 4.0),
+        (trial("sparse", 1000, 0, "rate=1"), 3.1), (trial("sparse", 1000, 1, "rate=1"), 3.2),
+        (trial("sparse", 1000, 2, "rate=1"), 3.0), (trial("sparse", 1000, 1, "rate=2"), 4.0),
     ):  # fmt: skip
         speed = 100 if its.system == ALONE else 300
         trials.found[its] = [
@@ -91,6 +93,36 @@ def test_the_table_has_the_best_of_the_longest_runs_of_each_system(tmp_path: Pat
     assert alone.startswith("| one machine | 0.001M | 0 | 3.000 | 1.00 | 1.00 | 1.00 |")
     assert sparse.startswith("| sparse | 0.001M | 1, 2 | 3.100 (3.000 to 3.200) | 0.94 (0.87 to 1.00) | 3.00 (3.00 to 3.00) |")
     assert sparse.endswith("| rate=1 |")
+
+
+def test_the_late_target_is_what_one_machine_has_after_most_of_its_run_and_runs_are_as_long_as_they_need(
+    tmp_path: Path,
+) -> None:
+    trials = Trials(tmp_path / "none.csv")
+
+    def ended(its: Trial, last: float, seconds: float) -> None:
+        """Falls by 0.1 in every twentieth of the run."""
+        trials.found[its] = [
+            {"words": its.words * n / 20, "seconds": seconds * n / 20, "cross-entropy": last + 0.1 * (20 - n)}
+            for n in range(1, 21)
+        ]
+
+    for words, last in ((1_000_000, 3.0), (2_000_000, 2.5)):
+        ended(trial(ALONE, words), last, words / 1000)
+    with pytest.raises(UserError, match="no runs of one machine with other seeds"):
+        trials.target()
+    for seed, last in ((1, 2.4), (2, 2.6)):
+        ended(trial(ALONE, 2_000_000, seed), last, 2000)
+    assert trials.target() == pytest.approx(2.6)
+    sparse = trial("sparse", 2_000_000)
+    ended(sparse, 2.5 + 0.25, 500)  # as good as one machine after 1.41 million words
+    longer = trials.until_target(sparse, 1)
+    assert (longer.words, longer.seed) == (3_000_000, 1)  # 2 / 1.41 x 2 x 1.05 = 2.97
+    ended(longer, 2.5, 750)
+    assert trials.times("1 Gbit/s").splitlines()[-1] == "| sparse | 1 | 3M | 712 | 2.67 |"
+    ended(replace(longer, seed=2), 2.7, 750)
+    row = trials.times("1 Gbit/s").splitlines()[-1]
+    assert row == "| sparse | 1, 2 | 3M | 712, 1 of 2 runs did not reach it | 2.67 |"
 
 
 @pytest.mark.parametrize("network", [FAST, SLOW, SLOWEST])
