@@ -118,7 +118,10 @@ def _sum(mode: Mode, config: Config) -> str | None:
     if not EXCHANGES[mode.exchange].synchronous and rule.build(config.exchange).mean:
         return f"local.outer: sum adds up deltas, but exchange.rule {config.exchange.rule} takes their mean; remove one of them"
     if config.tiles.contributors:
-        return "local.outer: sum adds up deltas, but tiles.contributors takes a mean; remove one of them"
+        return "tiles.contributors: takes a mean, but local.outer sum adds up deltas; set local.outer: none"
+    if EXCHANGES[mode.exchange].averages or config.exchange.per == "node":
+        what = "exchange.per node" if config.exchange.per == "node" else f"exchange {mode.exchange}"
+        return f"local.outer: sum adds up deltas, but {what} takes their mean; set local.outer: none"
     return None
 
 
@@ -127,13 +130,13 @@ def _delay(mode: Mode, config: Config) -> str | None:
     if not local.delay or not SCHEDULES[mode.schedule].updates:
         return None
     if local.outer == "elastic":
-        return "local.delay: with local.outer elastic, a worker needs the center as it is at that moment; remove local.delay"
+        return "local.delay: with local.outer elastic, a worker needs the center as it is at that moment; set local.delay: 0"
     if not local.every:
-        return "local.delay: with local.every 0, the only exchange is at the end, and no steps follow; remove local.delay"
+        return "local.delay: with local.every 0, the only exchange is at the end, and no steps follow; set local.delay: 0"
     if EXCHANGES[mode.exchange].synchronous and local.delay > local.every:
         return (
             f"local.delay: {local.delay} steps are more than local.every ({local.every}), so two exchanges would be in flight;"
-            " lower local.delay, or raise local.every"
+            f" set local.delay to at most {local.every}, or raise local.every"
         )
     return None
 

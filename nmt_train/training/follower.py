@@ -23,6 +23,7 @@ class Follower:
         self._epochs = worker.position.epochs  # completed by all workers
         self._reports = Reports(self._transport)
         self._over, self._signal = False, 0
+        self._allowed = 0  # orders STEP that this worker has not used yet
         self._leader: dict[str, Any] | None = None  # the last state received from rank 0; a new rank 0 would continue from it
 
     def should_continue(self) -> bool:
@@ -33,7 +34,9 @@ class Follower:
         """
         in_step = self._synchronous and not self._worker.schedule.mid_accumulation
         if in_step:
-            self._until(Order.STEP)  # follow no later order yet: while a pipeline fills, the next STEP may already have arrived
+            while not self._over and not self._allowed:  # follow no later order yet: it may be the next STEP of a full pipeline
+                self._obey()
+            self._allowed -= 1
         while not self._over and (self._worker.data_shard.idle or (self._reports.has_order() and not in_step)):
             self._obey()
         while not self._over and self._worker.too_far_ahead(self._epochs):
@@ -74,6 +77,8 @@ class Follower:
                 self._epochs = facts["epochs"]
                 if self._worker.data_shard.idle:  # its shard serves the others, but it trains no batches itself
                     self._worker.decay(self._epochs)
+            case Order.STEP:
+                self._allowed += 1
             case Order.REMEMBER:
                 self._leader = facts["leader"]
             case Order.STALLED:

@@ -132,7 +132,8 @@ class Leader:
     def skipped(self, what: str) -> None:
         self._log.say(what)
         self._count()
-        self.reason = self._reason_to_stop()
+        if not (self._synchronous and self._worker.schedule.mid_accumulation):  # else the others must make their exchange first
+            self.reason = self._reason_to_stop()
 
     def _count(self) -> None:
         """Update the position in the data; tell the other ranks when an epoch is complete."""

@@ -184,6 +184,18 @@ def test_a_machine_that_crashes_ends_training_with_its_name(make: Make, tmp_path
             places={**LINK, "crashes": [Crash(1, "2s")]})  # fmt: skip
 
 
+@pytest.mark.parametrize("batch", range(4, 16))
+@pytest.mark.parametrize("changes", [{"local__every": 2, "local__delay": 2}, {"local__every": 3, "local__delay": 1}])
+def test_a_step_that_is_not_finite_on_one_rank_leaves_no_rank_waiting_for_another(
+    make: Make, tmp_path: Path, changes: dict[str, int], batch: int
+) -> None:
+    """At any place between giving a delta and taking the result, on either rank; all make as many exchanges."""
+    with poisoned(range(batch, batch + 1), float("nan")):
+        found = run(make, tmp_path / "run", [1, 1], mode="sparse-local", stop__after="12u", checkpoint__every="4u",
+                    optimizer__not_finite="skip", **changes)  # fmt: skip
+    assert (found / "train.log").read_text(encoding="utf-8").count("skipped: rank ") == 1
+
+
 def test_a_pipeline_of_several_sums_that_are_not_finite_is_drained(make: Make, tmp_path: Path) -> None:
     with poisoned(range(11, 15), float("nan")):  # steps 6 and 7 of two workers; the fourth update comes with the seventh step
         found = run(make, tmp_path / "run", [1, 1], mode="pipe", pipeline__width=4, stop__after="12u", checkpoint__every="4u",

@@ -35,8 +35,10 @@ class AllGather(AllReduce):
 
     def __init__(self, context: BuildContext) -> None:
         super().__init__(context)
-        own = context.settings.exchange.knows_own(self.exchanges_updates, self._gathering.feeds_back)
-        self.keeps = own  # a worker's parameters are the global ones plus what its residual will add to them
+        config, local = context.settings, context.settings.local
+        own = config.exchange.knows_own(self.exchanges_updates, self._gathering.feeds_back)
+        known = local.outer in ("none", "sum") and not config.tiles.contributors  # how much of the residual will be added
+        self.keeps = own and known  # a worker's parameters are the global ones plus what its residual will add to them
 
     def _make_reducer(self, context: BuildContext) -> Reducer:
         codec = context.codec(context.mode.up, context.settings.dropping.up)
@@ -94,7 +96,7 @@ class GatherReducer(Reducer):
         mine = self._encode(vector, update, weight)
         self._sent = mine if mine.number() == _FINITE else None
         messages = self._gather(mine)
-        if any(message.number() == _NOT_FINITE for message in messages) and self._sent and self._feedback:
+        if any(message.number() == _NOT_FINITE for message in messages) and mine.number() == _FINITE and self._feedback:
             self._feedback.undo()  # no rank will apply this sum
             self._sent = None
         total, contributions = 0, None

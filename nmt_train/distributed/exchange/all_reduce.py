@@ -54,13 +54,13 @@ class AllReduce(Exchange):
     def begin(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> Callable[[], None]:
         if weight:
             self._pay(UNSENT, gradient)
-        joined = self.transfer(gradient, weight)
+        joined = self.transfer(gradient, weight, self.updates)
         return lambda: self.apply(gradient, parameters, joined)
 
-    def transfer(self, gradient: Tensor, weight: int) -> Reduction:
-        """All-reduce the gradient, or a part of it, in place."""
+    def transfer(self, gradient: Tensor, weight: int, update: int) -> Reduction:
+        """All-reduce the gradient, or a part of it, in place. update: a number of updates that is the same on all ranks."""
         with self._trace.span("sync"):
-            return self._reducer.reduce(gradient, self.updates, weight)
+            return self._reducer.reduce(gradient, update, weight)
 
     @torch.no_grad()
     def apply(self, gradient: Tensor, parameters: Tensor, joined: Reduction) -> None:

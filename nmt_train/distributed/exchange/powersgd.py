@@ -37,6 +37,7 @@ class PowerSGD(AllReduce):
     """All-reduce of low-rank factors of the gradient matrices; the codec encodes the factors."""
 
     in_parts = False  # whole matrices are needed
+    averages = True
 
     def _make_reducer(self, context: BuildContext) -> Reducer:
         flat, config = context.flat, context.settings.low_rank

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
+from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.transport import Tasks
 from nmt_train.trace import Trace
 
@@ -20,17 +21,17 @@ class BackgroundTask(Generic[T]):
     under_way: the number of vectors that have been given but not taken back. ready: whether `take` would not wait.
     """
 
-    def __init__(self, tasks: Tasks, trace: Trace, exchange: Callable[[Tensor, int], T]) -> None:
-        """exchange: exchanges one vector, which it may change; the task calls it with the vector and its weight."""
+    def __init__(self, tasks: Tasks, trace: Trace, exchange: Callable[..., T]) -> None:
+        """exchange: exchanges one vector, which it may change; the task calls it with the arguments of `give`."""
         self._trace, self._exchange = trace, exchange
-        self._given, self._done = deque[tuple[Tensor, int]](), deque[tuple[Tensor, T]]()
+        self._given, self._done = deque[tuple[Any, ...]](), deque[tuple[Tensor, T | NotFinite]]()
         self.under_way = 0
         self._work, self._news = tasks.event(), tasks.event()
         self._task = tasks.spawn("background task", self._run)
 
-    def give(self, vector: Tensor, weight: int) -> None:
+    def give(self, vector: Tensor, *details: int) -> None:
         self.under_way += 1
-        self._given.append((vector, weight))
+        self._given.append((vector, *details))
         self._work.set()
 
     @property
@@ -38,7 +39,10 @@ class BackgroundTask(Generic[T]):
         return bool(self._done) or self._task.done()
 
     def take(self) -> tuple[Tensor, T]:
-        """Wait for the oldest vector in flight; returns it and the result of `exchange`. Raises the error of a failed one."""
+        """Wait for the oldest vector in flight; returns it and the result of `exchange`. Raises the error of a failed one.
+
+        After NotFinite, the task goes on with the next vector; other errors end it.
+        """
         with self._trace.span("waiting"):
             while not self._done:
                 self._news.clear()
@@ -47,7 +51,10 @@ class BackgroundTask(Generic[T]):
                 if not self._done:
                     self._news.wait()
         self.under_way -= 1
-        return self._done.popleft()
+        vector, result = self._done.popleft()
+        if isinstance(result, NotFinite):
+            raise result
+        return vector, result
 
     def _run(self) -> None:
         while True:
@@ -55,6 +62,9 @@ class BackgroundTask(Generic[T]):
                 self._work.clear()
                 if not self._given:
                     self._work.wait()
-            vector, weight = self._given.popleft()
-            self._done.append((vector, self._exchange(vector, weight)))
+            vector, *details = self._given.popleft()
+            try:
+                self._done.append((vector, self._exchange(vector, *details)))
+            except NotFinite as error:
+                self._done.append((vector, error))
             self._news.set()

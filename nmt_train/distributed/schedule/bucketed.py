@@ -73,7 +73,7 @@ class Bucketed(EveryStep):
             self._give()
 
     def _give(self) -> None:
-        self._background.give(self._flat.gradient[self._waiting.popleft()], self._weight)
+        self._background.give(self._flat.gradient[self._waiting.popleft()], self._weight, self.exchange.updates)
 
     def _give_away(self) -> None:
         if not self._begun:  # the last step had no batch, or was not known to be the last

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.exchange.worker_state import UNSENT, Vectors
@@ -31,17 +32,26 @@ class OverlappedLocalSGD(LocalSGD):
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
         super().__init__(context, exchange)
         self._delay = context.settings.local.delay
-        self.max_in_flight = 0 if exchange.synchronous else 1  # a delta of a synchronous exchange can be sent again
         self.received, self._given = self._flat.parameters.clone(), self._flat.gradient.clone()
         self._background = BackgroundTask[Callable[[], None]](context.transport, self._trace, self._send)
-        self._received_now = False  # whether no step was attempted since the last result
+        # `_begun`: whether a step was attempted since the last delta was given, even a non-finite one.
+        self._between = False  # whether a step was attempted since a result was taken
 
     @property
     def mid_accumulation(self) -> bool:
-        return self._begun and not self._received_now
+        """Rank 0 decides only after a result, when all workers have made as many exchanges."""
+        return self._between
+
+    def step(self) -> bool:
+        self._between = True
+        return super().step()
+
+    def skip(self) -> bool:
+        self._between = True
+        return super().skip()
 
     def _counted(self) -> bool:
-        self._begun, self._received_now = True, False
+        self._begun = True
         self._steps += 1
         self._since += 1
         received = False
@@ -59,7 +69,7 @@ class OverlappedLocalSGD(LocalSGD):
 
     @torch.no_grad()
     def _give(self) -> None:
-        since, self._since = self._since, 0
+        since, self._since, self._begun = self._since, 0, False
         with self._trace.span("swap", self._given.numel()):
             subtract(self._flat.parameters, self._start, out=self._given)
             self._start.copy_(self._flat.parameters)
@@ -68,27 +78,31 @@ class OverlappedLocalSGD(LocalSGD):
 
     @torch.no_grad()
     def _take(self) -> None:
-        """Wait for the exchange, and continue from the received parameters. If these raise NotFinite, the delta is dropped."""
-        self._received_now = True
-        delta, finish = self._background.take()
+        """Wait for the exchange, and continue from the received parameters.
+
+        If the exchange raises NotFinite, all unsent changes are dropped.
+        """
+        self._between = False
+        delta, parameters = self._given, self._flat.parameters
         try:
+            _, finish = self._background.take()
             finish()
-        finally:
-            parameters = self._flat.parameters
-            with self._trace.span("swap", delta.numel()):
-                subtract(parameters, self._start, out=delta)
-                add(self.received, delta, out=parameters)
-                self._start.copy_(self.received)
-            delta.zero_()
+        except NotFinite:
+            for vector in (parameters, self._start):
+                vector.copy_(self.received)
+            raise
+        with self._trace.span("swap", delta.numel()):
+            subtract(parameters, self._start, out=delta)
+            add(self.received, delta, out=parameters)
+            self._start.copy_(self.received)
 
     def drain(self) -> None:
         """If this raises NotFinite, call it again."""
         if self._background.under_way:
             self._take()
-        if self._since:
+        if self._begun:
             self._give()
             self._take()
-        self._begun = False
         self.exchange.leave_round()
 
     def refresh(self) -> None:

@@ -72,7 +72,7 @@ class PipeSGD(Schedule):
         with self._trace.span("swap", vector.numel()):
             vector.copy_(self._flat.gradient)
         self._flat.gradient.zero_()
-        self._background.give(vector, weight)
+        self._background.give(vector, weight, self.exchange.updates)
 
     def _take(self) -> bool:
         """Wait for the oldest sum, and apply it."""

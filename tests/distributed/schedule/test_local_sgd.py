@@ -80,11 +80,18 @@ def test_a_mean_that_comes_later_replaces_the_way_to_it_and_keeps_the_steps_sinc
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"local.every": 3, "local.delay": 4}, r"local.delay: 4 steps are more than local.every \(3\).*; lower local.delay"),
-        ({"local.every": 0, "local.delay": 1}, r"local.delay: with local.every 0, .*; remove local.delay"),
+        (
+            {"local.every": 3, "local.delay": 4},
+            r"local.delay: 4 steps .*; set local.delay to at most 3",
+        ),
+        ({"local.every": 0, "local.delay": 1}, r"local.delay: with local.every 0, .*; set local.delay: 0"),
         ({"local.outer": "sum", "override.exchange": "server", "exchange.rule": "rounds"}, r"local.outer: sum .*; remove one"),
-        ({"local.outer": "sum", "tiles.contributors": True}, r"local.outer: sum adds up .*; remove one of them"),
-        ({"local.outer": "elastic", "local.delay": 1}, r"local.delay: with local.outer elastic, .*; remove local.delay"),
+        ({"local.outer": "sum", "tiles.contributors": True}, r"tiles.contributors: takes a mean, .*; set local.outer: none"),
+        ({"local.outer": "elastic", "local.delay": 1}, r"local.delay: with local.outer elastic, .*; set local.delay: 0"),
+        (
+            {"local.outer": "sum", "override.exchange": "powersgd"},
+            r"sum .* takes their mean; set local.outer: none",
+        ),
     ],
 )
 def test_what_cannot_be_combined_is_refused(changes: dict[str, Any], words: str) -> None:
