@@ -1,4 +1,4 @@
-"""The systems that scripts/tune compares on four machines, and the settings that it tries for each."""
+"""The systems that scripts/tune compares, and the settings that it tries for each."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from reproduce.places import FAST, SLOW, SLOWEST, THESIS_4X2, THESIS_7X1
+
 ALONE, IDEAL = "one machine", "ideal sync"
-
-
-FAST, SLOW, SLOWEST = "1 Gbit/s", "100 Mbit/s", "10 Mbit/s"  # networks with plans of their own
 
 
 @dataclass(frozen=True)
 class System:
     """A mode with fixed options, and the settings to try; the first value of each is part of the first trial.
 
-    plans: by network, settings to try that belong together: how often to exchange how much, joined by commas.
-    unlimited: `fixed` gives the network.
+    plans: by place, settings to try that belong together: how often to exchange how much, joined by commas.
+    unlimited: `fixed` gives the network. lockstep: workers wait for each other, so the network changes only times.
+    singly: an update has the batch of one worker, not the batches of all.
     """
 
     mode: str
@@ -27,10 +27,12 @@ class System:
     knobs: Mapping[str, tuple[str, ...]]
     plans: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unlimited: bool = False
+    lockstep: bool = True
+    singly: bool = False
 
-    def candidates(self, most: int, network: str = FAST) -> list[tuple[str, ...]]:
+    def candidates(self, most: int, place: str = FAST) -> list[tuple[str, ...]]:
         """The settings of at most `most` trials: the first values of all knobs, then random choices, the same every time."""
-        knobs = dict(self.knobs) | ({"plan": self.plans[network]} if network in self.plans else {})
+        knobs = dict(self.knobs) | ({"plan": self.plans[place]} if place in self.plans else {})
         choices = list(itertools.product(*([f"{key}={value}" for value in values] for key, values in knobs.items())))
         rest = choices[1:]
         random.Random(1).shuffle(rest)
@@ -43,14 +45,17 @@ def _knobs(rate: str, warmup: str, beta1: str = "0.9 0.8") -> dict[str, tuple[st
     return {key: tuple(text.split()) for key, text in values.items()}
 
 
-def _plans(fast: str, slow: str, slowest: str, **names: str) -> dict[str, tuple[str, ...]]:
-    """Plans for three networks, separated by spaces; the parts of a plan, separated by commas, may begin with short names."""
+def _plans(fast: str, slow: str, slowest: str, thesis: tuple[str, str] = ("", ""), **names: str) -> dict[str, tuple[str, ...]]:
+    """Plans for three networks and two clusters of the thesis, separated by spaces.
+
+    The parts of a plan, separated by commas, may begin with short names.
+    """
     written = {}
-    for network, text in ((FAST, fast), (SLOW, slow), (SLOWEST, slowest)):
+    for place, text in zip((FAST, SLOW, SLOWEST, THESIS_4X2, THESIS_7X1), (fast, slow, slowest, *thesis), strict=True):
         for short, key in names.items():
             text = re.sub(rf"\b{short}=", f"{key}=", text)
-        written[network] = tuple(text.split())
-    return written
+        written[place] = tuple(text.split())
+    return {place: plans for place, plans in written.items() if plans}
 
 
 # Systems that make fewer updates from the same words are offered higher rates and warm-ups of fewer updates. Systems that add
@@ -59,15 +64,15 @@ _ONE_BATCH, _FOUR_BATCHES = ("0.003 0.002 0.005 0.008", "400 100 200 800"), ("0.
 _LOCAL = ("0.003 0.002 0.005 0.008", "100 25 50 200")
 _PUSHES = ("0.003 0.002 0.005", "800 400 1600", "0.15 0 0.5")
 _LOCAL_PUSHES = ("0.003 0.002 0.005", "200 100 400", "0.15 0 0.5")
-_UNLIMITED = ("cluster.network.bandwidth=100 GB/s", "cluster.network.latency=0 us")
+_UNLIMITED = tuple(f"cluster.{part}.{key}" for part in ("network", "inside") for key in ("bandwidth=100 GB/s", "latency=0 us"))
 # An exchange of 60M parameters in half precision takes 7 steps at 1 Gbit/s, and ten times as many at each slower network.
 _DENSE_LOCAL = _plans("every=8,delay=8 every=8,delay=0 every=16,delay=8 every=32,delay=0",
                       "every=72,delay=72 every=72,delay=0 every=144,delay=72 every=36,delay=36",
                       "every=140,delay=140 every=140,delay=0 every=280,delay=280 every=280,delay=0",
                       every="local.every", delay="local.delay")  # fmt: skip
 SYSTEMS: dict[str, System] = {
-    ALONE: System("single", ("cluster.nodes=1 x 1",), _knobs(*_ONE_BATCH)),
-    IDEAL: System("sync", _UNLIMITED, _knobs(*_FOUR_BATCHES), unlimited=True),
+    ALONE: System("single", ("cluster.nodes=1 x 1",), _knobs(*_ONE_BATCH), singly=True),
+    IDEAL: System("sync", (*_UNLIMITED, "cluster.bus=100 GB/s"), _knobs(*_FOUR_BATCHES), unlimited=True),
     "sync bf16": System(
         "sync", ("override.up=bf16",), _knobs(*_FOUR_BATCHES),
         _plans("n=2 n=1 n=4 n=8", "n=8 n=4 n=16 n=32", "n=32 n=16 n=64 n=8", n="batch.accumulate")
@@ -85,10 +90,8 @@ SYSTEMS: dict[str, System] = {
         {network: tuple(f"{plan},local.outer_momentum={momentum}" for plan in plans for momentum in (0.5, 0.9))
          for network, plans in _DENSE_LOCAL.items()}
     ),
-    "strom": System("strom", (), _knobs(*_PUSHES)),
-    "sparse": System("sparse", (), _knobs(*_PUSHES)),
-    "sparse-overlap": System("sparse-overlap", (), _knobs(*_PUSHES)),
-    # Four times a mean adds up what four workers send, as local.outer: sum does.
+    **{mode: System(mode, (), _knobs(*_PUSHES), lockstep=False, singly=True) for mode in ("strom", "sparse", "sparse-overlap")},
+    # Four times a mean adds up what four workers send, as local.outer: sum does. On the thesis's cluster, 1% is sent.
     "sparse-local": System(
         "sparse-local", ("tiles.decay=1", "local.outer=none"), _knobs(*_LOCAL_PUSHES),
         _plans("every=1,delay=1,keep=300,rate=4 every=1,delay=1,keep=150,rate=4 every=1,delay=0,keep=150,rate=4"
@@ -97,13 +100,20 @@ SYSTEMS: dict[str, System] = {
                " every=2,delay=2,keep=86,rate=2",
                "every=8,delay=8,keep=28,rate=4 every=16,delay=16,keep=64,rate=4 every=16,delay=16,keep=64,rate=2"
                " every=32,delay=32,keep=135,rate=4",
+               ("every=1,delay=1,keep=41,rate=8 every=1,delay=0,keep=41,rate=8 every=2,delay=2,keep=41,rate=8",
+                "every=1,delay=1,keep=41,rate=7 every=1,delay=0,keep=41,rate=7 every=2,delay=2,keep=41,rate=7"),
                every="local.every", delay="local.delay", keep="tiles.keep", rate="tiles.rate")
+    ),
+    "sparse-local 99.9%": System(
+        "sparse-local", ("tiles.decay=1", "tiles.keep=4"), _knobs(*_LOCAL_PUSHES),
+        dict.fromkeys((THESIS_4X2, THESIS_7X1), ("local.every=1,local.delay=1", "local.every=2,local.delay=2"))
     ),
     "sparse-local-async": System(
         "sparse-local-async", (), _knobs(*_LOCAL_PUSHES),
         _plans("every=1,up=0.97 every=1,up=0.99 every=2,up=0.97 every=1,up=0.94",
                "every=1,up=0.99 every=1,up=0.995 every=1,up=0.98 every=4,up=0.98",
                "every=1,up=0.99 every=1,up=0.997 every=8,up=0.997 every=16,up=0.99",
-               every="local.every", up="dropping.up")
+               every="local.every", up="dropping.up"),
+        lockstep=False
     ),
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, fields, replace
@@ -17,28 +18,29 @@ from prepare import BIN, ROOT
 from nmt_train.common.errors import UserError
 from nmt_train.run.log import validations
 from reproduce.campaign import Job
+from reproduce.places import CONFIG, PLACES
 from reproduce.runs import crossing, fitted
 from reproduce.systems import ALONE, SYSTEMS
 
-CONFIG, CLUSTER = "configs/comparison-virtual.yml", "configs/clusters/league.yml"
 _VALIDATIONS = 40  # in a run: the line through five of them covers its last tenth
 _WARMED = 2_000_000  # the words of a run whose warm-up is as long as it says; that of others is scaled
 _SAVE_EVERY = 500_000  # words
+_TIMED = 1000  # steps of every rank, of which the first are not counted, in a simulation of the timing alone
 # The late target is what one machine has after this share of its run; runs to it have some words to spare, and round lengths.
 _LATE, _SPARE, _ROUNDED = 0.95, 1.05, 100_000
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run. network: the bandwidth between machines. words: its length, over which the learning rate falls.
+    """One run. place: one of PLACES. words: its length, over which the learning rate falls.
 
     settings: key=value; those of a `plan` are joined by commas. `rate` and `beta1` are keys of the optimizer; `warmup` (and
-    `low_rank.dense_updates`) is that of a run of 2M words, in updates;
+    `low_rank.dense_updates`) is that of a run of 2M words with four workers and batches of 448 tokens, in updates;
     `floor` is the last learning rate as a share of the highest one.
     """
 
     system: str
-    network: str
+    place: str
     words: int
     seed: int
     settings: tuple[str, ...]
@@ -46,21 +48,29 @@ class Trial:
     @property
     def name(self) -> str:
         """The name of its folder."""
-        parts = (self.system, self.network.replace("/", ""), f"{self.words}", f"seed{self.seed}", *self.settings)
-        return "-".join((*parts, _digest())).replace(" ", "")
+        parts = (self.system, self.place.replace("/", ""), f"{self.words}", f"seed{self.seed}", *self.settings)
+        return "-".join((*parts, _digest(self.place))).replace(" ", "")
 
     def job(self, folder: Path) -> Job:
-        system = SYSTEMS[self.system]
+        """The training run, in the folder training/<name>."""
+        run = folder / "training" / self.name
+        return Job(run, self._command(folder, run), run / "finished")
+
+    def timing(self, folder: Path) -> Job:
+        """Simulates only the timing: it writes timing/<name>/timing.json."""
+        run = folder / "timing" / self.name
+        return Job(run, (*self._command(folder, run), "--timing-only", str(_TIMED)), run / "timing.json")
+
+    def _command(self, folder: Path, run: Path) -> tuple[str | Path, ...]:
+        system, place = SYSTEMS[self.system], PLACES[self.place]
+        where = (option for option in place.options if not (system.unlimited and option.startswith("cluster.network.")))
         options = (
-            "optimizer.schedule=cosine", *system.fixed, *self._options(),
-            *(() if system.unlimited else (f"cluster.network.bandwidth={self.network}",)),
+            "optimizer.schedule=cosine", *system.fixed, *self._options(), *where,
             "cluster.snapshots=free", f"seed={self.seed}", f"stop.after={self.words}t", f"checkpoint.every={_SAVE_EVERY}t",
             f"validation.every={self.words // _VALIDATIONS}t", "optimizer.not_finite=skip",
         )  # fmt: skip
-        run = folder / self.name
-        command = (BIN / "nmt-simulate", "--config", CONFIG, "--cluster", CLUSTER, "--mode", system.mode, "--run", run)
-        vocabulary = ("--corpus.vocabulary.path", folder.parent / "vocabulary.model")
-        return Job(run, (*command, *vocabulary, *(f"--{option}" for option in options)), run / "finished")
+        command = (BIN / "nmt-simulate", "--config", CONFIG, "--cluster", place.cluster, "--mode", system.mode, "--run", run)
+        return (*command, "--corpus.vocabulary.path", folder / "vocabulary.model", *(f"--{option}" for option in options))
 
     def _options(self) -> Iterator[str]:
         values = dict(setting.split("=", 1) for setting in self.settings)
@@ -80,8 +90,8 @@ class Trial:
                 yield f"{key}={value}"
 
     def _updates(self, value: str) -> int:
-        """A number of updates of the longest run, scaled to this run."""
-        return round(int(value) * self.words / _WARMED)
+        """A number of updates of a run of 2M words on the league's cluster, scaled to this run."""
+        return round(int(value) * self.words / _WARMED * PLACES[self.place].updates(SYSTEMS[self.system].singly))
 
 
 def _range(values: list[float], decimals: int) -> str:
@@ -89,9 +99,9 @@ def _range(values: list[float], decimals: int) -> str:
     return mean_ if len(values) == 1 else f"{mean_} ({low} to {high})"
 
 
-def _digest() -> str:
+def _digest(place: str) -> str:
     """Of the task and its cluster: runs of another task are not continued."""
-    return hashlib.sha256(b"".join((ROOT / file).read_bytes() for file in (CONFIG, CLUSTER))).hexdigest()[:8]
+    return hashlib.sha256(b"".join((ROOT / file).read_bytes() for file in (CONFIG, PLACES[place].cluster))).hexdigest()[:8]
 
 
 _KEYS = [field.name for field in fields(Trial)]
@@ -107,7 +117,7 @@ class Trials:
             with open(path, encoding="utf-8", newline="") as lines:
                 for row in csv.DictReader(lines):
                     trial = Trial(
-                        row["system"], row["network"], int(row["words"]), int(row["seed"]), tuple(row["settings"].split())
+                        row["system"], row["place"], int(row["words"]), int(row["seed"]), tuple(row["settings"].split())
                     )
                     event = {
                         "words": int(row["at"]), "seconds": float(row["seconds"]), "cross-entropy": float(row["cross-entropy"]),
@@ -116,7 +126,28 @@ class Trials:
 
     def add(self, trial: Trial, run: Path) -> None:
         """Append the validations of a finished run to the file."""
-        self.found[trial] = found = validations(run)
+        self._append(trial, validations(run))
+
+    def twin(self, trial: Trial) -> Trial | None:
+        """A trial that differs only in the network, if the workers wait for each other: then only times differ.
+
+        Its initial parameters, batches and updates are the same, so each cross-entropy is the same to the last digit.
+        """
+        here = PLACES[trial.place]
+        its = [
+            other for other in self.found
+            if SYSTEMS[trial.system].lockstep and replace(other, place=trial.place) == trial
+            and replace(PLACES[other.place], options=()) == replace(here, options=())
+        ]  # fmt: skip
+        return its[0] if its else None
+
+    def retime(self, trial: Trial, twin: Trial, folder: Path) -> None:
+        """Append the validations of the twin, with times scaled by the ratio of words/s in the two timings."""
+        its, there = (json.loads(each.timing(folder).finished.read_text())["words_per_second"] for each in (trial, twin))
+        self._append(trial, [{**event, "seconds": event["seconds"] * there / its} for event in self.found[twin]])
+
+    def _append(self, trial: Trial, found: list[dict[str, Any]]) -> None:
+        self.found[trial] = found
         new = not self._path.exists()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self._path, "a", encoding="utf-8", newline="") as lines:
@@ -133,14 +164,15 @@ class Trials:
         found = self.found[trial]
         return fitted(found, found[-1]["words"])
 
-    def alone(self, of: str = "words") -> list[tuple[float, float]]:
+    def alone(self, place: str, of: str = "words") -> list[tuple[float, float]]:
         """For each length of one machine's runs: the words (or seconds) of the best one, and its cross-entropy at the end.
 
-        The best settings of a length have the lowest cross-entropy, as the mean over their seeds.
+        Only runs that are the measure at this place count. The best settings of a length have the lowest cross-entropy, as the
+        mean over their seeds.
         """
         by_length: dict[int, dict[tuple[str, ...], list[Trial]]] = {}
         for trial in self.found:
-            if trial.system == ALONE:
+            if trial.system == ALONE and trial.place == PLACES[place].alone:
                 by_length.setdefault(trial.words, {}).setdefault(trial.settings, []).append(trial)
         points = []
         for _, by_settings in sorted(by_length.items()):
@@ -148,30 +180,28 @@ class Trials:
             points.append((mean(float(self.found[trial][-1][of]) for trial in trials), value))
         return points
 
-    def equal(self, cross_entropy: float, of: str = "words") -> float:
+    def equal(self, cross_entropy: float, place: str, of: str = "words") -> float:
         """The words (or seconds) of a run of one machine that ends at this cross-entropy.
 
         Interpolated over the logarithm between the lengths that were tried, and extrapolated beyond them.
         """
-        pairs = list(pairwise(self.alone(of)))
+        pairs = list(pairwise(self.alone(place, of)))
         (left, high), (right, low) = next((pair for pair in pairs if pair[1][1] <= cross_entropy), pairs[-1])
         share = (high - cross_entropy) / (high - low)
         return math.exp(math.log(left) + share * math.log(right / left))
 
     def speedup(self, trial: Trial) -> float:
         """How many times longer one machine takes to the same cross-entropy."""
-        return self.equal(self.end(trial), "seconds") / float(self.found[trial][-1]["seconds"])
+        return self.equal(self.end(trial), trial.place, "seconds") / float(self.found[trial][-1]["seconds"])
 
     def score(self, trial: Trial) -> float:
         """What tuning maximizes: the speedup; for one machine, minus the cross-entropy."""
         return -self.end(trial) if trial.system == ALONE else self.speedup(trial)
 
-    def tuned(self, system: str, network: str) -> Trial | None:
+    def tuned(self, system: str, place: str) -> Trial | None:
         """The best of the longest trials of a system with seed 0; None if there are none."""
-        its = [
-            trial for trial in self.found
-            if trial.system == system and not trial.seed and (trial.network == network or system == ALONE)
-        ]  # fmt: skip
+        where = PLACES[place].alone if system == ALONE else place
+        its = [trial for trial in self.found if (trial.system, trial.place, trial.seed) == (system, where, 0)]
         longest = [trial for trial in its if trial.words == max(trial.words for trial in its)]
         return self.best(longest, 1)[0] if longest else None
 
@@ -179,9 +209,9 @@ class Trials:
         """The runs of the same length and settings with the other seeds."""
         return [trial for trial in self.found if trial.seed and replace(trial, seed=0) == tuned]
 
-    def target(self) -> float:
+    def target(self, place: str) -> float:
         """The late target: the cross-entropy of one machine at 95% of its longest run, as the mean over its seeds but 0."""
-        alone = self.tuned(ALONE, "")
+        alone = self.tuned(ALONE, place)
         runs = self.seeds(alone) if alone else []
         if not runs:
             raise UserError(f"{self._path}: has no runs of {ALONE} with other seeds; run scripts/tune '{ALONE}' --seeds first")
@@ -189,13 +219,14 @@ class Trials:
 
     def until_target(self, tuned: Trial, seed: int) -> Trial:
         """The run that is long enough to reach the target, if the system needs as many words as in the trial `tuned`."""
-        length = max(trial.words for trial in self.found if trial.system == ALONE)
-        needed = _SPARE * length * tuned.words / self.equal(self.end(tuned))
+        alone = self.tuned(ALONE, tuned.place)
+        length = alone.words if alone else tuned.words
+        needed = _SPARE * length * tuned.words / self.equal(self.end(tuned), tuned.place)
         return replace(tuned, seed=seed, words=min(2 * length, math.ceil(needed / _ROUNDED) * _ROUNDED))
 
-    def times(self, network: str) -> str:
+    def times(self, place: str) -> str:
         """A Markdown table of the times to the late target, as mean and range over the seeds; UserError as in `target`."""
-        target, alone = self.target(), self.tuned(ALONE, "")
+        target, alone = self.target(place), self.tuned(ALONE, place)
         assert alone is not None, "`target` needs it, too"
         base = mean(_LATE * float(self.found[trial][-1]["seconds"]) for trial in self.seeds(alone))
         lines = [
@@ -204,7 +235,7 @@ class Trials:
             "|---|---|---|---|---|",
         ]  # fmt: skip
         for system in SYSTEMS:
-            tuned = self.tuned(system, network) if system != ALONE else None
+            tuned = self.tuned(system, place) if system != ALONE else None
             wanted = None if tuned is None else self.until_target(tuned, 0)
             runs = [trial for trial in self.found if trial.seed and replace(trial, seed=0) == wanted]
             if runs:
@@ -219,7 +250,7 @@ class Trials:
                 lines.append(f"| {' | '.join(columns)} |")
         return "\n".join(lines) + "\n"
 
-    def table(self, network: str) -> str:
+    def table(self, place: str) -> str:
         """A Markdown table of the best settings of each system at its greatest length, as the mean and range over its seeds.
 
         Seed 0, with which the settings were chosen, counts only if there is no other. Raises UserError without trials of one
@@ -229,18 +260,18 @@ class Trials:
             "| system | words | seeds | cross-entropy | equal words / words | words/s (one machine: 1) | speedup | settings |",
             "|---|---|---|---|---|---|---|---|",
         ]
-        if len(self.alone()) < 2:
+        alone = self.tuned(ALONE, place)
+        if alone is None or len(self.alone(place)) < 2:
             raise UserError(f"{self._path}: has no trials of {ALONE} at two lengths; run scripts/tune '{ALONE}' first")
-        alone = self.best((trial for trial in self.found if trial.system == ALONE), 1)[0]
         for system in SYSTEMS:
-            tuned = self.tuned(system, network)
+            tuned = self.tuned(system, place)
             if tuned is None:
                 continue
             same = self.seeds(tuned) or [tuned]
             ends = [self.end(trial) for trial in same]
             columns = (
                 system, f"{same[0].words / 1e6:g}M", ", ".join(str(trial.seed) for trial in same), _range(ends, 3),
-                _range([self.equal(end) / same[0].words for end in ends], 2),
+                _range([self.equal(end, place) / same[0].words for end in ends], 2),
                 _range([self._pace(trial) / self._pace(alone) for trial in same], 2),
                 _range([self.speedup(trial) for trial in same], 2), " ".join(tuned.settings),
             )  # fmt: skip

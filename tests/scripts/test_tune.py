@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from reproduce.places import CONFIG, FAST, PLACES, SLOW
 from reproduce.runs import crossing, fitted
-from reproduce.systems import ALONE, FAST, SLOW, SLOWEST, SYSTEMS
-from reproduce.trials import CLUSTER, CONFIG, Trial, Trials
+from reproduce.systems import ALONE, SYSTEMS
+from reproduce.trials import Trial, Trials
 
 from nmt_train import config as configuration
 from nmt_train.common.errors import UserError
@@ -56,10 +57,10 @@ def test_one_machine_is_the_measure(tmp_path: Path) -> None:
     ended(trial(ALONE, 500, 0, "rate=9"), 5.0, 5)  # tuned: the best settings of a length count
     ended(trial(ALONE, 1000), 3.0, 10)
     ended(trial(ALONE, 2000), 2.5, 20)
-    assert [trials.equal(value) for value in (4.0, 3.0, 2.5)] == pytest.approx([500, 1000, 2000])
-    assert trials.equal(2.75) == pytest.approx(1000 * math.sqrt(2))
-    assert trials.equal(2.0) == pytest.approx(4000)
-    assert trials.equal(2.0, "seconds") == pytest.approx(40)
+    assert [trials.equal(value, FAST) for value in (4.0, 3.0, 2.5)] == pytest.approx([500, 1000, 2000])
+    assert trials.equal(2.75, FAST) == pytest.approx(1000 * math.sqrt(2))
+    assert trials.equal(2.0, FAST) == pytest.approx(4000)
+    assert trials.equal(2.0, FAST, "seconds") == pytest.approx(40)
     ended(trial("sync bf16", 2000), 3.0, 5)  # four times as fast, but as good as one machine after half the words
     assert trials.speedup(trial("sync bf16", 2000)) == pytest.approx(2.0)
 
@@ -110,10 +111,10 @@ def test_the_late_target_is_what_one_machine_has_after_most_of_its_run_and_runs_
     for words, last in ((1_000_000, 3.0), (2_000_000, 2.5)):
         ended(trial(ALONE, words), last, words / 1000)
     with pytest.raises(UserError, match="no runs of one machine with other seeds"):
-        trials.target()
+        trials.target(FAST)
     for seed, last in ((1, 2.4), (2, 2.6)):
         ended(trial(ALONE, 2_000_000, seed), last, 2000)
-    assert trials.target() == pytest.approx(2.6)
+    assert trials.target(FAST) == pytest.approx(2.6)
     sparse = trial("sparse", 2_000_000)
     ended(sparse, 2.5 + 0.25, 500)  # as good as one machine after 1.41 million words
     longer = trials.until_target(sparse, 1)
@@ -125,14 +126,33 @@ def test_the_late_target_is_what_one_machine_has_after_most_of_its_run_and_runs_
     assert row == "| sparse | 1, 2 | 3M | 712, 1 of 2 runs did not reach it | 2.67 |"
 
 
-@pytest.mark.parametrize("network", [FAST, SLOW, SLOWEST])
+def test_where_workers_wait_for_each_other_a_network_changes_only_times(tmp_path: Path) -> None:
+    """So a run at another network needs no training: its times are scaled by words/s."""
+    trials = Trials(tmp_path / "trials.csv")
+    found, async_ = trial("sparse-local", 2000, 0, "rate=1"), trial("sparse-overlap", 2000, 0, "rate=1")
+    for its in (found, async_):
+        trials.found[its] = falling([9, 8])
+    slow = replace(found, place=SLOW)
+    assert trials.twin(slow) == found
+    others = (replace(slow, seed=1), replace(slow, settings=("rate=2",)), replace(async_, place=SLOW))
+    assert [trials.twin(other) for other in (*others, replace(found, place="thesis 4x2"))] == [None] * 4
+    for each, pace in ((found, 300), (slow, 200)):
+        timing = each.timing(tmp_path).finished
+        timing.parent.mkdir(parents=True)
+        timing.write_text(json.dumps({"words_per_second": pace}))
+    trials.retime(slow, found, tmp_path)
+    assert trials.found[slow] == [{**event, "seconds": event["seconds"] * 1.5} for event in falling([9, 8])]
+    assert list(Trials(tmp_path / "trials.csv").found) == [slow]
+
+
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_every_system_has_as_many_trials_and_each_is_a_valid_run(name: str, network: str, tmp_path: Path) -> None:
-    found = SYSTEMS[name].candidates(8, network)
+def test_every_system_has_as_many_trials_and_each_is_a_valid_run(name: str, place: str, tmp_path: Path) -> None:
+    found = SYSTEMS[name].candidates(8, place)
     assert len(set(found)) == 8
-    assert found == SYSTEMS[name].candidates(8, network)
+    assert found == SYSTEMS[name].candidates(8, place)
     for settings in found:
-        job = Trial(name, network, 500_000, 0, settings).job(tmp_path)
+        job = Trial(name, place, 500_000, 0, settings).job(tmp_path)
         command = [str(part) for part in job.command]
         mode = command[command.index("--mode") + 1]
         given = [part.split("=")[0] for part in command if part.startswith("--")]
@@ -141,8 +161,9 @@ def test_every_system_has_as_many_trials_and_each_is_a_valid_run(name: str, netw
         of_cluster = {key.removeprefix("cluster."): value for key, value in options.items() if key.startswith("cluster.")}
         its = {key: value for key, value in options.items() if key not in ("cluster." + part for part in of_cluster)}
         config = configuration.load([str(ROOT / CONFIG)], {**its, "mode": mode})
-        machines = cluster.load(ROOT / CLUSTER, of_cluster)
+        machines = cluster.load(ROOT / PLACES[place].cluster, of_cluster)
         now = modes.effective(modes.check(config, machines.ranks()), config)
         warmup = next(int(part.split("=")[1]) for part in settings if part.startswith("warmup="))
-        assert now.optimizer.warmup == warmup // 4
+        assert now.optimizer.warmup == round(warmup / 4 * PLACES[place].updates(SYSTEMS[name].singly))
+        assert SYSTEMS[name].singly or len(machines.ranks()) == PLACES[place].workers
         assert str(now.optimizer.cosine_until) == "500000t"

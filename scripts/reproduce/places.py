@@ -1,0 +1,47 @@
+"""The places where scripts/tune trains systems: a task and a simulated cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CONFIG, CLUSTERS = "configs/comparison-virtual.yml", "configs/clusters"
+FAST, SLOW, SLOWEST = "1 Gbit/s", "100 Mbit/s", "10 Mbit/s"
+THESIS_4X2, THESIS_7X1 = "thesis 4x2", "thesis 7x1"
+_TOKENS, _WORKERS = 448, 4
+
+
+@dataclass(frozen=True)
+class Place:
+    """A task and a cluster.
+
+    options: of both. alone: the name of the place whose runs of one machine are the measure. tokens: of one batch.
+    """
+
+    cluster: str
+    options: tuple[str, ...]
+    alone: str
+    tokens: int = _TOKENS
+    workers: int = _WORKERS
+
+    def updates(self, singly: bool) -> float:
+        """How many updates a run has, as a multiple of those of a run with as many words on the league's cluster.
+
+        singly: an update has the batch of one worker, not the batches of all.
+        """
+        return _TOKENS / self.tokens * (1 if singly else _WORKERS / self.workers)
+
+
+def _league(bandwidth: str) -> Place:
+    return Place(f"{CLUSTERS}/league.yml", (f"cluster.network.bandwidth={bandwidth}",), FAST)
+
+
+def _thesis(name: str, workers: int) -> Place:
+    """The thesis's batches of 64 sentences had 1,040 tokens on average."""
+    return Place(f"{CLUSTERS}/thesis-{name}.yml", ("batch.tokens=1040",), THESIS_4X2, 1040, workers)
+
+
+PLACES = {
+    **{bandwidth: _league(bandwidth) for bandwidth in (FAST, SLOW, SLOWEST)},
+    THESIS_4X2: _thesis("4x2", 8),
+    THESIS_7X1: _thesis("7x1", 7),
+}
