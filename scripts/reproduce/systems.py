@@ -108,6 +108,11 @@ SYSTEMS: dict[str, System] = {
         "sparse-local", ("tiles.decay=1", "tiles.keep=4"), _knobs(*_LOCAL_PUSHES),
         dict.fromkeys((THESIS_4X2, THESIS_7X1), ("local.every=1,local.delay=1", "local.every=2,local.delay=2"))
     ),
+    "sparse-overlap 99.9%": System(
+        "sparse-overlap", ("dropping.up=0.999",), _knobs(*_PUSHES),
+        {place: ("dropping.flush=null", "dropping.flush=100", "dropping.flush=200") for place in (THESIS_4X2, THESIS_7X1)},
+        lockstep=False, singly=True
+    ),
     "sparse-local-async": System(
         "sparse-local-async", (), _knobs(*_LOCAL_PUSHES),
         _plans("every=1,up=0.97 every=1,up=0.99 every=2,up=0.97 every=1,up=0.94",

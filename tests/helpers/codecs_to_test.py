@@ -16,6 +16,7 @@ CODECS = {
     "half": lambda: Half(),
     "top-k": lambda: TopK(DroppingConfig(warmup="none", values="fp32", indices="int32"), 0.9),
     "top-k, sampled": lambda: TopK(DroppingConfig(warmup="none", sample=100), 0.99),
+    "top-k, with a part in full": lambda: TopK(DroppingConfig(flush=100), 0.99),
     "top-k, warming up": lambda: TopK(DroppingConfig(warmup="exponential", warmup_updates=10), 0.99),
 }
 ROUNDED = {  # their parts of a vector may be larger than its elements, and what is left is rounded as the largest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -59,6 +60,13 @@ class DroppingConfig:
         description="dense: send all elements for warmup_updates; exponential: reduce the sent fraction from 1 to its target",
     )
     warmup_updates: int = Field(default=200, ge=0, le=10**9, description="length of the warm-up [updates]")
+    flush: int | None = Field(
+        default=None,
+        ge=100,
+        le=10**6,
+        description="every message also contains one of so many parts of the vector in full, in turn, so that no element waits"
+        " for ever; rounded up to a prime number; null: no part [parts]",
+    )
 
 
 def dropped_down(config: DroppingConfig, pushes: int) -> float:
@@ -89,6 +97,8 @@ class TopK(Codec):
         self._pack, self._unpack = _POSITIONS[config.indices]
         self._half = config.values == "fp16"
         self._sample = Sample(config.sample)
+        # A worker's messages may be as many updates apart as there are workers. With a prime number of parts, all get a turn.
+        self._parts = _prime(config.flush) if config.flush else 0
 
     @classmethod
     def build(cls, settings: Any, dropped: float) -> TopK:
@@ -101,6 +111,9 @@ class TopK(Codec):
                 raise NotFinite("the vector to be sent is not finite")
             return self._dense.encode(vector, update).and_numbers(_DENSE)
         positions, values = self._largest(vector, target)
+        if self._parts:
+            positions = self._with_part(update % self._parts, positions, vector)
+            values = vector[positions]
         if not torch.isfinite(values).all():
             raise NotFinite("the vector to be sent is not finite")
         exponent, values = to_half(values) if self._half else (0, values)
@@ -110,6 +123,7 @@ class TopK(Codec):
         target = self.target(vector.numel(), update=self._config.warmup_updates)
         if target > vector.numel() // 2:
             return Message((_DENSE,), (vector,))
+        target += vector.numel() // self._parts if self._parts else 0
         values = vector.new_empty(target, dtype=torch.float16 if self._half else None)
         # Assumes random positions: a gap takes one more byte for each full 255, which occurs with probability (1 - share)^255.
         longer = (1 - target / vector.numel()) ** 255 if target else 0.0
@@ -154,6 +168,17 @@ class TopK(Codec):
             values = vector[positions]
         most = math.floor(target * (1 + self._config.excess))
         return (positions, values) if positions.numel() <= most else exactly(positions, values, target)
+
+    def _with_part(self, part: int, positions: Tensor, vector: Tensor) -> Tensor:
+        """These ascending positions, and those of all elements of a part of the vector that are not zero."""
+        start, stop = (vector.numel() * number // self._parts for number in (part, part + 1))
+        there = vector[start:stop].nonzero().flatten() + start
+        return torch.cat([positions[positions < start], there, positions[positions >= stop]])
+
+
+def _prime(least: int) -> int:
+    """The smallest prime number that is not below `least`, which must be above 1."""
+    return next(n for n in itertools.count(least) if all(n % divisor for divisor in range(2, math.isqrt(n) + 1)))
 
 
 def pack_gaps(positions: Tensor) -> Tensor:

@@ -70,7 +70,9 @@ def test_decoded_plus_residual_is_so_to_rounding(name: str, rounds: list[list[fl
         torch.testing.assert_close(decoded + feedback.residual, owed, rtol=0, atol=2**-22 * largest)
 
 
-@pytest.mark.parametrize("name", ["half", "bf16", "top-k", "int8", "onebit", "qsgd, plain", "threshold, by density"])
+@pytest.mark.parametrize(
+    "name", ["half", "bf16", "top-k", "top-k, with a part in full", "int8", "onebit", "qsgd, plain", "threshold, by density"]
+)
 def test_a_message_is_as_long_as_it_says_it_would_be(name: str) -> None:
     torch.manual_seed(3)
     vector = torch.randn(200_000) * torch.rand(200_000)
@@ -199,6 +201,18 @@ def test_the_warm_up_begins_dense_and_ends_at_the_rate() -> None:
     dense = DroppingConfig(warmup="dense", warmup_updates=3)
     assert [kept(dense, 0.9, update) for update in range(5)] == pytest.approx([1, 1, 1, 0.1, 0.1])
     assert kept(DroppingConfig(warmup="none"), 0.9, 0) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("apart", [1, 4, 8])  # updates between two messages of a worker: one, or one of each worker
+@pytest.mark.parametrize("parts", [100, 103, 200])
+def test_with_a_part_in_full_in_every_message_no_element_waits_for_ever(parts: int, apart: int) -> None:
+    config = DroppingConfig(flush=parts, values="fp32")
+    codec = ErrorFeedback(TopK(config, 0.999), torch.randn(30_000))
+    nothing, longest = torch.zeros(30_000), 0
+    while codec.residual.count_nonzero():
+        codec.encode(nothing, longest * apart)
+        longest += 1
+    assert longest <= {100: 101, 103: 103, 200: 211}[parts]
 
 
 @settings(max_examples=100, deadline=None)
