@@ -122,7 +122,7 @@ def _added_up(mode: Mode, config: Config) -> int:
     outer = config.local.outer if SCHEDULES[mode.schedule].updates else "none"
     if EXCHANGES[mode.exchange].synchronous:
         return mode.workers if outer == "sum" else 1
-    if RULES[config.exchange.rule or "async"].holds or outer == "elastic":
+    if RULES[config.exchange.rule or "async"].holds or outer in ("elastic", "nesterov"):
         return 1
     return max(1, mode.workers // (config.exchange.bundle or 1))
 

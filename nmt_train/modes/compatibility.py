@@ -103,11 +103,6 @@ def _asynchronous(mode: Mode, config: Config) -> str | None:
             f"{_choice('schedule', mode, config)} keeps all workers in step, but exchange {mode.exchange} lets each work at its"
             " own pace; use overlapped, or set override.exchange: all-reduce"
         )
-    if config.local.outer == "nesterov" and SCHEDULES[mode.schedule].updates and not exchange.synchronous:
-        return (
-            f"local.outer: nesterov needs the mean of all workers' deltas, but with exchange {mode.exchange} (mode"
-            f" {config.mode}) each arrives at its own time; use none or elastic, or set override.exchange: all-reduce"
-        )
     return None
 
 

@@ -56,8 +56,49 @@ class OuterOptimizer(Optimizer):
         super().load(vectors or none, numbers, where)
 
 
-def update_optimizer(local: Any, config: OptimizerConfig, parameters: Tensor) -> Optimizer:
-    """The optimizer of finished updates; local: the section `local` of the configuration."""
+class DelayedOuterOptimizer(UpdateAdder):
+    """An outer optimizer for updates that arrive one by one (Liu et al. 2024, Async Local-SGD, Algorithm 3 with c = 0).
+
+    Each update is applied at once, as its share of a mean over `arrivals` updates. The momentum changes, and is applied, only
+    after so many: applied with each update, it would act as often on the same direction as there are workers.
+    """
+
+    def __init__(self, config: OptimizerConfig, parameters: Tensor, rate: float, momentum: float, arrivals: int) -> None:
+        super().__init__(config, parameters)
+        self._rate, self._decay, self._arrivals = rate, momentum, arrivals
+        self._momentum, self._arrived = torch.zeros_like(parameters), torch.zeros_like(parameters)
+
+    @property
+    def cost_elements(self) -> int:
+        return self._parameter.numel() * 5 // 7  # it reads or writes five vectors; Adam, seven
+
+    @torch.no_grad()
+    def apply(self, gradient: Tensor, share: float = 1.0) -> None:
+        gradient.mul_(share / self._arrivals)
+        self._arrived.add_(gradient)
+        if (self.updates + 1) % self._arrivals == 0:
+            self._momentum.mul_(self._decay).add_(self._arrived)
+            self._arrived.zero_()
+            gradient.add_(self._momentum, alpha=self._decay)
+        super().apply(gradient, self._rate)
+
+    def _state(self) -> dict[str, Tensor]:
+        return {OUTER + "momentum": self._momentum, OUTER + "arrived": self._arrived}
+
+    def load(self, vectors: Mapping[str, Tensor], numbers: Mapping[str, Any], where: str) -> None:
+        """Continue from the given state; without momentum if another mode saved it."""
+        none = {name: torch.zeros_like(vector) for name, vector in self._state().items()}
+        super().load(vectors or none, numbers, where)
+
+
+def update_optimizer(local: Any, config: OptimizerConfig, parameters: Tensor, arrivals: int = 0) -> Optimizer:
+    """The optimizer of finished updates.
+
+    local: the section `local` of the configuration. arrivals: how many updates all workers send in one round, if they arrive
+    one by one; 0: each update is already the mean or sum of a round.
+    """
+    if local.outer == "nesterov" and arrivals:
+        return DelayedOuterOptimizer(config, parameters, local.outer_rate, local.outer_momentum, arrivals)
     if local.outer == "nesterov":
         return OuterOptimizer(config, parameters, local.outer_rate, local.outer_momentum)
     return UpdateAdder(config, parameters)

@@ -90,6 +90,14 @@ SYSTEMS: dict[str, System] = {
         {network: tuple(f"{plan},local.outer_momentum={momentum}" for plan in plans for momentum in (0.5, 0.9))
          for network, plans in _DENSE_LOCAL.items()}
     ),
+    "diloco-async": System(
+        "diloco-async", ("local.outer_rate=1.0",), _knobs(*_LOCAL),
+        _plans("every=8,delay=16,m=0.5 every=8,delay=16,m=0.9 every=16,delay=32,m=0.5 every=8,delay=0,m=0.5",
+               "every=36,delay=144,m=0.5 every=72,delay=144,m=0.5 every=72,delay=144,m=0.9 every=72,delay=0,m=0.5",
+               "every=140,delay=280,m=0.5 every=140,delay=280,m=0.9 every=280,delay=560,m=0.5 every=280,delay=0,m=0.5",
+               every="local.every", delay="local.delay", m="local.outer_momentum"),
+        lockstep=False
+    ),
     **{mode: System(mode, (), _knobs(*_PUSHES), lockstep=False, singly=True) for mode in ("strom", "sparse", "sparse-overlap")},
     # Four times a mean adds up what four workers send, as local.outer: sum does. On the thesis's cluster, 1% is sent.
     "sparse-local": System(
@@ -110,7 +118,7 @@ SYSTEMS: dict[str, System] = {
     ),
     "sparse-overlap 99.9%": System(
         "sparse-overlap", ("dropping.up=0.999",), _knobs(*_PUSHES),
-        {place: ("dropping.flush=null", "dropping.flush=100", "dropping.flush=200") for place in (THESIS_4X2, THESIS_7X1)},
+        dict.fromkeys((THESIS_4X2, THESIS_7X1), ("dropping.flush=null", "dropping.flush=100", "dropping.flush=200")),
         lockstep=False, singly=True
     ),
     "sparse-local-async": System(

@@ -274,7 +274,6 @@ def text(demo: Path, name: str) -> bytes:
         ({"mode": "local-sgd", "optimizer.at": "shard"}, "optimizer.at: shard needs gradients"),
         ({"mode": "pipe", "batch.accumulate": 2}, "batch.accumulate: schedule pipelined of mode pipe decides itself"),
         ({"mode": "pipe", "override.exchange": "server"}, "mode: pipe has schedule pipelined, which keeps all workers in step"),
-        ({"mode": "diloco", "override.exchange": "server"}, "local.outer: nesterov needs the mean of all workers' deltas"),
         ({"mode": "strom", "override.up": "half"}, "override.up: half cannot be added up exactly in any order"),
         ({"mode": "strom", "override.schedule": "pipelined"}, "override.schedule: pipelined keeps all workers in step"),
         ({"mode": "simuparallel", "stop.after": "40u"}, "stop.after: counts updates, but mode simuparallel makes only"),

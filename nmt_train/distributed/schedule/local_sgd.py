@@ -2,7 +2,7 @@
 
 A delta is the change of a worker's parameters since the last exchange; the worker sends it as a finished update. The exchange
 averages the deltas after a fixed number of steps (Stich 2019) or once at the end (Zinkevich et al. 2010, thesis 2.3.1), or an
-outer optimizer takes them as its gradient (DiLoCo, Douillard et al. 2023).
+outer optimizer takes them as its gradient (DiLoCo, Douillard et al. 2023; one by one: Async Local-SGD, Liu et al. 2024).
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class LocalConfig:
     outer: Literal["none", "sum", "nesterov", "elastic"] | None = Field(
         default=None,
         description="how worker deltas are combined: none (average; an asynchronous server adds them up), sum, nesterov (outer"
-        " optimizer step, DiLoCo), elastic (pull towards a center, EASGD); null: as in the mode",
+        " optimizer step, DiLoCo; with a server, its momentum changes once per round of all workers), elastic (pull towards a"
+        " center, EASGD); null: as in the mode",
     )
     delay: int | None = Field(
         default=None,

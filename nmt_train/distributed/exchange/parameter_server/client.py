@@ -31,8 +31,6 @@ from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Future, Tag
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import cpu_copy, partition
-from nmt_train.optim.optimizer import Optimizer
-from nmt_train.optim.update_optimizers import UpdateAdder
 from nmt_train.optim.worker_optimizer import WorkerOptimizer
 
 _AHEAD = 2  # maximum number of unapplied pushes per shard if the worker does not wait for answers
@@ -56,8 +54,7 @@ class ParameterServer(Exchange):
         traffic, config, self._elements = Traffic.build(context), settings.exchange, parameters.numel()
         self.shards = self.initial_slices = self.snapshot_slices = partition(self._elements, transport.nodes, config.shards)
         self._shard = self.shards[transport.rank]
-        kind = UpdateAdder if traffic.exchanges_updates else Optimizer
-        super().__init__(kind(settings.optimizer, parameters[self._shard].clone()))
+        super().__init__(traffic.optimizer(parameters[self._shard].clone()))
         self._transport, self._trace, self._traffic = transport, context.trace, traffic
         self._pushes = config.per == "device" or transport.rank in first_ranks(transport.nodes)  # else `sync` is not called
         self.exchanges_updates, self.waits_for_others = traffic.exchanges_updates, traffic.rule.holds
