@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-CONFIG, CLUSTERS = "configs/comparison-virtual.yml", "configs/clusters"
+CONFIG, TATOEBA, CLUSTERS = "configs/comparison-virtual.yml", "configs/comparison-tatoeba.yml", "configs/clusters"
 FAST, SLOW, SLOWEST = "1 Gbit/s", "100 Mbit/s", "10 Mbit/s"
 THESIS_4X2, THESIS_7X1 = "thesis 4x2", "thesis 7x1"
+MACHINES = {number: f"tatoeba {number}" for number in (1, 2, 4, 8, 16)}
 _TOKENS, _WORKERS = 448, 4
 
 
@@ -22,6 +24,11 @@ class Place:
     alone: str
     tokens: int = _TOKENS
     workers: int = _WORKERS
+    config: str = CONFIG
+
+    def vocabulary(self, folder: Path) -> Path:
+        """The vocabulary of the task, in the folder of all runs."""
+        return folder / f"vocabulary{'' if self.config == CONFIG else '-' + Path(self.config).stem}.model"
 
     def updates(self, singly: bool) -> float:
         """How many updates a run has, as a multiple of those of a run with as many words on the league's cluster.
@@ -40,8 +47,16 @@ def _thesis(name: str, workers: int) -> Place:
     return Place(f"{CLUSTERS}/thesis-{name}.yml", ("batch.tokens=1040",), THESIS_4X2, 1040, workers)
 
 
+def _tatoeba(machines: int) -> Place:
+    """So many of the league's machines at 1 Gbit/s; an option of one machine says that there is one."""
+    nodes = () if machines == 1 else (f"cluster.nodes={machines} x 1",)
+    options = (*nodes, "cluster.network.bandwidth=1 Gbit/s")
+    return Place(f"{CLUSTERS}/league.yml", options, MACHINES[1], workers=machines, config=TATOEBA)
+
+
 PLACES = {
     **{bandwidth: _league(bandwidth) for bandwidth in (FAST, SLOW, SLOWEST)},
     THESIS_4X2: _thesis("4x2", 8),
     THESIS_7X1: _thesis("7x1", 7),
+    **{name: _tatoeba(machines) for machines, name in MACHINES.items()},
 }

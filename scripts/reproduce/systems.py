@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from reproduce.places import FAST, SLOW, SLOWEST, THESIS_4X2, THESIS_7X1
+from reproduce.places import FAST, MACHINES, SLOW, SLOWEST, THESIS_4X2, THESIS_7X1
 
 ALONE, IDEAL = "one machine", "ideal sync"
 
@@ -45,17 +45,15 @@ def _knobs(rate: str, warmup: str, beta1: str = "0.9 0.8") -> dict[str, tuple[st
     return {key: tuple(text.split()) for key, text in values.items()}
 
 
-def _plans(fast: str, slow: str, slowest: str, thesis: tuple[str, str] = ("", ""), **names: str) -> dict[str, tuple[str, ...]]:
-    """Plans for three networks and two clusters of the thesis, separated by spaces.
+def _plans(plans: Mapping[str, str], **names: str) -> dict[str, tuple[str, ...]]:
+    """Plans by place, separated by spaces; the parts of a plan, separated by commas, may begin with short names."""
+    for short, key in names.items():
+        plans = {place: re.sub(rf"\b{short}=", f"{key}=", text) for place, text in plans.items()}
+    return {place: tuple(text.split()) for place, text in plans.items()}
 
-    The parts of a plan, separated by commas, may begin with short names.
-    """
-    written = {}
-    for place, text in zip((FAST, SLOW, SLOWEST, THESIS_4X2, THESIS_7X1), (fast, slow, slowest, *thesis), strict=True):
-        for short, key in names.items():
-            text = re.sub(rf"\b{short}=", f"{key}=", text)
-        written[place] = tuple(text.split())
-    return {place: plans for place, plans in written.items() if plans}
+
+def _networks(fast: str, slow: str, slowest: str) -> dict[str, str]:
+    return {FAST: fast, SLOW: slow, SLOWEST: slowest}
 
 
 # Systems that make fewer updates from the same words are offered higher rates and warm-ups of fewer updates. Systems that add
@@ -66,22 +64,24 @@ _PUSHES = ("0.003 0.002 0.005", "800 400 1600", "0.15 0 0.5")
 _LOCAL_PUSHES = ("0.003 0.002 0.005", "200 100 400", "0.15 0 0.5")
 _UNLIMITED = tuple(f"cluster.{part}.{key}" for part in ("network", "inside") for key in ("bandwidth=100 GB/s", "latency=0 us"))
 # An exchange of 60M parameters in half precision takes 7 steps at 1 Gbit/s, and ten times as many at each slower network.
-_DENSE_LOCAL = _plans("every=8,delay=8 every=8,delay=0 every=16,delay=8 every=32,delay=0",
-                      "every=72,delay=72 every=72,delay=0 every=144,delay=72 every=36,delay=36",
-                      "every=140,delay=140 every=140,delay=0 every=280,delay=280 every=280,delay=0",
+_DENSE_LOCAL = _plans(_networks("every=8,delay=8 every=8,delay=0 every=16,delay=8 every=32,delay=0",
+                                "every=72,delay=72 every=72,delay=0 every=144,delay=72 every=36,delay=36",
+                                "every=140,delay=140 every=140,delay=0 every=280,delay=280 every=280,delay=0"),
                       every="local.every", delay="local.delay")  # fmt: skip
+# Many machines may need smaller batches. With 224 tokens instead of 448, a machine has 4% fewer words/s.
+_BATCHES = dict.fromkeys(MACHINES.values(), ("batch.tokens=448", "batch.tokens=224", "batch.tokens=112"))
 SYSTEMS: dict[str, System] = {
-    ALONE: System("single", ("cluster.nodes=1 x 1",), _knobs(*_ONE_BATCH), singly=True),
-    IDEAL: System("sync", (*_UNLIMITED, "cluster.bus=100 GB/s"), _knobs(*_FOUR_BATCHES), unlimited=True),
+    ALONE: System("single", ("cluster.nodes=1 x 1",), _knobs(*_ONE_BATCH), _BATCHES, singly=True),
+    IDEAL: System("sync", (*_UNLIMITED, "cluster.bus=100 GB/s"), _knobs(*_FOUR_BATCHES), _BATCHES, unlimited=True),
     "sync bf16": System(
         "sync", ("override.up=bf16",), _knobs(*_FOUR_BATCHES),
-        _plans("n=2 n=1 n=4 n=8", "n=8 n=4 n=16 n=32", "n=32 n=16 n=64 n=8", n="batch.accumulate")
+        _plans(_networks("n=2 n=1 n=4 n=8", "n=8 n=4 n=16 n=32", "n=32 n=16 n=64 n=8"), n="batch.accumulate")
     ),
     "powersgd": System(
         "powersgd", ("override.up=half",), _knobs(*_FOUR_BATCHES),
-        _plans("rank=4,dense=0 rank=8,dense=0 rank=2,dense=0 rank=4,dense=50",
+        _plans(_networks("rank=4,dense=0 rank=8,dense=0 rank=2,dense=0 rank=4,dense=50",
                "rank=1,dense=0 rank=2,dense=0 rank=1,n=2 rank=2,n=4",
-               "rank=1,n=8 rank=1,n=16 rank=1,n=4 rank=2,n=16",
+               "rank=1,n=8 rank=1,n=16 rank=1,n=4 rank=2,n=16"),
                rank="low_rank.rank", dense="low_rank.dense_updates", n="batch.accumulate")
     ),
     "local-sgd": System("local-sgd", ("override.up=half",), _knobs(*_LOCAL), _DENSE_LOCAL),
@@ -92,9 +92,9 @@ SYSTEMS: dict[str, System] = {
     ),
     "diloco-async": System(
         "diloco-async", ("local.outer_rate=1.0",), _knobs(*_LOCAL),
-        _plans("every=8,delay=16,m=0.5 every=8,delay=16,m=0.9 every=16,delay=32,m=0.5 every=8,delay=0,m=0.5",
+        _plans(_networks("every=8,delay=16,m=0.5 every=8,delay=16,m=0.9 every=16,delay=32,m=0.5 every=8,delay=0,m=0.5",
                "every=36,delay=144,m=0.5 every=72,delay=144,m=0.5 every=72,delay=144,m=0.9 every=72,delay=0,m=0.5",
-               "every=140,delay=280,m=0.5 every=140,delay=280,m=0.9 every=280,delay=560,m=0.5 every=280,delay=0,m=0.5",
+               "every=140,delay=280,m=0.5 every=140,delay=280,m=0.9 every=280,delay=560,m=0.5 every=280,delay=0,m=0.5"),
                every="local.every", delay="local.delay", m="local.outer_momentum"),
         lockstep=False
     ),
@@ -102,15 +102,18 @@ SYSTEMS: dict[str, System] = {
     # Four times a mean adds up what four workers send, as local.outer: sum does. On the thesis's cluster, 1% is sent.
     "sparse-local": System(
         "sparse-local", ("tiles.decay=1", "local.outer=none"), _knobs(*_LOCAL_PUSHES),
-        _plans("every=1,delay=1,keep=300,rate=4 every=1,delay=1,keep=150,rate=4 every=1,delay=0,keep=150,rate=4"
+        _plans(_networks("every=1,delay=1,keep=300,rate=4 every=1,delay=1,keep=150,rate=4 every=1,delay=0,keep=150,rate=4"
                " every=2,delay=2,keep=600,rate=4",
                "every=1,delay=1,keep=34,rate=4 every=2,delay=2,keep=86,rate=4 every=4,delay=4,keep=180,rate=4"
                " every=2,delay=2,keep=86,rate=2",
                "every=8,delay=8,keep=28,rate=4 every=16,delay=16,keep=64,rate=4 every=16,delay=16,keep=64,rate=2"
-               " every=32,delay=32,keep=135,rate=4",
-               ("every=1,delay=1,keep=41,rate=8 every=1,delay=0,keep=41,rate=8 every=2,delay=2,keep=41,rate=8",
-                "every=1,delay=1,keep=41,rate=7 every=1,delay=0,keep=41,rate=7 every=2,delay=2,keep=41,rate=7"),
-               every="local.every", delay="local.delay", keep="tiles.keep", rate="tiles.rate")
+               " every=32,delay=32,keep=135,rate=4") | {
+               THESIS_4X2: "every=1,delay=1,keep=41,rate=8 every=1,delay=0,keep=41,rate=8 every=2,delay=2,keep=41,rate=8",
+               THESIS_7X1: "every=1,delay=1,keep=41,rate=7 every=1,delay=0,keep=41,rate=7 every=2,delay=2,keep=41,rate=7",
+               **{place: " ".join(f"every={every},delay={every},keep=86,rate={machines},batch={batch}"
+                                  for every in (2, 1) for batch in (448, 224, 112))
+                  for machines, place in MACHINES.items() if machines > 1}},
+               every="local.every", delay="local.delay", keep="tiles.keep", rate="tiles.rate", batch="batch.tokens")
     ),
     "sparse-local 99.9%": System(
         "sparse-local", ("tiles.decay=1", "tiles.keep=4"), _knobs(*_LOCAL_PUSHES),
@@ -123,9 +126,9 @@ SYSTEMS: dict[str, System] = {
     ),
     "sparse-local-async": System(
         "sparse-local-async", (), _knobs(*_LOCAL_PUSHES),
-        _plans("every=1,up=0.97 every=1,up=0.99 every=2,up=0.97 every=1,up=0.94",
+        _plans(_networks("every=1,up=0.97 every=1,up=0.99 every=2,up=0.97 every=1,up=0.94",
                "every=1,up=0.99 every=1,up=0.995 every=1,up=0.98 every=4,up=0.98",
-               "every=1,up=0.99 every=1,up=0.997 every=8,up=0.997 every=16,up=0.99",
+               "every=1,up=0.99 every=1,up=0.997 every=8,up=0.997 every=16,up=0.99"),
                every="local.every", up="dropping.up"),
         lockstep=False
     ),

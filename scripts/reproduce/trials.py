@@ -18,7 +18,7 @@ from prepare import BIN, ROOT
 from nmt_train.common.errors import UserError
 from nmt_train.run.log import validations
 from reproduce.campaign import Job
-from reproduce.places import CONFIG, PLACES
+from reproduce.places import PLACES
 from reproduce.runs import crossing, fitted
 from reproduce.systems import ALONE, SYSTEMS
 
@@ -69,8 +69,10 @@ class Trial:
             "cluster.snapshots=free", f"seed={self.seed}", f"stop.after={self.words}t", f"checkpoint.every={_SAVE_EVERY}t",
             f"validation.every={self.words // _VALIDATIONS}t", "optimizer.not_finite=skip",
         )  # fmt: skip
-        command = (BIN / "nmt-simulate", "--config", CONFIG, "--cluster", place.cluster, "--mode", system.mode, "--run", run)
-        return (*command, "--corpus.vocabulary.path", folder / "vocabulary.model", *(f"--{option}" for option in options))
+        return (
+            BIN / "nmt-simulate", "--config", place.config, "--cluster", place.cluster, "--mode", system.mode, "--run", run,
+            "--corpus.vocabulary.path", place.vocabulary(folder), *(f"--{option}" for option in options),
+        )  # fmt: skip
 
     def _options(self) -> Iterator[str]:
         values = dict(setting.split("=", 1) for setting in self.settings)
@@ -101,7 +103,8 @@ def _range(values: list[float], decimals: int) -> str:
 
 def _digest(place: str) -> str:
     """Of the task and its cluster: runs of another task are not continued."""
-    return hashlib.sha256(b"".join((ROOT / file).read_bytes() for file in (CONFIG, PLACES[place].cluster))).hexdigest()[:8]
+    files = (PLACES[place].config, PLACES[place].cluster)
+    return hashlib.sha256(b"".join((ROOT / file).read_bytes() for file in files)).hexdigest()[:8]
 
 
 _KEYS = [field.name for field in fields(Trial)]
