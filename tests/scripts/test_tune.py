@@ -146,7 +146,13 @@ def test_where_workers_wait_for_each_other_a_network_changes_only_times(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("name", "place"), [(name, place) for name in SYSTEMS for place in PLACES if PLACES[place].workers > 1 or name == ALONE]
+    ("name", "place"),
+    [
+        (name, place)
+        for name in SYSTEMS
+        for place, its in PLACES.items()
+        if (place == its.alone if name == ALONE else its.workers > 1)
+    ],
 )
 def test_every_system_has_as_many_trials_and_each_is_a_valid_run(name: str, place: str, tmp_path: Path) -> None:
     found = SYSTEMS[name].candidates(8, place)
