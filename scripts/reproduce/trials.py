@@ -19,7 +19,7 @@ from nmt_train.common.errors import UserError
 from nmt_train.run.log import validations
 from reproduce.campaign import Job
 from reproduce.places import PLACES
-from reproduce.runs import crossing, fitted
+from reproduce.runs import fitted
 from reproduce.systems import ALONE, SYSTEMS
 
 _VALIDATIONS = 40  # in a run: the line through five of them covers its last tenth
@@ -27,7 +27,7 @@ _WARMED = 2_000_000  # the words of a run whose warm-up is as long as it says; t
 _SAVE_EVERY = 500_000  # words
 _TIMED = 1000  # steps of every rank, of which the first are not counted, in a simulation of the timing alone
 # The late target is what one machine has after this share of its run; runs to it have some words to spare, and round lengths.
-_LATE, _SPARE, _ROUNDED = 0.95, 1.05, 100_000
+LATE, _SPARE, _ROUNDED = 0.95, 1.05, 100_000
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,6 @@ class Trial:
         return round(int(value) * self.words / _WARMED * PLACES[self.place].updates(SYSTEMS[self.system].singly))
 
 
-def _range(values: list[float], decimals: int) -> str:
-    mean_, low, high = (f"{value:.{decimals}f}" for value in (mean(values), min(values), max(values)))
-    return mean_ if len(values) == 1 else f"{mean_} ({low} to {high})"
-
-
 def _digest(place: str) -> str:
     """Of the task and its cluster: runs of another task are not continued."""
     files = (PLACES[place].config, PLACES[place].cluster)
@@ -115,7 +110,7 @@ class Trials:
     """Every validation of every trial, in a CSV file: one line with the words, virtual seconds and cross-entropy of each."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self.found = path, dict[Trial, list[dict[str, Any]]]()
+        self.path, self.found = path, dict[Trial, list[dict[str, Any]]]()
         if path.exists():
             with open(path, encoding="utf-8", newline="") as lines:
                 for row in csv.DictReader(lines):
@@ -151,9 +146,9 @@ class Trials:
 
     def _append(self, trial: Trial, found: list[dict[str, Any]]) -> None:
         self.found[trial] = found
-        new = not self._path.exists()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path, "a", encoding="utf-8", newline="") as lines:
+        new = not self.path.exists()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a", encoding="utf-8", newline="") as lines:
             writer = csv.writer(lines)
             if new:
                 writer.writerow([*_KEYS, *_VALUES])
@@ -217,8 +212,8 @@ class Trials:
         alone = self.tuned(ALONE, place)
         runs = self.seeds(alone) if alone else []
         if not runs:
-            raise UserError(f"{self._path}: has no runs of {ALONE} with other seeds; run scripts/tune '{ALONE}' --seeds first")
-        return mean(fitted(self.found[trial], _LATE * trial.words) for trial in runs)
+            raise UserError(f"{self.path}: has no runs of {ALONE} with other seeds; run scripts/tune '{ALONE}' --seeds first")
+        return mean(fitted(self.found[trial], LATE * trial.words) for trial in runs)
 
     def until_target(self, tuned: Trial, seed: int) -> Trial:
         """The run that is long enough to reach the target, if the system needs as many words as in the trial `tuned`."""
@@ -227,61 +222,7 @@ class Trials:
         needed = _SPARE * length * tuned.words / self.equal(self.end(tuned), tuned.place)
         return replace(tuned, seed=seed, words=min(2 * length, math.ceil(needed / _ROUNDED) * _ROUNDED))
 
-    def times(self, place: str) -> str:
-        """A Markdown table of the times to the late target, as mean and range over the seeds; UserError as in `target`."""
-        target, alone = self.target(place), self.tuned(ALONE, place)
-        assert alone is not None, "`target` needs it, too"
-        base = mean(_LATE * float(self.found[trial][-1]["seconds"]) for trial in self.seeds(alone))
-        lines = [
-            f"Target: cross-entropy {target:.3f}. One machine's mean time to it: {base:.0f} s.", "",
-            "| system | seeds | words of the run | virtual seconds to the target | one machine's time / this time |",
-            "|---|---|---|---|---|",
-        ]  # fmt: skip
-        for system in SYSTEMS:
-            tuned = self.tuned(system, place) if system != ALONE else None
-            wanted = None if tuned is None else self.until_target(tuned, 0)
-            runs = [trial for trial in self.found if trial.seed and replace(trial, seed=0) == wanted]
-            if runs:
-                times = [crossing(self.found[trial], target) for trial in runs]
-                reached = [time for time in times if math.isfinite(time)]
-                missed = f", {len(times) - len(reached)} of {len(times)} runs did not reach it"
-                columns = (
-                    system, ", ".join(str(trial.seed) for trial in runs), f"{runs[0].words / 1e6:g}M",
-                    (_range(reached, 0) if reached else "") + (missed if len(reached) < len(times) else ""),
-                    _range([base / time for time in reached], 2) if reached else "",
-                )  # fmt: skip
-                lines.append(f"| {' | '.join(columns)} |")
-        return "\n".join(lines) + "\n"
-
-    def table(self, place: str) -> str:
-        """A Markdown table of the best settings of each system at its greatest length, as the mean and range over its seeds.
-
-        Seed 0, with which the settings were chosen, counts only if there is no other. Raises UserError without trials of one
-        machine.
-        """
-        lines = [
-            "| system | words | seeds | cross-entropy | equal words / words | words/s (one machine: 1) | speedup | settings |",
-            "|---|---|---|---|---|---|---|---|",
-        ]
-        alone = self.tuned(ALONE, place)
-        if alone is None or len(self.alone(place)) < 2:
-            raise UserError(f"{self._path}: has no trials of {ALONE} at two lengths; run scripts/tune '{ALONE}' first")
-        for system in SYSTEMS:
-            tuned = self.tuned(system, place)
-            if tuned is None:
-                continue
-            same = self.seeds(tuned) or [tuned]
-            ends = [self.end(trial) for trial in same]
-            columns = (
-                system, f"{same[0].words / 1e6:g}M", ", ".join(str(trial.seed) for trial in same), _range(ends, 3),
-                _range([self.equal(end, place) / same[0].words for end in ends], 2),
-                _range([self._pace(trial) / self._pace(alone) for trial in same], 2),
-                _range([self.speedup(trial) for trial in same], 2), " ".join(tuned.settings),
-            )  # fmt: skip
-            lines.append(f"| {' | '.join(columns)} |")
-        return "\n".join(lines) + "\n"
-
-    def _pace(self, trial: Trial) -> float:
+    def pace(self, trial: Trial) -> float:
         """Words per virtual second."""
         last = self.found[trial][-1]
         return float(last["words"] / last["seconds"])

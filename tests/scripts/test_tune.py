@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from reproduce.comparison_page import table, times
 from reproduce.places import FAST, PLACES, SLOW
 from reproduce.runs import crossing, fitted
 from reproduce.systems import ALONE, SYSTEMS
@@ -90,7 +91,7 @@ def test_the_table_has_the_best_of_the_longest_runs_of_each_system(tmp_path: Pat
         trials.found[its] = [
             {"words": its.words * n // 5, "seconds": its.words / speed * n / 5, "cross-entropy": value} for n in range(1, 6)
         ]
-    _, _, alone, sparse = trials.table("1 Gbit/s").splitlines()
+    _, _, alone, sparse = table(trials, FAST).splitlines()
     assert alone.startswith("| one machine | 0.001M | 0 | 3.000 | 1.00 | 1.00 | 1.00 |")
     assert sparse.startswith("| sparse | 0.001M | 1, 2 | 3.100 (3.000 to 3.200) | 0.94 (0.87 to 1.00) | 3.00 (3.00 to 3.00) |")
     assert sparse.endswith("| rate=1 |")
@@ -120,9 +121,9 @@ def test_the_late_target_is_what_one_machine_has_after_most_of_its_run_and_runs_
     longer = trials.until_target(sparse, 1)
     assert (longer.words, longer.seed) == (3_000_000, 1)  # 2 / 1.41 x 2 x 1.05 = 2.97
     ended(longer, 2.5, 750)
-    assert trials.times("1 Gbit/s").splitlines()[-1] == "| sparse | 1 | 3M | 712 | 2.67 |"
+    assert times(trials, FAST).splitlines()[-1] == "| sparse | 1 | 3M | 712 | 2.67 |"
     ended(replace(longer, seed=2), 2.7, 750)
-    row = trials.times("1 Gbit/s").splitlines()[-1]
+    row = times(trials, FAST).splitlines()[-1]
     assert row == "| sparse | 1, 2 | 3M | 712, 1 of 2 runs did not reach it | 2.67 |"
 
 

@@ -1,0 +1,117 @@
+"""The page of one place of the comparison: tables and a figure of what the trials found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+
+from nmt_train.common.errors import UserError
+from nmt_train.report.figure import new_figure, save_figure
+from reproduce.runs import crossing
+from reproduce.systems import ALONE, SYSTEMS
+from reproduce.trials import LATE, Trial, Trials
+
+_ABOUT = """# Results of the comparison at {place}
+
+Made by `scripts/tune` from trials.csv; [comparison.md](../comparison.md) has the protocol and the meaning of the columns.
+Seed 0 was used for tuning. For each system, the table has its longest runs; systems whose words differ are at different
+stages of tuning.
+
+"""
+
+
+def write(trials: Trials, place: str, folder: Path) -> Path:
+    """Write the page and its figure into `folder`; returns the page. UserError without trials of one machine."""
+    name = f"results-{place.replace(' ', '').replace('/', '')}"
+    text = _ABOUT.format(place=place) + table(trials, place)
+    late = times(trials, place)
+    if late:
+        text += f"\n## Time to the late target\n\n{late}"
+    _draw(trials, place, folder / f"{name}.png")
+    text += f"\n![cross-entropy against time]({name}.png)\n"
+    page = folder / f"{name}.md"
+    page.write_text(text, encoding="utf-8")
+    return page
+
+
+def table(trials: Trials, place: str) -> str:
+    """A Markdown table of the best settings of each system at its greatest length, as the mean and range over its seeds.
+
+    Seed 0, with which the settings were chosen, counts only if there is no other.
+    """
+    lines = [
+        "| system | words | seeds | cross-entropy | equal words / words | words/s (one machine: 1) | speedup | settings |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    alone = trials.tuned(ALONE, place)
+    if alone is None or len(trials.alone(place)) < 2:
+        raise UserError(f"{trials.path}: has no trials of {ALONE} at two lengths; run scripts/tune '{ALONE}' first")
+    for system in SYSTEMS:
+        tuned = trials.tuned(system, place)
+        if tuned is None:
+            continue
+        same = trials.seeds(tuned) or [tuned]
+        ends = [trials.end(trial) for trial in same]
+        columns = (
+            system, f"{same[0].words / 1e6:g}M", ", ".join(str(trial.seed) for trial in same), _range(ends, 3),
+            _range([trials.equal(end, place) / same[0].words for end in ends], 2),
+            _range([trials.pace(trial) / trials.pace(alone) for trial in same], 2),
+            _range([trials.speedup(trial) for trial in same], 2), " ".join(tuned.settings),
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(columns)} |")
+    return "\n".join(lines) + "\n"
+
+
+def times(trials: Trials, place: str) -> str:
+    """A Markdown table of the times to the late target, as mean and range over the seeds; empty without such runs."""
+    alone, lines = trials.tuned(ALONE, place), list[str]()
+    if alone is None or not trials.seeds(alone):
+        return ""
+    target = trials.target(place)
+    base = mean(LATE * float(trials.found[trial][-1]["seconds"]) for trial in trials.seeds(alone))
+    for system in SYSTEMS:
+        tuned = trials.tuned(system, place) if system != ALONE else None
+        wanted = None if tuned is None else trials.until_target(tuned, 0)
+        runs = [trial for trial in trials.found if trial.seed and replace(trial, seed=0) == wanted]
+        if runs:
+            found = [crossing(trials.found[trial], target) for trial in runs]
+            reached = [time for time in found if math.isfinite(time)]
+            missed = f", {len(found) - len(reached)} of {len(found)} runs did not reach it"
+            columns = (
+                system, ", ".join(str(trial.seed) for trial in runs), f"{runs[0].words / 1e6:g}M",
+                (_range(reached, 0) if reached else "") + (missed if len(reached) < len(found) else ""),
+                _range([base / time for time in reached], 2) if reached else "",
+            )  # fmt: skip
+            lines.append(f"| {' | '.join(columns)} |")
+    head = [
+        f"Target: cross-entropy {target:.3f}. One machine's mean time to it: {base:.0f} s.", "",
+        "| system | seeds | words of the run | virtual seconds to the target | one machine's time / this time |",
+        "|---|---|---|---|---|",
+    ]  # fmt: skip
+    return "\n".join([*head, *lines]) + "\n" if lines else ""
+
+
+def _draw(trials: Trials, place: str, output: Path) -> None:
+    """Cross-entropy against simulated time: one run of each system that has been tuned to the end."""
+    figure, axes = new_figure(width=8, height=4.8)
+    alone = trials.tuned(ALONE, place)
+    for number, system in enumerate(SYSTEMS):
+        tuned = trials.tuned(system, place)
+        if tuned is None or alone is None or tuned.words != alone.words:
+            continue
+        shown: Trial = next(iter(trials.seeds(tuned)), tuned)
+        events = [event for event in trials.found[shown] if event["cross-entropy"] < 4.5]  # the start is the same for all
+        style = {"color": "black", "linestyle": "-" if system == ALONE else "--"} if number < 2 else {}
+        axes.plot([event["seconds"] for event in events], [event["cross-entropy"] for event in events], label=system, **style)
+    axes.set_xlabel("simulated seconds")
+    axes.set_ylabel("cross-entropy of the validation set")
+    axes.set_title(f"{'one run of ' if alone else ''}{alone.words / 1e6:g}M words each, {place}" if alone else place)
+    axes.legend(frameon=False)
+    save_figure(figure, output)
+
+
+def _range(values: list[float], decimals: int) -> str:
+    mean_, low, high = (f"{value:.{decimals}f}" for value in (mean(values), min(values), max(values)))
+    return mean_ if len(values) == 1 else f"{mean_} ({low} to {high})"
