@@ -10,10 +10,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from nmt_train.common.errors import NotFinite
 from nmt_train.common.section import STRICT
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.integer_coding import from_rice, rice, rice_width
+from nmt_train.distributed.codec.selection import LargestOfRows
 from nmt_train.distributed.message import Message
 
 _TILE = 4096  # elements
@@ -58,22 +58,20 @@ class TileTopK(Codec):
         self._keep, self._bits = config.keep, 2 if config.values == "2-bit" else 8
         self._entries = 4 if self._bits == 2 else 1  # of a tile's table
         self._width = rice_width(config.keep / _TILE)
+        self._largest, self._largest_of_rest = LargestOfRows(config.keep), LargestOfRows(config.keep)
 
     @classmethod
     def build(cls, settings: Any, dropped: float) -> TileTopK:
         return cls(settings.tiles)
 
     def encode(self, vector: Tensor, update: int) -> Message:
-        tiles = _tiles(vector.numel())
-        padded = torch.zeros(tiles * _TILE, dtype=torch.float32, device=vector.device)
-        padded[: vector.numel()] = vector
-        rows = padded.view(tiles, _TILE)
-        positions = rows.new_empty(0, self._keep, dtype=torch.int64)
-        if tiles:
-            positions = rows.abs().topk(self._keep, dim=1).indices.sort(1).values
-        values = rows.gather(1, positions)
-        if not torch.isfinite(values).all():  # NaN counts as the largest
-            raise NotFinite("the vector to be sent is not finite")
+        whole = vector.numel() // _TILE * _TILE
+        rest = vector.new_zeros(_tiles(vector.numel() - whole), _TILE)
+        rest.view(-1)[: vector.numel() - whole] = vector[whole:]
+        parts = ((vector[:whole].view(-1, _TILE), self._largest), (rest, self._largest_of_rest))
+        found = [(largest.positions(rows), rows) for rows, largest in parts]
+        positions = torch.cat([its for its, _ in found])
+        values = torch.cat([rows.gather(1, its) for its, rows in found])
         codes, table = _bins(values) if self._bits == 2 else _levels(values)
         packed = torch.from_numpy(rice(_distances(positions), self._width)).to(vector.device)
         codes = _pack_codes(codes.flatten(), self._bits)

@@ -20,7 +20,7 @@ from nmt_train.distributed.codec.half import Half
 from nmt_train.distributed.codec.int8 import Int8
 from nmt_train.distributed.codec.onebit import COLUMN, OneBit
 from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
-from nmt_train.distributed.codec.selection import Sample, reaching
+from nmt_train.distributed.codec.selection import LargestOfRows, Sample, reaching
 from nmt_train.distributed.codec.strom_threshold import GRAIN, StromThreshold, ThresholdConfig
 from nmt_train.distributed.codec.topk import DroppingConfig, TopK, kept, pack_gaps, unpack_gaps
 from nmt_train.distributed.exchange.parameter_server.shard import Shard
@@ -293,3 +293,26 @@ def test_half_precision_is_of_the_largest_element_not_of_one(size: float) -> Non
     decoded, bytes_ = both(Half(), vector, 0)
     assert bytes_ == 2 * 5000
     assert float(((decoded - vector).abs() / vector.abs()).max()) < 2**-10
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 40), st.lists(st.sampled_from([0.0, 0.01, 1.0, 30.0]), min_size=1, max_size=4))
+def test_the_largest_of_rows_are_those_of_a_stable_sort_whatever_came_before(seed: int, keep: int, scales: list[float]) -> None:
+    """Also if many elements are equal, and if vectors become larger or smaller from call to call."""
+    generator = torch.Generator().manual_seed(seed)
+    largest = LargestOfRows(keep)
+    for scale in scales:
+        rows = (torch.randn(5, 1000, generator=generator) * 3).round() * scale
+        rows[1] = torch.randn(1000, generator=generator)
+        rows[2, 30:] = 0
+        expected = rows.abs().argsort(dim=1, descending=True, stable=True)[:, :keep].sort(1).values
+        assert torch.equal(largest.positions(rows), expected)
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_the_largest_of_rows_include_none_that_is_not_finite(bad: float) -> None:
+    rows, largest = torch.randn(5, 1000), LargestOfRows(20)
+    largest.positions(rows)
+    rows[3, 77] = bad
+    with pytest.raises(NotFinite):
+        largest.positions(rows)
