@@ -19,8 +19,9 @@ def go_inside() -> None:
 
 
 def prepare(config: str, vocabulary: Path) -> Path:
-    """Download Multi30k and train the vocabulary of a config file into `vocabulary`, unless they exist; return its path."""
-    if not (ROOT / "data" / "multi30k" / "train.en.gz").exists():
+    """Download Multi30k, if the config file uses it, and train its vocabulary into `vocabulary`, unless they exist."""
+    uses = "data/multi30k/" in (ROOT / config).read_text(encoding="utf-8")
+    if uses and not (ROOT / "data" / "multi30k" / "train.en.gz").exists():
         subprocess.run([ROOT / "scripts" / "get_data", "multi30k"], check=True)
     if not vocabulary.exists():
         from nmt_train import config as configuration

@@ -106,6 +106,24 @@ def _asynchronous(mode: Mode, config: Config) -> str | None:
     return None
 
 
+def _outer(mode: Mode, config: Config) -> str | None:
+    """Reject what an outer optimizer of a server cannot use."""
+    settings = config.exchange
+    if config.local.outer != "nesterov" or not SCHEDULES[mode.schedule].updates or not EXCHANGES[mode.exchange].sharded:
+        return None
+    if (settings.bundle or 1) > 1 and not RULES[settings.rule or "async"].mean:
+        return (
+            f"exchange.bundle: with exchange.rule {settings.rule}, shards add up a bundle, but local.outer nesterov needs its"
+            " mean; set exchange.rule: softsync"
+        )
+    if CODECS[mode.up].drops and settings.own_updates:
+        return (
+            f"exchange.own_updates: with {mode.up}, a worker would continue from updates in full that local.outer nesterov"
+            " applies in part; set exchange.own_updates: false"
+        )
+    return None
+
+
 def _sum(mode: Mode, config: Config) -> str | None:
     if config.local.outer != "sum" or not SCHEDULES[mode.schedule].updates:
         return None
@@ -221,6 +239,6 @@ def _one_exchange(mode: Mode, config: Config) -> str | None:
 
 
 _RULES: tuple[Callable[[Mode, Config], str | None], ...] = (
-    _alone, _accumulating, _local_gradient, _codec, _synchronous, _buckets, _asynchronous, _only_of_shards, _own_updates,
-    _sum, _delay, _per_node, _shards, _join, _one_exchange,
+    _alone, _accumulating, _local_gradient, _codec, _synchronous, _buckets, _asynchronous, _outer, _only_of_shards,
+    _own_updates, _sum, _delay, _per_node, _shards, _join, _one_exchange,
 )  # fmt: skip

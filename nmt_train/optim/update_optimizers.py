@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,10 +15,25 @@ from nmt_train.optim.optimizer import Optimizer
 OUTER = "outer."  # name prefix of the vectors of an outer optimizer
 
 
-class UpdateAdder(Optimizer):
-    """Adds finished updates of workers to the parameters; `learning_rate` is that of the workers' own optimizers."""
+class UpdateOptimizer(Optimizer):
+    """Applies finished updates of workers; `learning_rate` is that of the workers' own optimizers.
+
+    outer: the names of its vectors, without their prefix.
+    """
 
     adds_updates = True
+    outer: ClassVar[tuple[str, ...]] = ()
+
+    def load(self, vectors: Mapping[str, Tensor], numbers: Mapping[str, Any], where: str) -> None:
+        """Continue from the given state; with outer vectors of zeros if another mode saved it."""
+        kept = {name: vector for name, vector in vectors.items() if not name.startswith(OUTER)}
+        if numbers["updates"]:
+            kept |= {OUTER + name: vectors.get(OUTER + name, torch.zeros_like(self.parameters)) for name in self.outer}
+        super().load(kept, numbers, where)
+
+
+class UpdateAdder(UpdateOptimizer):
+    """Adds finished updates to the parameters."""
 
     def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
         super().__init__(dataclasses.replace(config, name="sgd"), parameters)
@@ -31,10 +46,10 @@ class UpdateAdder(Optimizer):
         return -1.0  # plain gradient descent subtracts
 
 
-class OuterOptimizer(Optimizer):
+class OuterOptimizer(UpdateOptimizer):
     """Uses finished updates as gradients for its own steps with Nesterov momentum (DiLoCo, Douillard et al. 2023)."""
 
-    adds_updates = True
+    outer = ("momentum_buffer",)
 
     def __init__(self, config: OptimizerConfig, parameters: Tensor, rate: float, momentum: float) -> None:
         super().__init__(dataclasses.replace(config, name="nesterov", momentum=momentum), parameters)
@@ -50,11 +65,6 @@ class OuterOptimizer(Optimizer):
         vectors, numbers = super().state()
         return {OUTER + name: vector for name, vector in vectors.items()}, numbers
 
-    def load(self, vectors: Mapping[str, Tensor], numbers: Mapping[str, Any], where: str) -> None:
-        """Continue from the given state; without momentum if another mode saved it."""
-        none = {OUTER + "momentum_buffer": torch.zeros_like(self.parameters)} if numbers["updates"] else {}
-        super().load(vectors or none, numbers, where)
-
 
 class DelayedOuterOptimizer(UpdateAdder):
     """An outer optimizer for updates that arrive one by one (Liu et al. 2024, Async Local-SGD, Algorithm 3 with c = 0).
@@ -62,6 +72,8 @@ class DelayedOuterOptimizer(UpdateAdder):
     Each update is applied at once, as its share of a mean over `arrivals` updates. The momentum changes, and is applied, only
     after so many: applied with each update, it would act as often on the same direction as there are workers.
     """
+
+    outer = ("momentum", "arrived")
 
     def __init__(self, config: OptimizerConfig, parameters: Tensor, rate: float, momentum: float, arrivals: int) -> None:
         super().__init__(config, parameters)
@@ -84,11 +96,6 @@ class DelayedOuterOptimizer(UpdateAdder):
 
     def _state(self) -> dict[str, Tensor]:
         return {OUTER + "momentum": self._momentum, OUTER + "arrived": self._arrived}
-
-    def load(self, vectors: Mapping[str, Tensor], numbers: Mapping[str, Any], where: str) -> None:
-        """Continue from the given state; without momentum if another mode saved it."""
-        none = {name: torch.zeros_like(vector) for name, vector in self._state().items()}
-        super().load(vectors or none, numbers, where)
 
 
 def update_optimizer(local: Any, config: OptimizerConfig, parameters: Tensor, arrivals: int = 0) -> Optimizer:

@@ -132,7 +132,7 @@ class Leader:
     def skipped(self, what: str) -> None:
         self._log.say(what)
         self._count()
-        if not (self._synchronous and self._worker.schedule.mid_accumulation):  # else the others must make their exchange first
+        if not self._synchronous:  # else the next update decides, when all workers have made as many exchanges
             self.reason = self._reason_to_stop()
 
     def _count(self) -> None:

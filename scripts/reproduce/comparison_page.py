@@ -107,7 +107,7 @@ def _draw(trials: Trials, place: str, output: Path) -> None:
         axes.plot([event["seconds"] for event in events], [event["cross-entropy"] for event in events], label=system, **style)
     axes.set_xlabel("simulated seconds")
     axes.set_ylabel("cross-entropy of the validation set")
-    axes.set_title(f"{'one run of ' if alone else ''}{alone.words / 1e6:g}M words each, {place}" if alone else place)
+    axes.set_title(f"{place}: one run of each system")
     axes.legend(frameon=False)
     save_figure(figure, output)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 CONFIG, TATOEBA, CLUSTERS = "configs/comparison-virtual.yml", "configs/comparison-tatoeba.yml", "configs/clusters"
@@ -29,6 +29,10 @@ class Place:
     def vocabulary(self, folder: Path) -> Path:
         """The vocabulary of the task, in the folder of all runs."""
         return folder / f"vocabulary{'' if self.config == CONFIG else '-' + Path(self.config).stem}.model"
+
+    def differs_in_network(self, other: Place) -> bool:
+        """Whether at most the network differs."""
+        return replace(self, options=()) == replace(other, options=())
 
     def updates(self, singly: bool) -> float:
         """How many updates a run has, as a multiple of those of a run with as many words on the league's cluster.

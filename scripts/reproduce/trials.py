@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, fields, replace
 from itertools import pairwise
@@ -93,7 +94,10 @@ class Trial:
 
     def _updates(self, value: str) -> int:
         """A number of updates of a run of 2M words on the league's cluster, scaled to this run."""
-        return round(int(value) * self.words / _WARMED * PLACES[self.place].updates(SYSTEMS[self.system].singly))
+        place = PLACES[self.place]
+        batch = re.search(r"batch\.tokens=(\d+)", " ".join(self.settings))
+        share = place.tokens / int(batch[1]) if batch else 1.0
+        return round(int(value) * share * self.words / _WARMED * place.updates(SYSTEMS[self.system].singly))
 
 
 def _digest(place: str) -> str:
@@ -131,11 +135,10 @@ class Trials:
 
         Its initial parameters, batches and updates are the same, so each cross-entropy is the same to the last digit.
         """
-        here = PLACES[trial.place]
         its = [
             other for other in self.found
             if SYSTEMS[trial.system].lockstep and replace(other, place=trial.place) == trial
-            and replace(PLACES[other.place], options=()) == replace(here, options=())
+            and PLACES[other.place].differs_in_network(PLACES[trial.place])
         ]  # fmt: skip
         return its[0] if its else None
 

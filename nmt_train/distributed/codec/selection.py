@@ -14,6 +14,7 @@ _BLOCK = 1 << 20  # elements per NumPy call: every call may have to wait for the
 _NOT_FINITE = "the vector to be sent is not finite"
 _STRIDE = 17  # of a sample of a row; odd, so that it does not always hit the same columns of a matrix
 _NEARLY = np.float32(0.9)  # the next vector is probably similar
+_ROWS = 64  # that are looked at as a whole at the same time
 _MOST_NEAR = 8  # with more than so many times the candidates, look at the whole row
 
 
@@ -63,9 +64,9 @@ def exactly(positions: Tensor, values: Tensor, count: int) -> tuple[Tensor, Tens
 
 
 class LargestOfRows:
-    """The `keep` largest elements of every row of a matrix; of equal ones, those with the lowest positions.
+    """The `keep` largest elements of every row of a matrix; on the CPU, of equal ones those with the lowest positions.
 
-    On the CPU, it first looks for the elements that reach nearly the magnitude of the last sent one of the previous call, which
+    There, it first looks for the elements that reach nearly the magnitude of the last sent one of the previous call, which
     is several times faster than torch's `topk`. What it remembers changes only its speed.
     """
 
@@ -74,6 +75,8 @@ class LargestOfRows:
 
     def positions(self, rows: Tensor) -> Tensor:
         """Ascending positions (rows, keep), int64, in `rows` (rows, columns). Raises NotFinite if one of them is not finite."""
+        if not len(rows):
+            return torch.empty(0, self._keep, dtype=torch.int64, device=rows.device)
         if not rows.is_cuda:
             return torch.from_numpy(self._on_cpu(rows.numpy()))
         magnitudes, found = rows.abs().topk(self._keep, dim=1)
@@ -89,7 +92,8 @@ class LargestOfRows:
         if not np.isfinite(magnitudes).all():
             raise NotFinite(_NOT_FINITE)
         counts = np.bincount(row, minlength=count)
-        odd = np.flatnonzero((counts < self._keep) | (counts > _MOST_NEAR * self._keep))  # the magnitude was no good guess
+        most = min(_MOST_NEAR * self._keep, max(2 * self._keep, columns // 4))
+        odd = np.flatnonzero((counts < self._keep) | (counts > most))  # the magnitude was no good guess
         width = int(np.delete(counts, odd).max(initial=self._keep))
         place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
         inside = place < width
@@ -97,9 +101,10 @@ class LargestOfRows:
         candidates[row[inside], place[inside]] = magnitudes[inside]
         columns_of[row[inside], place[inside]] = column[inside]
         found, self._near = _exactly_of_rows(candidates, columns_of, self._keep)
-        if len(odd):
-            everywhere = np.broadcast_to(np.arange(columns), (len(odd), columns))
-            found[odd], self._near[odd] = _exactly_of_rows(np.abs(rows[odd]), everywhere, self._keep)
+        for start in range(0, len(odd), _ROWS):
+            these = odd[start : start + _ROWS]
+            everywhere = np.broadcast_to(np.arange(columns), (len(these), columns))
+            found[these], self._near[these] = _exactly_of_rows(np.abs(rows[these]), everywhere, self._keep)
         self._near *= _NEARLY
         return found
 
@@ -134,7 +139,10 @@ def _exactly_of_rows(magnitudes: np.ndarray, columns: np.ndarray, keep: int) -> 
     """The columns (rows, keep) of the largest magnitudes of each row, and the smallest of these (rows,)."""
     width = magnitudes.shape[1]
     least = np.partition(magnitudes, width - keep, axis=1)[:, width - keep].copy()
-    larger, equal = magnitudes > least[:, None], magnitudes == least[:, None]
-    needed = keep - larger.sum(1, keepdims=True)
-    chosen = larger | (equal & (np.cumsum(equal, axis=1) <= needed))
+    chosen = magnitudes >= least[:, None]
+    tied = np.flatnonzero(np.count_nonzero(chosen, axis=1) > keep)
+    if len(tied):
+        larger, equal = magnitudes[tied] > least[tied, None], magnitudes[tied] == least[tied, None]
+        needed = keep - larger.sum(1, keepdims=True)
+        chosen[tied] = larger | (equal & (np.cumsum(equal, axis=1) <= needed))
     return columns[chosen].reshape(-1, keep), least

@@ -118,10 +118,10 @@ class LocalSGD(Schedule):
         way, parameters = self._flat.gradient, self._flat.parameters
         subtract(parameters, self._start, out=way)
         try:
-            self.exchange.sync(way, parameters, weight)
+            self.exchange.sync(way, self._start, weight)
         finally:
             way.zero_()
-        self._start.copy_(parameters)
+        parameters.copy_(self._start)
         self._on_its_way = False
         self.steps[since] += 1
 

@@ -89,6 +89,20 @@ def test_a_mean_that_comes_later_replaces_the_way_to_it_and_keeps_the_steps_sinc
         ({"local.outer": "sum", "tiles.contributors": True}, r"tiles.contributors: takes a mean, .*; set local.outer: none"),
         ({"local.outer": "elastic", "local.delay": 1}, r"local.delay: with local.outer elastic, .*; set local.delay: 0"),
         (
+            {
+                "local.outer": "nesterov",
+                "override.exchange": "server",
+                "exchange.bundle": 2,
+                "override.down": "half",
+                "override.up": "half",
+            },
+            r"exchange.bundle: with exchange.rule async, .*; set exchange.rule: softsync",
+        ),
+        (
+            {"local.outer": "nesterov", "override.exchange": "server", "override.up": "top-k", "override.down": "top-k"},
+            r"exchange.own_updates: with top-k, .*; set exchange.own_updates: false",
+        ),
+        (
             {"local.outer": "sum", "override.exchange": "powersgd"},
             r"sum .* takes their mean; set local.outer: none",
         ),
@@ -169,6 +183,15 @@ def test_diloco_takes_the_mean_way_as_the_gradient_of_nesterovs_momentum() -> No
         assert torch.equal(found[0][step], found[1][step])
 
 
+@pytest.mark.parametrize("more", [{"exchange.rule": "softsync", "exchange.bundle": 2}, {"exchange.own_updates": False}])
+def test_deltas_of_a_server_replace_the_way_of_a_worker_as_whole_parameters_do(more: dict[str, Any]) -> None:
+    options = {"local.every": 4, "override.up": "dense", **more}
+    dense = trained("diloco-async", [1, 1], 24, options | {"override.down": "dense"})
+    deltas = trained("diloco-async", [1, 1], 24, options | {"override.down": "half"})
+    for rank in (0, 1):
+        torch.testing.assert_close(deltas[rank][24], dense[rank][24], rtol=0, atol=5e-3)
+
+
 def test_a_run_that_averages_once_ends_validated_with_what_all_have_in_common(make: Make, tmp_path: Path) -> None:
     folder = run(
         make, tmp_path / "run", [1, 1], mode="simuparallel", local__every=None, stop__after="3e", validation__every="1e"
@@ -178,7 +201,13 @@ def test_a_run_that_averages_once_ends_validated_with_what_all_have_in_common(ma
     assert json.loads((folder / "last" / "checkpoint.json").read_text())["progress"]["epochs"] == 3
 
 
-@pytest.mark.parametrize("chain", [("sparse", "local-sgd", "diloco", "single"), ("single", "diloco", "sync", "sparse", "pipe")])
+@pytest.mark.parametrize(
+    "chain",
+    [
+        ("sparse", "local-sgd", "diloco", "single"), ("single", "diloco", "sync", "sparse", "pipe"),
+        ("diloco", "diloco-async", "local-sgd", "diloco-async", "diloco", "sparse"),
+    ],
+)  # fmt: skip
 def test_a_run_goes_on_in_any_other_mode(make: Make, tmp_path: Path, chain: tuple[str, ...]) -> None:
     for number, mode in enumerate(chain, 1):
         nodes = [1] if mode == "single" else [1, 1]

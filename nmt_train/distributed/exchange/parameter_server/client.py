@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.context import BuildContext
@@ -115,13 +116,19 @@ class ParameterServer(Exchange):
             if self._local is not None and not self.exchanges_updates:
                 self._newest = gradient.clone()
                 self._local.step(self._newest, received, self.updates)
-            self._pay(self._owes, gradient)
+            self._pay_all(gradient)
             for rank in self._others:
                 self._push(rank, gradient, received, Push.EXCHANGE, weight)
             if self._bypass:
                 self.service.push_directly(gradient[self._shard], weight, received[self._shard])
             self._take_answers(received)
             self._combine(received, parameters)
+
+    def _pay_all(self, gradient: Tensor) -> None:
+        """Add what is owed. Raises NotFinite before anything is sent: a push must reach all shards or none."""
+        self._pay(self._owes, gradient)
+        if not gradient.is_meta and not torch.isfinite(torch.linalg.vector_norm(gradient)):
+            raise NotFinite("the vector to be sent is not finite")
 
     def _counted(self, weight: int) -> int:
         """The weight of a push in a mean. For finished updates, it is 1 for every worker (0 without a batch)."""
@@ -144,7 +151,7 @@ class ParameterServer(Exchange):
         """`sync` without answers. Returns when it is sent and at most `_AHEAD` pushes per shard are unacknowledged."""
         weight = self._counted(weight)
         with self._trace.span("sync"):
-            self._pay(self._owes, gradient)
+            self._pay_all(gradient)
             self._wait_for_applied(_AHEAD - 1)
             received = gradient if self._received is None else self._received
             sent = []

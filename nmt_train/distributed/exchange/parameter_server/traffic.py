@@ -45,7 +45,7 @@ class Traffic:
         feedback = context.codec(mode.up, dropping.up).biased
         dropped = dropped_down(dropping, mode.workers - settings.exchange.knows_own(exchanges_updates, feedback))
         rule = RULES[settings.exchange.rule or "async"].build(settings.exchange)
-        arrivals = 1 if rule.holds else max(1, mode.workers // (settings.exchange.bundle or 1))
+        arrivals = 0 if rule.holds else max(1, mode.workers // (settings.exchange.bundle or 1))
 
         def optimizer(parameters: Tensor) -> Optimizer:
             if not exchanges_updates:
