@@ -144,7 +144,8 @@ def in_force(config: Config, nodes: tuple[int, ...]) -> dict[str, str]:
                     f"{shown(before[key])} configured, but updates of {apart} workers are added up: see optimizer.async_{key}"
                 )
             found[f"{section}.{key}"] = f"{shown(after[key])} ({reason})"
-    if EXCHANGES[mode.exchange].sharded and CODECS[mode.down].drops and len(nodes) > 1:
+    down = CODECS[mode.down]
+    if EXCHANGES[mode.exchange].sharded and down.drops and not down.fixed_share and len(nodes) > 1:
         pushes = mode.workers - now.exchange.knows_own(mode.optimizer == "worker", CODECS[mode.up].build(now, 0.0).biased)
         found["dropping.down"] = (
             f"{dropped_down(now.dropping, pushes):.4g} (share of a delta not sent, with pushes of {pushes} workers)"

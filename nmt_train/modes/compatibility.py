@@ -154,6 +154,12 @@ def _delay(mode: Mode, config: Config) -> str | None:
     return None
 
 
+def _tiles(mode: Mode, config: Config) -> str | None:
+    if config.tiles.keep > config.tiles.size:
+        return f"tiles.keep: {config.tiles.keep} elements are more than a tile has (tiles.size {config.tiles.size}); lower it"
+    return None
+
+
 def _per_node(mode: Mode, config: Config) -> str | None:
     if config.exchange.per == "node" and not chosen(mode.schedule, config).one_call:
         return (
@@ -185,11 +191,6 @@ def _shards(mode: Mode, config: Config) -> str | None:
     settings, up, down = config.exchange, CODECS[mode.up], CODECS[mode.down]
     if not EXCHANGES[mode.exchange].sharded:
         return None
-    if down.fixed_share:
-        return (
-            f"{_choice('down', mode, config)} sends the same share of every delta, which is too little for the updates of"
-            " several workers; use top-k"
-        )
     if not (down.biased or down.lossless):
         return (
             f"{_choice('down', mode, config)} rounds at random, and each delta contains the error of the one"
@@ -240,5 +241,5 @@ def _one_exchange(mode: Mode, config: Config) -> str | None:
 
 _RULES: tuple[Callable[[Mode, Config], str | None], ...] = (
     _alone, _accumulating, _local_gradient, _codec, _synchronous, _buckets, _asynchronous, _outer, _only_of_shards,
-    _own_updates, _sum, _delay, _per_node, _shards, _join, _one_exchange,
+    _own_updates, _sum, _tiles, _delay, _per_node, _shards, _join, _one_exchange,
 )  # fmt: skip

@@ -124,6 +124,15 @@ SYSTEMS: dict[str, System] = {
         dict.fromkeys((THESIS_4X2, THESIS_7X1), ("dropping.flush=null", "dropping.flush=100", "dropping.flush=200")),
         lockstep=False, singly=True
     ),
+    "sparse-local-async, tiles": System(
+        "sparse-local-async", ("override.up=tile-top-k", "override.down=tile-top-k", "tiles.size=32768", "local.delay=16"),
+        _knobs(*_LOCAL_PUSHES),
+        _plans(_networks("every=1,keep=2400 every=1,keep=1200 every=2,keep=2400 every=1,keep=4800",
+                         "every=1,keep=660 every=2,keep=1320 every=1,keep=330 every=4,keep=2640",
+                         "every=4,keep=270 every=8,keep=540 every=2,keep=135 every=16,keep=1080"),
+               every="local.every", keep="tiles.keep"),
+        lockstep=False
+    ),
     "sparse-local-async": System(
         "sparse-local-async", (), _knobs(*_LOCAL_PUSHES),
         _plans(_networks("every=1,up=0.97 every=1,up=0.99 every=2,up=0.97 every=1,up=0.94",

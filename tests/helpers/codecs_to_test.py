@@ -26,6 +26,7 @@ ROUNDED = {  # their parts of a vector may be larger than its elements, and what
     "qsgd, elias": lambda: Qsgd(QsgdConfig(bucket=64)),
     "qsgd, plain": lambda: Qsgd(QsgdConfig(levels=1, bucket=1000, coding="plain")),
     "tile-top-k, 2 bits": lambda: TileTopK(TileConfig(keep=64)),
+    "tile-top-k, other tiles": lambda: TileTopK(TileConfig(size=100, keep=7)),
     "tile-top-k, 8 bits": lambda: TileTopK(TileConfig(keep=400, values="8-bit")),
     "threshold, words": lambda: StromThreshold(ThresholdConfig(tau=0.5, coding="words")),
     "threshold, golomb-rice": lambda: StromThreshold(ThresholdConfig(tau=1e-4)),

@@ -1,4 +1,4 @@
-"""The largest elements of every tile of 4,096, with values of two or eight bits (SparseLoCo, Sarfi et al. 2025, section 3)."""
+"""The largest elements of every tile, with values of two or eight bits (SparseLoCo, Sarfi et al. 2025, section 3)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,23 @@ from nmt_train.distributed.codec.integer_coding import from_rice, rice, rice_wid
 from nmt_train.distributed.codec.selection import LargestOfRows
 from nmt_train.distributed.message import Message
 
-_TILE = 4096  # elements
 _EDGE = 1.5  # in standard deviations from the mean: four bins of equal width over six standard deviations
 _LEVELS = 127  # of a value of eight bits
 
 
 @dataclass(frozen=True, config=STRICT)
 class TileConfig:
-    """Sending the largest elements of every tile of 4,096 consecutive elements (codec tile-top-k, SparseLoCo)."""
+    """Sending the largest elements of every tile of consecutive elements (codec tile-top-k, SparseLoCo)."""
 
-    keep: int = Field(default=64, ge=1, le=_TILE, description="number of elements sent of each tile of 4,096")
+    size: int = Field(
+        default=4096,
+        ge=64,
+        le=2**20,
+        description="number of elements of a tile. Large tiles spend the same bytes where more has changed [elements]",
+    )
+    keep: int = Field(
+        default=64, ge=1, le=2**20, description="number of elements sent of each tile, at most its size [elements]"
+    )
     values: Literal["2-bit", "8-bit"] = Field(
         default="2-bit", description="precision of sent values: 2-bit (four values per tile, each the mean of a bin), or 8-bit"
     )
@@ -55,9 +62,9 @@ class TileTopK(Codec):
     drops = fixed_share = True
 
     def __init__(self, config: TileConfig) -> None:
-        self._keep, self._bits = config.keep, 2 if config.values == "2-bit" else 8
+        self._size, self._keep, self._bits = config.size, config.keep, 2 if config.values == "2-bit" else 8
         self._entries = 4 if self._bits == 2 else 1  # of a tile's table
-        self._width = rice_width(config.keep / _TILE)
+        self._width = rice_width(config.keep / config.size)
         self._largest, self._largest_of_rest = LargestOfRows(config.keep), LargestOfRows(config.keep)
 
     @classmethod
@@ -65,25 +72,28 @@ class TileTopK(Codec):
         return cls(settings.tiles)
 
     def encode(self, vector: Tensor, update: int) -> Message:
-        whole = vector.numel() // _TILE * _TILE
-        rest = vector.new_zeros(_tiles(vector.numel() - whole), _TILE)
+        whole = vector.numel() // self._size * self._size
+        rest = vector.new_zeros(self._tiles(vector.numel() - whole), self._size)
         rest.view(-1)[: vector.numel() - whole] = vector[whole:]
-        parts = ((vector[:whole].view(-1, _TILE), self._largest), (rest, self._largest_of_rest))
+        parts = ((vector[:whole].view(-1, self._size), self._largest), (rest, self._largest_of_rest))
         found = [(largest.positions(rows), rows) for rows, largest in parts]
         positions = torch.cat([its for its, _ in found])
         values = torch.cat([rows.gather(1, its) for its, rows in found])
         codes, table = _bins(values) if self._bits == 2 else _levels(values)
-        packed = torch.from_numpy(rice(_distances(positions), self._width)).to(vector.device)
+        packed = torch.from_numpy(rice(_distances(positions, self._size), self._width)).to(vector.device)
         codes = _pack_codes(codes.flatten(), self._bits)
         return Message((vector.numel(),), (packed, codes, table.flatten().to(torch.bfloat16)))
 
     def encode_shape(self, vector: Tensor) -> Message:
-        tiles = _tiles(vector.numel())
-        longer = (1 - self._keep / _TILE) ** 2**self._width  # the probability of each further bit, at random positions
+        tiles = self._tiles(vector.numel())
+        longer = (1 - self._keep / self._size) ** 2**self._width  # the probability of each further bit, at random positions
         bits = self._width + 1 + longer / (1 - longer)
         packed = vector.new_empty(round(tiles * self._keep * bits / 8), dtype=torch.uint8)
         codes = vector.new_empty(self._code_bytes(tiles), dtype=torch.uint8)
         return Message((vector.numel(),), (packed, codes, vector.new_empty(tiles * self._entries, dtype=torch.bfloat16)))
+
+    def _tiles(self, elements: int) -> int:
+        return -(-elements // self._size)
 
     def _code_bytes(self, tiles: int) -> int:
         return -(-tiles * self._keep * self._bits // 8)
@@ -100,7 +110,7 @@ class TileTopK(Codec):
         """The positions (int64) and values (fp32) in a message for a vector of this length; Malformed if it does not fit."""
         if message.number() != elements:
             raise message.malformed(f"for a vector of {message.number()} elements, not of {elements}")
-        tiles = _tiles(elements)
+        tiles = self._tiles(elements)
         packed, packed_codes, table = message.vectors(
             (torch.uint8, None), (torch.uint8, self._code_bytes(tiles)), (torch.bfloat16, tiles * self._entries)
         )
@@ -110,7 +120,7 @@ class TileTopK(Codec):
         except ValueError as error:
             raise message.malformed(str(error)) from None
         positions = torch.from_numpy(np.cumsum(distances + 1) - 1).to(packed.device)
-        if count and int(positions[-1]) >= tiles * _TILE:
+        if count and int(positions[-1]) >= tiles * self._size:
             raise message.malformed(f"position {int(positions[-1])} in a vector of {elements} elements")
         codes = _unpack_codes(packed_codes, count, self._bits)
         tables = table.float().view(tiles, self._entries)
@@ -120,10 +130,6 @@ class TileTopK(Codec):
             values = ((codes - _LEVELS - 1).view(tiles, self._keep) * tables).flatten()
         inside = positions < elements  # padding has the largest positions of the last tile
         return positions[inside], values[inside]
-
-
-def _tiles(elements: int) -> int:
-    return -(-elements // _TILE)
 
 
 def _bins(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,9 +149,9 @@ def _levels(values: Tensor) -> tuple[Tensor, Tensor]:
     return rounded.long() + _LEVELS + 1, level
 
 
-def _distances(positions: Tensor) -> np.ndarray:
+def _distances(positions: Tensor, size: int) -> np.ndarray:
     """How many elements lie between neighboring positions (tiles, kept), which ascend in each tile, over all tiles."""
-    first = torch.arange(len(positions), device=positions.device)[:, None] * _TILE
+    first = torch.arange(len(positions), device=positions.device)[:, None] * size
     return np.diff((positions + first).flatten().cpu().numpy(), prepend=-1) - 1
 
 

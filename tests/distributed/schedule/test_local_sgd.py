@@ -86,6 +86,7 @@ def test_a_mean_that_comes_later_replaces_the_way_to_it_and_keeps_the_steps_sinc
         ),
         ({"local.every": 0, "local.delay": 1}, r"local.delay: with local.every 0, .*; set local.delay: 0"),
         ({"local.outer": "sum", "override.exchange": "server", "exchange.rule": "rounds"}, r"local.outer: sum .*; remove one"),
+        ({"tiles.size": 100, "tiles.keep": 101}, r"tiles.keep: 101 elements are more than .* \(tiles.size 100\); lower it"),
         ({"local.outer": "sum", "tiles.contributors": True}, r"tiles.contributors: takes a mean, .*; set local.outer: none"),
         ({"local.outer": "elastic", "local.delay": 1}, r"local.delay: with local.outer elastic, .*; set local.delay: 0"),
         (
