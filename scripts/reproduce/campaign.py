@@ -13,6 +13,7 @@ from pathlib import Path
 
 from prepare import BIN, ROOT
 
+from nmt_train.common.errors import UserError
 from nmt_train.run.log import validations
 from reproduce.runs import Setup
 
@@ -72,10 +73,13 @@ def simulation(setup: Setup, folder: Path, config: str, prefix: str, more: tuple
 
 
 def interruptible(main: Callable[[], int]) -> int:
-    """Run the script. On SIGINT or SIGTERM, its runs save and end, and then the script ends."""
+    """Run the script; print a UserError as a sentence. On SIGINT or SIGTERM, its runs save and end, and then the script ends."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("stopped; run the same command to continue", file=sys.stderr)
         return 128 + signal.SIGINT

@@ -9,6 +9,7 @@ from statistics import mean
 
 from nmt_train.common.errors import UserError
 from nmt_train.report.figure import new_figure, save_figure
+from reproduce.places import PLACES
 from reproduce.runs import crossing
 from reproduce.systems import ALONE, SYSTEMS
 from reproduce.trials import LATE, Trial, Trials
@@ -47,7 +48,10 @@ def table(trials: Trials, place: str) -> str:
     ]
     alone = trials.tuned(ALONE, place)
     if alone is None or len(trials.alone(place)) < 2:
-        raise UserError(f"{trials.path}: has no trials of {ALONE} at two lengths; run scripts/tune '{ALONE}' first")
+        raise UserError(
+            f"{trials.path}: has no trials of {ALONE} at two lengths; run scripts/tune '{ALONE}' --place"
+            f" '{PLACES[place].alone}' first"
+        )
     for system in SYSTEMS:
         tuned = trials.tuned(system, place)
         if tuned is None:
