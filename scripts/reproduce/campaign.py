@@ -73,7 +73,7 @@ def simulation(setup: Setup, folder: Path, config: str, prefix: str, more: tuple
 
 
 def interruptible(main: Callable[[], int]) -> int:
-    """Run the script; print a UserError as a sentence. On SIGINT or SIGTERM, its runs save and end, and then the script ends."""
+    """Run the script; print a UserError as a sentence. On SIGINT or SIGTERM, its runs save and end, then the script ends."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return main()
