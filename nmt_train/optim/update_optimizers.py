@@ -70,7 +70,7 @@ class DelayedOuterOptimizer(UpdateAdder):
     """An outer optimizer for updates that arrive one by one (Liu et al. 2024, Async Local-SGD, Algorithm 3 with c = 0).
 
     Each update is applied at once, as its share of a mean over `arrivals` updates. The momentum changes, and is applied, only
-    after so many: applied with each update, it would act as often on the same direction as there are workers.
+    with every `arrivals`-th update: applied with each one, it would act once per worker in the same direction.
     """
 
     outer = ("momentum", "arrived")

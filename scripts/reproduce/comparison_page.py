@@ -100,10 +100,10 @@ def times(trials: Trials, place: str) -> str:
 def _draw(trials: Trials, place: str, output: Path) -> None:
     """Cross-entropy against simulated time: one run of each system that has been tuned to the end."""
     figure, axes = new_figure(width=8, height=4.8)
-    alone = trials.tuned(ALONE, place)
+    longest = max(trial.words for trial in trials.found if trial.system == ALONE and trial.place == PLACES[place].alone)
     for number, system in enumerate(SYSTEMS):
         tuned = trials.tuned(system, place)
-        if tuned is None or alone is None or tuned.words != alone.words:
+        if tuned is None or tuned.words != longest:
             continue
         shown: Trial = next(iter(trials.seeds(tuned)), tuned)
         events = [event for event in trials.found[shown] if event["cross-entropy"] < 4.5]  # the start is the same for all

@@ -52,7 +52,7 @@ def _thesis(name: str, workers: int) -> Place:
 
 
 def _tatoeba(machines: int) -> Place:
-    """So many of the league's machines at 1 Gbit/s; an option of one machine says that there is one."""
+    """This number of the league's machines at 1 Gbit/s. The options of system `one machine` say that there is one."""
     nodes = () if machines == 1 else (f"cluster.nodes={machines} x 1",)
     options = (*nodes, "cluster.network.bandwidth=1 Gbit/s")
     return Place(f"{CLUSTERS}/league.yml", options, MACHINES[1], workers=machines, config=TATOEBA)

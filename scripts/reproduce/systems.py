@@ -68,7 +68,7 @@ _DENSE_LOCAL = _plans(_networks("every=8,delay=8 every=8,delay=0 every=16,delay=
                                 "every=72,delay=72 every=72,delay=0 every=144,delay=72 every=36,delay=36",
                                 "every=140,delay=140 every=140,delay=0 every=280,delay=280 every=280,delay=0"),
                       every="local.every", delay="local.delay")  # fmt: skip
-# Many machines may need smaller batches. With 224 tokens instead of 448, a machine has 4% fewer words/s.
+# Many machines may need smaller batches. With 224 tokens instead of 448, a machine has 7% fewer words/s.
 _BATCHES = dict.fromkeys(MACHINES.values(), ("batch.tokens=448", "batch.tokens=224", "batch.tokens=112"))
 SYSTEMS: dict[str, System] = {
     ALONE: System("single", ("cluster.nodes=1 x 1",), _knobs(*_ONE_BATCH), _BATCHES, singly=True),

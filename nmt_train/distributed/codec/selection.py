@@ -15,7 +15,7 @@ _NOT_FINITE = "the vector to be sent is not finite"
 _STRIDE = 17  # of a sample of a row; odd, so that it does not always hit the same columns of a matrix
 _NEARLY = np.float32(0.9)  # the next vector is probably similar
 _ROWS = 64  # that are looked at as a whole at the same time
-_MOST_NEAR = 8  # with more than so many times the candidates, look at the whole row
+_MOST_NEAR = 8  # the most candidates, as a multiple of `keep`; with more, the whole row is looked at
 
 
 class Sample:

@@ -64,8 +64,8 @@ class DroppingConfig:
         default=None,
         ge=100,
         le=10**6,
-        description="every message also contains one of so many parts of the vector in full, in turn, so that no element waits"
-        " for ever; rounded up to a prime number; null: no part [parts]",
+        description="number of parts of the vector (rounded up to a prime number) of which every message also contains one in"
+        " full, in turn, so that no element waits forever; null: no part [parts]",
     )
 
 

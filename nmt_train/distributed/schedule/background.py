@@ -41,7 +41,7 @@ class BackgroundTask(Generic[T]):
     def take(self) -> tuple[Tensor, T]:
         """Wait for the oldest vector in flight; returns it and the result of `exchange`. Raises the error of a failed one.
 
-        After NotFinite, the task goes on with the next vector; other errors end it.
+        After NotFinite, the task continues with the next vector; other errors end it.
         """
         with self._trace.span("waiting"):
             while not self._done:
