@@ -125,7 +125,7 @@ class ParameterServer(Exchange):
             self._combine(received, parameters)
 
     def _pay_all(self, gradient: Tensor) -> None:
-        """Add what is owed. Lossy codecs would raise NotFinite between two shards, but a push must reach all of them or none."""
+        """Add what is owed. Raises NotFinite before lossy codecs would, between two pushes: all shards get one, or none."""
         self._pay(self._owes, gradient)
         lossy = any(not codec.lossless for codec in self._up.values())
         if lossy and not gradient.is_meta and not torch.isfinite(torch.linalg.vector_norm(gradient)):
