@@ -13,6 +13,7 @@ from nmt_train.distributed.context import BuildContext, Mode
 from nmt_train.distributed.exchange import EXCHANGES
 from nmt_train.distributed.exchange.parameter_server.update_rules import RULES
 from nmt_train.distributed.schedule import SCHEDULES, chosen
+from nmt_train.distributed.schedule.overlap import Overlap
 from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.distributed.transport import Transport
 from nmt_train.modes.compatibility import refuse
@@ -25,7 +26,8 @@ _BUCKETS = 8  # with more buckets, the first one is sent earlier; 8 are as fast 
 # Values of keys that neither the configuration nor the row of the mode sets.
 _LEFT_TO_THE_MODE = {
     "optimizer.name": "adam", "local.every": 100, "local.outer": "none", "local.delay": 0, "exchange.rule": "async",
-    "exchange.bundle": 1, "exchange.backup": 0,
+    "exchange.bundle": 1, "exchange.backup": 0, "exchange.one_node_at_a_time": False, "dropping.up": 0.99,
+    "overlap.local_update": "sum",
 }  # fmt: skip
 _ALONE, _TOGETHER = "single", "sync"  # the modes of one rank and of several if the configuration names none
 _OF_SEVERAL = "server"  # replaces the exchange of a single-rank mode if there are several ranks
@@ -135,7 +137,9 @@ def in_force(config: Config, nodes: tuple[int, ...]) -> dict[str, str]:
     found = {f"override.{key}": f"{getattr(mode, key)} ({own})" for key in ("schedule", "exchange", "up", "down")}
     if len(nodes) > 1:
         found["optimizer.at"] = f"{mode.optimizer} ({own if config.optimizer.at is None else 'configured'})"
-    for section in ("optimizer", "local", "exchange"):
+    down, drops = CODECS[mode.down], CODECS[mode.up].drops and not CODECS[mode.up].fixed_share
+    optional = {"dropping": drops, "overlap": issubclass(SCHEDULES[mode.schedule], Overlap)}
+    for section in ("optimizer", "local", "exchange", *(name for name, used in optional.items() if used)):
         before, after = vars(getattr(config, section)), vars(getattr(now, section))
         for key in (key for key in before if before[key] != after[key]):
             reason = "stop.after" if key == "cosine_until" else own
@@ -144,7 +148,6 @@ def in_force(config: Config, nodes: tuple[int, ...]) -> dict[str, str]:
                     f"{shown(before[key])} configured, but updates of {apart} workers are added up: see optimizer.async_{key}"
                 )
             found[f"{section}.{key}"] = f"{shown(after[key])} ({reason})"
-    down = CODECS[mode.down]
     if EXCHANGES[mode.exchange].sharded and down.drops and not down.fixed_share and len(nodes) > 1:
         pushes = mode.workers - now.exchange.knows_own(mode.optimizer == "worker", CODECS[mode.up].build(now, 0.0).biased)
         found["dropping.down"] = (

@@ -14,8 +14,8 @@ from nmt_train.distributed.schedule import SCHEDULES, chosen
 
 # The keys of `exchange` that only exchange server uses, with their default values.
 _ONLY_OF_SHARDS = {
-    "per": "device", "one_channel_per_node": False, "local_gradient": False, "rule": "async", "bundle": 1, "backup": 0,
-    "shards": None,
+    "per": "device", "one_channel_per_node": False, "one_node_at_a_time": False, "local_gradient": False, "rule": "async",
+    "bundle": 1, "backup": 0, "shards": None,
 }  # fmt: skip
 
 
@@ -199,6 +199,11 @@ def _shards(mode: Mode, config: Config) -> str | None:
     holds = RULES[settings.rule or "async"].holds
     if holds and settings.one_channel_per_node:
         return "exchange.one_channel_per_node: lets one rank of a node exchange at a time, but a round waits for all; remove it"
+    if holds and settings.one_node_at_a_time:
+        return (
+            "exchange.one_node_at_a_time: a worker waits for one machine's answer, but in rounds this answer waits for all"
+            " workers; remove it"
+        )
     if holds and settings.backup and not up.lossless:
         return (
             f"exchange.backup: discards late pushes, which with override.up {mode.up} also contain parts of earlier gradients;"

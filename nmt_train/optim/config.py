@@ -11,6 +11,8 @@ from nmt_train.common.duration import Duration
 from nmt_train.common.section import STRICT, listed, one_of
 from nmt_train.optim.torch_optimizers import OPTIMIZERS
 
+Unchanged = Literal["unchanged"]
+
 
 @dataclass(frozen=True, config=STRICT)
 class OptimizerConfig:
@@ -26,12 +28,11 @@ class OptimizerConfig:
     warmup: int = Field(
         default=4000, ge=0, le=10**9, description="length of the linear rise from zero to learning_rate [updates]"
     )
-    async_warmup: int | None = Field(
+    async_warmup: Annotated[int, Field(ge=0, le=10**9)] | Unchanged | None = Field(
         default=None,
-        ge=0,
-        le=10**9,
-        description="warmup where the updates of n workers are added up, as in asynchronous modes; null: warmup times n^(2/3),"
-        " divided by n if it counts a worker's own local steps [updates]",
+        description="warmup where the updates of n workers are added up, as in asynchronous modes: a number, or unchanged"
+        " (warmup itself); null: warmup times n^(2/3), divided by n if it counts a worker's own local steps, but unchanged in"
+        " thesis-sparse and thesis-sparse-overlap [updates]",
     )
     step_every: int = Field(default=10_000, ge=1, le=10**9, description="schedule step: interval between two decays [updates]")
     step_factor: float = Field(default=0.5, gt=0, le=1, description="schedule step: factor of each decay")
@@ -57,12 +58,11 @@ class OptimizerConfig:
     )
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum, nesterov: momentum coefficient")
     beta1: float = Field(default=0.9, ge=0, lt=1, description="adam, adamw: decay of the running mean of gradients")
-    async_beta1: float | None = Field(
+    async_beta1: Annotated[float, Field(ge=0, lt=1)] | Unchanged | None = Field(
         default=None,
-        ge=0,
-        lt=1,
-        description="adam, adamw: beta1 where the updates of n workers are added up; null: beta1 - (1 - 1/n), at least 0,"
-        " because asynchrony acts as momentum (Mitliagkas et al. 2016)",
+        description="adam, adamw: beta1 where the updates of n workers are added up: a number, or unchanged (beta1 itself);"
+        " null: beta1 - (1 - 1/n), at least 0, because asynchrony acts as momentum (Mitliagkas et al. 2016), but unchanged in"
+        " thesis-sparse and thesis-sparse-overlap",
     )
     beta2: float = Field(default=0.98, ge=0, lt=1, description="adam, adamw: decay of the running mean of squared gradients")
     decay: float = Field(

@@ -33,7 +33,10 @@ def for_async_workers(workers: int, config: OptimizerConfig, own_steps: bool = F
     """
     if workers == 1:
         return config
-    beta1 = max(0.0, config.beta1 - (1 - 1 / workers)) if config.async_beta1 is None else config.async_beta1
-    longer = workers ** (2 / 3) / (workers if own_steps else 1)
-    warmup = round(longer * config.warmup) if config.async_warmup is None else config.async_warmup
+    beta1 = config.beta1 if isinstance(config.async_beta1, str) else config.async_beta1
+    warmup = config.warmup if isinstance(config.async_warmup, str) else config.async_warmup
+    if beta1 is None:
+        beta1 = max(0.0, config.beta1 - (1 - 1 / workers))
+    if warmup is None:
+        warmup = round(workers ** (2 / 3) / (workers if own_steps else 1) * config.warmup)
     return dataclasses.replace(config, beta1=beta1, warmup=warmup)

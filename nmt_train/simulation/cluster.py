@@ -156,6 +156,16 @@ class ClusterConfig:
     profile: str | None = Field(default=None, description="a file that nmt-simulate --profile wrote, instead of `device`")
     network: LinkConfig = Field(description="between machines: the network card of each machine")
     inside: LinkConfig = Field(description="between devices of a machine: the connection of each device")
+    host: Bandwidth | None = Field(
+        default=None,
+        description="bandwidth between a device's memory and its machine's, in each direction; a message to or from another"
+        " machine is copied first and last, and these copies use the bus; null: such copies take no time",
+    )
+    one_client_at_a_time: bool = Field(
+        default=False,
+        description="the shards of a machine serve one worker of another machine at a time, from the first byte of its push to"
+        " the last byte of the answer, like the thesis's single server thread of a machine",
+    )
     bus: Bandwidth | None = Field(default=None, description="bandwidth of a bus that all transfers inside a machine share")
     transfers: Literal["share", "turns"] = Field(
         default="share",

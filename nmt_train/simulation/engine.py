@@ -17,7 +17,8 @@ from nmt_train.distributed.transport import NAMES, Aborted, Ended, Lost, Tag, de
 from nmt_train.simulation import faults
 from nmt_train.simulation.fluid import Shares
 from nmt_train.simulation.kernel import Future, Kernel, current
-from nmt_train.simulation.network import Network
+from nmt_train.simulation.network import Network, Route
+from nmt_train.simulation.server_turns import ServerTurns
 from nmt_train.simulation.virtual_transport import VirtualTransport
 
 
@@ -39,6 +40,7 @@ class Engine:
         faults.schedule(self, deadline)
 
     def _connect(self, original_ranks: Sequence[int]) -> None:
+        self._turns = ServerTurns()
         places, fault_tolerant = [self.network.nodes[rank] for rank in original_ranks], bool(self.network.cluster.kills)
         self.transports = transports = list[VirtualTransport]()
         for rank in range(len(original_ranks)):
@@ -94,16 +96,32 @@ class Engine:
         One connection leads from each rank to each other rank; it carries one message at a time.
         """
         entry, start, receiver = transport.departs(to, tag, message), [transport.now()], transport.peers[to]
-        route, line = self.network.route(transport.original_rank, receiver.original_rank), transport.lines[to]
-        size = self.network.size(tag, message)
+        ends, line = (transport.original_rank, receiver.original_rank), transport.lines[to]
+        route, copies, size = self.network.route(*ends), self.network.copies(*ends), self.network.size(tag, message)
+        here, there = (self.network.nodes[rank] for rank in ends)
+        takes_turns = self.network.cluster.one_client_at_a_time and here != there
+
+        def begin() -> None:
+            if not (size and route.capacities):
+                self.kernel.soon(left)
+                return
+            line.append(leave)
+            if len(line) == 1:
+                leave()
 
         def leave() -> None:
             if isinstance(transport.failure, Ended):  # messages that have not left yet are lost
                 line.clear()
                 return
             start[0] = transport.now()
-            self.network.burden(self.shares, transport.original_rank, receiver.original_rank, message.bytes)
-            self.network.transfer(self.shares, size, route).callbacks.append(next_one)
+            self.network.burden(self.shares, *ends, message.bytes)
+            if copies:
+                self._pass(size, copies[0], cross)
+            else:
+                self._pass(size, route, next_one)
+
+        def cross(event: simpy.Event) -> None:
+            self._pass(size, route, next_one)
 
         def next_one(event: simpy.Event) -> None:
             line.popleft()
@@ -114,18 +132,24 @@ class Engine:
         def left(event: simpy.Event) -> None:
             done.set_result()
             self._tell(transport, tag, False, start[0])
-            self.kernel.after(route.latency + self.network.delay(transport.original_rank, receiver.original_rank), arrived)
+            if takes_turns and tag == Tag.ANSWER:
+                self._turns.answered(here)
+            self.kernel.after(route.latency + self.network.delay(*ends), copy if size and copies else arrived)
+
+        def copy(event: simpy.Event) -> None:
+            self._pass(size, copies[1], arrived)
 
         def arrived(event: simpy.Event) -> None:
             self._tell(receiver, tag, True, start[0])
             receiver.arrived(transport.rank, tag, entry)
 
-        if size and route.capacities:
-            line.append(leave)
-            if len(line) == 1:
-                leave()
+        if takes_turns and tag == Tag.PUSH:
+            self._turns.push(there, transport.original_rank, begin)
         else:
-            self.kernel.soon(left)
+            begin()
+
+    def _pass(self, size: float, route: Route, then: Callable[[simpy.Event], None]) -> None:
+        self.network.transfer(self.shares, size, route).callbacks.append(then)
 
     def add_up(self, transport: VirtualTransport, vector: Tensor, done: Future) -> None:
         """Once every rank has called this, replace each of their vectors by the sum of all."""

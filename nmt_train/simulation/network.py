@@ -41,6 +41,7 @@ class Network:
         self._costs = cluster.device or DeviceConfig()
         self.devices = [Capacity(1.0) for _ in self.nodes]
         self._out, self._in = ([Capacity(cluster.inside.bandwidth) for _ in self.nodes] for _ in range(2))
+        self._to_host, self._from_host = ([Capacity(cluster.host or 1.0) for _ in self.nodes] for _ in range(2))
         self._buses = [Capacity(cluster.bus) for _ in cluster.nodes] if cluster.bus else None
         self._cards_out, self._cards_in = ([Capacity(cluster.network.bandwidth) for _ in cluster.nodes] for _ in range(2))
         self._slower = defaultdict(lambda: 1.0, {straggler.rank: straggler.factor for straggler in cluster.stragglers})
@@ -67,9 +68,18 @@ class Network:
         if start == end:
             return Route((), 0.0)
         if one == other:
-            bus = (self._buses[one],) if self._buses else ()
-            return Route((self._out[start], *bus, self._in[end]), self.cluster.inside.latency)
+            return Route((self._out[start], *self._bus(one), self._in[end]), self.cluster.inside.latency)
         return Route((self._cards_out[one], self._cards_in[other]), self.cluster.network.latency)
+
+    def _bus(self, node: int) -> tuple[Capacity, ...]:
+        return (self._buses[node],) if self._buses else ()
+
+    def copies(self, start: int, end: int) -> tuple[Route, ...]:
+        """The copies between the memory of a device and of its machine, before a message leaves and when it has arrived."""
+        one, other = self.nodes[start], self.nodes[end]
+        if one == other or self.cluster.host is None:
+            return ()
+        return Route((self._to_host[start], *self._bus(one)), 0.0), Route((self._from_host[end], *self._bus(other)), 0.0)
 
     def transfer(self, shares: Shares, size: float, route: Route) -> simpy.Event:
         """An event that triggers when `size` bytes have passed all capacities of the route."""

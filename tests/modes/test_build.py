@@ -124,6 +124,24 @@ def test_many_workers_warm_up_for_longer() -> None:
     assert [for_async_workers(workers, given).warmup for workers in (1, 2)] == [400, 500]
 
 
+def test_the_rules_for_asynchronous_workers_can_be_switched_off() -> None:
+    given = OptimizerConfig(beta1=0.9, warmup=400, async_beta1="unchanged", async_warmup="unchanged")
+    adapted = for_async_workers(8, given)
+    assert (adapted.beta1, adapted.warmup) == (0.9, 400)
+
+
+@pytest.mark.parametrize("mode", ["thesis-sparse", "thesis-sparse-overlap"])
+def test_the_thesis_s_own_modes_have_none_of_our_rules(make: Make, mode: str) -> None:
+    config = make(mode=mode)
+    row = modes.check(config, (0, 1))
+    now = modes.effective(row, config)
+    assert row.optimizer == "shard"
+    assert (now.dropping.up, now.dropping.down) == (0.999, 0.999)
+    assert (now.optimizer.beta1, now.optimizer.warmup) == (config.optimizer.beta1, config.optimizer.warmup)
+    assert now.overlap.local_update == "none"
+    assert now.exchange.one_node_at_a_time is True
+
+
 def test_workers_whose_pushes_are_bundled_count_as_one(make: Make) -> None:
     config = make(mode="vanilla", exchange__bundle=2, optimizer__warmup=100, optimizer__beta1=0.9)
     flat, transport = FlatModel(nn.Linear(2, 1)), LocalTransport()

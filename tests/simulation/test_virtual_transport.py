@@ -72,6 +72,54 @@ def test_devices_of_one_machine_talk_without_its_card() -> None:
     assert times[1:] == [1.0, 2 + LATENCY]
 
 
+def test_messages_between_machines_are_copied_through_the_memory_of_both() -> None:
+    inside = LinkConfig("1 GB/s", "0s")
+
+    def send(transport: VirtualTransport) -> float:
+        transport.send(1, Tag.PUSH, load(2000))
+        return float(transport.send(2, Tag.PUSH, load(2000)).result() or transport.now())
+
+    # To another machine: 0.5 s to the memory of the machine, 2 s over the network, 0.5 s to the device. Inside: no copies.
+    times = together(engine([2, 1], inside=inside, host="4 kB/s"), send, arrival, arrival)
+    assert times == [2.5, 2e-6, 3 + LATENCY]
+
+
+def test_copies_to_a_machines_memory_share_its_bus() -> None:
+    def send(transport: VirtualTransport) -> None:
+        transport.send(2, Tag.PUSH, load(1000))
+
+    # Two copies of 1,000 bytes share the bus for 1 s, both transfers the card for 2 s, and two copies the other bus.
+    cluster = engine([2, 1], host="4 kB/s", bus="2 kB/s")
+    assert together(cluster, send, send, lambda its: (arrival(its), arrival(its))[1])[2] == 1 + 2 + LATENCY + 1
+
+
+def served(transport: VirtualTransport) -> None:
+    """Answer three pushes."""
+    for _ in range(3):
+        worker, _ = transport.receive(None, Tag.PUSH).result()
+        transport.spend("forward", 1)
+        transport.send(worker, Tag.ANSWER, load(1000))
+
+
+def test_a_machine_with_one_server_thread_serves_one_worker_after_the_other() -> None:
+    def one(transport: VirtualTransport) -> float:
+        transport.send(1, Tag.PUSH, load(1000))
+        return arrival(transport, 1, Tag.ANSWER)
+
+    def two(transport: VirtualTransport) -> float:
+        """The second push is of the same turn."""
+        for _ in range(2):
+            transport.send(1, Tag.PUSH, load(1000))
+        return max(arrival(transport, 1, Tag.ANSWER) for _ in range(2))
+
+    # Each push and answer takes 1 s, and the work on it 1 s.
+    alone = 3 + 2 * LATENCY
+    together_at_once = together(engine([1, 1, 1]), one, served, two)
+    in_turn = together(engine([1, 1, 1], one_client_at_a_time=True), one, served, two)
+    assert in_turn[0] == alone < together_at_once[0]
+    assert in_turn[2] == alone + 4 + LATENCY
+
+
 def test_tasks_of_a_rank_compete_for_its_device_and_stragglers_are_slower() -> None:
     def work(transport: VirtualTransport) -> float:
         other = transport.spawn("server", lambda: transport.spend("forward", 1))

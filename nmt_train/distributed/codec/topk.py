@@ -29,13 +29,19 @@ class DroppingConfig:
     the residual.
     """
 
-    up: float = Field(default=0.99, ge=0, lt=1, description="fraction of a worker's gradient that is not sent")
+    up: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="fraction of a worker's gradient that is not sent; null: as in the mode (0.99, but 0.999 in thesis-sparse"
+        " and thesis-sparse-overlap)",
+    )
     down: float | None = Field(
         default=None,
         ge=0,
         lt=1,
         description="fraction of a shard's delta that is not sent; null: chosen so that the pushes of all other workers"
-        " get through",
+        " get through (0.999 in thesis-sparse and thesis-sparse-overlap)",
     )
     sample: int = Field(
         default=10_000,
@@ -73,6 +79,7 @@ def dropped_down(config: DroppingConfig, pushes: int) -> float:
     """The fraction of a delta that is not sent, if each delta must carry the new pushes of `pushes` workers."""
     if config.down is not None:
         return config.down
+    assert config.up is not None, "the mode sets it"
     return max(0.0, 1 - max(1, pushes) * (1 - config.up))
 
 

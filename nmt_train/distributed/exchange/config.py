@@ -60,6 +60,11 @@ class ExchangeConfig:
     one_channel_per_node: bool = Field(
         default=False, description="at most one rank of a node exchanges at any time (thesis 3.4)"
     )
+    one_node_at_a_time: bool | None = Field(
+        default=None,
+        description="a worker exchanges with the shards of one machine, waits for their answers, then exchanges with the next"
+        " machine (thesis 3.3); null: as in the mode (false, but true in thesis-sparse and thesis-sparse-overlap)",
+    )
     own_updates: bool = Field(
         default=True,
         description="optimizer.at worker: a worker continues from the received parameters plus all of its own updates,"

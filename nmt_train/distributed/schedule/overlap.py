@@ -35,10 +35,10 @@ class OverlapConfig:
         le=10**6,
         description="maximum steps between two exchanges, after which the worker waits; 0: no limit [steps]",
     )
-    local_update: Literal["none", "sum", "optimizer"] = Field(
-        default="sum",
+    local_update: Literal["none", "sum", "optimizer"] | None = Field(
+        default=None,
         description="updates of a worker's own parameters between exchanges: sum (one, by the gradient that it has just sent),"
-        " optimizer (one at every step), none",
+        " optimizer (one at every step), none; null: as in the mode (sum, but none in thesis-sparse-overlap)",
     )
 
 

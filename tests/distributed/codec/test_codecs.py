@@ -238,7 +238,7 @@ DEFAULTS = {  # of the configuration
     "onebit": lambda: OneBit(),
     "qsgd": lambda: Qsgd(QsgdConfig()),
     "threshold": lambda: StromThreshold(ThresholdConfig()),
-    "top-k": lambda: TopK(DroppingConfig(), DroppingConfig().up),
+    "top-k": lambda: TopK(DroppingConfig(), 0.99),
 }
 
 

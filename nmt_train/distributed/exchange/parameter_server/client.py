@@ -7,7 +7,7 @@ answers with its parameters, or with the delta since its last answer to that wor
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.config import ExchangeConfig
 from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.exchange.parameter_server.node_channel import NodeChannel
-from nmt_train.distributed.exchange.parameter_server.per_node import PerNode, first_ranks
+from nmt_train.distributed.exchange.parameter_server.per_node import PerNode, by_node, first_ranks
 from nmt_train.distributed.exchange.parameter_server.replication import Replication
 from nmt_train.distributed.exchange.parameter_server.requests import Pull, Push
 from nmt_train.distributed.exchange.parameter_server.service import ShardService
@@ -89,6 +89,8 @@ class ParameterServer(Exchange):
         others = [other for other in self._holders if other != rank or not self._bypass]
         # Every worker starts with a different shard; otherwise all workers would push to the same one first.
         self._others = [other for other in others if other > rank] + [other for other in others if other <= rank]
+        # Groups of shards that the worker exchanges with one after the other.
+        self._turns = by_node(self._others, self._transport.nodes) if config.one_node_at_a_time else [self._others]
         self._up: dict[int, Codec] = {}
         for other in self._others if self._pushes else []:
             codec = traffic.up()
@@ -117,11 +119,12 @@ class ParameterServer(Exchange):
                 self._newest = gradient.clone()
                 self._local.step(self._newest, received, self.updates)
             self._pay_all(gradient)
-            for rank in self._others:
-                self._push(rank, gradient, received, Push.EXCHANGE, weight)
-            if self._bypass:
-                self.service.push_directly(gradient[self._shard], weight, received[self._shard])
-            self._take_answers(received)
+            for turn, ranks in enumerate(self._turns):
+                for rank in ranks:
+                    self._push(rank, gradient, received, Push.EXCHANGE, weight)
+                if self._bypass and turn == 0:
+                    self.service.push_directly(gradient[self._shard], weight, received[self._shard])
+                self._take_answers(ranks, received)
             self._combine(received, parameters)
 
     def _pay_all(self, gradient: Tensor) -> None:
@@ -175,16 +178,17 @@ class ParameterServer(Exchange):
     def fetch(self, parameters: Tensor) -> None:
         with self._trace.span("sync"):
             received = parameters if self._received is None else self._received
-            for rank in self._others:
-                self._transport.send(rank, Tag.PUSH, Message((Push.FETCH,)))
-            if self._bypass:
-                self.service.copy_to(received[self._shard])
-            self._take_answers(received)
+            for turn, ranks in enumerate(self._turns):
+                for rank in ranks:
+                    self._transport.send(rank, Tag.PUSH, Message((Push.FETCH,)))
+                if self._bypass and turn == 0:
+                    self.service.copy_to(received[self._shard])
+                self._take_answers(ranks, received)
             self._combine(received, parameters)
 
-    def _take_answers(self, received: Tensor) -> None:
+    def _take_answers(self, ranks: Sequence[int], received: Tensor) -> None:
         self._latest = received
-        answers = [(rank, self._transport.receive(rank, Tag.ANSWER)) for rank in self._others]
+        answers = [(rank, self._transport.receive(rank, Tag.ANSWER)) for rank in ranks]
         for rank, answer in answers:
             with self._trace.span("waiting"):
                 message = answer.result()[1]

@@ -21,6 +21,14 @@ def first_ranks(nodes: Sequence[int]) -> list[int]:
     return [rank for rank, node in enumerate(nodes) if nodes.index(node) == rank]
 
 
+def by_node(ranks: Sequence[int], nodes: Sequence[int]) -> list[list[int]]:
+    """Group ranks by their nodes, in the order of each node's first rank in `ranks`; at least one group, which may be empty."""
+    groups: dict[int, list[int]] = {}
+    for rank in ranks:
+        groups.setdefault(nodes[rank], []).append(rank)
+    return list(groups.values()) or [[]]
+
+
 class PerNode(ExchangeWrapper):
     """Any exchange, used by the first rank of each node for all of the node's ranks.
 

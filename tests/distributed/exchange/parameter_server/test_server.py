@@ -263,6 +263,27 @@ def test_one_channel_lets_one_rank_of_a_node_exchange_at_a_time() -> None:
     torch.testing.assert_close(copies[0], START - 0.1 * 120, atol=1e-4, rtol=0)
 
 
+def test_one_node_at_a_time_waits_for_the_answers_of_a_machine_before_it_turns_to_the_next() -> None:
+    begun: list[str] = []
+
+    class Watched(ParameterServer):
+        def _push(self, rank: int, *given: Any) -> Any:
+            begun.append(f"push to {rank}")
+            return super()._push(rank, *given)
+
+        def _take_answers(self, ranks: Sequence[int], received: Tensor) -> None:
+            super()._take_answers(ranks, received)
+            begun.append(f"answers of {list(ranks)}")
+
+    in_turn = ExchangeConfig(one_node_at_a_time=True)
+    made = [Watched(context(its, START, optimizer=ADAM, exchange=in_turn)) for its in transports([0, 1, 1, 0])]
+    copy, given = START.clone(), gradients(2)
+    made[2].sync(given[0].clone(), copy)
+    assert begun == ["push to 3", "push to 0", "answers of [3, 0]", "push to 1", "answers of [1]"]
+    made[2].sync(given[1].clone(), copy)
+    assert torch.equal(copy, sequential(given))
+
+
 def test_devices_of_a_node_join_first_and_all_get_the_answer() -> None:
     nodes = [0, 0, 1]
     all_wires = transports(nodes)
