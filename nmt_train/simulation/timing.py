@@ -17,7 +17,7 @@ from nmt_train.common.duration import Duration
 from nmt_train.config import Config
 from nmt_train.corpus.batch import Turn
 from nmt_train.corpus.data_shard import DataShard, Position
-from nmt_train.distributed.transport import OF_MODEL
+from nmt_train.distributed.transport import TRAINING
 from nmt_train.simulation.cluster import ClusterConfig
 from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.network import Network
@@ -38,8 +38,8 @@ def count(shapes: Shapes) -> int:
 class RankTiming:
     """The timing of one rank. seconds: when its last step ended on the virtual clock, which starts at 0.
 
-    words_per_second: target tokens, without the first steps. spent: seconds by thread and span name. sent: bytes charged for
-    sent messages. spans: recorded if tracing is on.
+    words_per_second: target tokens, without the first steps. spent: seconds by thread and span name. sent: bytes of
+    training messages, without the initial parameters. spans: recorded if tracing is on.
     """
 
     node: int
@@ -185,7 +185,7 @@ def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
             node=its.worker.transport.nodes[its.worker.transport.rank],
             words_per_second=its.words_per_second,
             spent={thread: dict(spans) for thread, spans in its.worker.trace.spent.items()},
-            sent=sum(its.worker.transport.sent[tag][1] for tag in OF_MODEL) * engine.network.scale,
+            sent=sum(its.worker.transport.sent[tag][1] for tag in TRAINING) * engine.network.scale,
             spans=its.worker.trace.take(),
             seconds=its.end,
         )

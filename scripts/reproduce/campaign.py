@@ -14,7 +14,6 @@ from pathlib import Path
 from prepare import BIN, ROOT
 
 from nmt_train.common.errors import UserError
-from nmt_train.run.log import validations
 from reproduce.runs import Setup
 
 
@@ -37,11 +36,6 @@ class Job:
                 self.command, cwd=ROOT, stdout=output if self.output else log, stderr=log, env=environment,
                 start_new_session=True,
             )  # fmt: skip
-
-    def reached(self, best: float, words: float) -> bool:
-        """Whether a training run has reached cross-entropy `best` and trained on `words` words."""
-        seen = validations(self.run)
-        return bool(seen) and seen[-1]["words"] >= words and min(event["cross-entropy"] for event in seen) <= best
 
     def end(self, process: subprocess.Popen[bytes]) -> None:
         if process.wait() not in (0, 128 + signal.SIGTERM):

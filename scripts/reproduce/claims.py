@@ -1,18 +1,26 @@
 """Checks claims of papers against the results of runs.
 
-A claim holds if the runs confirm its order and its size; it holds in part if they confirm only the order.
+A claim consists of clauses. It holds if all of them do, and in part if some do; the verdict names those that do not.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from nmt_train.common.errors import UserError
-from reproduce.runs import Missing, NotReached, Runs
+from reproduce.runs import Missing, Runs
 
-HOLDS, IN_PART, NOT = "holds", "holds in part", "does not hold"
+HOLDS, IN_PART, NOT, INCONCLUSIVE = "holds", "holds in part", "does not hold", "inconclusive"
+
+
+@dataclass(frozen=True)
+class Clause:
+    """One statement of a claim. holds: None if the runs cannot tell."""
+
+    says: str
+    holds: bool | None
 
 
 Found = TypeVar("Found", bound=Runs)
@@ -20,17 +28,42 @@ Found = TypeVar("Found", bound=Runs)
 
 @dataclass(frozen=True)
 class Claim(Generic[Found]):
-    """One row. `judge` returns our result as text, and a verdict; `why`: the reason if the claim does not hold fully."""
+    """One row. `judge` returns our result as text, and the clauses; `why`: the reason if the claim does not hold fully.
+
+    fitted: a figure of the claim to which the simulated cluster was fitted, so that it is not a finding.
+    """
 
     id: str
     source: str
     says: str
-    judge: Callable[[Found], tuple[str, str]]
+    judge: Callable[[Found], tuple[str, Sequence[Clause]]]
     why: str = ""
+    fitted: str = ""
 
 
-def verdict(order: bool, size: bool) -> str:
-    return (HOLDS if size else IN_PART) if order else NOT
+def verdict(clauses: Sequence[Clause]) -> str:
+    """In words, with the clauses that do not hold or are not decided."""
+    holding, failing, open_ = ([its for its in clauses if its.holds is value] for value in (True, False, None))
+    unless = [f"not: {_joined(failing)}"] * bool(holding and failing) + [f"{INCONCLUSIVE}: {_joined(open_)}"] * bool(open_)
+    if failing:
+        return (IN_PART if holding else NOT) + (f" ({'; '.join(unless)})" if unless else "")
+    if open_:
+        return INCONCLUSIVE + (f" ({_joined(open_)}; the rest holds)" if holding else "")
+    return HOLDS
+
+
+def _joined(clauses: Sequence[Clause]) -> str:
+    return ", ".join(its.says for its in clauses)
+
+
+def within(values: Sequence[float], low: float = -math.inf, high: float = math.inf) -> bool | None:
+    """Whether all values (one per seed) lie in a range. None: some do and some do not, or a value is not a number."""
+    inside = [low <= value <= high for value in values]
+    if any(math.isnan(value) for value in values) or not inside:
+        return None
+    if all(inside):
+        return True
+    return False if max(values) < low or min(values) > high else None
 
 
 def table(claims: Sequence[Claim[Found]], found: Found, source: str, whose: str) -> list[str]:
@@ -38,22 +71,17 @@ def table(claims: Sequence[Claim[Found]], found: Found, source: str, whose: str)
     lines = [f"| row | {source} | {whose} | here | verdict |", "|---|---|---|---|---|"]
     for claim in claims:
         try:
-            text, judged = claim.judge(found)
+            text, clauses = claim.judge(found)
+            judged = verdict(clauses)
             if judged != HOLDS and claim.why:
                 judged += f": {claim.why}"
-        except (Missing, NotReached) as reason:
+            if claim.fitted:
+                judged += f"; fitted: {claim.fitted}"
+        except Missing as reason:
             text, judged = str(reason), "-"
-        except UserError:
-            text, judged = "not all of its runs were made", "-"
         lines.append(f"| {claim.id} | {claim.source} | {claim.says} | {text} | {judged} |")
     return [*lines, ""]
 
 
 def listed(values: Sequence[float], what: str) -> str:
     return f"{what}: {', '.join(f'{value:,.0f}' for value in values)}"
-
-
-def as_fast(found: dict[str, float], than: str = "as 1x1") -> str:
-    shown = ", ".join(f"{name} {value:.2f}x" for name, value in found.items() if value)
-    never = ", ".join(name for name, value in found.items() if not value)
-    return "; ".join([f"{shown} as fast {than}"] * bool(shown) + [f"not reached in time: {never}"] * bool(never))

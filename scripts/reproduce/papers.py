@@ -5,10 +5,15 @@ Arnold 2016.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+from nmt_train.distributed.codec import CODECS as ALL_CODECS
+from nmt_train.simulation import cluster
+from nmt_train.simulation.analytic import Symbols, symbols
 from reproduce.runs import Setup
 
 WORDS = 2e6  # target words of every training run
+CLUSTERS = Path(__file__).resolve().parents[2] / "configs" / "clusters"
 STEPS = 40  # steps of every rank in a timing
 
 
@@ -31,6 +36,13 @@ def at_batch(seconds: float, mode: str, *options: str) -> Setup:
     forward, backward = f"{seconds / 3 * 1e3:.0f}ms", f"{seconds / 1.5 * 1e3:.0f}ms"
     times = (f"cluster.device.forward.seconds={forward}", f"cluster.device.backward.seconds={backward}")
     return Setup(mode, "pipesgd", (*times, *options))
+
+
+def predicted(codec: str) -> Symbols:
+    """Pipe-SGD's symbols for its cluster and a codec; `l_comm` is the exchange of Eq. 5, `l_up` the update."""
+    described = cluster.load(CLUSTERS / "pipesgd.yml")
+    assert described.scale is not None
+    return symbols(described, round(described.scale.parameters), ALL_CODECS[codec].build(None, 0.0), 0)
 
 
 def all_reduce(seconds: float) -> Setup:
@@ -66,17 +78,18 @@ WARMED = {codec: Setup("pipe", "pipesgd", (f"override.up={codec}", "pipeline.war
 # Strom 2015
 SPEEDS = {1: 1.0, 5: 4.3, 10: 8.7, 20: 17.0, 40: 33.0, 80: 54.0}  # nodes: relative speed (Table 2)
 DENSITY = 1 / 846  # fraction of elements sent at the paper's threshold of 4 (Table 3)
+_STROMS_WORDS = ("threshold.coding=words",)  # 32 bits per element, without entropy coding, as in the paper's tables
 TAUS = (0.0003, 0.001, 0.003, 0.01, 0.03)
 
 
 def strom_nodes(nodes: int) -> Setup:
     if nodes == 1:
         return Setup("single", "strom", ("cluster.nodes=1 x 1",))
-    return Setup("strom", "strom", (f"cluster.nodes={nodes} x 1", f"threshold.density={DENSITY:.6f}"))
+    return Setup("strom", "strom", (f"cluster.nodes={nodes} x 1", f"threshold.density={DENSITY:.6f}", *_STROMS_WORDS))
 
 
 def strom_tau(tau: float) -> Setup:
-    return Setup("strom", "strom", (f"threshold.tau={tau}",))
+    return Setup("strom", "strom", (f"threshold.tau={tau}", *_STROMS_WORDS))
 
 
 def strom_coding(coding: str) -> Setup:
@@ -96,10 +109,19 @@ def downpour(workers: int, optimizer: str = "adagrad") -> Setup:
     return Setup("downpour", "downpour", (*options, "optimizer.schedule=constant"))
 
 
-# Arnold 2016: eight workers whose speeds differ
-ASYNC = Setup("vanilla", "arnold")
-AWARE = Setup("staleness-aware", "arnold", (as_together(8),))
-TOGETHER = Setup("sync", "arnold", together(8))
+# Arnold 2016: eight workers whose speeds differ; each rule has the best of three learning rates.
+def _tuned(mode: str, rate: float, *options: str) -> dict[str, Setup]:
+    """By rate: half of `rate`, `rate` itself and twice this rate."""
+    rates = (f"{rate * factor:.4g}" for factor in (0.5, 1, 2))
+    return {its: Setup(mode, "arnold", (*options, f"optimizer.learning_rate={its}")) for its in rates}
+
+
+TUNED: dict[str, dict[str, Setup]] = {
+    "sync": _tuned("sync", 0.003 * math.sqrt(8), together(8)[0]),
+    "asynchronous": _tuned("vanilla", 0.003),
+    "staleness-aware": _tuned("staleness-aware", 0.003 * math.sqrt(8)),
+}
+TOGETHER, ASYNC, AWARE = (tuple(rates.values())[1] for rates in TUNED.values())
 BUNDLES = (2, 4, 8)
 
 
@@ -116,5 +138,5 @@ TRAINED: tuple[Setup, ...] = (
     SYNC, *(of_width(width) for width in WIDTHS), *WARMED.values(),
     STROM_ALONE, *STROMS, strom_coding("golomb-rice"),
     *(downpour(workers) for workers in WORKERS), *(downpour(workers, "sgd") for workers in (2, 8)),
-    ASYNC, AWARE, TOGETHER, *(softsync(bundle) for bundle in BUNDLES),
+    *(setup for rates in TUNED.values() for setup in rates.values()), *(softsync(bundle) for bundle in BUNDLES),
 )  # fmt: skip

@@ -1,19 +1,21 @@
-"""Reads the results of simulated runs: speeds, curves, bytes."""
+"""What simulated runs found: validations, speeds and bytes. Two CSV files keep it, so that pages need no run folders."""
 
 from __future__ import annotations
 
+import csv
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from nmt_train.common.errors import UserError
-from nmt_train.distributed.transport import OF_MODEL
+from nmt_train.distributed.transport import TRAINING
 from nmt_train.run.log import events, validations
+
+CURVES, MEASURES = "curves.csv", "measures.csv"
+_LINE = 5  # validations through which a line is fitted: one validation alone is too noisy
 
 
 @dataclass(frozen=True)
@@ -29,25 +31,9 @@ class Setup:
         parts = [self.mode, self.cluster, *(option.split(".", 1)[-1] for option in self.options)]
         return re.sub(r"[^\w.=-]", "", "-".join(parts))
 
-
-def points(folder: Path, output: Path) -> None:
-    """Write every validation of every finished run in `folder` to a CSV file."""
-    lines = ["run,seconds,words,cross-entropy"]
-    for run in sorted(path.parent for path in folder.glob("*/finished")):
-        for event in validations(run):
-            lines.append(f"{run.name},{event['seconds']:.0f},{event['words']},{event['cross-entropy']:.4f}")
-    output.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-class NotReached(Exception):
-    """A run ended before it reached the target cross-entropy."""
-
-
-class Missing(UserError):
-    """A run's log lacks the events that would answer a question."""
-
-
-_LINE = 5  # validations through which a line is fitted: one validation alone is too noisy
+    def with_seed(self, seed: int) -> Setup:
+        """The same run with another random seed; seed 1 is the default of every configuration."""
+        return self if seed == 1 else replace(self, options=(*self.options, f"seed={seed}"))
 
 
 def line(found: Sequence[dict[str, Any]], of: str) -> tuple[float, float]:
@@ -59,11 +45,11 @@ def line(found: Sequence[dict[str, Any]], of: str) -> tuple[float, float]:
     return mean - slope * middle, slope
 
 
-def fitted(found: Sequence[dict[str, Any]], words: float) -> float:
-    """Cross-entropy after `words` words, on the line through the last five validations up to there."""
-    before = [event for event in found if event["words"] <= words * (1 + 1e-6)][-_LINE:]
-    intercept, slope = line(before, "words")
-    return intercept + slope * words
+def fitted(found: Sequence[dict[str, Any]], place: float, of: str = "words") -> float:
+    """Cross-entropy after `place` words (or seconds), on the line through the last five validations up to there."""
+    before = [event for event in found if event[of] <= place * (1 + 1e-6)][-_LINE:]
+    intercept, slope = line(before, of)
+    return intercept + slope * place
 
 
 def crossing(found: Sequence[dict[str, Any]], target: float) -> float:
@@ -77,107 +63,110 @@ def crossing(found: Sequence[dict[str, Any]], target: float) -> float:
     return float("inf")
 
 
-_GAP = 1.5  # times the usual distance between two events; a missing event makes the distance 2
+class Missing(UserError):
+    """A run was not made, or its log lacks what would answer a question."""
 
 
 class Runs:
-    """The results of the runs in `folder`: speeds from `timing/<name>`, curves from `training/<name>`.
+    """The files curves.csv (every validation of every run) and measures.csv (numbers of runs) in `folder`.
 
-    Methods raise UserError if a run is missing or has no file `finished`.
+    Timings and training runs have the same names; a timing's measures begin with `timing `. Methods raise Missing if a run was
+    not made.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._curves: dict[str, list[dict[str, Any]]] = {}
+        self._measures: dict[tuple[str, str], float] = {}
+        for row in _rows(folder / CURVES):
+            event = {"seconds": float(row["seconds"]), "words": int(row["words"]), "cross-entropy": float(row["cross-entropy"])}
+            self._curves.setdefault(row["run"], []).append(event)
+        for row in _rows(folder / MEASURES):
+            self._measures[row["run"], row["measure"]] = float(row["value"])
 
-    def timing(self, setup: Setup) -> dict[str, Any]:
-        path = self.folder / "timing" / setup.name / "timing.json"
-        if not path.exists():
-            raise UserError(f"{path}: does not exist; run the reproduction script again to complete it")
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return values
+    def collect(self, runs: Path) -> None:
+        """Add the finished runs of the folder `runs` (timing/<name>, training/<name>), and write both files."""
+        for path in sorted(runs.glob("timing/*/timing.json")):
+            for name, value in _timed(json.loads(path.read_text(encoding="utf-8"))):
+                self._measures[path.parent.name, f"timing {name}"] = value
+        for run in sorted(path.parent for path in runs.glob("training/*/finished")):
+            self._curves[run.name] = [
+                {
+                    "seconds": round(event["seconds"], 1),
+                    "words": event["words"],
+                    "cross-entropy": round(event["cross-entropy"], 4),
+                }
+                for event in validations(run)
+            ]
+            for name, value in _reported(run):
+                self._measures[run.name, name] = value
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / CURVES, "w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["run", "seconds", "words", "cross-entropy"])
+            for run_name, found in sorted(self._curves.items()):
+                writer.writerows([run_name, *event.values()] for event in found)
+        with open(self.folder / MEASURES, "w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["run", "measure", "value"])
+            writer.writerows([*key, f"{value:.6g}"] for key, value in sorted(self._measures.items()))
 
-    def sent_per_word(self, setup: Setup) -> float:
-        """Bytes that the first rank of a timing sent per word it processed."""
-        rank = self.timing(setup)["ranks"][0]
-        return float(rank["sent"]) / (rank["words_per_second"] * rank["seconds"])
+    def measure(self, setup: Setup, name: str) -> float:
+        """One of the numbers that `_timed` and `_reported` yield."""
+        try:
+            return self._measures[setup.name, name]
+        except KeyError:
+            raise Missing(f"{setup.name}: {name} is not known yet") from None
 
-    def run(self, setup: Setup) -> Path:
-        """The folder of a training run."""
-        run = self.folder / "training" / setup.name
-        if not (run / "finished").exists():
-            raise UserError(f"{run}: is not finished; run the reproduction script again to complete it")
-        return run
+    def speed(self, setup: Setup) -> float:
+        """Words per second of all ranks."""
+        return self.measure(setup, "timing words/s")
 
-    def validations(self, setup: Setup) -> list[dict[str, Any]]:
-        return validations(self.run(setup))
+    def curve(self, setup: Setup) -> list[dict[str, Any]]:
+        """Its validations: seconds, words and cross-entropy of each."""
+        try:
+            return self._curves[setup.name]
+        except KeyError:
+            raise Missing(f"{setup.name} was not trained yet") from None
 
     def time_to(self, setup: Setup, target: float) -> float:
-        """Virtual seconds to a cross-entropy, interpolated between two validations; infinite if it was not reached.
+        """Virtual seconds until the line through five validations has fallen to `target`; infinite if it never has."""
+        return crossing(self.curve(setup), target)
 
-        Raises Missing if it was reached where a validation is missing, or before the first validation.
-        """
-        before: dict[str, Any] | None = None
-        found = self.validations(setup)
-        for event in found:
-            if event["cross-entropy"] <= target:
-                before = _not_far(setup, found, before, event)
-                share = (before["cross-entropy"] - target) / (before["cross-entropy"] - event["cross-entropy"])
-                return float(before["seconds"] + share * (event["seconds"] - before["seconds"]))
-            before = event
-        return float("inf")
-
-    def after(self, setup: Setup, amount: float, of: str = "words") -> float:
-        """Cross-entropy after `amount` words (or seconds), interpolated between two validations; the last one if there were
-        fewer. Raises Missing if a validation is missing there.
-        """
-        before: dict[str, Any] | None = None
-        found = self.validations(setup)
-        for event in found:
-            if event[of] == amount:
-                return float(event["cross-entropy"])
-            if event[of] > amount:
-                before = _not_far(setup, found, before, event)
-                share = (amount - before[of]) / (event[of] - before[of])
-                return float(before["cross-entropy"] + share * (event["cross-entropy"] - before["cross-entropy"]))
-            before = event
-        return float(before["cross-entropy"]) if before else float("nan")
-
-    def sent(self, setup: Setup) -> tuple[int, int, int]:
-        """The number of gradient and parameter messages of all ranks of a training run, their bytes (unscaled), and the words
-        trained; zeros if they were never reported. Raises Missing if the first reports are missing.
-        """
-        reported = self._reports(setup)
-        kinds = [tag.name.lower() for tag in OF_MODEL]
-        counts = [rank["sent"][kind] for event in reported for rank in event["ranks"] for kind in kinds if kind in rank["sent"]]
-        return sum(count[0] for count in counts), sum(count[1] for count in counts), reported[-1]["words"] if reported else 0
-
-    def staleness(self, setup: Setup) -> float:
-        """Mean staleness: updates by other workers between the pull and the push of a gradient."""
-        counts = [
-            (int(key), count)
-            for event in self._reports(setup)
-            for rank in event["ranks"]
-            for key, count in rank["staleness"].items()
-        ]
-        return sum(key * count for key, count in counts) / max(1, sum(count for _, count in counts))
-
-    def _reports(self, setup: Setup) -> list[dict[str, Any]]:
-        """The events with measurements of all ranks, from the start of the run."""
-        reported = events(self.run(setup), "ranks")
-        if reported and reported[0]["words"] > _GAP * _usual(reported):
-            raise Missing(f"the first reports of {setup.name} are missing")
-        return reported
+    def after(self, setup: Setup, place: float, of: str = "words") -> float:
+        """Cross-entropy after `place` words (or seconds), on a line through five validations."""
+        return fitted(self.curve(setup), place, of)
 
 
-def _not_far(
-    setup: Setup, found: Sequence[dict[str, Any]], before: dict[str, Any] | None, event: dict[str, Any]
-) -> dict[str, Any]:
-    """Return `before` if no validation is missing between it and `event`; otherwise raise Missing."""
-    if before is None or event["words"] - before["words"] > _GAP * _usual(found):
-        raise Missing(f"validations of {setup.name} before {event['words']:,} words are missing")
-    return before
+def _rows(path: Path) -> list[dict[str, str]]:
+    if not path.exists():
+        return []
+    with open(path, encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
 
 
-def _usual(found: Sequence[dict[str, Any]]) -> float:
-    """The median distance in words between two events, including the distance from the start to the first."""
-    return median(after - before for before, after in pairwise([0, *(event["words"] for event in found)]))
+def _timed(values: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """What a simulation of the timing found."""
+    ranks = values["ranks"]
+    yield "words/s", values["words_per_second"]
+    yield "workers", len(ranks)
+    yield "elements", values["elements"]
+    yield "bytes/word of the first rank", ranks[0]["sent"] / (ranks[0]["words_per_second"] * ranks[0]["seconds"])
+    main = [rank["spent"].get("MainThread", {}) for rank in ranks]
+    computed = [
+        (its.get("forward", 0.0) + its.get("backward", 0.0)) / rank["seconds"] for its, rank in zip(main, ranks, strict=True)
+    ]
+    yield "smallest share of forward and backward", min(computed)
+    yield "share of exchanges", sum(its.get("sync", 0.0) for its in main) / sum(rank["seconds"] for rank in ranks)
+
+
+def _reported(run: Path) -> Iterator[tuple[str, float]]:
+    """What the ranks of a training run reported: training messages, their bytes (for the model as it is), and staleness."""
+    reports = [rank for event in events(run, "ranks") for rank in event["ranks"]]
+    counts = [rank["sent"][tag.name.lower()] for rank in reports for tag in TRAINING if tag.name.lower() in rank["sent"]]
+    if counts:
+        yield "messages", sum(count[0] for count in counts)
+        yield "bytes/message", sum(count[1] for count in counts) / sum(count[0] for count in counts)
+    stale = [(int(updates), count) for rank in reports for updates, count in rank["staleness"].items()]
+    if stale:
+        yield "staleness", sum(updates * count for updates, count in stale) / sum(count for _, count in stale)

@@ -75,6 +75,11 @@ def test_what_low_rank_sends_depends_on_the_shapes(make: Make) -> None:
     assert square == pytest.approx(flat * 2 * 80 / 6400)
 
 
+def test_initial_parameters_are_not_counted_as_sent(make: Make) -> None:
+    few, many = (timed(make, [1, 1], steps, mode="vanilla").ranks[0].sent for steps in (8, 16))
+    assert many == 2 * few
+
+
 def test_what_would_be_sent_is_as_long_as_what_is_sent() -> None:
     import torch
 

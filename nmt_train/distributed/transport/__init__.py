@@ -61,10 +61,11 @@ class Tag(IntEnum):
     REPLICA = 13  # a checksum of state that must be identical on all ranks
 
 
-# Messages whose size grows with the model: in _ENCODED, all tensors do; in WHOLE, only the floating-point vectors.
-_ENCODED = frozenset({Tag.PUSH, Tag.ANSWER, Tag.NODE, Tag.GRANT, Tag.RING, Tag.PEER})
+# Messages whose size grows with the model: in TRAINING, all tensors do; in WHOLE (initial parameters, snapshots), only the
+# floating-point vectors.
+TRAINING = frozenset({Tag.PUSH, Tag.ANSWER, Tag.NODE, Tag.GRANT, Tag.RING, Tag.PEER})
 WHOLE = frozenset({Tag.COPY, Tag.STATE, Tag.PULL, Tag.PULLED})
-OF_MODEL = _ENCODED | WHOLE
+OF_MODEL = TRAINING | WHOLE
 # The span names for messages that arrive (True) or leave (False).
 NAMES = {
     (Tag.PUSH, True): "receive gradients", (Tag.ANSWER, False): "send parameters",
@@ -76,7 +77,7 @@ NAMES = {
 
 def of_model(tag: Tag, message: Message) -> int:
     """The bytes of a message that grow with the size of the model."""
-    if tag in _ENCODED:
+    if tag in TRAINING:
         return message.bytes
     vectors = [tensor for tensor in message.tensors if tensor.is_floating_point() and tensor.numel() > 1]
     return sum(vector.numel() * vector.element_size() for vector in vectors) if tag in WHOLE else 0
