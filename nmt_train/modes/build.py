@@ -26,8 +26,8 @@ _BUCKETS = 8  # with more buckets, the first one is sent earlier; 8 are as fast 
 # Values of keys that neither the configuration nor the row of the mode sets.
 _LEFT_TO_THE_MODE = {
     "optimizer.name": "adam", "local.every": 100, "local.outer": "none", "local.delay": 0, "exchange.rule": "async",
-    "exchange.bundle": 1, "exchange.backup": 0, "exchange.one_node_at_a_time": False, "dropping.up": 0.99,
-    "overlap.local_update": "sum",
+    "exchange.bundle": 1, "exchange.backup": 0, "exchange.one_node_at_a_time": False, "exchange.own_updates": True,
+    "dropping.up": 0.99, "overlap.local_update": "sum",
 }  # fmt: skip
 _ALONE, _TOGETHER = "single", "sync"  # the modes of one rank and of several if the configuration names none
 _OF_SEVERAL = "server"  # replaces the exchange of a single-rank mode if there are several ranks

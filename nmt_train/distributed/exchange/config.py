@@ -65,10 +65,10 @@ class ExchangeConfig:
         description="a worker exchanges with the shards of one machine, waits for their answers, then exchanges with the next"
         " machine (thesis 3.3); null: as in the mode (false, but true in thesis-sparse and thesis-sparse-overlap)",
     )
-    own_updates: bool = Field(
-        default=True,
+    own_updates: bool | None = Field(
+        default=None,
         description="optimizer.at worker: a worker continues from the received parameters plus all of its own updates,"
-        " including those not sent yet; no effect if bundle is above 1",
+        " including those not sent yet; no effect if bundle is above 1; null: as in the mode (true, but false in strom)",
     )
     local_gradient: bool = Field(
         default=False,
@@ -90,4 +90,4 @@ class ExchangeConfig:
         False if bundle is above 1: a delta sent before a bundle is full does not include its pushes, and would undo the
         worker's own updates.
         """
-        return exchanges_updates and feedback and self.own_updates and self.bundle in (None, 1)
+        return bool(exchanges_updates and feedback and self.own_updates and self.bundle in (None, 1))

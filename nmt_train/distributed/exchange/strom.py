@@ -40,6 +40,7 @@ class StromExchange(Exchange):
         self.initial_slices, self.snapshot_slices = replicated(parameters.numel(), transport.size)
         self._transport, self._trace = transport, context.trace
         self._exact = torch.empty_like(parameters, dtype=torch.float64)  # the parameters, as multiples of GRAIN
+        self._own_updates = bool(settings.exchange.own_updates)
         self._codec = ErrorFeedback(context.codec(context.mode.up, settings.dropping.up), torch.zeros_like(parameters))
         # The worker's own optimizer turns gradients into updates, unless the schedule does.
         own = not context.schedule_updates
@@ -71,8 +72,15 @@ class StromExchange(Exchange):
             with self._lock:
                 self._change(message)
                 self._publish()
-            if parameters.data_ptr() != self.optimizer.parameters.data_ptr():
-                parameters.copy_(self.optimizer.parameters)
+            self._hand_out(parameters)
+
+    def _hand_out(self, parameters: Tensor) -> None:
+        """Set the worker's parameters to the replica, plus what it has not sent yet (own_updates; not in the paper)."""
+        if parameters.data_ptr() == self.optimizer.parameters.data_ptr():
+            return
+        parameters.copy_(self.optimizer.parameters)
+        if self._own_updates:
+            parameters.add_(self._codec.residual)
 
     def _wait_for_the_last(self) -> None:
         """Wait until the last change has been sent: on a slow link, messages would otherwise queue and grow ever more stale."""
@@ -118,7 +126,7 @@ class StromExchange(Exchange):
             self._publish()
             self._base()  # before `compare`, because another rank needs this rank's checksum to continue
         compare(self._transport, self.optimizer.parameters)
-        parameters.copy_(self.optimizer.parameters)
+        self._hand_out(parameters)
 
     def _base(self) -> None:
         """Set the exact sums to the fp32 parameters, as a run resumed from a checkpoint does."""

@@ -16,6 +16,7 @@ from virtual import engine, together
 
 from nmt_train.common.errors import UserError
 from nmt_train.distributed.codec.strom_threshold import GRAIN, ThresholdConfig
+from nmt_train.distributed.exchange.config import ExchangeConfig
 from nmt_train.distributed.exchange.strom import StromExchange
 from nmt_train.distributed.exchange.worker_state import UNSENT
 from nmt_train.optim.optimizer import Optimizer
@@ -27,8 +28,9 @@ ELEMENTS, STEPS = 31, 5
 START = torch.linspace(-1, 1, ELEMENTS)
 
 
-def exchange(transport: VirtualTransport, config: ThresholdConfig) -> StromExchange:
-    return StromExchange(context(transport, START, "threshold", schedule_updates=True, threshold=config))
+def exchange(transport: VirtualTransport, config: ThresholdConfig, own_updates: bool = False) -> StromExchange:
+    also = ExchangeConfig(own_updates=own_updates)
+    return StromExchange(context(transport, START, "threshold", schedule_updates=True, threshold=config, exchange=also))
 
 
 def updates(rank: int, seed: int) -> torch.Tensor:
@@ -63,6 +65,21 @@ def test_all_have_the_same_bits_once_all_has_arrived(nodes: list[int], seed: int
     given_away = sum((updates(rank, seed).sum(0) for rank in range(len(found))), torch.zeros(ELEMENTS))
     unsent = sum((owed for _, owed in found), torch.zeros(ELEMENTS))
     torch.testing.assert_close(found[0][0], START + given_away - unsent, rtol=0, atol=1e-5)
+
+
+def test_with_own_updates_a_worker_continues_from_the_replica_and_what_it_has_not_sent() -> None:
+    def work(transport: VirtualTransport) -> None:
+        made = exchange(transport, ThresholdConfig(tau=0.3), own_updates=True)
+        own = START.clone()
+        made.refresh(own)
+        for update in updates(transport.rank, seed=1):
+            made.sync(update.clone(), own)
+            torch.testing.assert_close(own, made.optimizer.parameters + made.worker_state()[UNSENT])
+        made.refresh(own)
+        assert made.worker_state()[UNSENT].any()
+        torch.testing.assert_close(own, made.optimizer.parameters + made.worker_state()[UNSENT])
+
+    together(engine([1, 1]), work, work)
 
 
 def test_nobody_waits_for_anybody() -> None:
