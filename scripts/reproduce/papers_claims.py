@@ -103,6 +103,8 @@ def _s1_speed(found: Runs) -> Judged:
 def _s1_quality(found: Runs) -> Judged:
     alone, many = (found.after(setup, WORDS) for setup in (papers.STROM_ALONE, papers.strom_coding("words")))
     text = f"cross-entropy after equal words {many:.3f} (five workers), {alone:.3f} alone"
+    others = {name: found.after(setup, WORDS) for name, setup in papers.STROM_VARIANTS.items()}
+    text += f"; five workers with {_named(others)}"
     return text, [Clause("no loss", many < _SAME * alone)]
 
 

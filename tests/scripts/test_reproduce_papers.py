@@ -85,7 +85,8 @@ def test_s1_speed_is_that_of_the_paper(tmp_path: Path, share: float, said: str) 
 @pytest.mark.parametrize(("end", "said"), [(3.05, HOLDS), (3.1, NOT)])
 def test_s1_quality_is_that_of_one_node(tmp_path: Path, end: float, said: str) -> None:
     learnt(tmp_path, papers.STROM_ALONE, WORDS, 3.0)
-    learnt(tmp_path, papers.strom_coding("words"), WORDS, end)
+    for setup in (papers.strom_coding("words"), *papers.STROM_VARIANTS.values()):
+        learnt(tmp_path, setup, WORDS, end)
     assert judged("S1, quality", tmp_path) == said
 
 
