@@ -29,7 +29,7 @@ def as_together(workers: int) -> str:
 
 # Pipe-SGD. A dense exchange on its cluster takes 0.29 s; some of the batch times are shorter than that, some longer.
 BATCHES = (0.03, 0.06, 0.12, 0.24, 0.48)  # seconds of forward and backward
-CODECS = ("half", "int8")
+CODECS = ("truncated", "int8")
 
 
 def at_batch(seconds: float, mode: str, *options: str) -> Setup:
@@ -65,11 +65,11 @@ WIDTHS = (2, 3, 5, 9)
 
 
 def timed_width(width: int) -> Setup:
-    return at_batch(BATCHES[2], "pipe", "override.up=half", f"pipeline.width={width}")
+    return at_batch(BATCHES[2], "pipe", "override.up=truncated", f"pipeline.width={width}")
 
 
 def of_width(width: int) -> Setup:
-    return Setup("pipe", "pipesgd", (f"pipeline.width={width}", *together(4)))
+    return Setup("pipe", "pipesgd", ("override.up=truncated", f"pipeline.width={width}", *together(4)))
 
 
 SYNC = Setup("sync", "pipesgd", together(4))
@@ -138,7 +138,8 @@ BUNDLES = (2, 4, 8)
 
 
 def softsync(bundle: int) -> Setup:
-    return Setup("softsync", "arnold", (f"exchange.bundle={bundle}", *together(bundle)))
+    """n-softsync divides by staleness, too (Zhang et al. 2016)."""
+    return Setup("staleness-aware", "arnold", (f"exchange.bundle={bundle}", *together(bundle)))
 
 
 TIMED: tuple[Setup, ...] = (

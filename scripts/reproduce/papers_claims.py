@@ -76,7 +76,7 @@ def _p3(found: Runs) -> Judged:
 def _p4_bytes(found: Runs) -> Judged:
     dense = _sent(found, papers.all_reduce(BATCHES[2]))
     shares = {codec: _sent(found, papers.pipe(BATCHES[2], codec)) / dense for codec in CODECS}
-    clauses = [Clause(codec, abs(shares[codec] - share) < 0.01) for codec, share in (("half", 0.5), ("int8", 0.25))]
+    clauses = [Clause(codec, abs(shares[codec] - share) < 0.01) for codec, share in (("truncated", 0.5), ("int8", 0.25))]
     return f"share of the bytes of sync: {_named(shares)}", clauses
 
 
@@ -191,7 +191,7 @@ def _a1(found: Runs) -> Judged:
 
 
 def _a2(found: Runs) -> Judged:
-    setups = {1: papers.ASYNC} | {bundle: papers.softsync(bundle) for bundle in BUNDLES}
+    setups = {1: papers.AWARE} | {bundle: papers.softsync(bundle) for bundle in BUNDLES}
     stale = [found.measure(setup, "staleness") for setup in setups.values()]
     after = [found.after(setup, WORDS) for setup in setups.values()]
     sync = found.after(papers.TOGETHER, WORDS)

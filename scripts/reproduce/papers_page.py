@@ -107,9 +107,9 @@ _TAUS = {
 _RULES = {"sync": papers.TOGETHER, "asynchronous": papers.ASYNC, "staleness-aware": papers.AWARE,
           **{f"softsync, n = {bundle}": papers.softsync(bundle) for bundle in BUNDLES}}  # fmt: skip
 PICTURES: dict[str, tuple[str, Callable[[Runs, Any], None]]] = {
-    "p1": ("P1: speedup of pipe, with the faster of half and int8.", _speedups),
+    "p1": ("P1: speedup of pipe, with the faster of truncated and int8.", _speedups),
     "p2": ("P2: scaling efficiency of four workers in a pipeline.", _efficiency),
-    "p3": ("P3 and P4: pipe by width; the codec is half unless the label says int8.", _curves(_WIDTHS, *_WORDS)),
+    "p3": ("P3 and P4: pipe by width; the codec is truncated unless the label says int8.", _curves(_WIDTHS, *_WORDS)),
     "s1": ("S1: words per second of all nodes.", _nodes),
     "s2": ("S2: cross-entropy by compression ratio.", _thresholds),
     "s2-curves": ("S1 and S2: five workers by threshold, and one node alone.", _curves(_TAUS, *_WORDS)),

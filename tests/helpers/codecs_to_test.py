@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nmt_train.distributed.codec.dense import BFloat16, Dense
+from nmt_train.distributed.codec.dense import BFloat16, Dense, Truncated
 from nmt_train.distributed.codec.half import Half
 from nmt_train.distributed.codec.int8 import Int8
 from nmt_train.distributed.codec.onebit import OneBit
@@ -21,6 +21,7 @@ CODECS = {
 }
 ROUNDED = {  # their parts of a vector may be larger than its elements, and what is left is rounded as the largest
     "bf16": lambda: BFloat16(),
+    "truncated": lambda: Truncated(),
     "int8": lambda: Int8(),
     "onebit": lambda: OneBit(),
     "qsgd, elias": lambda: Qsgd(QsgdConfig(bucket=64)),

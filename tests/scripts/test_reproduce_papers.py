@@ -33,7 +33,7 @@ def judged(row: str, folder: Path) -> str:
 )
 def test_p1_both_ranges_belong_to_the_same_batch(tmp_path: Path, gain: float, server: float, said: str) -> None:
     for seconds in BATCHES:
-        timed(tmp_path, papers.pipe(seconds, "half"), 60)
+        timed(tmp_path, papers.pipe(seconds, "truncated"), 60)
         timed(tmp_path, papers.pipe(seconds, "int8"), 100 * gain)
         timed(tmp_path, papers.all_reduce(seconds), 100)
         timed(tmp_path, papers.by_server(seconds), server)
@@ -66,7 +66,7 @@ def test_p3_wider_pipelines_harm(tmp_path: Path, ends: tuple[float, ...], said: 
 @pytest.mark.parametrize(("quarter", "end"), [(1.0, 3.5), (3.0, 3.0)])
 def test_p4_bytes_and_quality_are_judged_apart(tmp_path: Path, quarter: float, end: float) -> None:
     timed(tmp_path, papers.all_reduce(BATCHES[2]), 100, sent=4.0)
-    timed(tmp_path, papers.pipe(BATCHES[2], "half"), 100, sent=2.0)
+    timed(tmp_path, papers.pipe(BATCHES[2], "truncated"), 100, sent=2.0)
     timed(tmp_path, papers.pipe(BATCHES[2], "int8"), 100, sent=quarter)
     learnt(tmp_path, papers.SYNC, WORDS, 3.0)
     for setup in papers.WARMED.values():
@@ -152,7 +152,7 @@ def test_a1_compares_each_rule_with_its_best_rate(tmp_path: Path, aware: float, 
 def test_a2_larger_bundles_come_near_to_sync(tmp_path: Path, last: float, stale: tuple[int, ...], said: str) -> None:
     learnt(tmp_path, papers.TOGETHER, WORDS, 3.0)
     ends = (3.5, 3.3, 3.2, last) if said != NOT else (3.5, 3.6, 3.6, last)
-    for setup, old, end in zip((papers.ASYNC, *map(papers.softsync, BUNDLES)), stale, ends, strict=True):
+    for setup, old, end in zip((papers.AWARE, *map(papers.softsync, BUNDLES)), stale, ends, strict=True):
         learnt(tmp_path, setup, WORDS, end, stale=old)
     assert judged("A2", tmp_path) == said
 

@@ -1,7 +1,7 @@
 """The codecs, which encode vectors as messages. To add a codec, add a file here and a row to `CODECS`."""
 
 from nmt_train.distributed.codec.codec import Codec
-from nmt_train.distributed.codec.dense import BFloat16, Dense
+from nmt_train.distributed.codec.dense import BFloat16, Dense, Truncated
 from nmt_train.distributed.codec.half import Half
 from nmt_train.distributed.codec.int8 import Int8
 from nmt_train.distributed.codec.onebit import OneBit
@@ -14,6 +14,7 @@ CODECS: dict[str, type[Codec]] = {
     "dense": Dense,
     "half": Half,
     "bf16": BFloat16,
+    "truncated": Truncated,
     "int8": Int8,
     "onebit": OneBit,
     "qsgd": Qsgd,

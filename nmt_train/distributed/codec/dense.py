@@ -40,11 +40,14 @@ class BFloat16(Codec):
     def encode(self, vector: Tensor, update: int) -> Message:
         if not torch.isfinite(torch.linalg.vector_norm(vector)):
             raise NotFinite("the vector to be sent is not finite")
-        largest = torch.finfo(torch.bfloat16).max
         rounded = torch.empty_like(vector, dtype=torch.bfloat16)
         for place in blocks(vector):
-            rounded[place] = vector[place].clamp(-largest, largest)
+            rounded[place] = self._rounded(vector[place])
         return Message((), (rounded,))
+
+    def _rounded(self, block: Tensor) -> Tensor:
+        largest = torch.finfo(torch.bfloat16).max
+        return block.clamp(-largest, largest)
 
     def encode_shape(self, vector: Tensor) -> Message:
         return Message((), (vector.to(torch.bfloat16),))
@@ -54,3 +57,10 @@ class BFloat16(Codec):
 
     def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
         into.add_(message.vector(into.numel(), torch.bfloat16).to(into), alpha=scale)
+
+
+class Truncated(BFloat16):
+    """The upper 16 bits of each fp32 element: the lower bits of the mantissa are dropped, not rounded (Pipe-SGD, 3.2)."""
+
+    def _rounded(self, block: Tensor) -> Tensor:
+        return (block.float().view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
