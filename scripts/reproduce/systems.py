@@ -77,6 +77,11 @@ SYSTEMS: dict[str, System] = {
         "sync", ("override.up=bf16",), _knobs(*_FOUR_BATCHES),
         _plans(_networks("n=2 n=1 n=4 n=8", "n=8 n=4 n=16 n=32", "n=32 n=16 n=64 n=8"), n="batch.accumulate")
     ),
+    "sync bf16, every step": System("sync", ("override.up=bf16",), _knobs(*_FOUR_BATCHES)),
+    "pipe": System(
+        "pipe", (), _knobs(*_FOUR_BATCHES) | {"pipeline.warmup": ("0", "25", "100")},
+        dict.fromkeys((FAST, SLOW, SLOWEST), ("override.up=half", "override.up=int8"))
+    ),
     "powersgd": System(
         "powersgd", ("override.up=half",), _knobs(*_FOUR_BATCHES),
         _plans(_networks("rank=4,dense=0 rank=8,dense=0 rank=2,dense=0 rank=4,dense=50",
@@ -98,7 +103,8 @@ SYSTEMS: dict[str, System] = {
                every="local.every", delay="local.delay", m="local.outer_momentum"),
         lockstep=False
     ),
-    **{mode: System(mode, (), _knobs(*_PUSHES), lockstep=False, singly=True) for mode in ("strom", "sparse", "sparse-overlap")},
+    **{mode: System(mode, (), _knobs(*_PUSHES), lockstep=False, singly=True)
+       for mode in ("vanilla", "strom", "thesis-sparse", "sparse", "sparse-overlap")},
     # Four times a mean adds up what four workers send, as local.outer: sum does. On the thesis's cluster, 1% is sent.
     "sparse-local": System(
         "sparse-local", ("tiles.decay=1", "local.outer=none"), _knobs(*_LOCAL_PUSHES),

@@ -35,8 +35,8 @@ LATE, _SPARE, _ROUNDED = 0.95, 1.05, 100_000
 class Trial:
     """One run. place: one of PLACES. words: its length, over which the learning rate falls.
 
-    settings: key=value; those of a `plan` are joined by commas. `rate` and `beta1` are keys of the optimizer; `warmup` (and
-    `low_rank.dense_updates`) is that of a run of 2M words with four workers and batches of 448 tokens, in updates;
+    settings: key=value; those of a `plan` are joined by commas. `rate` and `beta1` are keys of the optimizer; `warmup`
+    (and `low_rank.dense_updates`, `pipeline.warmup`) is that of a run of 2M words with four workers and batches of 448 tokens, in updates;
     `floor` is the last learning rate as a share of the highest one.
     """
 
@@ -85,7 +85,7 @@ class Trial:
                 yield from (f"optimizer.beta1={value}", f"optimizer.async_beta1={value}")
             elif key == "warmup":
                 yield from (f"{key}={self._updates(value)}" for key in ("optimizer.warmup", "optimizer.async_warmup"))
-            elif key == "low_rank.dense_updates":
+            elif key in ("low_rank.dense_updates", "pipeline.warmup"):
                 yield f"{key}={self._updates(value)}"
             elif key == "floor":
                 yield f"optimizer.minimum={float(value) * float(values['rate']):g}"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from reproduce.comparison_page import table, times
-from reproduce.places import FAST, PLACES, SLOW
+from reproduce.places import FAST, PLACES, SLOW, STRAGGLER
 from reproduce.runs import crossing, fitted
 from reproduce.systems import ALONE, SYSTEMS
 from reproduce.trials import Trial, Trials
@@ -134,7 +134,7 @@ def test_where_workers_wait_for_each_other_a_network_changes_only_times(tmp_path
     for its in (found, async_):
         trials.found[its] = falling([9, 8])
     slow = replace(found, place=SLOW)
-    assert trials.twin(slow) == found
+    assert trials.twin(slow) == trials.twin(replace(found, place=STRAGGLER)) == found
     others = (replace(slow, seed=1), replace(slow, settings=("rate=2",)), replace(async_, place=SLOW))
     assert [trials.twin(other) for other in (*others, replace(found, place="thesis 4x2"))] == [None] * 4
     for each, pace in ((found, 300), (slow, 200)):
