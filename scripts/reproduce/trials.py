@@ -36,8 +36,8 @@ class Trial:
     """One run. place: one of PLACES. words: its length, over which the learning rate falls.
 
     settings: key=value; those of a `plan` are joined by commas. `rate` and `beta1` are keys of the optimizer; `warmup`
-    (and `low_rank.dense_updates`, `pipeline.warmup`) is that of a run of 2M words with four workers and batches of 448 tokens, in updates;
-    `floor` is the last learning rate as a share of the highest one.
+    (and `low_rank.dense_updates`, `pipeline.warmup`) is that of a run of 2M words with four workers and batches of 448 tokens,
+    in updates; `floor` is the last learning rate as a share of the highest one.
     """
 
     system: str
