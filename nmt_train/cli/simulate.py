@@ -18,6 +18,7 @@ _EXAMPLES = """
   nmt-simulate --config mine.yml --cluster configs/clusters/gpu-4x1-1gbit.yml --mode sparse-overlap
   nmt-simulate --config mine.yml --cluster my-cluster.yml --cluster.network.bandwidth '100 Mbit/s'
   nmt-simulate --config mine.yml --cluster my-cluster.yml --timing-only 50      # words/s, without training
+  nmt-simulate --config mine.yml --cluster my-cluster.yml --compare             # which mode to use there
   nmt-simulate --config mine.yml --profile device.yml                           # measure this machine
 """
 
@@ -34,6 +35,12 @@ def parser() -> cli.Parser:
     group.add_argument("--shuffle-seed", type=int, metavar="N", help="delay messages randomly, to test other orders")
     group.add_argument(
         "--timing-only", type=cli.positive, metavar="N", help="simulate only the timing of N steps of every rank"
+    )
+    group.add_argument(
+        "--compare",
+        action="store_true",
+        help="estimate for every mode, on 1, 2, 4, ... and all machines, how many times sooner than one machine it learns the"
+        " same model; write compare.json and compare.png to the run folder",
     )
     group.add_argument(
         "--model",
@@ -68,9 +75,9 @@ def command(arguments: Sequence[str]) -> int:
         return 0
     if (given.cluster is None) == (given.profile is None):
         options.error("give either --cluster (one of configs/clusters, or your own) or --profile")
-    if given.timing_only is not None and given.model is not None:
-        options.error("give either --timing-only or --model")
-    from nmt_train.simulation.simulate import predict, profile, simulate, time_only
+    if (given.timing_only is not None) + (given.model is not None) + given.compare > 1:
+        options.error("give only one of --timing-only, --model and --compare")
+    from nmt_train.simulation.simulate import advise, predict, profile, simulate, time_only
 
     if given.profile is not None:
         if given.profile.exists() and any(given.profile.samefile(file) for file in given.config):
@@ -79,6 +86,9 @@ def command(arguments: Sequence[str]) -> int:
         return 0
     changes = {name.removeprefix(_CLUSTER): text for name, text in vars(given).items() if name.startswith(_CLUSTER) and text}
     simulated = cluster.load(given.cluster, changes)
+    if given.compare:
+        advise(resolved, simulated)
+        return 0
     if given.model is not None:
         predict(resolved, simulated, given.model)
         return 0

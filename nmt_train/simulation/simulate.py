@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import sys
 import time
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from nmt_train import device
 from nmt_train.common.errors import UserError
@@ -18,6 +20,7 @@ from nmt_train.corpus.batches import Batches
 from nmt_train.model.transformer import Transformer
 from nmt_train.modes import build as modes
 from nmt_train.simulation import analytic as prediction
+from nmt_train.simulation.adviser.compare import compare
 from nmt_train.simulation.cluster import ClusterConfig, described, to_yaml
 from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.network import Network
@@ -70,6 +73,24 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
     print(timing.table(), end="")
     _sum_up(timing.seconds, len(timing.ranks), start)
     return timing
+
+
+def advise(config: Config, cluster: ClusterConfig) -> None:
+    """Print how all modes compare on the cluster, and which one to use; write both to the run folder.
+
+    Raises UserError for errors that a user can fix.
+    """
+    with opened(dataclasses.replace(config, mode="single"), False, False, described(cluster)) as ready:
+        with tqdm(total=1.0, leave=False, disable=None, bar_format="{percentage:3.0f}% |{bar}| {desc}") as bar:
+
+            def progress(done: int, total: int, what: str) -> None:
+                bar.set_description_str(what, refresh=False)
+                bar.update(done / total - bar.n)
+
+            found = compare(config, cluster, _shapes(config, ready), _tokens(config, ready), progress)
+        found.write(ready.run.folder)
+        print(f"{found.table()}\n{found.advice()}")
+        print(f"{ready.run.folder / 'compare.json'} and compare.png have the same.", file=sys.stderr)
 
 
 def predict(config: Config, cluster: ClusterConfig, steps: int) -> None:

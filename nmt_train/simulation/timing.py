@@ -39,7 +39,7 @@ class RankTiming:
     """The timing of one rank. seconds: when its last step ended on the virtual clock, which starts at 0.
 
     words_per_second: target tokens, without the first steps. spent: seconds by thread and span name. sent: bytes of
-    training messages, without the initial parameters. spans: recorded if tracing is on.
+    training messages, without the initial parameters. spans: recorded if tracing is on. period: steps between two exchanges.
     """
 
     node: int
@@ -48,6 +48,7 @@ class RankTiming:
     spent: dict[str, dict[str, float]]
     sent: float
     spans: list[Span]
+    period: float = 1.0
 
     def share(self, *names: str) -> float:
         """The fraction of the time that the worker's main thread spent in spans of these names."""
@@ -66,6 +67,11 @@ class Timing:
     @property
     def words_per_second(self) -> float:
         return sum(rank.words_per_second for rank in self.ranks)
+
+    @property
+    def period(self) -> float:
+        """Steps between two exchanges of a worker, on average."""
+        return sum(rank.period for rank in self.ranks) / len(self.ranks)
 
     def table(self) -> str:
         """A table with one line per machine and one line for all machines."""
@@ -142,6 +148,7 @@ class _Steps:
         self.worker, self._steps, self._done = worker, steps, 0
         self.start = self.end = worker.transport.now()
         self._before: list[int] = [0]
+        self.exchanges = 0
 
     def should_continue(self) -> bool:
         return self._done < self._steps
@@ -149,6 +156,7 @@ class _Steps:
     def step_done(self, updated: bool) -> None:
         self._done += 1
         progress, self.end = self.worker.progress, self.worker.transport.now()
+        self.exchanges = sum(self.worker.schedule.steps.values())
         if self._done == min(_SETTLING, self._steps - 1):
             self.start, self._before = self.end, [progress.tokens]
 
@@ -188,6 +196,7 @@ def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
             sent=sum(its.worker.transport.sent[tag][1] for tag in TRAINING) * engine.network.scale,
             spans=its.worker.trace.take(),
             seconds=its.end,
+            period=steps / max(1, its.exchanges),
         )
         for its in sorted(coordinator, key=lambda its: its.worker.transport.rank)
     ]

@@ -1,0 +1,202 @@
+"""Compares all modes on a simulated cluster: how many times sooner than one machine each learns the same model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nmt_train.common.errors import UserError
+from nmt_train.common.yaml_file import override
+from nmt_train.config import Config, plain, validate
+from nmt_train.distributed.schedule import SCHEDULES
+from nmt_train.modes import build as modes
+from nmt_train.modes.table import MODES
+from nmt_train.report.figure import new_figure, save_figure
+from nmt_train.simulation.adviser.words_needed import ONE, Choice, Needed, measured
+from nmt_train.simulation.cluster import ClusterConfig
+from nmt_train.simulation.timing import Shapes, measure
+
+# Sections that belong to a mode; the configuration's own values are not used, because each choice has its settings.
+_OF_MODES = (
+    "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "tiles", "low_rank",
+)  # fmt: skip
+_ALONE = "single"
+_STEPS, _PERIODS, _MOST_STEPS = 24, 4, 600  # steps of every rank: a minimum, how many exchanges of local steps, and a limit
+_WORTH = 1.05  # further machines must make training at least so many times as fast
+
+
+@dataclass(frozen=True)
+class Row:
+    """One choice on the first `machines` machines. needed: None if unknown, or measured with much more frequent exchanges.
+
+    alone: words/s of one machine, divided by the words that its devices need. sent: bytes that each machine sends per step of
+    its workers, on average.
+    """
+
+    choice: Choice
+    machines: int
+    workers: int
+    words_per_second: float
+    sent: float
+    needed: Needed | None
+    alone: float = 0.0
+
+    @property
+    def speedup(self) -> tuple[float, float, float] | None:
+        """How many times sooner than one machine it learns the same model: the best estimate, and its range."""
+        if self.needed is None:
+            return None
+        pace = self.words_per_second / self.alone
+        return pace / self.needed.words, pace / self.needed.high, pace / self.needed.low
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """rows: the best first, then those whose words are not known. refused: by choice, why it cannot be used here."""
+
+    rows: list[Row]
+    refused: dict[str, str]
+
+    @property
+    def best(self) -> Row:
+        """The row to use: of the fewest machines with which further machines do not pay."""
+        known = [row for row in self.rows if row.speedup]
+        fastest = max(_estimate(row) for row in known)
+        enough = [row for row in known if _estimate(row) * _WORTH >= fastest]
+        fewest = min(row.machines for row in enough)
+        return max((row for row in enough if row.machines == fewest), key=_estimate)
+
+    def advice(self) -> str:
+        """One sentence or two."""
+        best, machines = self.best, max(row.machines for row in self.rows)
+        if best.machines == 1:
+            return f"Use one machine ({best.choice.options}): more do not pay here."
+        words = f"Use {best.choice.options} on "
+        words += f"all {machines} machines" if best.machines == machines else f"{best.machines} machines; more do not pay"
+        words += f": {_said(best)} times one machine."
+        if sync := next((row for row in self.rows if row.choice.mode == "sync" and row.machines == best.machines), None):
+            slower = " (slower than one machine)" if _estimate(sync) < 1 else ""
+            words += f" ({sync.choice.options} would be {_estimate(sync):.1f} times one machine{slower}.)"
+        return words
+
+    def table(self) -> str:
+        lines = ["machines  words/s   one machine: 1  words needed  same model, times as soon  sent MB/step  mode and settings"]
+        for row in self.rows:
+            needed = f"{row.needed.words:.2f}" if row.needed else "not known"
+            lines.append(
+                f"{row.machines:<10}{row.words_per_second:<10,.0f}{row.words_per_second / row.alone:<16.2f}{needed:<14}"
+                f"{_said(row) if row.needed else '-':<27}{row.sent / 1e6:<14.2f}{row.choice.name}"
+            )
+        lines += [f"not compared: {name}: {why}" for name, why in self.refused.items()]
+        return "\n".join(lines) + "\n"
+
+    def values(self) -> dict[str, Any]:
+        """For JSON."""
+        rows = [
+            {
+                "mode": row.choice.mode, "settings": dict(row.choice.settings), "machines": row.machines,
+                "workers": row.workers, "words_per_second": row.words_per_second, "bytes_per_step": row.sent,
+                "words_needed": dataclasses.asdict(row.needed) if row.needed else None, "speedup": row.speedup,
+                "origin": row.choice.origin,
+            }
+            for row in self.rows
+        ]  # fmt: skip
+        return {"advice": self.advice(), "rows": rows, "refused": self.refused}
+
+    def write(self, folder: Path) -> None:
+        """Write compare.json and compare.png."""
+        (folder / "compare.json").write_text(json.dumps(self.values(), indent=1) + "\n", encoding="utf-8")
+        figure, axes = new_figure(width=7, height=4)
+        for mode in dict.fromkeys(row.choice.mode for row in self.rows if row.speedup):
+            by_size: dict[int, Row] = {}
+            for row in self.rows:
+                if row.choice.mode == mode and row.speedup:
+                    by_size.setdefault(row.machines, row)  # rows are sorted: the first is the best of its size
+            sizes = sorted(by_size)
+            axes.plot(sizes, [_estimate(by_size[size]) for size in sizes], marker="o", label=mode)
+        axes.axhline(1, color="black", linewidth=0.8)
+        axes.set_xticks(sorted({row.machines for row in self.rows}))
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("machines")
+        axes.set_ylabel("same model, times as soon as one machine")
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+        save_figure(figure, folder / "compare.png")
+
+
+def _estimate(row: Row) -> float:
+    return row.speedup[0] if row.speedup else 0.0
+
+
+def _said(row: Row) -> str:
+    best, low, high = row.speedup or (0.0, 0.0, 0.0)
+    return f"{best:.2f} ({low:.2f} to {high:.2f})"
+
+
+def choices() -> list[Choice]:
+    """What is compared: all that was measured, and the other modes, of which only words/s are known."""
+    found = measured()
+    others = [Choice(mode, {}) for mode in MODES if mode not in {choice.mode for choice in found}]
+    return [*found, *others]
+
+
+def compare(
+    config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequence[int], progress: Callable[[int, int, str], None]
+) -> Comparison:
+    """Simulate the timing of every choice on 1, 2, 4, ... and all machines.
+
+    tokens: target tokens of each batch. progress: called with the number of simulations done, their total, and the next one.
+    Raises UserError if no choice works on the cluster.
+    """
+    sizes = sorted({*(2**power for power in range(10) if 2**power < len(cluster.nodes)), len(cluster.nodes)})
+    wanted = [(choice, machines) for machines in sizes for choice in choices()]
+    rows: list[Row] = []
+    refused: dict[str, str] = {}
+    for number, (choice, machines) in enumerate(wanted):
+        progress(number, len(wanted), f"{choice.mode} on {machines}")
+        part = _first(cluster, machines)
+        if choice.mode == _ALONE if machines > 1 else len(part.ranks()) == 1 and choice.mode != _ALONE:
+            continue
+        try:
+            rows.append(_row(config, choice, part, shapes, tokens))
+        except UserError as error:
+            refused[choice.name] = str(error)
+    alone = max((row.words_per_second / row.needed.words for row in rows if row.machines == 1 and row.needed), default=0.0)
+    if not alone:
+        raise UserError(f"--compare: no mode works on one machine: {'; '.join(refused.values())}")
+    rows = [dataclasses.replace(row, alone=alone) for row in rows]
+    return Comparison(sorted(rows, key=lambda row: (-_estimate(row), -row.words_per_second)), refused)
+
+
+def configured(config: Config, choice: Choice) -> Config:
+    """The configuration with a choice instead of its own mode; UserError if a setting is not valid."""
+    values = plain(config)
+    for section in _OF_MODES:
+        values.pop(section, None)
+    values["mode"] = choice.mode
+    values["batch"]["accumulate"] = 1
+    override(values, dict(choice.settings), {})
+    return validate(values, {})
+
+
+def _row(config: Config, choice: Choice, cluster: ClusterConfig, shapes: Shapes, tokens: Sequence[int]) -> Row:
+    """`alone` is not known yet."""
+    config, ranks = configured(config, choice), cluster.ranks()
+    mode = modes.check(config, ranks)
+    local = modes.effective(mode, config).local
+    period = max(local.every or 1, local.delay or 0) if SCHEDULES[mode.schedule].updates else config.batch.accumulate
+    steps = min(_MOST_STEPS, max(_STEPS, _PERIODS * period))
+    timing = measure(config, cluster, shapes, tokens, steps)
+    sent = sum(rank.sent for rank in timing.ranks) / len(cluster.nodes) / steps
+    needed = ONE if len(ranks) == 1 else choice.on(len(ranks)) if choice.exchanged_as_often(timing.period) else None
+    return Row(choice, len(cluster.nodes), len(ranks), timing.words_per_second, sent, needed)
+
+
+def _first(cluster: ClusterConfig, machines: int) -> ClusterConfig:
+    """The first machines of a cluster, without failures."""
+    nodes = cluster.nodes[:machines]
+    stragglers = [straggler for straggler in cluster.stragglers if straggler.rank < sum(nodes)]
+    return dataclasses.replace(cluster, nodes=nodes, stragglers=stragglers, crashes=[], kills=[], cuts=[])

@@ -1,0 +1,67 @@
+"""The table from which `nmt-simulate --compare` knows how many words a mode needs to learn as much as one machine."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from statistics import mean
+
+from prepare import ROOT
+
+from reproduce.campaign import side_by_side
+from reproduce.places import FAST, PLACES
+from reproduce.systems import ALONE, IDEAL, SYSTEMS
+from reproduce.trials import Trial, Trials
+
+TABLE = ROOT / "nmt_train" / "simulation" / "adviser" / "words_needed.csv"
+_SHORTEST = 1_000_000  # words of the runs that count
+# With local.outer none, four times a mean is the sum that mode sparse-local takes by itself.
+_DEFAULTS = ("local.outer=", "tiles.rate", "tiles.decay", "low_rank.dense_updates")
+
+
+def write(trials: Trials, folder: Path, jobs: int, path: Path = TABLE) -> None:
+    """Write, for each mode and plan, the words of its best long run, relative to those of one machine with the same result.
+
+    Simulates the timing of modes in which the network decides how often workers exchange, in `folder`.
+    """
+    found: dict[tuple[str, str, int], list[Trial]] = {}
+    for trial in trials.found:
+        place = PLACES[trial.place]
+        if trial.system != ALONE and trial.words >= _SHORTEST and place.alone == FAST and not place.tuned_at:
+            found.setdefault((*_choice(trial), place.workers), []).append(trial)
+    chosen = {key: _best(its, trials) for key, its in sorted(found.items())}
+    side_by_side([trial.timing(folder) for trial in chosen.values() if not SYSTEMS[trial.system].lockstep], jobs)
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["mode", "settings", "workers", "words", "low", "high", "period", "origin"])
+        for key, best in chosen.items():
+            runs = trials.seeds(best) or [best]
+            needed = [run.words / trials.equal(trials.end(run), run.place) for run in runs]
+            values = [mean(needed), min(needed), max(needed), _period(best, folder)]
+            origin = f"{best.words / 1e6:g}M words, {len(runs)} seed{'s' * (len(runs) > 1)}"
+            writer.writerow([*key, *(f"{value:.3f}" for value in values), origin])
+
+
+def _choice(trial: Trial) -> tuple[str, str]:
+    """The mode and its settings, without what is tuned everywhere (rate, warm-up, beta1, floor)."""
+    system = SYSTEMS[trial.system]
+    fixed = ("override.up=bf16",) if trial.system == IDEAL else system.fixed
+    plan = next((setting.removeprefix("plan=").split(",") for setting in trial.settings if setting.startswith("plan=")), [])
+    settings = [setting for setting in (*fixed, *plan) if not setting.startswith(_DEFAULTS) and setting != "batch.accumulate=1"]
+    return system.mode, " ".join(settings)
+
+
+def _best(its: list[Trial], trials: Trials) -> Trial:
+    """The best of the longest runs with seed 0."""
+    tuned = [trial for trial in its if not trial.seed]
+    longest = max(trial.words for trial in tuned)
+    return max((trial for trial in tuned if trial.words == longest), key=trials.score)
+
+
+def _period(trial: Trial, folder: Path) -> float:
+    """Steps between two exchanges, if workers exchange when the network allows it; otherwise 0."""
+    if SYSTEMS[trial.system].lockstep:
+        return 0.0
+    ranks = json.loads(trial.timing(folder).finished.read_text(encoding="utf-8"))["ranks"]
+    return mean(rank["period"] for rank in ranks)
