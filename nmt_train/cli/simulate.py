@@ -9,8 +9,10 @@ from pathlib import Path
 
 from nmt_train import cli
 from nmt_train.cli import options as settings
+from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.simulation import cluster
+from nmt_train.training.launch.restarts import read_hosts, run_once
 
 _CLUSTER = "cluster."
 _FOLDER = "-simulated"
@@ -18,6 +20,7 @@ _EXAMPLES = """
   nmt-simulate --config mine.yml --cluster configs/clusters/gpu-4x1-1gbit.yml --mode sparse-overlap
   nmt-simulate --config mine.yml --cluster my-cluster.yml --cluster.network.bandwidth '100 Mbit/s'
   nmt-simulate --config mine.yml --cluster my-cluster.yml --timing-only 50      # words/s, without training
+  nmt-simulate --config mine.yml --measure --hosts hosts > my-cluster.yml       # measure your machines
   nmt-simulate --config mine.yml --cluster my-cluster.yml --compare             # which mode to use there
   nmt-simulate --config mine.yml --profile device.yml                           # measure this machine
 """
@@ -37,6 +40,14 @@ def parser() -> cli.Parser:
         "--timing-only", type=cli.positive, metavar="N", help="simulate only the timing of N steps of every rank"
     )
     group.add_argument(
+        "--measure",
+        action="store_true",
+        help="measure the devices and the network of all machines, under mpirun or with --hosts, and print a cluster file",
+    )
+    group.add_argument(
+        "--hosts", type=Path, metavar="FILE", help="--measure: start a rank on each slot of this hostfile: NAME slots=RANKS"
+    )
+    group.add_argument(
         "--compare",
         action="store_true",
         help="estimate for every mode, on 1, 2, 4, ... and all machines, how many times sooner than one machine it learns the"
@@ -52,7 +63,11 @@ def parser() -> cli.Parser:
         "--profile", type=Path, metavar="FILE", help="measure this machine's device; write FILE for use in cluster files"
     )
     group.add_argument(
-        "--steps", type=cli.positive, default=40, metavar="N", help="number of steps that --profile measures (default: 40)"
+        "--steps",
+        type=cli.positive,
+        default=40,
+        metavar="N",
+        help="number of steps that --profile and --measure take for each kind of work (default: 40)",
     )
     changes = options.add_argument_group("cluster", "Replace values of the cluster file.")
     for name, description in cluster.entries():
@@ -73,12 +88,18 @@ def command(arguments: Sequence[str]) -> int:
     if given.print_config or given.changed:
         settings.print_config(resolved, given.changed)
         return 0
-    if (given.cluster is None) == (given.profile is None):
-        options.error("give either --cluster (one of configs/clusters, or your own) or --profile")
+    if (given.cluster is not None) + (given.profile is not None) + given.measure != 1:
+        options.error("give either --cluster (one of configs/clusters, or your own), --profile or --measure")
+    if given.hosts is not None and not given.measure:
+        options.error("--hosts belongs to --measure")
     if (given.timing_only is not None) + (given.model is not None) + given.compare > 1:
         options.error("give only one of --timing-only, --model and --compare")
-    from nmt_train.simulation.simulate import advise, predict, profile, simulate, time_only
+    if given.measure and given.hosts is not None and not launcher.launched():
+        return run_once(read_hosts(given.hosts), arguments, "nmt_train.cli.simulate")
+    from nmt_train.simulation.simulate import advise, measure_machines, predict, profile, simulate, time_only
 
+    if given.measure:
+        return measure_machines(resolved, given.steps)
     if given.profile is not None:
         if given.profile.exists() and any(given.profile.samefile(file) for file in given.config):
             options.error(f"{given.profile}: is the configuration, and would be overwritten by the profile; name another file")
@@ -100,3 +121,7 @@ def command(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     sys.exit(cli.run(command))
+
+
+if __name__ == "__main__":
+    main()

@@ -139,6 +139,14 @@ class Straggler:
 
 
 @dataclass(frozen=True, config=STRICT)
+class Card:
+    """A network card whose bandwidth differs from that of the others."""
+
+    node: int = Field(ge=0, description="number of the machine, counted from 0")
+    bandwidth: Bandwidth = Field(description="in each direction")
+
+
+@dataclass(frozen=True, config=STRICT)
 class ScaleConfig:
     """Charge costs as if the model had a different size."""
 
@@ -179,6 +187,7 @@ class ClusterConfig:
     )
     jitter: float = Field(default=0.0, ge=0, le=1, description="relative standard deviation of times on devices")
     stragglers: list[Straggler] = Field(default_factory=list, description="slower devices")
+    cards: list[Card] = Field(default_factory=list, description="network cards of other speeds than `network`")
     loss: float = Field(default=0.0, ge=0, lt=1, description="probability that a message must be sent again")
     resend: Seconds = Field(default=0.2, description="time until a lost message is sent again")
     crashes: list[Crash] = Field(default_factory=list, description="machines that fail")
@@ -186,12 +195,16 @@ class ClusterConfig:
     cuts: list[Cut] = Field(default_factory=list, description="temporary network outages of machines")
     seed: int = Field(default=1, ge=0, lt=2**63, description="random seed of jitter and loss")
 
+    def card(self, node: int) -> float:
+        """The bandwidth of a machine's network card, in each direction [bytes per second]."""
+        return next((card.bandwidth for card in self.cards if card.node == node), self.network.bandwidth)
+
     def ranks(self) -> tuple[int, ...]:
         """The node of each rank."""
         return tuple(node for node, devices in enumerate(self.nodes) for _ in range(devices))
 
 
-_SECTIONS: tuple[Any, ...] = (ClusterConfig, DeviceConfig, Cost, LinkConfig, Straggler, Crash, Kill, Cut, ScaleConfig)
+_SECTIONS: tuple[Any, ...] = (ClusterConfig, DeviceConfig, Cost, LinkConfig, Straggler, Card, Crash, Kill, Cut, ScaleConfig)
 _CLUSTER, _DEVICE = TypeAdapter(ClusterConfig), TypeAdapter(DeviceConfig)
 _NOTHING: Mapping[str, str] = {}
 
@@ -229,7 +242,7 @@ def load(path: Path, overrides: Mapping[str, str] = _NOTHING) -> ClusterConfig:
         cluster = dataclasses.replace(cluster, device=device, profile=None)
     if any(devices < 1 for devices in cluster.nodes):
         raise UserError(f"{place('nodes')}: nodes: {cluster.nodes}: every machine needs at least one device")
-    for name in ("crashes", "cuts"):
+    for name in ("crashes", "cuts", "cards"):
         for event in getattr(cluster, name):
             if event.node >= len(cluster.nodes):
                 raise UserError(

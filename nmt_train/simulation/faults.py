@@ -48,7 +48,7 @@ def schedule(victim: Victim, deadline: float) -> None:
 
     for cut in cluster.cuts:
         kernel.at(cut.at, partial(set_rate, cut.node, 0.0))
-        kernel.at(cut.until, partial(set_rate, cut.node, cluster.network.bandwidth))
+        kernel.at(cut.until, partial(set_rate, cut.node, cluster.card(cut.node)))
         if cut.until - cut.at > deadline:
             kernel.at(cut.at + deadline, partial(give_up, cut.node))
     for crash in cluster.crashes:

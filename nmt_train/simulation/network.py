@@ -43,7 +43,9 @@ class Network:
         self._out, self._in = ([Capacity(cluster.inside.bandwidth) for _ in self.nodes] for _ in range(2))
         self._to_host, self._from_host = ([Capacity(cluster.host or 1.0) for _ in self.nodes] for _ in range(2))
         self._buses = [Capacity(cluster.bus) for _ in cluster.nodes] if cluster.bus else None
-        self._cards_out, self._cards_in = ([Capacity(cluster.network.bandwidth) for _ in cluster.nodes] for _ in range(2))
+        self._cards_out, self._cards_in = (
+            [Capacity(cluster.card(node)) for node in range(len(cluster.nodes))] for _ in range(2)
+        )
         self._slower = defaultdict(lambda: 1.0, {straggler.rank: straggler.factor for straggler in cluster.stragglers})
         self._random = [np.random.default_rng([cluster.seed, rank]) for rank in range(len(self.nodes))]
         self._shuffle = None if shuffle_seed is None else np.random.default_rng(shuffle_seed)

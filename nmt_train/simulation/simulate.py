@@ -17,10 +17,12 @@ from nmt_train import device
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
 from nmt_train.corpus.batches import Batches
+from nmt_train.distributed.transport import Aborted
 from nmt_train.model.transformer import Transformer
 from nmt_train.modes import build as modes
 from nmt_train.simulation import analytic as prediction
 from nmt_train.simulation.adviser.compare import compare
+from nmt_train.simulation.adviser.measure import cluster_file, machines
 from nmt_train.simulation.cluster import ClusterConfig, described, to_yaml
 from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.network import Network
@@ -98,6 +100,26 @@ def predict(config: Config, cluster: ClusterConfig, steps: int) -> None:
     config = modes.choose_mode(config, len(cluster.ranks()))
     with opened(config, False, False, described(cluster)) as ready:
         print(prediction.predict(config, cluster, _shapes(config, ready), _tokens(config, ready), steps), end="")
+
+
+def measure_machines(config: Config, steps: int) -> int:
+    """Measure the machines of this job together with its other ranks; the first rank prints a cluster file.
+
+    Returns the exit status.
+    Raises UserError for errors that a user can fix.
+    """
+    transport = connect(config.transport)
+    try:
+        found = machines(config, steps, transport)
+    except Aborted:
+        return 1  # another rank has said why
+    except BaseException as error:
+        transport.fail(error)
+        raise
+    transport.close()
+    if found is not None:
+        print(cluster_file(found), end="")
+    return 0
 
 
 def profile(config: Config, steps: int, output: Path) -> None:

@@ -17,13 +17,16 @@ from types import FrameType
 from nmt_train.common.errors import UserError
 from nmt_train.training.stop_request import ENDS, PASSED_ON, SignalFilter
 
+TRAIN = "nmt_train.cli.entry"  # the module of nmt-train
 _ENDS = ("error: ", "MPI_ABORT was invoked")  # how the last line of a failing rank begins
 _STATUS = re.compile(r"\s*Errorcode:\s+(\d+)")  # the status given to MPI_Abort; mpirun's own status may be that of another rank
 _GRACE, _LOOK = 10.0, 0.5  # seconds: for mpirun to exit after its ranks have ended; between two polls
 
 
-def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: Callable[[str], None]) -> int:
-    """Run nmt-train under mpirun with this number of ranks; if some of them end, the others continue.
+def mpirun(
+    ranks: int, arguments: Sequence[str], options: Sequence[str], heard: Callable[[str], None], module: str = TRAIN
+) -> int:
+    """Run a command, by default nmt-train, under mpirun with this number of ranks; if some of them end, the others continue.
 
     Returns the exit status of the job, or 128 + the number of the signal that asked it to stop. options: options of mpirun.
     heard: called with every line of stderr. Raises UserError if there is no mpirun.
@@ -36,7 +39,7 @@ def mpirun(ranks: int, arguments: Sequence[str], options: Sequence[str], heard: 
     if os.getuid() == 0:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     command = [found, "--with-ft", "ulfm", "-np", str(ranks), "--oversubscribe", "--bind-to", "none", *options]
-    command += [sys.executable, "-P", "-m", "nmt_train.cli.entry", *arguments]
+    command += [sys.executable, "-P", "-m", module, *arguments]
     job: subprocess.Popen[str] | None = None
     asked: list[int] = []
     untold: list[signal.Signals] = []

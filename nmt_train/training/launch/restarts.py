@@ -88,6 +88,17 @@ class Job:
     arguments: Sequence[str] = ()
 
 
+def run_once(hosts: Sequence[Host], arguments: Sequence[str], module: str) -> int:
+    """Run a command of this package as one rank per slot of the hosts; returns its exit status. UserError if one is silent."""
+    if silent := set(hosts) - set(answering(hosts)):
+        raise UserError(f"--hosts: {', '.join(host.name for host in silent)} does not answer; check the machine and ssh")
+    with tempfile.NamedTemporaryFile("w", prefix="nmt-train-hosts-", encoding="utf-8") as file:
+        file.writelines(f"{host.name} slots={host.slots}\n" for host in hosts)
+        file.flush()
+        options = ["--hostfile", file.name]
+        return launch.mpirun(sum(host.slots for host in hosts), arguments, options, lambda line: None, module)
+
+
 class _Asked(BaseException):
     """Raised when a signal asks to stop while no job runs; the argument is the number of the signal."""
 

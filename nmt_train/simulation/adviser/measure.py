@@ -1,0 +1,108 @@
+"""Measures the machines of a job, and describes them as a cluster file: devices, network, connections inside machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from nmt_train.common.errors import UserError
+from nmt_train.config import Config
+from nmt_train.distributed.message import from_json, to_json
+from nmt_train.distributed.transport import Tag, Transport
+from nmt_train.simulation import profile
+from nmt_train.simulation.adviser.links import Link, between
+from nmt_train.simulation.cluster import Cost, DeviceConfig, to_yaml
+
+_ALIKE = 1.05  # devices and network cards that differ by less than this factor are described as equal
+_SECONDS = 2.0  # of each measurement of a bandwidth
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What rank 0 knows: nodes and hosts by rank, a profile of each rank's device, and the connections (None: there are none).
+
+    tokens: target tokens of a batch, for which devices are compared.
+    """
+
+    nodes: tuple[int, ...]
+    hosts: tuple[str, ...]
+    devices: tuple[DeviceConfig, ...]
+    tokens: float
+    network: Link | None
+    inside: Link | None
+
+    @property
+    def paces(self) -> list[float]:
+        """By rank: seconds of forward and backward of a batch."""
+        return [device.forward.of(self.tokens) + device.backward.of(self.tokens) for device in self.devices]
+
+
+def machines(config: Config, steps: int, transport: Transport) -> Measured | None:
+    """Measure the devices and connections of all ranks, which call this together; returns the result on rank 0.
+
+    steps: for each kind of work that is measured. Raises UserError for errors in the configuration, or if there is one machine.
+    """
+    first = [transport.nodes.index(node) for node in dict.fromkeys(transport.nodes)]
+    if len(first) < 2:
+        if transport.rank:
+            transport.receive(0, Tag.HELLO).result()  # rank 0 says why it fails
+        raise UserError(
+            "--measure: measures several machines, but all ranks are on one; start it with --hosts FILE or under mpirun on"
+            " several machines, or use --profile for this one"
+        )
+    network = between(transport, first, _SECONDS)
+    shared = next((node for node in range(len(first)) if transport.nodes.count(node) > 1), None)
+    together = [rank for rank, node in enumerate(transport.nodes) if node == shared]
+    inside = between(transport, together, _SECONDS) if together else None
+    with tempfile.TemporaryDirectory() as folder:
+        device = profile.measure(dataclasses.replace(config, run=str(Path(folder) / "run")), steps, transport)
+    if transport.rank:
+        transport.send(0, Tag.HELLO, from_json(dataclasses.asdict(device)))
+        return None
+    others = (to_json(transport.receive(rank, Tag.HELLO).result()[1]) for rank in range(1, transport.size))
+    devices = [device, *(DeviceConfig(**{name: Cost(**cost) for name, cost in its.items()}) for its in others)]
+    tokens = float(config.batch.tokens if config.batch.sentences is None else 20 * config.batch.sentences)
+    return Measured(transport.nodes, transport.hosts, tuple(devices), tokens, network, inside)
+
+
+def cluster_file(found: Measured) -> str:
+    """The cluster file, with a comment on every figure."""
+    assert found.network is not None
+    counts = [found.nodes.count(node) for node in dict.fromkeys(found.nodes)]
+    hosts = list(dict.fromkeys(zip(found.nodes, found.hosts, strict=True)))
+    typical = found.paces.index(statistics.median_low(found.paces))
+    lines = [
+        "# Measured by nmt-simulate --measure. Machines: " + ", ".join(host for _, host in hosts),
+        f"nodes: {counts}          # devices of each machine",
+        f"device:                  # of rank {typical} ({found.hosts[typical]}), the median of all",
+        *(f"  {line}" for line in to_yaml(found.devices[typical], "").splitlines()[1:]),
+        *_link("network", found.network, "one machine sends: {}; all send and receive: {}"),
+        *(
+            _link("inside", found.inside, "one device sends: {}; all send and receive: {}")
+            if found.inside
+            else _no_inside(found.network)
+        ),
+    ]
+    slow = [(rank, pace / found.paces[typical]) for rank, pace in enumerate(found.paces)]
+    if stragglers := [f"{{rank: {rank}, factor: {factor:.3g}}}" for rank, factor in slow if not 1 / _ALIKE < factor < _ALIKE]:
+        lines.append(f"stragglers: [{', '.join(stragglers)}]          # devices that are slower (or, below 1, faster)")
+    usual = found.network.bandwidth
+    if cards := [
+        f"{{node: {node}, bandwidth: {rate / 1e6:.4g} MB/s}}"
+        for node, rate in enumerate(found.network.all) if not 1 / _ALIKE < rate / usual < _ALIKE
+    ]:  # fmt: skip
+        lines.append(f"cards: [{', '.join(cards)}]          # network cards of other speeds")
+    return "\n".join(lines) + "\n"
+
+
+def _link(name: str, link: Link, comment: str) -> list[str]:
+    rates = ", ".join(f"{rate / 1e6:.4g}" for rate in link.all)
+    said = comment.format(f"{link.one / 1e6:.4g} MB/s", f"{rates} MB/s")
+    return [f"{name}: {{bandwidth: {link.bandwidth / 1e6:.4g} MB/s, latency: {link.latency * 1e6:.4g} us}}   # {said}"]
+
+
+def _no_inside(network: Link) -> list[str]:
+    return _link("inside", network, "not used: every machine has one device")

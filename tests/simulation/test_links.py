@@ -1,0 +1,58 @@
+"""The connections of a job are measured; on simulated clusters, it is known what should be found."""
+
+from __future__ import annotations
+
+import pytest
+from virtual import engine, together
+
+from nmt_train.common.errors import UserError
+from nmt_train.distributed.transport.local import LocalTransport
+from nmt_train.simulation.adviser.links import Link, between
+from nmt_train.simulation.adviser.measure import Measured, cluster_file, machines
+from nmt_train.simulation.cluster import Cost, DeviceConfig, LinkConfig, load
+
+NETWORK, INSIDE = LinkConfig("10 MB/s", "2 ms"), LinkConfig("1 GB/s", "0.1 ms")
+
+
+def found(nodes: list[int], ranks: list[int], **changes: object) -> Link:
+    room = engine(nodes, **{"network": NETWORK, "inside": INSIDE, **changes})
+    results = together(room, *[lambda transport: between(transport, ranks, 2.0)] * sum(nodes))
+    assert results[1:] == [None] * (sum(nodes) - 1)
+    return results[0]
+
+
+@pytest.mark.parametrize("nodes", [[1, 1], [1, 1, 1, 1], [2, 2]])
+def test_bandwidth_and_latency_between_machines_are_those_of_the_cluster_file(nodes: list[int]) -> None:
+    link = found(nodes, [sum(nodes[:node]) for node in range(len(nodes))])
+    assert link.latency == pytest.approx(0.002)
+    assert link.one == pytest.approx(10e6, rel=0.02)
+    assert link.bandwidth == pytest.approx(10e6, rel=0.02)
+    assert len(link.all) == len(nodes)
+
+
+def test_devices_that_share_a_bus_are_slower_while_all_send() -> None:
+    link = found([3], [0, 1, 2], bus="600 MB/s")
+    assert link.one == pytest.approx(600e6, rel=0.05)
+    assert link.bandwidth == pytest.approx(200e6, rel=0.05)
+
+
+def device(seconds: float) -> DeviceConfig:
+    return DeviceConfig(forward=Cost(0.0, seconds), backward=Cost(0.0, seconds))
+
+
+def test_the_cluster_file_can_be_read_and_names_what_is_slower(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    network = Link(0.001, 12.5e6, (12e6, 6e6, 12e6, 12.1e6))
+    measured = Measured((0, 1, 2, 3), ("a", "b", "c", "d"), tuple(map(device, (1e-3, 1e-3, 2e-3, 1e-3))), 500.0, network, None)
+    path = tmp_path / "cluster.yml"
+    path.write_text(cluster_file(measured), encoding="utf-8")
+    found = load(path)
+    assert found.nodes == [1, 1, 1, 1]
+    assert (found.network.bandwidth, found.network.latency) == (pytest.approx(12e6), pytest.approx(0.001))
+    assert [found.card(node) for node in range(4)] == pytest.approx([12e6, 6e6, 12e6, 12e6])
+    assert [(its.rank, its.factor) for its in found.stragglers] == [(2, 2.0)]
+    assert found.device == device(1e-3)
+
+
+def test_one_machine_cannot_be_measured_against_others(make) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match="--measure: measures several machines, but all ranks are on one"):
+        machines(make(), 3, LocalTransport())
