@@ -68,6 +68,13 @@ def permitted(devices: str | list[int]) -> int:
     return int(several[2] or 1) if several and several[1] == "cuda" else 1
 
 
+def memory(own: torch.device, ranks: int) -> int:
+    """The bytes of a GPU's memory, or of this machine's memory divided by its number of ranks."""
+    if own.type == "cuda":
+        return int(torch.cuda.get_device_properties(own).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks
+
+
 def identity(own: torch.device) -> str:
     """Return a name that identifies a GPU on its machine, even if ranks number the GPUs differently; empty for a CPU."""
     if own.type == "cpu":

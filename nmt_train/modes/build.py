@@ -26,7 +26,7 @@ _BUCKETS = 8  # with more buckets, the first one is sent earlier; 8 are as fast 
 # Values of keys that neither the configuration nor the row of the mode sets.
 _LEFT_TO_THE_MODE = {
     "optimizer.name": "adam", "local.every": 100, "local.outer": "none", "local.delay": 0, "exchange.rule": "async",
-    "exchange.bundle": 1, "exchange.backup": 0, "exchange.one_node_at_a_time": False, "exchange.own_updates": True,
+    "exchange.bundle": 1, "exchange.backup": 0, "exchange.one_node_at_a_time": False,
     "dropping.up": 0.99, "overlap.local_update": "sum",
 }  # fmt: skip
 _ALONE, _TOGETHER = "single", "sync"  # the modes of one rank and of several if the configuration names none
@@ -150,16 +150,18 @@ def in_force(config: Config, nodes: tuple[int, ...]) -> dict[str, str]:
             found[f"{section}.{key}"] = f"{shown(after[key])} ({reason})"
     if EXCHANGES[mode.exchange].sharded and down.drops and not down.fixed_share and len(nodes) > 1:
         pushes = mode.workers - now.exchange.knows_own(mode.optimizer == "worker", CODECS[mode.up].build(now, 0.0).biased)
-        found["dropping.down"] = (
-            f"{dropped_down(now.dropping, pushes):.4g} (share of a delta not sent, with pushes of {pushes} workers)"
-        )
+        why = f"with pushes of {pushes} workers" if now.dropping.down is None else own
+        found["dropping.down"] = f"{dropped_down(now.dropping, pushes):.4g} (share of a delta not sent, {why})"
     return found
 
 
 def with_mode_defaults(mode: Mode, config: Config) -> Config:
     """Return the config with the mode's values for all keys that the config leaves to the mode."""
     in_parts = SCHEDULES[mode.schedule].in_parts and EXCHANGES[mode.exchange].in_parts
-    for name, value in {**_LEFT_TO_THE_MODE, "exchange.buckets": _BUCKETS if in_parts else 1, **mode.settings}.items():
+    of_exchange = {
+        "exchange.buckets": _BUCKETS if in_parts else 1, "exchange.own_updates": EXCHANGES[mode.exchange].own_updates,
+    }  # fmt: skip
+    for name, value in {**_LEFT_TO_THE_MODE, **of_exchange, **mode.settings}.items():
         section, key = name.split(".")
         if getattr(getattr(config, section), key) is None:
             part = dataclasses.replace(getattr(config, section), **{key: value})

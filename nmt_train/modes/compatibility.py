@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nmt_train.common.errors import UserError
-from nmt_train.config import Config
+from nmt_train.config import Config, shown
 from nmt_train.distributed.codec import CODECS
 from nmt_train.distributed.context import Mode
 from nmt_train.distributed.exchange import EXCHANGES
@@ -169,6 +169,15 @@ def _per_node(mode: Mode, config: Config) -> str | None:
     return None
 
 
+def _one_node_at_a_time(mode: Mode, config: Config) -> str | None:
+    if config.exchange.one_node_at_a_time and not chosen(mode.schedule, config).one_call:
+        return (
+            f"exchange.one_node_at_a_time: a worker waits for each machine's answer, but mode {config.mode} sends and receives"
+            " separately; set it to false"
+        )
+    return None
+
+
 def _own_updates(mode: Mode, config: Config) -> str | None:
     if config.optimizer.at == "shard" and (SCHEDULES[mode.schedule].updates or EXCHANGES[mode.exchange].exchanges_updates):
         return (
@@ -183,7 +192,10 @@ def _only_of_shards(mode: Mode, config: Config) -> str | None:
         return None
     for key, value in _ONLY_OF_SHARDS.items():
         if getattr(config.exchange, key) != value:
-            return f"exchange.{key}: needs exchange server, but mode {config.mode} has exchange {mode.exchange}; remove it"
+            return (
+                f"exchange.{key}: needs exchange server, but mode {config.mode} has exchange {mode.exchange}; set it to"
+                f" {shown(value)}"
+            )
     return None
 
 
@@ -202,7 +214,7 @@ def _shards(mode: Mode, config: Config) -> str | None:
     if holds and settings.one_node_at_a_time:
         return (
             "exchange.one_node_at_a_time: a worker waits for one machine's answer, but in rounds this answer waits for all"
-            " workers; remove it"
+            " workers; set it to false"
         )
     if holds and settings.backup and not up.lossless:
         return (
@@ -246,5 +258,5 @@ def _one_exchange(mode: Mode, config: Config) -> str | None:
 
 _RULES: tuple[Callable[[Mode, Config], str | None], ...] = (
     _alone, _accumulating, _local_gradient, _codec, _synchronous, _buckets, _asynchronous, _outer, _only_of_shards,
-    _own_updates, _sum, _tiles, _delay, _per_node, _shards, _join, _one_exchange,
+    _own_updates, _sum, _tiles, _delay, _per_node, _one_node_at_a_time, _shards, _join, _one_exchange,
 )  # fmt: skip

@@ -53,6 +53,16 @@ def _count(text: Any) -> float:
     return float(match[1]) * _SI[match[2]]
 
 
+def _size(text: Any) -> float:
+    """Parse a size such as `16 GB` into bytes. Code may also pass a number."""
+    if isinstance(text, (int, float)):
+        return float(text)
+    match = re.fullmatch(_NUMBER + r"([kKmMgG]?)B", str(text).strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size: write it as 16 GB")
+    return float(match[1]) * _BANDWIDTH[match[2].upper()]
+
+
 def _nodes(text: Any) -> Any:
     """Parse `1000 x 1`, that is, 1000 machines with one device each. A list of device counts is returned unchanged."""
     if not isinstance(text, str):
@@ -65,6 +75,7 @@ def _nodes(text: Any) -> Any:
 
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Bandwidth = Annotated[float, BeforeValidator(_bandwidth)]
+Size = Annotated[float, BeforeValidator(_size)]
 Count = Annotated[float, BeforeValidator(_count)]
 
 
@@ -171,14 +182,15 @@ class ClusterConfig:
     )
     one_client_at_a_time: bool = Field(
         default=False,
-        description="the shards of a machine serve one worker of another machine at a time, from the first byte of its push to"
-        " the last byte of the answer, like the thesis's single server thread of a machine",
+        description="the shards of a machine serve one worker of another machine at a time, from the moment when its push"
+        " is sent until the answer has left, like the thesis's single server thread of a machine",
     )
     bus: Bandwidth | None = Field(default=None, description="bandwidth of a bus that all transfers inside a machine share")
     transfers: Literal["share", "turns"] = Field(
         default="share",
         description="how simultaneous transfers use a card: share it, as in TCP, or take turns, which simulates faster",
     )
+    memory: Size = Field(default=0.0, description="memory of each device, which --compare considers; 0: not known")
     scale: ScaleConfig | None = Field(default=None, description="charge as if the model had another size")
     snapshots: Literal["charged", "free"] = Field(
         default="charged",

@@ -91,7 +91,7 @@ class Engine:
             current().wait(self.shares.use(seconds, self.network.devices[rank.original_rank]), f"its device, for {name}")
 
     def carry(self, transport: VirtualTransport, to: int, tag: Tag, message: Message, done: Future) -> None:
-        """Move a message over its route, whose capacities other messages share, and deliver messages in the order of sending.
+        """Move a message over its route, whose capacities other messages share. Messages of a tag are delivered in order.
 
         One connection leads from each rank to each other rank; it carries one message at a time.
         """
@@ -99,6 +99,7 @@ class Engine:
         ends, line = (transport.original_rank, receiver.original_rank), transport.lines[to]
         route, copies, size = self.network.route(*ends), self.network.copies(*ends), self.network.size(tag, message)
         here, there = (self.network.nodes[rank] for rank in ends)
+        turns = self._turns  # of this group of ranks: after a regroup, there are others
         takes_turns = self.network.cluster.one_client_at_a_time and here != there
 
         def begin() -> None:
@@ -133,7 +134,7 @@ class Engine:
             done.set_result()
             self._tell(transport, tag, False, start[0])
             if takes_turns and tag == Tag.ANSWER:
-                self._turns.answered(here)
+                turns.answered(here)
             self.kernel.after(route.latency + self.network.delay(*ends), copy if size and copies else arrived)
 
         def copy(event: simpy.Event) -> None:
@@ -144,7 +145,7 @@ class Engine:
             receiver.arrived(transport.rank, tag, entry)
 
         if takes_turns and tag == Tag.PUSH:
-            self._turns.push(there, transport.original_rank, begin)
+            turns.push(there, transport.original_rank, begin)
         else:
             begin()
 

@@ -27,6 +27,7 @@ from nmt_train.simulation.cluster import ClusterConfig, described, to_yaml
 from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.network import Network
 from nmt_train.simulation.profile import measure as measure_device
+from nmt_train.simulation.server_turns import check
 from nmt_train.simulation.timing import Shapes, Timing, count, measure
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.training.fault_tolerance import Rank
@@ -42,7 +43,7 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
     can fix.
     """
     given, config = config, modes.choose_mode(config, len(cluster.ranks()))
-    modes.check(config, cluster.ranks())
+    check(cluster, config)
     own = device.prepare(config.devices, config.threads)
     start = time.perf_counter()
     with opened(config, force, overwrite, described(cluster), given.mode is None) as ready:
@@ -67,7 +68,7 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
     Writes `timing.json` to the run folder, and traces if configured. Raises UserError for errors that a user can fix.
     """
     config = modes.choose_mode(config, len(cluster.ranks()))
-    modes.check(config, cluster.ranks())
+    check(cluster, config)
     start = time.perf_counter()
     with opened(config, False, False, described(cluster)) as ready:
         timing = measure(config, cluster, _shapes(config, ready), _tokens(config, ready), steps)

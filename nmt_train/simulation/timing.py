@@ -20,7 +20,9 @@ from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.distributed.transport import TRAINING
 from nmt_train.simulation.cluster import ClusterConfig
 from nmt_train.simulation.engine import Engine
+from nmt_train.simulation.memory import held
 from nmt_train.simulation.network import Network
+from nmt_train.simulation.server_turns import check
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Span, write_spans
 from nmt_train.training.worker import Worker
@@ -40,6 +42,7 @@ class RankTiming:
 
     words_per_second: target tokens, without the first steps. spent: seconds by thread and span name. sent: bytes of
     training messages, without the initial parameters. spans: recorded if tracing is on. period: steps between two exchanges.
+    memory: bytes of its vectors (see memory.py).
     """
 
     node: int
@@ -49,6 +52,7 @@ class RankTiming:
     sent: float
     spans: list[Span]
     period: float = 1.0
+    memory: float = 0.0
 
     def share(self, *names: str) -> float:
         """The fraction of the time that the worker's main thread spent in spans of these names."""
@@ -173,6 +177,7 @@ def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
 
     tokens: number of target tokens of each batch. Raises UserError if the mode does not work with these ranks.
     """
+    check(cluster, config)
     config = dataclasses.replace(config, precision="fp32")
     elements = count(shapes)
     engine = Engine(Network(cluster, elements, only_training=True), config.transport.deadline, random=False)
@@ -197,6 +202,7 @@ def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
             spans=its.worker.trace.take(),
             seconds=its.end,
             period=steps / max(1, its.exchanges),
+            memory=held(its.worker.schedule) * engine.network.scale,
         )
         for its in sorted(coordinator, key=lambda its: its.worker.transport.rank)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -64,6 +65,12 @@ def simulation(setup: Setup, folder: Path, config: str, prefix: str, more: tuple
     ]
     command += ["--corpus.vocabulary.path", folder.parent / "vocabulary.model"]
     return Job(run, (*command, *(f"--{option}" for option in setup.options), *more), run / "finished")
+
+
+def digest(config: str, *clusters: str, also: object = None) -> str:
+    """Of a configuration and of the files in configs/clusters that match these patterns; also: anything with a repr."""
+    files = [ROOT / config, *(path for pattern in clusters for path in sorted((ROOT / "configs" / "clusters").glob(pattern)))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files) + repr(also).encode()).hexdigest()[:8]
 
 
 def interruptible(main: Callable[[], int]) -> int:

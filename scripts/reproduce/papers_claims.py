@@ -145,10 +145,9 @@ def _f1(found: Runs) -> Judged:
     shown = ", ".join(f"{time:,.0f} s ({workers})" for workers, time in times.items())
     text = (
         f"to cross-entropy {target:.2f}: {shown}. (Our first limit was half of the time of 2; it was loosened once, after the"
-        " result had been seen, and is in force again.)"
+        " result had been seen. Now it is the paper's third, within 10%.)"
     )
     clauses = [
-        Clause("8 need at most half of the time of 2", times[8] < times[2] / 2),
         Clause("8 need a third of the time of 2", 0.9 < 3 * times[8] / times[2] < 1.1),
         Clause("16 slower than 8", times[16] > times[8]),
     ]
@@ -157,21 +156,23 @@ def _f1(found: Runs) -> Judged:
 
 def _f2(found: Runs) -> Judged:
     several = WORKERS[1:]
-    end = found.curve(papers.downpour(several[-1]))[-1]["seconds"]
-    first, last = ([found.after(papers.downpour(workers), time, "seconds") for workers in several] for time in (end / 4, end))
+    curves = [found.curve(papers.downpour(workers)) for workers in several]
+    end = curves[-1][-1]["seconds"]
+    early = max(end / 4, *(curve[4]["seconds"] for curve in curves))  # five validations of each
+    first, last = ([found.after(papers.downpour(workers), time, "seconds") for workers in several] for time in (early, end))
     lost = {
         name: found.after(papers.downpour(8, name), WORDS) - found.after(papers.downpour(2, name), WORDS)
         for name in ("adagrad", "sgd")
     }
     text = (
-        f"cross-entropy of {', '.join(map(str, several))} workers {_list(first)} after {end / 4:,.0f} s, {_list(last)} after"
+        f"cross-entropy of {', '.join(map(str, several))} workers {_list(first)} after {early:,.0f} s, {_list(last)} after"
         f" {end:,.0f} s; after equal words, 8 workers differ from 2 by {lost['adagrad']:+.2f} (AdaGrad),"
         f" {lost['sgd']:+.2f} (SGD)"
     )
     clauses = [
         Clause("AdaGrad loses less than SGD", lost["adagrad"] < lost["sgd"]),
-        Clause("more workers start worse", first == sorted(first)),
-        Clause("more workers end better", last == sorted(last, reverse=True)),
+        Clause("more workers start worse", all(a < b for a, b in pairwise(first))),
+        Clause("more workers end better", all(b < a for a, b in pairwise(last))),
     ]
     return text, clauses
 
@@ -198,7 +199,7 @@ def _a2(found: Runs) -> Judged:
     rows = zip(setups, stale, after, strict=True)
     shown = "; ".join(f"n = {n}: {old:.1f} updates old, {value:.3f}" for n, old, value in rows)
     clauses = [
-        Clause("staleness falls with n", stale == sorted(stale, reverse=True)),
+        Clause("staleness falls with n", all(b < a for a, b in pairwise(stale))),
         Clause("n = workers learns as sync", abs(after[-1] / sync - 1) < _SAME - 1),
         Clause(
             "cross-entropy lies between both", all(min(after[0], sync) <= value <= max(after[0], sync) for value in after[1:-1])

@@ -34,7 +34,7 @@ class Place:
         return folder / f"vocabulary{'' if self.config == CONFIG else '-' + Path(self.config).stem}.model"
 
     def differs_in_network(self, other: Place) -> bool:
-        """Whether at most the network differs."""
+        """Whether at most the network and the speeds of the machines differ."""
         return replace(self, options=(), tuned_at="") == replace(other, options=(), tuned_at="")
 
     def updates(self, singly: bool) -> float:

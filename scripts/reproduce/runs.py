@@ -14,7 +14,9 @@ from nmt_train.common.errors import UserError
 from nmt_train.distributed.transport import TRAINING
 from nmt_train.run.log import events, validations
 
+_DIGEST = "digest of the configuration and the clusters"  # a row of measures.csv
 CURVES, MEASURES = "curves.csv", "measures.csv"
+_GAP = 1.5  # times the distance between two validations, by which the last one may be earlier than what is asked for
 _LINE = 5  # validations through which a line is fitted: one validation alone is too noisy
 
 
@@ -36,6 +38,10 @@ class Setup:
         return self if seed == 1 else replace(self, options=(*self.options, f"seed={seed}"))
 
 
+class Missing(UserError):
+    """A run was not made, or its log lacks what would answer a question."""
+
+
 def line(found: Sequence[dict[str, Any]], of: str) -> tuple[float, float]:
     """Intercept and slope of the least-squares line of cross-entropy over `of` (words or seconds)."""
     places, values = [float(event[of]) for event in found], [float(event["cross-entropy"]) for event in found]
@@ -46,8 +52,13 @@ def line(found: Sequence[dict[str, Any]], of: str) -> tuple[float, float]:
 
 
 def fitted(found: Sequence[dict[str, Any]], place: float, of: str = "words") -> float:
-    """Cross-entropy after `place` words (or seconds), on the line through the last five validations up to there."""
+    """Cross-entropy after `place` words (or seconds), on the line through the last five validations up to there.
+
+    Raises Missing if there are fewer than five, or if the last one was much earlier.
+    """
     before = [event for event in found if event[of] <= place * (1 + 1e-6)][-_LINE:]
+    if len(before) < _LINE or place - before[-1][of] > _GAP * (before[-1][of] - before[-2][of]):
+        raise Missing(f"no five validations end at {place:,.0f} {of}")
     intercept, slope = line(before, of)
     return intercept + slope * place
 
@@ -63,10 +74,6 @@ def crossing(found: Sequence[dict[str, Any]], target: float) -> float:
     return float("inf")
 
 
-class Missing(UserError):
-    """A run was not made, or its log lacks what would answer a question."""
-
-
 class Runs:
     """The files curves.csv (every validation of every run) and measures.csv (numbers of runs) in `folder`.
 
@@ -74,15 +81,20 @@ class Runs:
     not made.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, digest: str = "") -> None:
+        """digest: of the configuration and the clusters; what other ones have left in the files does not count."""
+        self.folder, self._digest = folder, digest
         self._curves: dict[str, list[dict[str, Any]]] = {}
         self._measures: dict[tuple[str, str], float] = {}
+        measures = _rows(folder / MEASURES)
+        if digest and not any(row["measure"] == _DIGEST and row["value"] == digest for row in measures):
+            return
         for row in _rows(folder / CURVES):
             event = {"seconds": float(row["seconds"]), "words": int(row["words"]), "cross-entropy": float(row["cross-entropy"])}
             self._curves.setdefault(row["run"], []).append(event)
-        for row in _rows(folder / MEASURES):
-            self._measures[row["run"], row["measure"]] = float(row["value"])
+        for row in measures:
+            if row["measure"] != _DIGEST:
+                self._measures[row["run"], row["measure"]] = float(row["value"])
 
     def collect(self, runs: Path) -> None:
         """Add the finished runs of the folder `runs` (timing/<name>, training/<name>), and write both files."""
@@ -109,6 +121,7 @@ class Runs:
         with open(self.folder / MEASURES, "w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["run", "measure", "value"])
+            writer.writerow(["", _DIGEST, self._digest])
             writer.writerows([*key, f"{value:.6g}"] for key, value in sorted(self._measures.items()))
 
     def measure(self, setup: Setup, name: str) -> float:

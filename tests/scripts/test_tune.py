@@ -14,6 +14,7 @@ from reproduce.places import FAST, PLACES, SLOW, STRAGGLER
 from reproduce.runs import crossing, fitted
 from reproduce.systems import ALONE, SYSTEMS
 from reproduce.trials import Trial, Trials
+from reproduce.words_needed import write as write_words_needed
 
 from nmt_train import config as configuration
 from nmt_train.common.errors import UserError
@@ -64,6 +65,26 @@ def test_one_machine_is_the_measure(tmp_path: Path) -> None:
     assert trials.equal(2.0, FAST, "seconds") == pytest.approx(40)
     ended(trial("sync bf16", 2000), 3.0, 5)  # four times as fast, but as good as one machine after half the words
     assert trials.speedup(trial("sync bf16", 2000)) == pytest.approx(2.0)
+
+
+def test_the_words_that_a_mode_needs_are_those_of_its_best_long_run(tmp_path: Path) -> None:
+    trials = Trials(tmp_path / "none.csv")
+    for its, value in (
+        (trial(ALONE, 10**6), 3.0), (trial(ALONE, 2 * 10**6), 2.5), (trial("sparse-overlap", 10**6), 2.6),
+        (trial("sparse-overlap", 2 * 10**6, 0, "rate=1"), 3.0), (trial("sparse-overlap", 2 * 10**6, 0, "rate=2"), 3.5),
+        (trial("sparse-overlap", 2 * 10**6, 1, "rate=1"), 3.0), (trial("sparse-overlap", 2 * 10**6, 2, "rate=1"), 2.5),
+        (trial("local-sgd", 10**6, 0, "plan=local.every=8,local.delay=8"), 3.0),
+    ):  # fmt: skip
+        trials.found[its] = [
+            {"words": its.words * n // 5, "seconds": its.words * n / 5, "cross-entropy": value} for n in range(1, 6)
+        ]
+    best = trial("sparse-overlap", 2 * 10**6, 0, "rate=1").timing(tmp_path).finished
+    best.parent.mkdir(parents=True)
+    best.write_text(json.dumps({"ranks": [{"period": 2.0}, {"period": 4.0}]}))
+    write_words_needed(trials, tmp_path, 1, tmp_path / "words.csv")
+    _, local, overlap = (tmp_path / "words.csv").read_text(encoding="utf-8").splitlines()
+    assert local == 'local-sgd,override.up=half local.every=8 local.delay=8,4,1.000,1.000,1.000,0.000,"1M words, 1 seed"'
+    assert overlap == 'sparse-overlap,,4,1.500,1.000,2.000,3.000,"2M words, 2 seeds"'
 
 
 def test_the_file_keeps_every_validation(tmp_path: Path) -> None:

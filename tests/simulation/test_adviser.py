@@ -53,7 +53,9 @@ def test_everything_that_is_compared_is_a_valid_choice(make: Make) -> None:
 def test_a_fast_network_makes_all_machines_pay_and_a_slow_one_none(make: Make) -> None:
     quick, slow = (compared(make, machines(bandwidth)) for bandwidth in ("100 GB/s", "1 kB/s"))
     assert quick.best.machines == 3
+    assert quick.advice().startswith("Use --mode sync")
     assert "on all 3 machines" in quick.advice()
+    assert quick.advice().count("sync") == 1
     assert slow.best.machines == 1
     assert slow.advice() == "Use one machine (--mode single): more do not pay here."
 
@@ -76,13 +78,20 @@ def test_a_machine_of_several_devices_is_measured_by_its_best_mode(make: Make) -
 
 def test_further_machines_must_be_worth_it() -> None:
     rows = [
-        Row(FOUR, machines, machines, speed, 0.0, ONE, 100.0)
+        Row(FOUR, machines, machines, speed, 0.0, 5e9, ONE, 100.0)
         for machines, speed in ((8, 412.0), (4, 400.0), (2, 200.0), (1, 100.0))
     ]
     found = Comparison(rows, {"strom": "does not work"})
     assert found.best.machines == 4
     assert "on 4 machines; more do not pay: 4.00 (4.00 to 4.00) times one machine" in found.advice()
     assert "not compared: strom: does not work" in found.table()
+
+
+def test_what_does_not_fit_in_memory_is_not_recommended() -> None:
+    rows = [Row(FOUR, 4, 4, 400.0, 0.0, 20e9, ONE, 100.0), Row(FOUR, 4, 4, 300.0, 0.0, 10e9, ONE, 100.0)]
+    assert Comparison(rows, {}).best is rows[0]
+    assert Comparison(rows, {}, memory=16e9).best is rows[1]
+    assert "(not enough memory)" in Comparison(rows, {}, memory=16e9).table()
 
 
 def test_the_table_the_json_and_the_picture_say_the_same(make: Make, tmp_path: Path) -> None:

@@ -42,11 +42,14 @@ def device(seconds: float) -> DeviceConfig:
 
 def test_the_cluster_file_can_be_read_and_names_what_is_slower(tmp_path) -> None:  # type: ignore[no-untyped-def]
     network = Link(0.001, 12.5e6, (12e6, 6e6, 12e6, 12.1e6))
-    measured = Measured((0, 1, 2, 3), ("a", "b", "c", "d"), tuple(map(device, (1e-3, 1e-3, 2e-3, 1e-3))), 500.0, network, None)
+    measured = Measured(
+        (0, 1, 2, 3), ("a", "b", "c", "d"), tuple(map(device, (1e-3, 1e-3, 2e-3, 1e-3))), 500.0, 8 * 10**9, network, None
+    )
     path = tmp_path / "cluster.yml"
     path.write_text(cluster_file(measured), encoding="utf-8")
     found = load(path)
     assert found.nodes == [1, 1, 1, 1]
+    assert found.memory == 8e9
     assert (found.network.bandwidth, found.network.latency) == (pytest.approx(12e6), pytest.approx(0.001))
     assert [found.card(node) for node in range(4)] == pytest.approx([12e6, 6e6, 12e6, 12e6])
     assert [(its.rank, its.factor) for its in found.stragglers] == [(2, 2.0)]

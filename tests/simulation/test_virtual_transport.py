@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from conftest import Make
 from hypothesis import given
 from hypothesis import strategies as st
-from virtual import BANDWIDTH, LATENCY, engine, together
+from virtual import BANDWIDTH, LATENCY, cluster, engine, together
 
 from nmt_train.common.errors import UserError
 from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import Aborted, Lost, Tag
-from nmt_train.simulation.cluster import Crash, Cut, LinkConfig, Straggler
+from nmt_train.distributed.transport import Aborted, Ended, Lost, Tag
+from nmt_train.simulation.cluster import Crash, Cut, Kill, LinkConfig, Straggler
+from nmt_train.simulation.timing import measure
 from nmt_train.simulation.virtual_transport import VirtualTransport
 
 
@@ -118,6 +121,46 @@ def test_a_machine_with_one_server_thread_serves_one_worker_after_the_other() ->
     in_turn = together(engine([1, 1, 1], one_client_at_a_time=True), one, served, two)
     assert in_turn[0] == alone < together_at_once[0]
     assert in_turn[2] == alone + 4 + LATENCY
+
+
+def test_an_answer_of_before_a_regroup_ends_no_turn_of_afterwards() -> None:
+    def until_regrouped(transport: VirtualTransport, begin: Callable[[], object]) -> VirtualTransport:
+        with pytest.raises(Ended):
+            begin()
+            transport.receive(3, Tag.REPORT).result()  # that rank ends
+        return transport.regroup()
+
+    def server(transport: VirtualTransport) -> None:
+        def answer() -> None:
+            worker, _ = transport.receive(None, Tag.PUSH).result()
+            transport.send(worker, Tag.ANSWER, load(5000))  # leaves after the regroup
+
+        transport = until_regrouped(transport, answer)
+        for _ in range(6):
+            worker, _ = transport.receive(None, Tag.PUSH).result()
+            transport.send(worker, Tag.ANSWER, load(1000))
+
+    def client(transport: VirtualTransport) -> int:
+        began = transport.rank == 0
+        transport = until_regrouped(transport, lambda: began and transport.send(1, Tag.PUSH, load(1000)))
+        transport.spend("forward", 1)
+        for _ in range(3):
+            transport.send(1, Tag.PUSH, load(1000))
+            transport.receive(1, Tag.ANSWER).result()
+        return 3
+
+    def ends(transport: VirtualTransport) -> None:
+        transport.receive(0, Tag.REPORT).result()
+
+    room = engine([1, 1, 1, 1], one_client_at_a_time=True, kills=[Kill(3, "2.5s")])
+    assert together(room, client, server, client, ends) == [3, None, 3]
+
+
+def test_turns_cannot_be_combined_with_rounds(make: Make) -> None:
+    rooms = cluster([1, 1, 1], one_client_at_a_time=True)
+    with pytest.raises(UserError, match="one_client_at_a_time: .* set --cluster.one_client_at_a_time false"):
+        measure(make(mode="vanilla", exchange__rule="rounds"), rooms, [(100,)], [10], 8)
+    assert measure(make(mode="vanilla"), rooms, [(100,)], [10], 8).words_per_second
 
 
 def test_tasks_of_a_rank_compete_for_its_device_and_stragglers_are_slower() -> None:

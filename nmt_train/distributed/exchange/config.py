@@ -68,7 +68,7 @@ class ExchangeConfig:
     own_updates: bool | None = Field(
         default=None,
         description="optimizer.at worker: a worker continues from the received parameters plus all of its own updates,"
-        " including those not sent yet; no effect if bundle is above 1; null: as in the mode (true, but false in strom)",
+        " including those not sent yet; no effect if bundle is above 1; null: true, but false with exchange peers",
     )
     local_gradient: bool = Field(
         default=False,

@@ -46,6 +46,7 @@ class Exchange(ABC):
     clips: the exchange clips the combined gradient; otherwise each worker clips its own.
     gradient_norm: the norm of the last gradient before clipping.
     exchanges_updates: workers exchange finished updates instead of gradients.
+    own_updates: the default of the configuration key exchange.own_updates.
     staleness: staleness[n] is the number of pushes computed on parameters n updates older than those of the shard.
     """
 
@@ -59,6 +60,7 @@ class Exchange(ABC):
     keeps: bool = False
     clips: bool = False
     exchanges_updates: bool = False
+    own_updates: bool = True
     gradient_norm: float = 0.0
     optimizer: Optimizer
     staleness: Counter[int]

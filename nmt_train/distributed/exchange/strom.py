@@ -32,7 +32,7 @@ class StromExchange(Exchange):
     """Every rank holds all parameters; checkpoints save those of rank 0."""
 
     codec_needs = "exact_sums"
-    exchanges_updates = True
+    exchanges_updates, own_updates = True, False
 
     def __init__(self, context: BuildContext) -> None:
         settings, transport, parameters = context.settings, context.transport, context.flat.parameters

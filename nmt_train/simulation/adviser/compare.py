@@ -34,7 +34,7 @@ class Row:
     """One choice on the first `machines` machines. needed: None if unknown, or measured with much more frequent exchanges.
 
     alone: words/s of one machine, divided by the words that its devices need. sent: bytes that each machine sends per step of
-    its workers, on average.
+    its workers, on average. memory: bytes of the vectors of each device, without activations.
     """
 
     choice: Choice
@@ -42,6 +42,7 @@ class Row:
     workers: int
     words_per_second: float
     sent: float
+    memory: float
     needed: Needed | None
     alone: float = 0.0
 
@@ -56,19 +57,26 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """rows: the best first, then those whose words are not known. refused: by choice, why it cannot be used here."""
+    """rows: the best first, then those whose words are not known. refused: by choice, why it cannot be used here.
+
+    memory: bytes of each device; 0: not known.
+    """
 
     rows: list[Row]
     refused: dict[str, str]
+    memory: float = 0.0
 
     @property
     def best(self) -> Row:
         """The row to use: of the fewest machines with which further machines do not pay."""
-        known = [row for row in self.rows if row.speedup]
+        known = [row for row in self.rows if row.speedup and not self._too_large(row)]
         fastest = max(_estimate(row) for row in known)
         enough = [row for row in known if _estimate(row) * _WORTH >= fastest]
         fewest = min(row.machines for row in enough)
         return max((row for row in enough if row.machines == fewest), key=_estimate)
+
+    def _too_large(self, row: Row) -> bool:
+        return 0 < self.memory < row.memory
 
     def advice(self) -> str:
         """One sentence or two."""
@@ -78,18 +86,21 @@ class Comparison:
         words = f"Use {best.choice.options} on "
         words += f"all {machines} machines" if best.machines == machines else f"{best.machines} machines; more do not pay"
         words += f": {_said(best)} times one machine."
-        if sync := next((row for row in self.rows if row.choice.mode == "sync" and row.machines == best.machines), None):
+        sync = next((row for row in self.rows if row.choice.mode == "sync" and row.machines == best.machines), None)
+        if sync is not None and best.choice.mode != "sync":
             slower = " (slower than one machine)" if _estimate(sync) < 1 else ""
             words += f" ({sync.choice.options} would be {_estimate(sync):.1f} times one machine{slower}.)"
         return words
 
     def table(self) -> str:
-        lines = ["machines  words/s   one machine: 1  words needed  same model, times as soon  sent MB/step  mode and settings"]
+        head = "machines  words/s   one machine: 1  words needed  same model, times as soon  sent MB/step  GB/device"
+        lines = [f"{head}  mode and settings"]
         for row in self.rows:
             needed = f"{row.needed.words:.2f}" if row.needed else "not known"
             lines.append(
                 f"{row.machines:<10}{row.words_per_second:<10,.0f}{row.words_per_second / row.alone:<16.2f}{needed:<14}"
-                f"{_said(row) if row.needed else '-':<27}{row.sent / 1e6:<14.2f}{row.choice.name}"
+                f"{_said(row) if row.needed else '-':<27}{row.sent / 1e6:<14.2f}"
+                f"{row.memory / 1e9:<11.2f}{row.choice.name}{' (not enough memory)' if self._too_large(row) else ''}"
             )
         lines += [f"not compared: {name}: {why}" for name, why in self.refused.items()]
         return "\n".join(lines) + "\n"
@@ -100,8 +111,8 @@ class Comparison:
             {
                 "mode": row.choice.mode, "settings": dict(row.choice.settings), "machines": row.machines,
                 "workers": row.workers, "words_per_second": row.words_per_second, "bytes_per_step": row.sent,
-                "words_needed": dataclasses.asdict(row.needed) if row.needed else None, "speedup": row.speedup,
-                "origin": row.choice.origin,
+                "bytes_of_memory": row.memory, "speedup": row.speedup, "origin": row.choice.origin,
+                "words_needed": dataclasses.asdict(row.needed) if row.needed else None,
             }
             for row in self.rows
         ]  # fmt: skip
@@ -168,7 +179,7 @@ def compare(
     if not alone:
         raise UserError(f"--compare: no mode works on one machine: {'; '.join(refused.values())}")
     rows = [dataclasses.replace(row, alone=alone) for row in rows]
-    return Comparison(sorted(rows, key=lambda row: (-_estimate(row), -row.words_per_second)), refused)
+    return Comparison(sorted(rows, key=lambda row: (-_estimate(row), -row.words_per_second)), refused, cluster.memory)
 
 
 def configured(config: Config, choice: Choice) -> Config:
@@ -191,8 +202,9 @@ def _row(config: Config, choice: Choice, cluster: ClusterConfig, shapes: Shapes,
     steps = min(_MOST_STEPS, max(_STEPS, _PERIODS * period))
     timing = measure(config, cluster, shapes, tokens, steps)
     sent = sum(rank.sent for rank in timing.ranks) / len(cluster.nodes) / steps
+    memory = max(rank.memory for rank in timing.ranks)
     needed = ONE if len(ranks) == 1 else choice.on(len(ranks)) if choice.exchanged_as_often(timing.period) else None
-    return Row(choice, len(cluster.nodes), len(ranks), timing.words_per_second, sent, needed)
+    return Row(choice, len(cluster.nodes), len(ranks), timing.words_per_second, sent, memory, needed)
 
 
 def _first(cluster: ClusterConfig, machines: int) -> ClusterConfig:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
-from nmt_train.distributed.message import from_json, to_json
+from nmt_train.device import memory, prepare
+from nmt_train.distributed.message import from_json, to_facts
 from nmt_train.distributed.transport import Tag, Transport
 from nmt_train.simulation import profile
 from nmt_train.simulation.adviser.links import Link, between
@@ -24,13 +25,14 @@ _SECONDS = 2.0  # of each measurement of a bandwidth
 class Measured:
     """What rank 0 knows: nodes and hosts by rank, a profile of each rank's device, and the connections (None: there are none).
 
-    tokens: target tokens of a batch, for which devices are compared.
+    tokens: target tokens of a batch, for which devices are compared. memory: the smallest of all devices [bytes].
     """
 
     nodes: tuple[int, ...]
     hosts: tuple[str, ...]
     devices: tuple[DeviceConfig, ...]
     tokens: float
+    memory: int
     network: Link | None
     inside: Link | None
 
@@ -53,19 +55,25 @@ def machines(config: Config, steps: int, transport: Transport) -> Measured | Non
             "--measure: measures several machines, but all ranks are on one; start it with --hosts FILE or under mpirun on"
             " several machines, or use --profile for this one"
         )
+    own = prepare(config.devices, config.threads)
     network = between(transport, first, _SECONDS)
     shared = next((node for node in range(len(first)) if transport.nodes.count(node) > 1), None)
     together = [rank for rank, node in enumerate(transport.nodes) if node == shared]
     inside = between(transport, together, _SECONDS) if together else None
     with tempfile.TemporaryDirectory() as folder:
-        device = profile.measure(dataclasses.replace(config, run=str(Path(folder) / "run")), steps, transport)
+        costs = profile.measure(dataclasses.replace(config, run=str(Path(folder) / "run")), steps, transport)
+    here = transport.nodes.count(transport.nodes[transport.rank])
+    mine = {"memory": memory(own, here), "costs": dataclasses.asdict(costs)}
     if transport.rank:
-        transport.send(0, Tag.HELLO, from_json(dataclasses.asdict(device)))
+        transport.send(0, Tag.HELLO, from_json(mine))
         return None
-    others = (to_json(transport.receive(rank, Tag.HELLO).result()[1]) for rank in range(1, transport.size))
-    devices = [device, *(DeviceConfig(**{name: Cost(**cost) for name, cost in its.items()}) for its in others)]
+    others = (to_facts(transport.receive(rank, Tag.HELLO).result()[1], *mine) for rank in range(1, transport.size))
+    found = [mine, *others]
+    devices = [DeviceConfig(**{name: Cost(**cost) for name, cost in its["costs"].items()}) for its in found]
     tokens = float(config.batch.tokens if config.batch.sentences is None else 20 * config.batch.sentences)
-    return Measured(transport.nodes, transport.hosts, tuple(devices), tokens, network, inside)
+    return Measured(
+        transport.nodes, transport.hosts, tuple(devices), tokens, min(its["memory"] for its in found), network, inside
+    )
 
 
 def cluster_file(found: Measured) -> str:
@@ -77,6 +85,7 @@ def cluster_file(found: Measured) -> str:
     lines = [
         "# Measured by nmt-simulate --measure. Machines: " + ", ".join(host for _, host in hosts),
         f"nodes: {counts}          # devices of each machine",
+        f"memory: {found.memory / 1e9:.3g} GB          # of each device",
         f"device:                  # of rank {typical} ({found.hosts[typical]}), the median of all",
         *(f"  {line}" for line in to_yaml(found.devices[typical], "").splitlines()[1:]),
         *_link("network", found.network, "one machine sends: {}; all send and receive: {}"),
