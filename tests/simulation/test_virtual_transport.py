@@ -143,7 +143,8 @@ def test_an_answer_of_before_a_regroup_ends_no_turn_of_afterwards() -> None:
     def client(transport: VirtualTransport) -> int:
         began = transport.rank == 0
         transport = until_regrouped(transport, lambda: began and transport.send(1, Tag.PUSH, load(1000)))
-        transport.spend("forward", 1)
+        for _ in range(10):
+            transport.spend("forward", 1)  # until the old answer has left
         for _ in range(3):
             transport.send(1, Tag.PUSH, load(1000))
             transport.receive(1, Tag.ANSWER).result()
