@@ -9,9 +9,9 @@ from statistics import mean
 
 from nmt_train.common.errors import UserError
 from nmt_train.report.figure import new_figure, save_figure
-from reproduce.places import PLACES
+from reproduce.places import FAST, PLACES, SLOW, SLOWEST
 from reproduce.runs import crossing
-from reproduce.systems import ALONE, SYSTEMS
+from reproduce.systems import ALONE, IDEAL, SYSTEMS
 from reproduce.trials import LATE, Trial, Trials
 
 _ABOUT = """# Results of the comparison at {place}
@@ -95,6 +95,36 @@ def times(trials: Trials, place: str) -> str:
         "|---|---|---|---|---|",
     ]  # fmt: skip
     return "\n".join([*head, *lines]) + "\n" if lines else ""
+
+
+def overview(trials: Trials, output: Path) -> None:
+    """Draw how many times sooner than one machine each system learns the same model, on each network where it was tuned."""
+    figure, axes = new_figure(width=8, height=4.2)
+    networks = [place for place in (SLOWEST, SLOW, FAST) if len(trials.alone(place)) > 1]
+    colors = {system: f"C{number}" for number, system in enumerate(its for its in SYSTEMS if its not in (ALONE, IDEAL))}
+    longest = max(trial.words for trial in trials.found if trial.system == ALONE and trial.place == FAST)
+    found: list[dict[str, float]] = []
+    for network in networks:
+        tuned = {system: trials.tuned(system, network) for system in colors}
+        its = {system: trial for system, trial in tuned.items() if trial is not None and trial.words == longest}
+        found.append({name: mean(map(trials.speedup, trials.seeds(trial) or [trial])) for name, trial in its.items()})
+    width = 0.8 / max(1, *map(len, found))
+    for place, heights in enumerate(found):
+        for number, (system, height) in enumerate(sorted(heights.items(), key=lambda item: -item[1])):
+            where = place + (number - (len(heights) - 1) / 2) * width
+            axes.bar(where, height, width=0.9 * width, color=colors[system], label=system)
+            axes.text(where, height, f"{height:.1f}", ha="center", va="bottom", fontsize=8)
+    axes.axhline(1, color="black", linewidth=0.8)
+    if (ideal := trials.tuned(IDEAL, FAST)) is not None:
+        best = mean(map(trials.speedup, trials.seeds(ideal) or [ideal]))
+        axes.axhline(best, color="black", linewidth=0.8, linestyle="--")
+        axes.text(len(networks) - 0.4, best, "all-reduce on a network without limits", ha="right", va="bottom", fontsize=8)
+    axes.set_xticks(range(len(networks)), networks)
+    axes.set_ylabel("same model, times as soon as one machine")
+    axes.grid(axis="x", visible=False)
+    named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    axes.legend(named.values(), named, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    save_figure(figure, output)
 
 
 def _draw(trials: Trials, place: str, output: Path) -> None:

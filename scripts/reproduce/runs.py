@@ -51,14 +51,14 @@ def line(found: Sequence[dict[str, Any]], of: str) -> tuple[float, float]:
     return mean - slope * middle, slope
 
 
-def fitted(found: Sequence[dict[str, Any]], place: float, of: str = "words") -> float:
+def fitted(found: Sequence[dict[str, Any]], place: float, of: str = "words", fewest: int = 5) -> float:
     """Cross-entropy after `place` words (or seconds), on the line through the last five validations up to there.
 
-    Raises Missing if there are fewer than five, or if the last one was much earlier.
+    Raises Missing if there are fewer than `fewest`, at least 2, or if the last one was much earlier.
     """
     before = [event for event in found if event[of] <= place * (1 + 1e-6)][-_LINE:]
-    if len(before) < _LINE or place - before[-1][of] > _GAP * (before[-1][of] - before[-2][of]):
-        raise Missing(f"no five validations end at {place:,.0f} {of}")
+    if len(before) < fewest or place - before[-1][of] > _GAP * (before[-1][of] - before[-2][of]):
+        raise Missing(f"fewer than {fewest} validations end at {place:,.0f} {of}")
     intercept, slope = line(before, of)
     return intercept + slope * place
 

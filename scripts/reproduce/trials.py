@@ -161,9 +161,9 @@ class Trials:
                 writer.writerow([*keys, " ".join(settings), *values])
 
     def end(self, trial: Trial) -> float:
-        """The cross-entropy at the end, on the line through the last five validations."""
+        """The cross-entropy at the end, on the line through the last five validations, or fewer if exchanges are rare."""
         found = self.found[trial]
-        return fitted(found, found[-1]["words"])
+        return fitted(found, found[-1]["words"], fewest=2)
 
     def alone(self, place: str, of: str = "words") -> list[tuple[float, float]]:
         """For each length of one machine's runs: the words (or seconds) of the best one, and its cross-entropy at the end.

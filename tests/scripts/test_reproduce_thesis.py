@@ -99,7 +99,7 @@ def test_what_was_trained_for_too_short_a_time_is_missing(tmp_path: Path) -> Non
     learnt(tmp_path, BASE, WORDS, 2.0)
     found = collected(Results, tmp_path)
     for words in (WORDS / 10, 2 * WORDS):
-        with pytest.raises(Missing, match="no five validations end at"):
+        with pytest.raises(Missing, match="fewer than 5 validations end at"):
             found.after(BASE, words)
 
 
