@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.codec.chunks import blocks
 from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.message import Message
 
 
@@ -38,8 +38,7 @@ class BFloat16(Codec):
     summable = True
 
     def encode(self, vector: Tensor, update: int) -> Message:
-        if not torch.isfinite(torch.linalg.vector_norm(vector)):
-            raise NotFinite("the vector to be sent is not finite")
+        finite(torch.linalg.vector_norm(vector))
         rounded = torch.empty_like(vector, dtype=torch.bfloat16)
         for place in blocks(vector):
             rounded[place] = self._rounded(vector[place])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.codec.chunks import blocks
 from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.message import Message
 
 _TOP = 14  # the largest element is scaled to less than 2^14, so that rounding cannot overflow
@@ -21,8 +21,7 @@ def to_half(vector: Tensor) -> tuple[int, Tensor]:
     """
     low, high = vector.aminmax() if vector.numel() else (vector.new_zeros(()),) * 2
     largest = torch.maximum(-low, high)
-    if not torch.isfinite(largest):
-        raise NotFinite("the vector to be sent is not finite")
+    finite(largest)
     exponent = max(_LOWEST, int(torch.frexp(largest).exponent) - _TOP) if largest > 0 else 0
     rounded = torch.empty_like(vector, dtype=torch.float16)
     for place in blocks(vector):

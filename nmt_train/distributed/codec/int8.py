@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.codec.chunks import blocks
 from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.message import Message
 
 _LEVELS = 127
@@ -21,8 +21,7 @@ class Int8(Codec):
     def encode(self, vector: Tensor, update: int) -> Message:
         low, high = vector.aminmax() if vector.numel() else (vector.new_zeros(()),) * 2
         largest = torch.maximum(-low, high)
-        if not torch.isfinite(largest):
-            raise NotFinite("the vector to be sent is not finite")
+        finite(largest)
         level = largest / _LEVELS
         levels = torch.empty_like(vector, dtype=torch.int8)
         for place in blocks(vector):

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.message import Message
 
 COLUMN = 512  # number of elements that share two means
@@ -24,8 +24,7 @@ class OneBit(Codec):
         there = _columns(torch.ones_like(vector))
         above = (columns >= 0) * there
         means = torch.stack([_mean(columns, there - above), _mean(columns, above)])
-        if not torch.isfinite(means).all():
-            raise NotFinite("the vector to be sent is not finite")
+        finite(means)
         bits = np.packbits((vector >= 0).to(torch.uint8).cpu().numpy())
         return Message((), (means.flatten(), torch.from_numpy(bits)))
 

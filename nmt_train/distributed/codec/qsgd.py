@@ -10,10 +10,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from nmt_train.common.errors import NotFinite
 from nmt_train.common.section import STRICT
 from nmt_train.distributed.codec import integer_coding as bits
 from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.message import Message
 
 
@@ -49,8 +49,7 @@ class Qsgd(Codec):
         bucket, levels = self._config.bucket, self._config.levels
         filled = torch.nn.functional.pad(vector.cpu(), (0, -vector.numel() % bucket)).view(-1, bucket)
         norms = filled.norm(dim=1, keepdim=True)
-        if not torch.isfinite(norms).all():
-            raise NotFinite("the vector to be sent is not finite")
+        finite(norms)
         exact = filled.abs().div_(norms.clamp(min=torch.finfo(norms.dtype).tiny)).mul_(levels)
         chosen = (exact + torch.rand(exact.shape)).floor_().clamp_(max=levels)
         whole = chosen.flatten()[: vector.numel()].to(torch.int64).numpy()

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmt_train.common.errors import NotFinite
+from nmt_train.distributed.codec.finite import finite
 
 _BLOCK = 1 << 20  # elements per NumPy call: every call may have to wait for the interpreter lock, so there should be few
-_NOT_FINITE = "the vector to be sent is not finite"
 _STRIDE = 17  # of a sample of a row; odd, so that it does not always hit the same columns of a matrix
 _NEARLY = np.float32(0.9)  # the next vector is probably similar
 _ROWS = 64  # that are looked at as a whole at the same time
@@ -80,8 +79,7 @@ class LargestOfRows:
         if not rows.is_cuda:
             return torch.from_numpy(self._on_cpu(rows.numpy()))
         magnitudes, found = rows.abs().topk(self._keep, dim=1)
-        if not torch.isfinite(magnitudes).all():  # NaN counts as the largest
-            raise NotFinite(_NOT_FINITE)
+        finite(magnitudes)  # NaN counts as the largest
         return found.sort(1).values
 
     def _on_cpu(self, rows: np.ndarray) -> np.ndarray:
@@ -89,8 +87,7 @@ class LargestOfRows:
         if len(self._near) != count:
             self._near = _nearly(rows, self._keep)
         row, column, magnitudes = _not_below(rows, self._near)
-        if not np.isfinite(magnitudes).all():
-            raise NotFinite(_NOT_FINITE)
+        finite(torch.from_numpy(magnitudes))
         counts = np.bincount(row, minlength=count)
         most = min(_MOST_NEAR * self._keep, max(2 * self._keep, columns // 4))
         odd = np.flatnonzero((counts < self._keep) | (counts > most))  # the magnitude was no good guess

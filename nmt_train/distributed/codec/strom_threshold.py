@@ -10,10 +10,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from nmt_train.common.errors import NotFinite
 from nmt_train.common.section import STRICT
 from nmt_train.distributed.codec import integer_coding as bits
 from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.codec.selection import Sample, reaching
 from nmt_train.distributed.message import Message
 
@@ -57,8 +57,7 @@ class StromThreshold(Codec):
     def encode(self, vector: Tensor, update: int) -> Message:
         tau = self._tau(vector)
         positions, values = reaching(vector, tau) if vector.numel() else (vector.new_empty(0, dtype=torch.int64), vector)
-        if not torch.isfinite(values).all():
-            raise NotFinite("the vector to be sent is not finite")
+        finite(values)
         places, negative = positions.cpu().numpy(), (values < 0).cpu().numpy()
         if self._config.coding == "words":
             word = (places | np.left_shift(negative.astype(np.int64), 31)).astype(np.uint32).view(np.int32)
@@ -72,8 +71,7 @@ class StromThreshold(Codec):
         if tau is None:
             count = max(1, round(vector.numel() * self._config.density))
             tau = self._sample.threshold(vector, count) if vector.numel() else GRAIN
-            if not np.isfinite(tau):
-                raise NotFinite("the vector to be sent is not finite")
+            finite(torch.tensor(tau))
         return float(np.float32(max(1, round(tau / GRAIN)) * GRAIN))
 
     def encode_shape(self, vector: Tensor) -> Message:

@@ -12,10 +12,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from nmt_train.common.errors import NotFinite
 from nmt_train.common.section import STRICT
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.dense import Dense
+from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.codec.half import from_half, to_half
 from nmt_train.distributed.codec.selection import Sample, exactly, reaching
 from nmt_train.distributed.message import Message
@@ -114,15 +114,13 @@ class TopK(Codec):
     def encode(self, vector: Tensor, update: int) -> Message:
         target = self.target(vector.numel(), update)
         if target > vector.numel() // 2:
-            if not torch.isfinite(torch.linalg.vector_norm(vector)):
-                raise NotFinite("the vector to be sent is not finite")
+            finite(torch.linalg.vector_norm(vector))
             return self._dense.encode(vector, update).and_numbers(_DENSE)
         positions, values = self._largest(vector, target)
         if self._parts:
             positions = self._with_part(update % self._parts, positions, vector)
             values = vector[positions]
-        if not torch.isfinite(values).all():
-            raise NotFinite("the vector to be sent is not finite")
+        finite(values)
         exponent, values = to_half(values) if self._half else (0, values)
         return Message((_SPARSE, positions.numel(), exponent), (self._pack(positions), values))
 

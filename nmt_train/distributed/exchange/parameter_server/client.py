@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.error_feedback import ErrorFeedback
+from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.config import ExchangeConfig
 from nmt_train.distributed.exchange.exchange import Exchange
@@ -130,9 +130,8 @@ class ParameterServer(Exchange):
     def _pay_all(self, gradient: Tensor) -> None:
         """Add what is owed. Raises NotFinite before lossy codecs would, between two pushes: all shards get one, or none."""
         self._pay(self._owes, gradient)
-        lossy = any(not codec.lossless for codec in self._up.values())
-        if lossy and not gradient.is_meta and not torch.isfinite(torch.linalg.vector_norm(gradient)):
-            raise NotFinite("the vector to be sent is not finite")
+        if not gradient.is_meta and any(not codec.lossless for codec in self._up.values()):
+            finite(torch.linalg.vector_norm(gradient))
 
     def _counted(self, weight: int) -> int:
         """The weight of a push in a mean. For finished updates, it is 1 for every worker (0 without a batch)."""
