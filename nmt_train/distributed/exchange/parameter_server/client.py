@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmt_train.distributed.codec.codec import Codec
-from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.config import ExchangeConfig
 from nmt_train.distributed.exchange.exchange import Exchange
+from nmt_train.distributed.exchange.parameter_server.gathered_copy import GatheredCopy
 from nmt_train.distributed.exchange.parameter_server.node_channel import NodeChannel
 from nmt_train.distributed.exchange.parameter_server.per_node import PerNode, by_node, first_ranks
+from nmt_train.distributed.exchange.parameter_server.push_codecs import PushCodecs
 from nmt_train.distributed.exchange.parameter_server.replication import Replication
 from nmt_train.distributed.exchange.parameter_server.requests import Pull, Push
 from nmt_train.distributed.exchange.parameter_server.service import ShardService
@@ -91,11 +91,7 @@ class ParameterServer(Exchange):
         self._others = [other for other in others if other > rank] + [other for other in others if other <= rank]
         # Groups of shards that the worker exchanges with one after the other.
         self._turns = by_node(self._others, self._transport.nodes) if config.one_node_at_a_time else [self._others]
-        self._up: dict[int, Codec] = {}
-        for other in self._others if self._pushes else []:
-            codec = traffic.up()
-            residual = torch.zeros_like(parameters[self.shards[other]])
-            self._up[other] = ErrorFeedback(codec, residual) if traffic.feedback else codec
+        self._up = PushCodecs(self._others if self._pushes else (), self.shards, parameters, traffic.up, traffic.feedback)
         self.keeps = bool(self._others)
         self._applied: dict[int, deque[Future[Any]]] = defaultdict(deque)  # by rank, outstanding acknowledgments
 
@@ -130,7 +126,7 @@ class ParameterServer(Exchange):
     def _pay_all(self, gradient: Tensor) -> None:
         """Add what is owed. Raises NotFinite before lossy codecs would, between two pushes: all shards get one, or none."""
         self._pay(self._owes, gradient)
-        if not gradient.is_meta and any(not codec.lossless for codec in self._up.values()):
+        if self._up.lossy and not gradient.is_meta:
             finite(torch.linalg.vector_norm(gradient))
 
     def _counted(self, weight: int) -> int:
@@ -143,9 +139,7 @@ class ParameterServer(Exchange):
             return
         parameters.copy_(received)
         if self._whole:
-            for rank, codec in self._up.items():
-                if isinstance(codec, ErrorFeedback):
-                    parameters[self.shards[rank]].add_(codec.residual)
+            self._up.add_residuals(parameters)
         elif self._newest is not None:
             parameters.add_(self._newest)
 
@@ -246,7 +240,9 @@ class ParameterServer(Exchange):
 
     def copy(self) -> Future[Tensor]:
         wants_mean = self.optimizer.smoothed is not None
-        return _Copy(self._elements, [(self.shards[rank], answer) for rank, answer in self._ask(Pull.COPY, None, wants_mean)])
+        return GatheredCopy(
+            self._elements, [(self.shards[rank], answer) for rank, answer in self._ask(Pull.COPY, None, wants_mean)]
+        )
 
     def _ask(self, kind: Pull, has: Tensor | None = None, wants_mean: bool = False) -> list[tuple[int, Future[Any]]]:
         """Send a request to all shards, independently of the pushes; returns the rank and the future answer of each shard."""
@@ -270,12 +266,10 @@ class ParameterServer(Exchange):
         return found
 
     def worker_state(self) -> Vectors:
-        kept = [(self.shards[rank], codec.residual) for rank, codec in self._up.items() if isinstance(codec, ErrorFeedback)]
         vectors = {name: owed.clone() for name, owed in self._owed.items()}
-        if kept and self._owes not in vectors:
-            vectors[self._owes] = torch.zeros(self._elements, device=self.optimizer.parameters.device)
-        for place, residual in kept:
-            vectors[self._owes][place] += residual
+        if any(self._up.residuals()):
+            vectors.setdefault(self._owes, torch.zeros(self._elements, device=self.optimizer.parameters.device))
+            self._up.add_residuals(vectors[self._owes])
         if self._local is not None:
             vectors |= self._local.optimizer.packed(OPTIMIZER)
         if self._received is not None:
@@ -291,11 +285,7 @@ class ParameterServer(Exchange):
         super().load_worker_state(vectors)
         if self._owes in self._owed:
             owed = self._owed[self._owes] = self._owed[self._owes].clone()
-            for rank, codec in self._up.items():
-                place = self.shards[rank]
-                if isinstance(codec, ErrorFeedback):
-                    codec.residual.copy_(owed[place])
-                    owed[place] = 0
+            self._up.take_residuals(owed)
             if not owed.any():
                 del self._owed[self._owes]
         if self._local is not None:
@@ -304,19 +294,3 @@ class ParameterServer(Exchange):
             self._received.copy_(vectors[_RECEIVED])
         if _SEEN in vectors and vectors[_SEEN][0] == self._transport.size:  # for another number of ranks they are invalid
             self.service.load_seen(vectors[_SEEN][1:].view(self._transport.size, -1))
-
-
-class _Copy:
-    """A future of a vector (elements,) whose slices are still being received."""
-
-    def __init__(self, elements: int, parts: list[tuple[slice, Future[Any]]]) -> None:
-        self._elements, self._parts = elements, parts
-
-    def done(self) -> bool:
-        return all(part.done() for _, part in self._parts)
-
-    def result(self) -> Tensor:
-        vector = torch.empty(self._elements)
-        for place, part in self._parts:
-            vector[place] = part.result()[1].vector(place.stop - place.start)
-        return vector
