@@ -26,7 +26,3 @@ OPTIMIZERS: dict[str, _Builder] = {
         [p], lr=c.learning_rate, betas=(c.beta1, c.beta2), weight_decay=c.weight_decay, fused=True, **_epsilon(c)
     ),
 }
-# How many vectors of the size of the parameters each keeps.
-STATE_VECTORS = {
-    "sgd": 0, "momentum": 1, "nesterov": 1, "adagrad": 1, "rmsprop": 1, "adadelta": 2, "adam": 2, "adamw": 2,
-}  # fmt: skip

@@ -56,7 +56,7 @@ class StopConfig:
 class Verdict:
     """The state of one metric after a validation: its best value, and the number of validations since that best.
 
-    stage: the stage of the training corpora (`until`); `stalled` begins anew in each.
+    stage: the stage of the training corpora (`until`); `stalled` begins at zero in each.
     """
 
     best: float

@@ -6,10 +6,11 @@ import gc
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.optimizer import Optimizer
-from nmt_train.optim.torch_optimizers import STATE_VECTORS
 
 _LEAVES = (type, ModuleType, FunctionType, BuiltinFunctionType, str, int, float)
 _SIMULATOR = __name__.rsplit(".", 1)[0]  # objects of the simulator belong to all ranks
@@ -34,9 +35,14 @@ def held(root: Any) -> int:
         if isinstance(found, _LEAVES) or type(found).__module__.startswith(_SIMULATOR):
             continue
         if isinstance(found, Optimizer) and not found.adds_updates and not found.state()[0]:
-            states += STATE_VECTORS[found.config.name or "adam"] * found.parameters.numel() * found.parameters.element_size()
+            states += _state_vectors(found.config) * found.parameters.numel() * found.parameters.element_size()
         for other in gc.get_referents(found):
             if id(other) not in seen:
                 seen.add(id(other))
                 waiting.append(other)
     return sum(storages.values()) + states
+
+
+def _state_vectors(config: OptimizerConfig) -> int:
+    """How many vectors of the size of the parameters an optimizer keeps: as many as one of two parameters."""
+    return len(Optimizer(config, torch.zeros(2)).zero_state(1)[0])

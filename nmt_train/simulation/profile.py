@@ -36,7 +36,7 @@ def measure(config: Config, steps: int, transport: Transport) -> DeviceConfig:
     If `transport` has several ranks, all of them measure at the same time. They then measure again while they send each other
     data at full network speed, for the cost `carry`.
     """
-    own = device.prepare(config.devices, config.threads)
+    own = device.prepare(config.devices, config.threads, transport.nodes, transport.rank)
     costs: dict[str, Cost] = {}
     with opened(config, False, False) as ready:
         for mode, kinds in _MODES.items():

@@ -43,7 +43,7 @@ def test_the_store_holds_the_text(
     assert store.source.tokens.dtype == np.uint16
 
 
-def test_it_is_reused_when_nothing_changed_and_made_anew_when_text_or_vocabulary_did(
+def test_it_is_reused_when_nothing_changed_and_made_again_when_text_or_vocabulary_did(
     files: list[str], vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path])

@@ -57,13 +57,13 @@ def test_a_metric_that_is_no_longer_measured_cannot_hold_training_up() -> None:
     assert judge.reason is not None
 
 
-def test_patience_counts_anew_in_every_stage_and_ends_only_the_last() -> None:
+def test_patience_counts_again_in_every_stage_and_ends_only_the_last() -> None:
     judge = Patience(StopConfig(after=["9e"], patience=2), last_stage=1)  # type: ignore[list-item]
     for _ in range(4):
         judge.record({"bleu": 1.0}, stage=0)
     assert judge.reason is None, "it is not the last stage"
     judge.record({"bleu": 1.0}, stage=1)
-    assert judge.reason is None, "the count began anew"
+    assert judge.reason is None, "the count began again"
     again = Patience(StopConfig(after=["9e"], patience=2), last_stage=1)  # type: ignore[list-item]
     again.load(judge.state())
     again.record({"bleu": 1.0}, stage=1)

@@ -44,7 +44,7 @@ def test_seeds_that_disagree_decide_nothing(values: list[float], inside: bool | 
 
 
 def known(folder: Path, times: dict[Setup, float]) -> Results:
-    """1x1 with three seeds, and runs that are so many times as fast; all learn the same from the same words."""
+    """1x1 with three seeds, and runs that are faster by these factors; all learn the same from the same words."""
     for seed in SEEDS:
         learnt(folder, BASE.with_seed(seed), WORDS, 2.0)
     for setup, faster in times.items():

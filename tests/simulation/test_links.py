@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from conftest import Make
 from virtual import engine, together
 
 from nmt_train.common.errors import UserError
@@ -40,7 +43,7 @@ def device(seconds: float) -> DeviceConfig:
     return DeviceConfig(forward=Cost(0.0, seconds), backward=Cost(0.0, seconds))
 
 
-def test_the_cluster_file_can_be_read_and_names_what_is_slower(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_cluster_file_can_be_read_and_names_what_is_slower(tmp_path: Path) -> None:
     network = Link(0.001, 12.5e6, (12e6, 6e6, 12e6, 12.1e6))
     measured = Measured(
         (0, 1, 2, 3), ("a", "b", "c", "d"), tuple(map(device, (1e-3, 1e-3, 2e-3, 1e-3))), 500.0, 8 * 10**9, network, None
@@ -56,6 +59,6 @@ def test_the_cluster_file_can_be_read_and_names_what_is_slower(tmp_path) -> None
     assert found.device == device(1e-3)
 
 
-def test_one_machine_cannot_be_measured_against_others(make) -> None:  # type: ignore[no-untyped-def]
+def test_one_machine_cannot_be_measured_against_others(make: Make) -> None:
     with pytest.raises(UserError, match="--measure: measures several machines, but all ranks are on one"):
         machines(make(), 3, LocalTransport())

@@ -26,7 +26,7 @@ _OF_MODES = (
 )  # fmt: skip
 _ALONE = "single"
 _STEPS, _PERIODS, _MOST_STEPS = 24, 4, 600  # steps of every rank: a minimum, how many exchanges of local steps, and a limit
-_WORTH = 1.05  # further machines must make training at least so many times as fast
+_WORTH = 1.05  # the smallest gain for which further machines are recommended, as a factor
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from nmt_train.simulation.adviser.links import Link, between
 from nmt_train.simulation.cluster import Cost, DeviceConfig, to_yaml
 
 _ALIKE = 1.05  # devices and network cards that differ by less than this factor are described as equal
+_SENTENCE = 20  # target tokens of a sentence, roughly: only to compare devices with each other
 _SECONDS = 2.0  # of each measurement of a bandwidth
 
 
@@ -55,7 +56,7 @@ def machines(config: Config, steps: int, transport: Transport) -> Measured | Non
             "--measure: measures several machines, but all ranks are on one; start it with --hosts FILE or under mpirun on"
             " several machines, or use --profile for this one"
         )
-    own = prepare(config.devices, config.threads)
+    own = prepare(config.devices, config.threads, transport.nodes, transport.rank)
     network = between(transport, first, _SECONDS)
     shared = next((node for node in range(len(first)) if transport.nodes.count(node) > 1), None)
     together = [rank for rank, node in enumerate(transport.nodes) if node == shared]
@@ -70,7 +71,7 @@ def machines(config: Config, steps: int, transport: Transport) -> Measured | Non
     others = (to_facts(transport.receive(rank, Tag.HELLO).result()[1], *mine) for rank in range(1, transport.size))
     found = [mine, *others]
     devices = [DeviceConfig(**{name: Cost(**cost) for name, cost in its["costs"].items()}) for its in found]
-    tokens = float(config.batch.tokens if config.batch.sentences is None else 20 * config.batch.sentences)
+    tokens = float(config.batch.tokens if config.batch.sentences is None else _SENTENCE * config.batch.sentences)
     return Measured(
         transport.nodes, transport.hosts, tuple(devices), tokens, min(its["memory"] for its in found), network, inside
     )
@@ -88,12 +89,10 @@ def cluster_file(found: Measured) -> str:
         f"memory: {found.memory / 1e9:.3g} GB          # of each device",
         f"device:                  # of rank {typical} ({found.hosts[typical]}), the median of all",
         *(f"  {line}" for line in to_yaml(found.devices[typical], "").splitlines()[1:]),
-        *_link("network", found.network, "one machine sends: {}; all send and receive: {}"),
-        *(
-            _link("inside", found.inside, "one device sends: {}; all send and receive: {}")
-            if found.inside
-            else _no_inside(found.network)
-        ),
+        _link("network", found.network, "one machine sends: {}; all send and receive: {}"),
+        _link("inside", found.inside, "one device sends: {}; all send and receive: {}")
+        if found.inside
+        else _link("inside", found.network, "not used: every machine has one device"),
     ]
     slow = [(rank, pace / found.paces[typical]) for rank, pace in enumerate(found.paces)]
     if stragglers := [f"{{rank: {rank}, factor: {factor:.3g}}}" for rank, factor in slow if not 1 / _ALIKE < factor < _ALIKE]:
@@ -107,11 +106,7 @@ def cluster_file(found: Measured) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _link(name: str, link: Link, comment: str) -> list[str]:
+def _link(name: str, link: Link, comment: str) -> str:
     rates = ", ".join(f"{rate / 1e6:.4g}" for rate in link.all)
     said = comment.format(f"{link.one / 1e6:.4g} MB/s", f"{rates} MB/s")
-    return [f"{name}: {{bandwidth: {link.bandwidth / 1e6:.4g} MB/s, latency: {link.latency * 1e6:.4g} us}}   # {said}"]
-
-
-def _no_inside(network: Link) -> list[str]:
-    return _link("inside", network, "not used: every machine has one device")
+    return f"{name}: {{bandwidth: {link.bandwidth / 1e6:.4g} MB/s, latency: {link.latency * 1e6:.4g} us}}   # {said}"

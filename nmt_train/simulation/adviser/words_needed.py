@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 _TABLE = "words_needed.csv"
-_RARER = 1.25  # exchanges may be so many times rarer than where words were measured
+_RARER = 1.25  # the longest period between exchanges, as a multiple of that where words were measured
 _FEWEST = 0.05  # uncertainty of an entry from a single seed, as a share of the words
 
 

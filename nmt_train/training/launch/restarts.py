@@ -9,8 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -92,11 +93,17 @@ def run_once(hosts: Sequence[Host], arguments: Sequence[str], module: str) -> in
     """Run a command of this package as one rank per slot of the hosts; returns its exit status. UserError if one is silent."""
     if silent := set(hosts) - set(answering(hosts)):
         raise UserError(f"--hosts: {', '.join(host.name for host in silent)} does not answer; check the machine and ssh")
+    with _hostfile(hosts) as options:
+        return launch.mpirun(sum(host.slots for host in hosts), arguments, options, lambda line: None, module)
+
+
+@contextmanager
+def _hostfile(hosts: Sequence[Host]) -> Iterator[list[str]]:
+    """The options of mpirun for these hosts; none if there are none."""
     with tempfile.NamedTemporaryFile("w", prefix="nmt-train-hosts-", encoding="utf-8") as file:
         file.writelines(f"{host.name} slots={host.slots}\n" for host in hosts)
         file.flush()
-        options = ["--hostfile", file.name]
-        return launch.mpirun(sum(host.slots for host in hosts), arguments, options, lambda line: None, module)
+        yield ["--hostfile", file.name] if hosts else []
 
 
 class _Asked(BaseException):
@@ -152,10 +159,8 @@ def _run(hosts: Sequence[Host], ranks: int, arguments: Sequence[str], again: boo
     def heard(line: str) -> None:
         said.update(mark for mark in (_STOPPED, _STARTED_OVER) if mark in line)
 
-    with tempfile.NamedTemporaryFile("w", prefix="nmt-train-hosts-", encoding="utf-8") as file:
-        file.writelines(f"{host.name} slots={host.slots}\n" for host in there)
-        file.flush()
-        options = [*(("--hostfile", file.name) if there else ()), *(("-x", f"{launcher.RESTARTED}=1") if again else ())]
+    with _hostfile(there) as options:
+        options += ("-x", f"{launcher.RESTARTED}=1") if again else ()
         status = launch.mpirun(sum(host.slots for host in there) or ranks, arguments, options, heard)
     return status or (
         0 if _STOPPED in said else TRY_AGAIN

@@ -1,4 +1,4 @@
-"""A copy of all parameters, gathered from the shards while training goes on."""
+"""A copy of all parameters, gathered from the shards while training continues."""
 
 from __future__ import annotations
 
