@@ -49,7 +49,7 @@ class LocalConfig:
         ge=0,
         le=10**6,
         description="local steps that a worker makes while its exchange is in flight: with all-reduce and all-gather exactly so"
-        " many, at most local.every; with a server at most so many, and it exchanges again as soon as it can; 0: it waits;"
+        " many, at most local.every; with a server at most this many, and it exchanges again as soon as it can; 0: it waits;"
         " null: as in the mode [steps]",
     )
     elastic_share: float = Field(
