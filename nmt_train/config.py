@@ -58,7 +58,8 @@ class Config:
     seed: int = Field(default=1, ge=0, lt=2**63, description="random seed of initial parameters, data order and dropout")
     mode: str | None = Field(
         default=None,
-        description="how workers exchange gradients; null: single on one device, sync on several",
+        description="how workers exchange gradients; auto: measure the machines, and choose; null: single on one device, sync"
+        " on several",
     )
     devices: str | list[int] = Field(
         default="auto",

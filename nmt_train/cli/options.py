@@ -13,6 +13,7 @@ from nmt_train.common.section import listed
 from nmt_train.config import Config, Key
 from nmt_train.model import PRESETS
 from nmt_train.modes import build as modes
+from nmt_train.modes.auto import AUTO
 from nmt_train.modes.table import MODES
 
 
@@ -101,7 +102,7 @@ def explained(parser: argparse.ArgumentParser, name: str) -> str:
 
 def print_config(resolved: Config, changed: bool) -> None:
     """Print the configuration as YAML. Raises UserError if it cannot be used in its mode."""
-    if resolved.mode is not None:  # otherwise, the number of ranks decides
+    if resolved.mode not in (None, AUTO):  # otherwise, the ranks decide
         modes.row(resolved)
     print(config.to_yaml(resolved, changed), end="")
 

@@ -17,7 +17,7 @@ _EXAMPLES = """
   nmt-train --config mine.yml                              # on a GPU if there is one, else on the CPU
   nmt-train --config mine.yml --stop.after 20e             # every key of the configuration is an option
   nmt-train --config mine.yml --devices all                # on all GPUs of this machine
-  mpirun -np 4 --hostfile hosts nmt-train --config mine.yml --mode sparse-overlap
+  mpirun -np 4 --hostfile hosts nmt-train --config mine.yml --mode auto
   nmt-train --config mine.yml --changed                    # which settings differ from the defaults
   nmt-train --help optimizer                               # what a key or section means
 """
@@ -61,7 +61,9 @@ def command(arguments: Sequence[str]) -> int:
         if given.print_config or given.changed:
             settings.print_config(resolved, given.changed)
             return 0
-        from nmt_train.training.start import check, start  # imports the slow parts of torch, which --help does not need
+        # These import the slow parts of torch, which --help does not need.
+        from nmt_train.simulation.adviser.auto import AutoAdviser
+        from nmt_train.training.start import check, start
 
         hosts = read_hosts(given.hosts) if given.hosts and not launcher.launched() else []
         check(resolved, hosts)
@@ -70,7 +72,7 @@ def command(arguments: Sequence[str]) -> int:
             return 2  # the first rank of the machine prints the error
         raise
     overwrite = given.overwrite and not launcher.queued_again()  # after a requeue, keep what the job has written
-    return start(resolved, given.force, overwrite, Job(hosts, given.restarts, arguments))
+    return start(resolved, given.force, overwrite, Job(hosts, given.restarts, arguments), AutoAdviser)
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from nmt_train.distributed.schedule import SCHEDULES, chosen
 from nmt_train.distributed.schedule.overlap import Overlap
 from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.distributed.transport import Transport
+from nmt_train.modes.auto import AUTO
 from nmt_train.modes.compatibility import refuse
 from nmt_train.modes.table import MODES
 from nmt_train.optim.flat_model import FlatModel
@@ -41,6 +42,10 @@ def choose_mode(config: Config, ranks: int) -> Config:
 def row(config: Config) -> Mode:
     """Return the mode's row with the configured overrides; raise UserError for an unknown mode or incompatible choices."""
     config = choose_mode(config, ranks=1)
+    if config.mode == AUTO:
+        raise UserError(
+            "mode: auto: only nmt-train chooses a mode, from measurements; name one (nmt-simulate --compare says which is best)"
+        )
     if config.mode not in MODES:
         near = difflib.get_close_matches(str(config.mode), MODES, n=1)
         meant = f"did you mean {near[0]}? There are" if near else "choose one of"

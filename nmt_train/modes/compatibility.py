@@ -80,8 +80,10 @@ def _synchronous(mode: Mode, config: Config) -> str | None:
     exchange, schedule, by = EXCHANGES[mode.exchange], SCHEDULES[mode.schedule], config.exchange.algorithm
     if not exchange.synchronous:
         return None
-    if by != "ring" and not CODECS[mode.up].lossless:
-        return f"exchange.algorithm: {by} sums in full precision, not {mode.up}; use ring, or set override.up: dense"
+    if by in ("mpi", "torch") and not CODECS[mode.up].lossless:
+        return (
+            f"exchange.algorithm: {by} sums in full precision, not {mode.up}; use ring or butterfly, or set override.up: dense"
+        )
     if not schedule.in_lockstep:
         return (
             f"{_choice('schedule', mode, config)} lets each worker exchange at its own time, but exchange {mode.exchange}"

@@ -19,7 +19,9 @@ from nmt_train.run import checkpoint
 
 _CHECKPOINTS = ("checkpoints", "best")
 _SIMULATED = "simulated.yml"
-_WRITTEN = frozenset({"metrics.jsonl", "train.log", "vocabulary.model", "config.yml", _SIMULATED})
+_WRITTEN = frozenset({
+    "metrics.jsonl", "train.log", "vocabulary.model", "config.yml", _SIMULATED, "cluster.yml", "compare.json", "compare.png",
+})  # fmt: skip
 # Seconds. A network file system releases the lock of a lost machine when the lease of that machine expires: after 90 s on most
 # NFS servers, after some minutes on others.
 _PATIENCE, _LOOK = 300.0, 2.0

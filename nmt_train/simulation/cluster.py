@@ -226,6 +226,12 @@ def load(path: Path, overrides: Mapping[str, str] = _NOTHING) -> ClusterConfig:
     return cluster
 
 
+def parse(text: str) -> ClusterConfig:
+    """The cluster in the contents of a correct cluster file without `profile`, such as `described` returns."""
+    cluster: ClusterConfig = _CLUSTER.validate_python(yaml.safe_load(text))
+    return cluster
+
+
 def described(cluster: ClusterConfig) -> str:
     """The cluster as YAML, with profile and overrides applied; times in seconds, bandwidths in bytes per second."""
     text: str = yaml.safe_dump(_CLUSTER.dump_python(cluster, mode="json"), sort_keys=False)

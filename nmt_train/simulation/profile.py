@@ -5,50 +5,54 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections import defaultdict, deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from nmt_train import device
 from nmt_train.config import Config
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.override import OverrideConfig
 from nmt_train.distributed.transport import Tag, Transport
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.simulation.cluster import Cost, DeviceConfig
-from nmt_train.training.prepared_run import PreparedRun, opened
-from nmt_train.training.setup import maker
+from nmt_train.training.worker import Make
 
-_SETTLING = 3  # first steps, which are not measured
 # The mode in which each kind of work is measured: a mode in which no other work uses the device at the same time.
 _MODES = {"single": ("forward", "backward"), "sparse": ("update", "encode", "decode"), "overlap": ("swap",)}
 _BY_TOKENS = ("forward", "backward")
-_ROUNDS = 3  # of two measurements each: without and with message traffic
 _BLOCK, _WINDOW = 1 << 20, 4  # bytes of each message of the test traffic, and how many are in flight
 
 Done = dict[str, list[tuple[float, float]]]  # for each kind of work: (amount, seconds)
 
 
-def measure(config: Config, steps: int, transport: Transport) -> DeviceConfig:
-    """Train for `steps` steps in each of several modes; return the costs. Raises UserError for errors in the configuration.
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: `steps` for each kind of work, after `settling` ones that do not count; `rounds` beside traffic."""
 
-    If `transport` has several ranks, all of them measure at the same time. They then measure again while they send each other
-    data at full network speed, for the cost `carry`.
+    steps: int
+    settling: int = 3
+    rounds: int = 3
+
+
+def measure(config: Config, make: Make, transport: Transport, effort: Effort) -> DeviceConfig:
+    """Train with the workers that `make` builds for some steps in each of several modes; return the costs.
+
+    If `transport` has several ranks, all of them measure at the same time. They then measure again while they send
+    each other data at full network speed, for the cost `carry`. Raises UserError for errors in the configuration.
     """
-    own = device.prepare(config.devices, config.threads, transport.nodes, transport.rank)
     costs: dict[str, Cost] = {}
-    with opened(config, False, False) as ready:
-        for mode, kinds in _MODES.items():
-            done, seconds = _train(dataclasses.replace(config, mode=mode), own, ready, steps)
-            for kind in kinds:
-                costs[kind] = _by_tokens(done[kind]) if kind in _BY_TOKENS else _by_elements(done[kind])
-            if mode == "single":  # time of a step outside the recorded work, such as assembling batches
-                beside = (seconds - sum(took for times in done.values() for _, took in times)) / steps
-                forward = costs["forward"]
-                costs["forward"] = dataclasses.replace(forward, seconds=forward.seconds + max(0.0, beside))
-        if transport.size > 1:
-            costs["carry"] = _carrying(dataclasses.replace(config, mode="single"), own, ready, steps, transport)
+    for mode, kinds in _MODES.items():
+        done, seconds = _train(dataclasses.replace(config, mode=mode), make, effort)
+        for kind in kinds:
+            costs[kind] = _by_tokens(done[kind]) if kind in _BY_TOKENS else _by_elements(done[kind])
+        if mode == "single":  # time of a step outside the recorded work, such as assembling batches
+            beside = (seconds - sum(took for times in done.values() for _, took in times)) / effort.steps
+            forward = costs["forward"]
+            costs["forward"] = dataclasses.replace(forward, seconds=forward.seconds + max(0.0, beside))
+    if transport.size > 1:
+        costs["carry"] = _carrying(dataclasses.replace(config, mode="single"), make, transport, effort)
     return DeviceConfig(**costs)
 
 
@@ -64,10 +68,10 @@ class _Watched(LocalTransport):
 
 
 class _Steps:
-    """Makes a worker take `steps` steps after the first few, which are not measured."""
+    """Makes a worker take its steps, of which the first few are not measured."""
 
-    def __init__(self, transport: _Watched, steps: int) -> None:
-        self._transport, self._steps, self._taken = transport, steps, -_SETTLING
+    def __init__(self, transport: _Watched, effort: Effort) -> None:
+        self._transport, self._steps, self._taken = transport, effort.steps, -effort.settling
         self.start = self.end = 0.0
 
     def should_continue(self) -> bool:
@@ -84,7 +88,7 @@ class _Steps:
         """Do nothing: a skipped update takes time, too."""
 
 
-def _train(config: Config, own: torch.device, ready: PreparedRun, steps: int) -> tuple[Done, float]:
+def _train(config: Config, make: Make, effort: Effort) -> tuple[Done, float]:
     config = dataclasses.replace(
         config,
         trace=True,  # makes spans wait for the work of a GPU
@@ -93,25 +97,28 @@ def _train(config: Config, own: torch.device, ready: PreparedRun, steps: int) ->
         exchange=dataclasses.replace(config.exchange, bypass=False),
     )
     transport = _Watched()
-    worker = maker(config, own, ready.vocabulary, ready.stores)(config, transport)
+    worker = make(config, transport)
     worker.schedule.refresh()
-    coordinator = _Steps(transport, steps)
+    coordinator = _Steps(transport, effort)
     worker.run(coordinator)
     worker.schedule.drain()
     transport.close()
     return transport.done, coordinator.end - coordinator.start
 
 
-def _carrying(config: Config, own: torch.device, ready: PreparedRun, steps: int, transport: Transport) -> Cost:
-    """The extra time that training takes while messages are transferred, per byte of these messages."""
+def _carrying(config: Config, make: Make, transport: Transport, effort: Effort) -> Cost:
+    """The extra time that training takes while messages are transferred, per byte of these messages.
+
+    Each round measures twice: without and with message traffic.
+    """
 
     def pace() -> float:
-        done, _ = _train(config, own, ready, steps)
+        done, _ = _train(config, make, effort)
         tokens = sum(work for work, _ in done["forward"])
         return sum(took for kind in _BY_TOKENS for _, took in done[kind]) / tokens
 
     shares = []  # fraction of the device that each byte per second takes
-    for _ in range(_ROUNDS):
+    for _ in range(effort.rounds):
         alone = pace()
         start, traffic = transport.now(), _Traffic(transport)
         beside = pace()

@@ -6,9 +6,11 @@ import dataclasses
 import platform
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from tqdm import tqdm
@@ -16,24 +18,24 @@ from tqdm import tqdm
 from nmt_train import device
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
-from nmt_train.corpus.batches import Batches
-from nmt_train.distributed.transport import Aborted
-from nmt_train.model.transformer import Transformer
+from nmt_train.distributed.transport import Aborted, Transport
 from nmt_train.modes import build as modes
 from nmt_train.simulation import analytic as prediction
-from nmt_train.simulation.adviser.compare import compare
+from nmt_train.simulation.adviser.compare import choices, compare, sizes
 from nmt_train.simulation.adviser.measure import cluster_file, machines
 from nmt_train.simulation.cluster import ClusterConfig, described, to_yaml
 from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.network import Network
+from nmt_train.simulation.profile import Effort
 from nmt_train.simulation.profile import measure as measure_device
 from nmt_train.simulation.server_turns import check
-from nmt_train.simulation.timing import Shapes, Timing, count, measure
+from nmt_train.simulation.timing import Timing, count, measure, shapes_of, target_tokens
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.training.fault_tolerance import Rank
-from nmt_train.training.prepared_run import PreparedRun, opened
+from nmt_train.training.prepared_run import opened
 from nmt_train.training.setup import maker
 from nmt_train.training.start import connect
+from nmt_train.training.worker import Make
 
 
 def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: bool, shuffle_seed: int | None = None) -> int:
@@ -47,7 +49,7 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
     own = device.prepare(config.devices, config.threads)
     start = time.perf_counter()
     with opened(config, force, overwrite, described(cluster), given.mode is None) as ready:
-        network = Network(cluster, count(_shapes(config, ready)), shuffle_seed)
+        network = Network(cluster, count(shapes_of(config, ready.vocabulary)), shuffle_seed)
         engine = Engine(
             network, config.transport.deadline, start=ready.saved.facts["progress"]["seconds"] if ready.saved else 0.0
         )
@@ -71,7 +73,9 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
     check(cluster, config)
     start = time.perf_counter()
     with opened(config, False, False, described(cluster)) as ready:
-        timing = measure(config, cluster, _shapes(config, ready), _tokens(config, ready), steps)
+        timing = measure(
+            config, cluster, shapes_of(config, ready.vocabulary), target_tokens(config, ready.stores, ready.vocabulary), steps
+        )
         timing.write(ready.run.folder)
     print(timing.table(), end="")
     _sum_up(timing.seconds, len(timing.ranks), start)
@@ -90,7 +94,9 @@ def advise(config: Config, cluster: ClusterConfig) -> None:
                 bar.set_description_str(what, refresh=False)
                 bar.update(done / total - bar.n)
 
-            found = compare(config, cluster, _shapes(config, ready), _tokens(config, ready), progress)
+            wanted = [(choice, machines) for machines in sizes(cluster) for choice in choices()]
+            shapes, tokens = shapes_of(config, ready.vocabulary), target_tokens(config, ready.stores, ready.vocabulary)
+            found = compare(config, cluster, shapes, tokens, wanted, progress)
         found.write(ready.run.folder)
         print(f"{found.table()}\n{found.advice()}")
         print(f"{ready.run.folder / 'compare.json'} and compare.png have the same.", file=sys.stderr)
@@ -100,24 +106,28 @@ def predict(config: Config, cluster: ClusterConfig, steps: int) -> None:
     """Print the predictions of the equations for the cluster, and the results of `steps` simulated steps."""
     config = modes.choose_mode(config, len(cluster.ranks()))
     with opened(config, False, False, described(cluster)) as ready:
-        print(prediction.predict(config, cluster, _shapes(config, ready), _tokens(config, ready), steps), end="")
+        print(
+            prediction.predict(
+                config,
+                cluster,
+                shapes_of(config, ready.vocabulary),
+                target_tokens(config, ready.stores, ready.vocabulary),
+                steps,
+            ),
+            end="",
+        )
 
 
 def measure_machines(config: Config, steps: int) -> int:
     """Measure the machines of this job together with its other ranks; the first rank prints a cluster file.
 
-    Returns the exit status.
-    Raises UserError for errors that a user can fix.
+    Returns the exit status. Raises UserError for errors that a user can fix.
     """
-    transport = connect(config.transport)
     try:
-        found = machines(config, steps, transport)
+        with _measuring(config) as (transport, own, make):
+            found = machines(config, make, own, transport, Effort(steps), seconds=2.0)
     except Aborted:
         return 1  # another rank has said why
-    except BaseException as error:
-        transport.fail(error)
-        raise
-    transport.close()
     if found is not None:
         print(cluster_file(found), end="")
     return 0
@@ -131,13 +141,8 @@ def profile(config: Config, steps: int, output: Path) -> None:
     """
     if not output.parent.is_dir():
         raise UserError(f"{output}: its folder does not exist; make it, or name another")
-    transport = connect(config.transport)
-    try:
-        found = measure_device(config, steps, transport)
-    except BaseException as error:
-        transport.fail(error)
-        raise
-    transport.close()
+    with _measuring(config) as (transport, _, make):
+        found = measure_device(config, make, transport, Effort(steps))
     sizes = f"batches of {config.batch.tokens if config.batch.sentences is None else config.batch.sentences} "
     sizes += "tokens" if config.batch.sentences is None else "sentences"
     title = f"Measured on {platform.node()} with {sizes}, {config.precision}, preset {config.model.preset}"
@@ -148,15 +153,19 @@ def profile(config: Config, steps: int, output: Path) -> None:
     print(output)
 
 
-def _tokens(config: Config, ready: PreparedRun) -> list[int]:
-    """Target tokens of each batch of an epoch."""
-    return Batches(ready.stores, config.corpus, config.batch, ready.vocabulary, config.seed).target_tokens()
+@contextmanager
+def _measuring(config: Config) -> Iterator[tuple[Transport, torch.device, Make]]:
+    """The transport of this rank, its device, and a function that builds workers; needs no run folder."""
+    transport = connect(config.transport)
+    try:
+        own = device.prepare(config.devices, config.threads, transport.nodes, transport.rank)
+        with TemporaryDirectory() as folder, opened(dataclasses.replace(config, run=folder), False, False) as ready:
+            yield transport, own, maker(config, own, ready.vocabulary, ready.stores)
+    except BaseException as error:
+        transport.fail(error)
+        raise
+    transport.close()
 
 
 def _sum_up(seconds: float, ranks: int, start: float) -> None:
     print(f"simulated {seconds:.1f} s of {ranks} ranks in {time.perf_counter() - start:.1f} s", file=sys.stderr)
-
-
-def _shapes(config: Config, ready: PreparedRun) -> Shapes:
-    with torch.device("meta"):
-        return [tuple(part.shape) for part in Transformer(config.model, len(ready.vocabulary)).parameters()]

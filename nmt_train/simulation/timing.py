@@ -16,8 +16,12 @@ from torch import Tensor, nn
 from nmt_train.common.duration import Duration
 from nmt_train.config import Config
 from nmt_train.corpus.batch import Turn
+from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.data_shard import DataShard, Position
+from nmt_train.corpus.store import Stores
+from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.distributed.transport import TRAINING
+from nmt_train.model.transformer import Transformer
 from nmt_train.simulation.cluster import ClusterConfig
 from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.memory import held
@@ -27,8 +31,18 @@ from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Span, write_spans
 from nmt_train.training.worker import Worker
 
-Shapes = Sequence[tuple[int, ...]]
+Shapes = Sequence[tuple[int, ...]]  # of the parameters of a model
 _SETTLING = 5  # first steps, which are not measured: ranks start in lockstep and drift apart
+
+
+def shapes_of(config: Config, vocabulary: Vocabulary) -> Shapes:
+    with torch.device("meta"):
+        return [tuple(part.shape) for part in Transformer(config.model, len(vocabulary)).parameters()]
+
+
+def target_tokens(config: Config, stores: Stores, vocabulary: Vocabulary) -> list[int]:
+    """Target tokens of each batch of an epoch."""
+    return Batches(stores, config.corpus, config.batch, vocabulary, config.seed).target_tokens()
 
 
 def count(shapes: Shapes) -> int:

@@ -7,14 +7,13 @@ from typing import Any
 from nmt_train import config as configuration
 from nmt_train.common.duration import Duration
 from nmt_train.config import Config
+from nmt_train.modes.auto import AUTO, SECTIONS, part_of_mode, with_part
 
 # Keys that may change when a run continues, without --force.
 MAY_CHANGE = (
     "run", "init", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
     "corpus.max_skipped", "corpus.max_ratio", "corpus.cache", "corpus.cache_limit", "mode", "optimizer.at",
-    "optimizer.async_beta1", "optimizer.async_warmup",
-    "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "tiles", "low_rank",
-    "transport",
+    "optimizer.async_beta1", "optimizer.async_warmup", *SECTIONS, "transport",
 )  # fmt: skip
 # Keys that cannot change when a run continues, even with --force: other values would have no effect, or would not match the
 # run's parameters.
@@ -45,6 +44,8 @@ def saved_keys(old: dict[str, Any]) -> dict[str, Any]:
 
 def differences(old: dict[str, Any], new: Config) -> list[str]:
     """List the keys, with both values, whose values differ between a saved configuration and `new`; omit MAY_CHANGE keys."""
+    if new.mode == AUTO:
+        new = with_part(new, part_of_mode(old))  # which the run keeps
     before, after = saved_keys(old), configuration.flatten(configuration.plain(new))
     return [
         f"{name} was {before.get(name)}, now {after.get(name)}"

@@ -15,7 +15,7 @@ from nmt_train.training.prepared_run import PreparedRun
 from nmt_train.training.recovery import RecoveredState, SurvivorState, recover
 from nmt_train.training.setup import follow, lead
 from nmt_train.training.stop_request import StopRequest
-from nmt_train.training.worker import Worker
+from nmt_train.training.worker import Make
 
 Signals = Callable[[Any], AbstractContextManager[None]]
 
@@ -29,7 +29,7 @@ class Rank:
     """
 
     config: Config
-    make: Callable[[Config, Transport], Worker]
+    make: Make
     signals: Signals
     take_over: Callable[[bool], AbstractContextManager[PreparedRun]]
 

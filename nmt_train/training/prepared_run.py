@@ -18,6 +18,7 @@ from nmt_train.corpus.vocabulary import train as train_vocabulary
 from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.run.folder import Run, newest
 from nmt_train.run.manifest import load_verified
+from nmt_train.training.auto_mode import Choice
 from nmt_train.training.config_changes import FIXED, differences, saved_keys
 
 
@@ -28,7 +29,7 @@ class PreparedRun:
     saved: the checkpoint to continue from, or None. initial: the checkpoint with whose parameters a new run begins, or None.
     damaged: what is wrong with newer checkpoints. overwrite: whether to empty the run folder. forced: the differences from the
     run's configuration that --force allows. simulated: the cluster (YAML) if time is virtual, else empty. mode_chosen:
-    whether the number of ranks has decided the mode.
+    whether the number of ranks has decided the mode. auto: what `mode: auto` has chosen.
     """
 
     run: Run
@@ -41,6 +42,7 @@ class PreparedRun:
     forced: Sequence[str] = ()
     simulated: str = ""
     mode_chosen: bool = False
+    auto: Choice | None = None
 
 
 @contextmanager
@@ -64,7 +66,9 @@ def opened(
 
 
 @contextmanager
-def taken_over(config: Config, vocabulary: Vocabulary, stores: Stores, begun: bool) -> Iterator[PreparedRun]:
+def taken_over(
+    config: Config, vocabulary: Vocabulary, stores: Stores, auto: Choice | None, begun: bool
+) -> Iterator[PreparedRun]:
     """Lock the run folder of an ended rank 0, or create one if this machine cannot see it.
 
     begun: whether training had begun, so that the surviving ranks have its state.
@@ -73,7 +77,7 @@ def taken_over(config: Config, vocabulary: Vocabulary, stores: Stores, begun: bo
     try:
         saved, damaged = _newest(run)
         initial = _initial(config) if saved is None and config.init and not begun else None
-        yield PreparedRun(run, saved, damaged, vocabulary, stores, overwrite=False, initial=initial)
+        yield PreparedRun(run, saved, damaged, vocabulary, stores, overwrite=False, initial=initial, auto=auto)
     finally:
         run.close()
 

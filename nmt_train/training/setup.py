@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -28,7 +28,7 @@ from nmt_train.training.leader_state import LeaderState
 from nmt_train.training.prepared_run import PreparedRun
 from nmt_train.training.recovery import RecoveredState
 from nmt_train.training.stop_request import StopRequest
-from nmt_train.training.worker import Worker
+from nmt_train.training.worker import Make, Worker
 
 
 def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recovered: RecoveredState | None = None) -> int:
@@ -47,6 +47,8 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
         run.empty()
     in_force = modes.in_force(config, worker.transport.nodes)
     run.begin(_explained(config, in_force, prepared), prepared.vocabulary.model, prepared.simulated)
+    if prepared.auto is not None and recovered is None:
+        prepared.auto.write(run.folder)
     rewind_metrics(run.folder / "metrics.jsonl", state.progress.updates, keep="recovery" if recovered else "")
     log = Log.open(run.folder, config.log, virtual=bool(prepared.simulated))
     try:
@@ -64,6 +66,8 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
         if worker.transport.ended:
             lost, repeated = (recovered.lost, recovered.repeated_batches) if recovered else (0, 0)  # 0: training had not begun
             log.lost(state.progress, worker.transport.ended, worker.transport.size, lost, repeated)
+            if prepared.auto is not None and (sentence := prepared.auto.review(worker.transport)):
+                log.say(f"mode auto: {sentence}")
         leader.start_first_batch(recovered is not None)
         worker.run(leader)
         _summary(leader, state, run, log)
@@ -86,7 +90,7 @@ def follow(worker: Worker, stop_request: StopRequest, recovered: RecoveredState 
     return 0
 
 
-def maker(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Stores) -> Callable[[Config, Transport], Worker]:
+def maker(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Stores) -> Make:
     """A function that builds a worker on `own` from a config and a transport; UserError if the mode or the corpus is wrong."""
     batches = Batches(stores, config.corpus, config.batch, vocabulary, config.seed)
 
@@ -124,9 +128,14 @@ def _explained(config: Config, in_force: Mapping[str, str], prepared: PreparedRu
     """The configuration as YAML, below comments with the settings in force, forced differences, and a note if simulated."""
     lines = [f"in force: {name}: {value}" for name, value in in_force.items()]
     lines += [f"forced: {difference}" for difference in prepared.forced]
+    lines += [f"mode auto: {sentence}" for sentence in _of_choice(prepared)]
     lines += ["simulated: all times are virtual; simulated.yml has the cluster"] * bool(prepared.simulated)
     given = dataclasses.replace(config, mode=None) if prepared.mode_chosen else config
     return "".join(f"# {line}\n" for line in lines) + configuration.to_yaml(given)
+
+
+def _of_choice(prepared: PreparedRun) -> Sequence[str]:
+    return prepared.auto.sentences if prepared.auto is not None else ()
 
 
 def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mapping[str, str]) -> None:
@@ -146,6 +155,8 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
         log.say(f"corpus: {len(batches):,} pairs; left out: {batches.left_out}; tokenized in {where}")
         for sentence in batches.mixture.described():
             log.say(sentence)
+    for sentence in _of_choice(prepared):
+        log.say(f"mode auto: {sentence}")
     if prepared.mode_chosen and transport.size > 1:
         log.say(
             f"mode: none is given, so {transport.size} ranks train in mode {config.mode}; docs/modes.md says which modes are"

@@ -26,6 +26,9 @@ from nmt_train.distributed.message import Message, from_bytes, from_json, to_byt
 from nmt_train.distributed.transport import Aborted, Tag, Transport, TransportConfig, describe
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.modes import build as modes
+from nmt_train.modes.auto import AUTO
+from nmt_train.training import auto_mode
+from nmt_train.training.auto_mode import Advisers, Choice
 from nmt_train.training.fault_tolerance import Rank
 from nmt_train.training.launch.restarts import Host, Job, supervise
 from nmt_train.training.prepared_run import opened, taken_over
@@ -38,13 +41,13 @@ _LINGER = 3.0  # seconds that a rank waits before it exits because of another ra
 _LOCAL = ("run", "init", "threads", "devices", "corpus.train", "corpus.valid", "corpus.cache")
 
 
-def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE) -> int:
+def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE, advisers: Advisers | None = None) -> int:
     """Train with `config`; returns the exit status.
 
     The status is 0, 1 if another rank failed, 128 + the number of the signal that ended training, or that of a supervised job.
     force: continue although the configuration changed. overwrite: delete the previous contents of the run folder. job: how to
-    run the command as several ranks, if wanted. Raises UserError for errors that a user can fix; an error found before
-    training leaves a previous run in the folder unchanged.
+    run the command as several ranks, if wanted. advisers: makes the adviser of `mode: auto`. Raises UserError for errors that a
+    user can fix; an error found before training leaves a previous run in the folder unchanged.
     """
     devices = check(config, job.hosts)
     if (len(devices) > 1 or job.hosts or job.restarts) and not launcher.launched():
@@ -55,9 +58,9 @@ def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE) -> in
     given, config = config, modes.choose_mode(config, transport.size)
     try:
         status = (
-            _lead(config, transport, force, overwrite, given.mode is None)
+            _lead(config, transport, force, overwrite, given.mode is None, advisers)
             if transport.rank == 0
-            else _follow(config, transport)
+            else _follow(config, transport, advisers)
         )
     except Aborted:
         time.sleep(_LINGER)  # the failed rank has reported why; its exit status should become that of the job
@@ -78,9 +81,9 @@ def check(config: Config, hosts: Sequence[Host] = ()) -> list[torch.device]:
     devices = device.choose(config.devices) if launcher.launched() or not hosts else []
     device.known(config.devices)
     if launcher.launched():
-        if config.mode is not None:  # otherwise, the number of ranks decides, which is known only after they have connected
+        if config.mode not in (None, AUTO):  # these are decided after the ranks have connected
             modes.row(config)
-    else:
+    elif config.mode != AUTO:
         nodes = tuple(node for node, host in enumerate(hosts) for _ in range(host.slots)) or (0,) * len(devices)
         modes.check(modes.choose_mode(config, len(nodes)), nodes)
     return devices
@@ -109,17 +112,25 @@ def _refuse_worlds_of_one() -> int:
     )
 
 
-def _lead(config: Config, transport: Transport, force: bool, overwrite: bool, mode_chosen: bool) -> int:
+def _lead(
+    config: Config, transport: Transport, force: bool, overwrite: bool, mode_chosen: bool, advisers: Advisers | None
+) -> int:
     own = device.prepare(config.devices, config.threads, transport.nodes, transport.rank)
-    modes.check(config, transport.nodes)
+    if config.mode != AUTO:
+        modes.check(config, transport.nodes)
     _compare_devices(config, transport, own)
     with opened(config, force, overwrite, mode_chosen=mode_chosen) as prepared:
-        _agree(config, transport, prepared.vocabulary, prepared.stores)
-        status = _rank(config, own, prepared.vocabulary, prepared.stores).train(transport, prepared)
+        vocabulary, stores, folder = prepared.vocabulary, prepared.stores, prepared.run.folder
+        _agree(config, transport, vocabulary, stores)
+        if advisers is not None and config.mode == AUTO:
+            make, adviser = maker(config, own, vocabulary, stores), advisers(config, vocabulary, stores)
+            prepared.auto = auto_mode.lead(config, transport, own, make, adviser, prepared.saved, folder)
+            config = prepared.auto.config
+        status = _rank(config, own, vocabulary, stores, prepared.auto).train(transport, prepared)
         return status if transport.size == 1 or launcher.tasks() else 0  # mpirun itself reports what ended its ranks
 
 
-def _follow(config: Config, transport: Transport) -> int:
+def _follow(config: Config, transport: Transport, advisers: Advisers | None) -> int:
     own = device.prepare(config.devices, config.threads, transport.nodes, transport.rank)
     _compare_devices(config, transport, own)
     vocabulary = _accept(config, transport)
@@ -131,11 +142,16 @@ def _follow(config: Config, transport: Transport) -> int:
         if first == transport.rank and transport.nodes[rank] == transport.nodes[first]:
             transport.send(rank, Tag.HELLO, Message())
     transport.send(0, Tag.HELLO, from_json(_identity(config, stores)))
-    return _rank(config, own, vocabulary, stores).train(transport)
+    auto = None
+    if advisers is not None and config.mode == AUTO:
+        make, adviser = maker(config, own, vocabulary, stores), advisers(config, vocabulary, stores)
+        auto = auto_mode.follow(config, transport, own, make, adviser)
+        config = auto.config
+    return _rank(config, own, vocabulary, stores, auto).train(transport)
 
 
-def _rank(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Stores) -> Rank:
-    take_over = partial(taken_over, config, vocabulary, stores)
+def _rank(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Stores, auto: Choice | None) -> Rank:
+    take_over = partial(taken_over, config, vocabulary, stores, auto)
     return Rank(config, maker(config, own, vocabulary, stores), handling, take_over)
 
 

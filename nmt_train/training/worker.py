@@ -247,3 +247,6 @@ class Worker:
                 f"{where}; earlier checkpoints are intact: lower optimizer.learning_rate or lengthen optimizer.warmup{hint}"
             )
         return f"skipped: {where}"
+
+
+Make = Callable[[Config, Transport], Worker]  # builds the worker of a rank

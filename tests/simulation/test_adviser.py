@@ -10,9 +10,22 @@ from conftest import Make
 from virtual import cluster
 
 from nmt_train.modes import build as modes
-from nmt_train.simulation.adviser.compare import Comparison, Row, choices, compare, configured
+from nmt_train.modes.auto import AUTO, with_mode
+from nmt_train.simulation.adviser.auto import AutoAdviser
+from nmt_train.simulation.adviser.compare import Comparison, Row, choices, compare, sizes, some
 from nmt_train.simulation.adviser.words_needed import ONE, Choice, Needed, measured
-from nmt_train.simulation.cluster import ClusterConfig, Cost, Crash, DeviceConfig, LinkConfig, ScaleConfig
+from nmt_train.simulation.cluster import (
+    Card,
+    ClusterConfig,
+    Cost,
+    Crash,
+    DeviceConfig,
+    LinkConfig,
+    ScaleConfig,
+    Straggler,
+    described,
+)
+from nmt_train.training.prepared_run import opened
 
 DEVICE = DeviceConfig(forward=Cost(0.0, 1e-3), backward=Cost(0.0, 2e-3), update=Cost(0.0, 1e-10))
 FOUR = Choice("sync", {"override.up": "bf16"}, 4, Needed(1.6, 1.3, 1.9))
@@ -24,8 +37,9 @@ def machines(bandwidth: str, nodes: list[int] | None = None) -> ClusterConfig:
     return cluster(nodes or [1, 1, 1], DEVICE, network=link, inside=link, scale=scale, crashes=[Crash(0, "1s")])
 
 
-def compared(make: Make, described: ClusterConfig) -> Comparison:
-    return compare(make(), described, [(60, 100)], [400, 500, 600], lambda done, total, what: None)
+def compared(make: Make, given: ClusterConfig) -> Comparison:
+    wanted = [(choice, machines) for machines in sizes(given) for choice in choices()]
+    return compare(make(), given, [(60, 100)], [400, 500, 600], wanted)
 
 
 def test_one_worker_needs_what_one_worker_needs() -> None:
@@ -46,7 +60,8 @@ def test_what_more_workers_need_grows_with_their_number_and_becomes_less_certain
 def test_everything_that_is_compared_is_a_valid_choice(make: Make) -> None:
     for choice in choices():
         nodes = (0,) if choice.mode == "single" else (0, 1, 2, 3)
-        assert modes.check(configured(make(batch__accumulate=3, stop__after="3e"), choice), nodes).workers == len(nodes)
+        config = with_mode(make(batch__accumulate=3, stop__after="3e"), choice.mode, choice.settings)
+        assert modes.check(config, nodes).workers == len(nodes)
     assert {"sync", "powersgd", "sparse-local", "local-sgd"} <= {choice.mode for choice in measured()}
 
 
@@ -87,6 +102,14 @@ def test_further_machines_must_be_worth_it() -> None:
     assert "not compared: strom: does not work" in found.table()
 
 
+def test_of_modes_that_are_about_as_fast_the_one_that_needs_fewest_words_is_recommended() -> None:
+    rows = [
+        Row(Choice(mode, {}), 4, 4, speed, 0.0, 5e9, Needed(words, words, words), 100.0)
+        for mode, speed, words in (("sparse-local", 440.0, 1.1), ("sync", 396.0, 1.0), ("diloco", 340.0, 0.9))
+    ]
+    assert Comparison(rows, {}).best.choice.mode == "sync"
+
+
 def test_what_does_not_fit_in_memory_is_not_recommended() -> None:
     rows = [Row(FOUR, 4, 4, 400.0, 0.0, 20e9, ONE, 100.0), Row(FOUR, 4, 4, 300.0, 0.0, 10e9, ONE, 100.0)]
     assert Comparison(rows, {}).best is rows[0]
@@ -101,3 +124,50 @@ def test_the_table_the_json_and_the_picture_say_the_same(make: Make, tmp_path: P
     assert values["advice"] == found.advice()
     assert len(values["rows"]) == len(found.rows) == len(found.table().splitlines()) - 1 - len(found.refused)
     assert (tmp_path / "compare.png").stat().st_size > 5000
+
+
+def test_a_part_of_a_cluster_keeps_what_belongs_to_its_machines() -> None:
+    whole = cluster(
+        [1, 2, 1, 2], DEVICE, stragglers=[Straggler(2, 3.0), Straggler(5, 4.0)], cards=[Card(0, "1 MB/s"), Card(3, "2 MB/s")],
+        crashes=[Crash(0, "1s")],
+    )  # fmt: skip
+    left = some(whole, [0, 2, 0, 1])
+    assert left.nodes == [2, 1]
+    assert left.stragglers == [Straggler(1, 3.0)], "the other slow device is not in it"
+    assert left.cards == [Card(1, "2 MB/s")]
+    assert left.crashes == []
+    assert some(whole, whole.nodes) == cluster([1, 2, 1, 2], DEVICE, stragglers=whole.stragglers, cards=whole.cards)
+
+
+@pytest.fixture
+def adviser(make: Make) -> AutoAdviser:
+    config = make(mode=AUTO, batch__accumulate=3)
+    with opened(config, False, False) as ready:
+        return AutoAdviser(config, ready.vocabulary, ready.stores)
+
+
+def test_auto_chooses_the_best_mode_for_all_machines(adviser: AutoAdviser, make: Make, tmp_path: Path) -> None:
+    fast, slow = (adviser.choose(described(machines(bandwidth))) for bandwidth in ("100 GB/s", "2 kB/s"))
+    assert fast.config == with_mode(make(), "sync", {"override.up": "bf16"})
+    assert any("chose --mode sync" in sentence and "next best: " in sentence for sentence in fast.sentences)
+    assert slow.config.mode not in ("sync", "single"), "all machines are there to be used"
+    assert slow.sentences[-1] == "warning: one machine alone would be as fast"
+    fast.write(tmp_path)
+    assert {"cluster.yml", "compare.json", "compare.png"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_auto_on_the_devices_of_one_machine(adviser: AutoAdviser) -> None:
+    advice = adviser.choose(described(machines("100 GB/s", [4])))
+    assert advice.config.mode == "sync"
+    assert "words/s" in advice.sentences[-1]
+
+
+def test_auto_says_how_its_choice_compares_on_the_machines_that_are_left(adviser: AutoAdviser, make: Make) -> None:
+    text = described(machines("100 GB/s"))
+    best = adviser.choose(text).config
+    assert adviser.compare(text, [1, 0, 1], best).startswith("with 2 devices, sync is still the best mode: ")
+    other = adviser.compare(text, [1, 0, 1], make(mode="strom"))
+    assert "--mode sync --override.up bf16 would be best (" in other
+    assert "training continues with strom" in other
+    for devices in ([1, 1], [2, 1, 1]):
+        assert adviser.compare(text, devices, best).startswith("these are not the machines that were measured")

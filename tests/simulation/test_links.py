@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import Make
 from virtual import engine, together
 
@@ -13,6 +14,7 @@ from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.simulation.adviser.links import Link, between
 from nmt_train.simulation.adviser.measure import Measured, cluster_file, machines
 from nmt_train.simulation.cluster import Cost, DeviceConfig, LinkConfig, load
+from nmt_train.simulation.profile import Effort
 
 NETWORK, INSIDE = LinkConfig("10 MB/s", "2 ms"), LinkConfig("1 GB/s", "0.1 ms")
 
@@ -59,6 +61,18 @@ def test_the_cluster_file_can_be_read_and_names_what_is_slower(tmp_path: Path) -
     assert found.device == device(1e-3)
 
 
-def test_one_machine_cannot_be_measured_against_others(make: Make) -> None:
-    with pytest.raises(UserError, match="--measure: measures several machines, but all ranks are on one"):
-        machines(make(), 3, LocalTransport())
+def test_on_one_machine_only_the_connection_inside_is_used(tmp_path: Path) -> None:
+    inside = Link(0.0001, 6e9, (5e9, 5e9))
+    measured = Measured((0, 0), ("a", "a"), (device(1e-3), device(1e-3)), 500.0, 8 * 10**9, None, inside)
+    path = tmp_path / "cluster.yml"
+    path.write_text(cluster_file(measured), encoding="utf-8")
+    assert "not used" in path.read_text(encoding="utf-8")
+    assert load(path).nodes == [2]
+    assert load(path).inside.bandwidth == 5e9
+
+
+def test_one_device_cannot_be_measured_against_others(make: Make) -> None:
+    with pytest.raises(UserError, match="--measure: measures several machines or devices, but this is one"):
+        machines(
+            make(), lambda *given: pytest.fail("no worker is needed"), torch.device("cpu"), LocalTransport(), Effort(3), 1.0
+        )

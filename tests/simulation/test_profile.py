@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from conftest import Make
 
 from nmt_train.distributed.transport.local import LocalTransport
-from nmt_train.simulation.profile import measure
+from nmt_train.simulation.profile import Effort, measure
+from nmt_train.training.prepared_run import opened
+from nmt_train.training.setup import maker
 
 
 @pytest.mark.parametrize(
@@ -22,7 +25,10 @@ from nmt_train.simulation.profile import measure
     ids=["as it is", "accumulating", "with overrides", "per node"],
 )
 def test_a_profile_has_a_price_for_all_kinds_of_work_whatever_is_configured(make: Make, changes: dict[str, Any]) -> None:
-    costs = vars(measure(make(**changes), 4, LocalTransport()))
+    config = make(**changes)
+    with opened(config, False, False) as ready:
+        worker = maker(config, torch.device("cpu"), ready.vocabulary, ready.stores)
+        costs = vars(measure(config, worker, LocalTransport(), Effort(4)))
     assert vars(costs.pop("carry")) == {"seconds": 0, "per_unit": 0}
     assert set(costs) == {"forward", "backward", "update", "encode", "decode", "swap"}
     assert all(cost.seconds >= 0 and cost.per_unit >= 0 and cost.seconds + cost.per_unit > 0 for cost in costs.values())

@@ -248,13 +248,25 @@ def test_workers_in_step_train_as_the_simulator_has_it_bit_for_bit(make: Make, t
 
 def test_the_sums_of_mpi_and_of_torch_are_those_of_the_ring(make: Make, tmp_path: Path) -> None:
     found = []
-    for algorithm in ("ring", "mpi", "torch"):
+    for algorithm in ("ring", "butterfly", "mpi", "torch"):
         config = make(mode="sync", exchange__algorithm=algorithm, stop__after="6u", run=str(tmp_path / algorithm))
         done = finish([*MPIRUN, "-np", "3", *patched(""), "--config", written(config)])
         assert done.returncode == 0, done.stderr
         found.append(last(config).tensors("parameters"))
     for other in found[1:]:
         assert all(torch.allclose(found[0][name], other[name], rtol=0, atol=1e-3) for name in found[0])
+
+
+def test_mode_auto_measures_and_chooses_and_a_resumed_run_keeps_the_choice(make: Make) -> None:
+    for updates, said in (("4u", r"chose --mode (\S+)"), ("8u", r"keeps (\S+), with which the run began")):
+        config = make(mode="auto", devices="cpu x 2", stop__after=updates)
+        done = finish([*OURS, "--config", written(config)])
+        assert done.returncode == 0, done.stderr
+        found = re.search(f"mode auto: {said}", done.stderr)
+        assert found is not None, done.stderr
+        chosen = configuration.load([f"{config.run}/config.yml"], {}).mode
+        assert found[1] == chosen == last(config).facts["config"]["mode"]
+        assert "# mode auto: " in (Path(config.run) / "config.yml").read_text(encoding="utf-8")
 
 
 def test_where_all_exchange_together_a_gradient_that_is_not_finite_is_left_out_by_all(make: Make) -> None:

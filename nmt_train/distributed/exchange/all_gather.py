@@ -17,8 +17,8 @@ from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.codec.tile_topk import TileConfig
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
+from nmt_train.distributed.exchange.reducer import Reducer, Reduction
 from nmt_train.distributed.exchange.replica_check import compare
-from nmt_train.distributed.exchange.ring import Reducer, Reduction
 from nmt_train.distributed.exchange.worker_state import RESIDUAL, UNSENT, Vectors
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Messages, Tag

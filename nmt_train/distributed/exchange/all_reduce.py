@@ -8,13 +8,17 @@ import torch
 from torch import Tensor
 
 from nmt_train.distributed.context import BuildContext
+from nmt_train.distributed.exchange.butterfly import ButterflyAllReduce
 from nmt_train.distributed.exchange.exchange import Exchange, replicated
 from nmt_train.distributed.exchange.library_all_reduce import LibraryAllReduce
+from nmt_train.distributed.exchange.reducer import Reducer, Reduction
 from nmt_train.distributed.exchange.replica_check import compare
-from nmt_train.distributed.exchange.ring import Reducer, Reduction, RingAllReduce
+from nmt_train.distributed.exchange.ring import RingAllReduce
 from nmt_train.distributed.exchange.worker_state import UNSENT, Vectors
 from nmt_train.optim.optimizer import Optimizer, clip
 from nmt_train.optim.update_optimizers import update_optimizer
+
+_OURS = {"ring": RingAllReduce, "butterfly": ButterflyAllReduce}  # the others are algorithms of libraries
 
 
 class AllReduce(Exchange):
@@ -44,9 +48,10 @@ class AllReduce(Exchange):
     def _make_reducer(self, context: BuildContext) -> Reducer:
         """The configured algorithm."""
         algorithm = context.settings.exchange.algorithm
-        if algorithm != "ring":
+        if algorithm not in _OURS:
             return LibraryAllReduce(context.transport, algorithm, context.trace)
-        return RingAllReduce(context.transport, context.codec(context.mode.up, context.settings.dropping.up), context.trace)
+        codec = context.codec(context.mode.up, context.settings.dropping.up)
+        return _OURS[algorithm](context.transport, codec, context.trace)
 
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         self.begin(gradient, parameters, weight)()

@@ -23,10 +23,11 @@ class ExchangeConfig:
         le=10**6,
         description="number of ranks that hold a shard, spread over as many machines as possible; null: all",
     )
-    algorithm: Literal["ring", "mpi", "torch"] = Field(
+    algorithm: Literal["ring", "butterfly", "mpi", "torch"] = Field(
         default="ring",
-        description="all-reduce, powersgd: ring (supports every summable codec), or, in full precision, mpi (the MPI"
-        " library) or torch (NCCL if every rank has a GPU, else gloo)",
+        description="all-reduce, powersgd: ring or butterfly (both support every summable codec; butterfly waits for fewer"
+        " messages, one after the other), or, in full precision, mpi (the MPI library) or torch (NCCL if every rank has a GPU,"
+        " else gloo)",
     )
     buckets: int | None = Field(
         default=None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nmt_train.distributed.exchange.ring import Reducer, Reduction
+from nmt_train.distributed.exchange.reducer import Reducer, Reduction
 from nmt_train.distributed.transport import Messages
 from nmt_train.distributed.transport.mpi.framing import on_host
 from nmt_train.trace import Trace

@@ -12,7 +12,7 @@ from torch import Tensor
 from nmt_train.common.section import STRICT
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
-from nmt_train.distributed.exchange.ring import Reducer, Reduction
+from nmt_train.distributed.exchange.reducer import Reducer, Reduction
 from nmt_train.distributed.exchange.worker_state import RESIDUAL, Vectors
 from nmt_train.trace import Trace
 

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from nmt_train.common.errors import UserError
-from nmt_train.common.yaml_file import override
-from nmt_train.config import Config, plain, validate
+from nmt_train.config import Config
 from nmt_train.distributed.schedule import SCHEDULES
 from nmt_train.modes import build as modes
+from nmt_train.modes.auto import with_mode
 from nmt_train.modes.table import MODES
 from nmt_train.report.figure import new_figure, save_figure
 from nmt_train.simulation.adviser.words_needed import ONE, Choice, Needed, measured
 from nmt_train.simulation.cluster import ClusterConfig
 from nmt_train.simulation.timing import Shapes, measure
 
-# Sections that belong to a mode; the configuration's own values are not used, because each choice has its settings.
-_OF_MODES = (
-    "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "tiles", "low_rank",
-)  # fmt: skip
 _ALONE = "single"
 _STEPS, _PERIODS, _MOST_STEPS = 24, 4, 600  # steps of every rank: a minimum, how many exchanges of local steps, and a limit
-_WORTH = 1.05  # the smallest gain for which further machines are recommended, as a factor
+_ALIKE = 1.03  # modes whose speeds differ by less than this factor are about as fast
+WORTH = 1.05  # the smallest gain for which further machines are recommended, as a factor
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,17 @@ class Row:
         pace = self.words_per_second / self.alone
         return pace / self.needed.words, pace / self.needed.high, pace / self.needed.low
 
+    @property
+    def estimate(self) -> float:
+        """The best estimate of the speedup; 0: unknown."""
+        return self.speedup[0] if self.speedup else 0.0
+
+    @property
+    def said(self) -> str:
+        """The speedup for a reader."""
+        best, low, high = self.speedup or (0.0, 0.0, 0.0)
+        return f"{best:.2f} ({low:.2f} to {high:.2f})"
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -66,14 +76,24 @@ class Comparison:
     refused: dict[str, str]
     memory: float = 0.0
 
+    def best_on(self, machines: int) -> Row | None:
+        """The row to recommend for this number of machines: of those about as fast as the best, the one with fewest words."""
+        rows = [row for row in self._known if row.machines == machines]
+        alike = [row for row in rows if row.estimate * _ALIKE >= rows[0].estimate]
+        return min(alike, key=lambda row: row.needed.words if row.needed else math.inf, default=None)
+
+    @property
+    def _known(self) -> list[Row]:
+        return [row for row in self.rows if row.speedup and not self._too_large(row)]
+
     @property
     def best(self) -> Row:
         """The row to use: of the fewest machines with which further machines do not pay."""
-        known = [row for row in self.rows if row.speedup and not self._too_large(row)]
-        fastest = max(_estimate(row) for row in known)
-        enough = [row for row in known if _estimate(row) * _WORTH >= fastest]
-        fewest = min(row.machines for row in enough)
-        return max((row for row in enough if row.machines == fewest), key=_estimate)
+        known = self._known
+        fewest = min(row.machines for row in known if row.estimate * WORTH >= known[0].estimate)
+        best = self.best_on(fewest)
+        assert best is not None
+        return best
 
     def _too_large(self, row: Row) -> bool:
         return 0 < self.memory < row.memory
@@ -81,15 +101,17 @@ class Comparison:
     def advice(self) -> str:
         """One sentence or two."""
         best, machines = self.best, max(row.machines for row in self.rows)
+        if machines == 1:
+            return f"Use {best.choice.options}."
         if best.machines == 1:
             return f"Use one machine ({best.choice.options}): more do not pay here."
         words = f"Use {best.choice.options} on "
         words += f"all {machines} machines" if best.machines == machines else f"{best.machines} machines; more do not pay"
-        words += f": {_said(best)} times one machine."
+        words += f": {best.said} times one machine."
         sync = next((row for row in self.rows if row.choice.mode == "sync" and row.machines == best.machines), None)
         if sync is not None and best.choice.mode != "sync":
-            slower = " (slower than one machine)" if _estimate(sync) < 1 else ""
-            words += f" ({sync.choice.options} would be {_estimate(sync):.1f} times one machine{slower}.)"
+            slower = " (slower than one machine)" if sync.estimate < 1 else ""
+            words += f" ({sync.choice.options} would be {sync.estimate:.1f} times one machine{slower}.)"
         return words
 
     def table(self) -> str:
@@ -99,7 +121,7 @@ class Comparison:
             needed = f"{row.needed.words:.2f}" if row.needed else "not known"
             lines.append(
                 f"{row.machines:<10}{row.words_per_second:<10,.0f}{row.words_per_second / row.alone:<16.2f}{needed:<14}"
-                f"{_said(row) if row.needed else '-':<27}{row.sent / 1e6:<14.2f}"
+                f"{row.said if row.needed else '-':<27}{row.sent / 1e6:<14.2f}"
                 f"{row.memory / 1e9:<11.2f}{row.choice.name}{' (not enough memory)' if self._too_large(row) else ''}"
             )
         lines += [f"not compared: {name}: {why}" for name, why in self.refused.items()]
@@ -128,7 +150,7 @@ class Comparison:
                 if row.choice.mode == mode and row.speedup:
                     by_size.setdefault(row.machines, row)  # rows are sorted: the first is the best of its size
             sizes = sorted(by_size)
-            axes.plot(sizes, [_estimate(by_size[size]) for size in sizes], marker="o", label=mode)
+            axes.plot(sizes, [by_size[size].estimate for size in sizes], marker="o", label=mode)
         axes.axhline(1, color="black", linewidth=0.8)
         axes.set_xticks(sorted({row.machines for row in self.rows}))
         axes.set_ylim(bottom=0)
@@ -138,15 +160,6 @@ class Comparison:
         save_figure(figure, folder / "compare.png")
 
 
-def _estimate(row: Row) -> float:
-    return row.speedup[0] if row.speedup else 0.0
-
-
-def _said(row: Row) -> str:
-    best, low, high = row.speedup or (0.0, 0.0, 0.0)
-    return f"{best:.2f} ({low:.2f} to {high:.2f})"
-
-
 def choices() -> list[Choice]:
     """What is compared: all that was measured, and the other modes, of which only words/s are known."""
     found = measured()
@@ -154,21 +167,26 @@ def choices() -> list[Choice]:
     return [*found, *others]
 
 
-def compare(
-    config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequence[int], progress: Callable[[int, int, str], None]
-) -> Comparison:
-    """Simulate the timing of every choice on 1, 2, 4, ... and all machines.
+def sizes(cluster: ClusterConfig) -> list[int]:
+    """1, 2, 4, ... and all machines of a cluster."""
+    return sorted({*(2**power for power in range(10) if 2**power < len(cluster.nodes)), len(cluster.nodes)})
 
-    tokens: target tokens of each batch. progress: called with the number of simulations done, their total, and the next one.
-    Raises UserError if no choice works on the cluster.
+
+def compare(
+    config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequence[int], wanted: Sequence[tuple[Choice, int]],
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+) -> Comparison:  # fmt: skip
+    """Simulate the timing of choices on parts of the cluster.
+
+    wanted: each choice with a number of machines, the first of the cluster; one of them for one machine. tokens: target tokens
+    of each batch. progress: called with the number of simulations done, their total, and the next one.
+    Raises UserError if no choice works on one machine.
     """
-    sizes = sorted({*(2**power for power in range(10) if 2**power < len(cluster.nodes)), len(cluster.nodes)})
-    wanted = [(choice, machines) for machines in sizes for choice in choices()]
     rows: list[Row] = []
     refused: dict[str, str] = {}
     for number, (choice, machines) in enumerate(wanted):
         progress(number, len(wanted), f"{choice.mode} on {machines}")
-        part = _first(cluster, machines)
+        part = some(cluster, cluster.nodes[:machines])
         if choice.mode == _ALONE if machines > 1 else len(part.ranks()) == 1 and choice.mode != _ALONE:
             continue
         try:
@@ -179,23 +197,12 @@ def compare(
     if not alone:
         raise UserError(f"--compare: no mode works on one machine: {'; '.join(refused.values())}")
     rows = [dataclasses.replace(row, alone=alone) for row in rows]
-    return Comparison(sorted(rows, key=lambda row: (-_estimate(row), -row.words_per_second)), refused, cluster.memory)
-
-
-def configured(config: Config, choice: Choice) -> Config:
-    """The configuration with a choice instead of its own mode; UserError if a setting is not valid."""
-    values = plain(config)
-    for section in _OF_MODES:
-        values.pop(section, None)
-    values["mode"] = choice.mode
-    values["batch"]["accumulate"] = 1
-    override(values, dict(choice.settings), {})
-    return validate(values, {})
+    return Comparison(sorted(rows, key=lambda row: (-row.estimate, -row.words_per_second)), refused, cluster.memory)
 
 
 def _row(config: Config, choice: Choice, cluster: ClusterConfig, shapes: Shapes, tokens: Sequence[int]) -> Row:
     """`alone` is not known yet."""
-    config, ranks = configured(config, choice), cluster.ranks()
+    config, ranks = with_mode(config, choice.mode, choice.settings), cluster.ranks()
     mode = modes.check(config, ranks)
     local = modes.effective(mode, config).local
     period = max(local.every or 1, local.delay or 0) if SCHEDULES[mode.schedule].updates else config.batch.accumulate
@@ -207,8 +214,12 @@ def _row(config: Config, choice: Choice, cluster: ClusterConfig, shapes: Shapes,
     return Row(choice, len(cluster.nodes), len(ranks), timing.words_per_second, sent, memory, needed)
 
 
-def _first(cluster: ClusterConfig, machines: int) -> ClusterConfig:
-    """The first machines of a cluster, without failures."""
-    nodes = cluster.nodes[:machines]
-    stragglers = [straggler for straggler in cluster.stragglers if straggler.rank < sum(nodes)]
-    return dataclasses.replace(cluster, nodes=nodes, stragglers=stragglers, crashes=[], kills=[], cuts=[])
+def some(cluster: ClusterConfig, devices: Sequence[int]) -> ClusterConfig:
+    """A part of a cluster, without failures. devices: how many devices of each machine are in it; 0: the machine is not."""
+    firsts = [0, *accumulate(cluster.nodes)]
+    ranks = [firsts[node] + place for node, count in enumerate(devices) for place in range(count)]
+    nodes = [node for node, count in enumerate(devices) if count]
+    stragglers = [dataclasses.replace(its, rank=ranks.index(its.rank)) for its in cluster.stragglers if its.rank in ranks]
+    cards = [dataclasses.replace(its, node=nodes.index(its.node)) for its in cluster.cards if its.node in nodes]
+    left = [devices[node] for node in nodes]
+    return dataclasses.replace(cluster, nodes=left, stragglers=stragglers, cards=cards, crashes=[], kills=[], cuts=[])

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
+
+import torch
 
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
-from nmt_train.device import memory, prepare
+from nmt_train.device import memory
 from nmt_train.distributed.message import from_json, to_facts
 from nmt_train.distributed.transport import Tag, Transport
 from nmt_train.simulation import profile
 from nmt_train.simulation.adviser.links import Link, between
 from nmt_train.simulation.cluster import Cost, DeviceConfig, to_yaml
+from nmt_train.simulation.profile import Effort
+from nmt_train.training.worker import Make
 
 _ALIKE = 1.05  # devices and network cards that differ by less than this factor are described as equal
 _SENTENCE = 20  # target tokens of a sentence, roughly: only to compare devices with each other
-_SECONDS = 2.0  # of each measurement of a bandwidth
 
 
 @dataclass(frozen=True)
@@ -43,26 +44,25 @@ class Measured:
         return [device.forward.of(self.tokens) + device.backward.of(self.tokens) for device in self.devices]
 
 
-def machines(config: Config, steps: int, transport: Transport) -> Measured | None:
+def machines(
+    config: Config, make: Make, own: torch.device, transport: Transport, effort: Effort, seconds: float
+) -> Measured | None:
     """Measure the devices and connections of all ranks, which call this together; returns the result on rank 0.
 
-    steps: for each kind of work that is measured. Raises UserError for errors in the configuration, or if there is one machine.
+    make: builds the workers with which a device is measured. own: the device of this rank. seconds: of each measurement of a
+    bandwidth. Raises UserError for errors in the configuration, or if there is one rank.
     """
-    first = [transport.nodes.index(node) for node in dict.fromkeys(transport.nodes)]
-    if len(first) < 2:
-        if transport.rank:
-            transport.receive(0, Tag.HELLO).result()  # rank 0 says why it fails
+    if transport.size < 2:
         raise UserError(
-            "--measure: measures several machines, but all ranks are on one; start it with --hosts FILE or under mpirun on"
-            " several machines, or use --profile for this one"
+            "--measure: measures several machines or devices, but this is one; start it with --hosts FILE or under mpirun, or"
+            " use --profile"
         )
-    own = prepare(config.devices, config.threads, transport.nodes, transport.rank)
-    network = between(transport, first, _SECONDS)
+    first = [transport.nodes.index(node) for node in dict.fromkeys(transport.nodes)]
+    network = between(transport, first, seconds) if len(first) > 1 else None
     shared = next((node for node in range(len(first)) if transport.nodes.count(node) > 1), None)
     together = [rank for rank, node in enumerate(transport.nodes) if node == shared]
-    inside = between(transport, together, _SECONDS) if together else None
-    with tempfile.TemporaryDirectory() as folder:
-        costs = profile.measure(dataclasses.replace(config, run=str(Path(folder) / "run")), steps, transport)
+    inside = between(transport, together, seconds) if together else None
+    costs = profile.measure(config, make, transport, effort)
     here = transport.nodes.count(transport.nodes[transport.rank])
     mine = {"memory": memory(own, here), "costs": dataclasses.asdict(costs)}
     if transport.rank:
@@ -79,7 +79,6 @@ def machines(config: Config, steps: int, transport: Transport) -> Measured | Non
 
 def cluster_file(found: Measured) -> str:
     """The cluster file, with a comment on every figure."""
-    assert found.network is not None
     counts = [found.nodes.count(node) for node in dict.fromkeys(found.nodes)]
     hosts = list(dict.fromkeys(zip(found.nodes, found.hosts, strict=True)))
     typical = found.paces.index(statistics.median_low(found.paces))
@@ -89,24 +88,26 @@ def cluster_file(found: Measured) -> str:
         f"memory: {found.memory / 1e9:.3g} GB          # of each device",
         f"device:                  # of rank {typical} ({found.hosts[typical]}), the median of all",
         *(f"  {line}" for line in to_yaml(found.devices[typical], "").splitlines()[1:]),
-        _link("network", found.network, "one machine sends: {}; all send and receive: {}"),
-        _link("inside", found.inside, "one device sends: {}; all send and receive: {}")
-        if found.inside
-        else _link("inside", found.network, "not used: every machine has one device"),
+        _link("network", "machine", found.network, found.inside),
+        _link("inside", "device", found.inside, found.network),
     ]
     slow = [(rank, pace / found.paces[typical]) for rank, pace in enumerate(found.paces)]
     if stragglers := [f"{{rank: {rank}, factor: {factor:.3g}}}" for rank, factor in slow if not 1 / _ALIKE < factor < _ALIKE]:
         lines.append(f"stragglers: [{', '.join(stragglers)}]          # devices that are slower (or, below 1, faster)")
-    usual = found.network.bandwidth
-    if cards := [
-        f"{{node: {node}, bandwidth: {rate / 1e6:.4g} MB/s}}"
-        for node, rate in enumerate(found.network.all) if not 1 / _ALIKE < rate / usual < _ALIKE
-    ]:  # fmt: skip
+    if found.network and (
+        cards := [
+            f"{{node: {node}, bandwidth: {rate / 1e6:.4g} MB/s}}"
+            for node, rate in enumerate(found.network.all) if not 1 / _ALIKE < rate / found.network.bandwidth < _ALIKE
+        ]
+    ):  # fmt: skip
         lines.append(f"cards: [{', '.join(cards)}]          # network cards of other speeds")
     return "\n".join(lines) + "\n"
 
 
-def _link(name: str, link: Link, comment: str) -> str:
+def _link(name: str, sender: str, measured: Link | None, other: Link | None) -> str:
+    """A line of the cluster file, which needs both connections; `other` stands in for one that there is not."""
+    link = measured or other
+    assert link is not None
     rates = ", ".join(f"{rate / 1e6:.4g}" for rate in link.all)
-    said = comment.format(f"{link.one / 1e6:.4g} MB/s", f"{rates} MB/s")
+    said = f"one {sender} sends: {link.one / 1e6:.4g} MB/s; all send and receive: {rates} MB/s" if measured else "not used"
     return f"{name}: {{bandwidth: {link.bandwidth / 1e6:.4g} MB/s, latency: {link.latency * 1e6:.4g} us}}   # {said}"

@@ -17,7 +17,7 @@ from nmt_train.distributed.codec.dense import Dense
 from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
 from nmt_train.distributed.codec.tile_topk import TileConfig, TileTopK
 from nmt_train.distributed.exchange.all_gather import GatherReducer
-from nmt_train.distributed.exchange.ring import Reduction
+from nmt_train.distributed.exchange.reducer import Reduction
 from nmt_train.distributed.exchange.worker_state import inherited, optimizer_to_shards
 from nmt_train.distributed.message import Message
 from nmt_train.run import checkpoint

@@ -12,7 +12,7 @@ from conftest import Make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import run
-from virtual import engine, together
+from virtual import BANDWIDTH, LATENCY, engine, together
 
 from nmt_train.common.errors import UserError
 from nmt_train.corpus.data_shard import DataShard
@@ -20,7 +20,9 @@ from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.dense import BFloat16, Dense
 from nmt_train.distributed.codec.half import Half
 from nmt_train.distributed.codec.int8 import Int8
+from nmt_train.distributed.exchange.butterfly import ButterflyAllReduce
 from nmt_train.distributed.exchange.library_all_reduce import LibraryAllReduce
+from nmt_train.distributed.exchange.reducer import EncodingReducer
 from nmt_train.distributed.exchange.replica_check import compare
 from nmt_train.distributed.exchange.ring import RingAllReduce
 from nmt_train.run import checkpoint
@@ -71,12 +73,17 @@ CODECS: dict[str, tuple[Codec, float]] = {  # with the largest error of one hop,
 }
 
 
-def summed(vectors: torch.Tensor, codec: Codec, nodes: list[int], seed: int | None = None) -> list[torch.Tensor]:
+ALGORITHMS = [RingAllReduce, ButterflyAllReduce]
+
+
+def summed(
+    algorithm: type[EncodingReducer], vectors: torch.Tensor, codec: Codec, nodes: list[int], seed: int | None = None
+) -> list[torch.Tensor]:
     """What every rank has after the sum of the rows of `vectors`, one row a rank."""
 
     def reduce(transport: VirtualTransport) -> torch.Tensor:
         own = vectors[transport.rank].clone()
-        RingAllReduce(transport, codec, Trace(False, transport)).reduce(own, 1)
+        algorithm(transport, codec, Trace(False, transport)).reduce(own, 1)
         return own
 
     return together(engine(nodes, seed), *[reduce] * len(vectors))
@@ -85,29 +92,49 @@ def summed(vectors: torch.Tensor, codec: Codec, nodes: list[int], seed: int | No
 @settings(deadline=None, max_examples=60)
 @given(nodes=st.lists(st.integers(1, 3), min_size=1, max_size=3), elements=st.integers(0, 40), seed=st.integers(0, 99))
 @pytest.mark.parametrize("name", CODECS)
-def test_every_rank_has_the_same_bits_and_they_are_the_sum(name: str, nodes: list[int], elements: int, seed: int) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_rank_has_the_same_bits_and_they_are_the_sum(
+    algorithm: type[EncodingReducer], name: str, nodes: list[int], elements: int, seed: int
+) -> None:
     codec, error = CODECS[name]
     vectors = torch.randn(sum(nodes), elements, generator=torch.Generator().manual_seed(seed))
-    found = summed(vectors, codec, nodes, seed)
+    found = summed(algorithm, vectors, codec, nodes, seed)
     assert all(torch.equal(found[0], other) for other in found)
     exact = vectors.double().sum(0)
     largest = float(vectors.abs().sum(0).max()) if elements else 0.0
     assert torch.allclose(found[0].double(), exact, rtol=0, atol=sum(nodes) * error * largest)
 
 
-def test_each_rank_sends_twice_all_blocks_but_one(make: Make) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_each_rank_sends_twice_all_blocks_but_one(algorithm: type[EncodingReducer]) -> None:
     def reduce(transport: VirtualTransport) -> int:
-        RingAllReduce(transport, Dense(), Trace(False, transport)).reduce(torch.ones(40), 1)
+        algorithm(transport, Dense(), Trace(False, transport)).reduce(torch.ones(40), 1)
         return sum(size for _, size in transport.sent.values())
 
     assert together(engine([1, 1, 1, 1]), *[reduce] * 4) == [2 * 3 * 10 * 4] * 4
 
 
+def test_a_butterfly_waits_for_fewer_messages_than_a_ring() -> None:
+    def seconds(transport: VirtualTransport) -> list[float]:
+        times = []
+        for algorithm in ALGORITHMS:
+            start = transport.now()
+            algorithm(transport, Dense(), Trace(False, transport)).reduce(torch.ones(8), 1)
+            times.append(transport.now() - start)
+        return times
+
+    for ring, butterfly in together(engine([1] * 8), *[seconds] * 8):
+        transfers = 2 * 7 / 8 * 32 / BANDWIDTH  # the same for both
+        assert ring == pytest.approx(2 * 7 * LATENCY + transfers)
+        assert butterfly == pytest.approx(2 * 3 * LATENCY + transfers)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("name", CODECS)
-def test_what_is_not_finite_on_one_rank_is_so_on_all(name: str) -> None:
+def test_what_is_not_finite_on_one_rank_is_so_on_all(algorithm: type[EncodingReducer], name: str) -> None:
     vectors = torch.ones(3, 6)
     vectors[1, 4] = torch.inf
-    for found in summed(vectors, CODECS[name][0], [1, 1, 1]):
+    for found in summed(algorithm, vectors, CODECS[name][0], [1, 1, 1]):
         assert not torch.isfinite(found[4])
 
 

@@ -18,7 +18,7 @@ from nmt_train.corpus import BatchConfig
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.config import ExchangeConfig
-from nmt_train.distributed.exchange.ring import Reducer, Reduction
+from nmt_train.distributed.exchange.reducer import Reducer, Reduction
 from nmt_train.distributed.exchange.worker_state import RESIDUAL
 from nmt_train.distributed.schedule.bucketed import Bucketed
 from nmt_train.distributed.transport.local import LocalTransport

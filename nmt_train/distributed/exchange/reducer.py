@@ -1,0 +1,87 @@
+"""All-reduce: adds up vectors of all ranks, so that all have the same sum."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nmt_train.common.errors import NotFinite
+from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.exchange.worker_state import Vectors
+from nmt_train.distributed.message import Message
+from nmt_train.distributed.transport import Messages, Tag
+from nmt_train.trace import Trace
+
+_FINITE, _NOT_FINITE = 1, 0  # the first number of a message
+
+
+class Reduction(NamedTuple):
+    """divisor: dividing the weighted sum by it gives the mean. weight: total weight of all ranks."""
+
+    divisor: float
+    weight: int
+
+
+class Reducer(ABC):
+    """Sums the vectors of all ranks; all ranks must call it at the same point of training."""
+
+    @abstractmethod
+    def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Reduction:
+        """Replace `vector` (elements,) by the weighted sum of all ranks' vectors, with the same bits on every rank.
+
+        A rank with weight 0 contributes nothing. The reducer may already divide the sum; the returned
+        `Reduction` has the divisor that remains.
+
+        If a rank's vector contains infinities or NaN, so does the sum on every rank; no rank is left waiting.
+        """
+
+    def worker_state(self) -> Vectors:
+        """The vectors that the reducer keeps from one sum to the next (see `Exchange.worker_state`)."""
+        return {}
+
+    def rescued(self) -> Vectors:
+        """`worker_state` after a sum that may have been interrupted: without vectors that must be equal on all ranks."""
+        return self.worker_state()
+
+    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
+        """Continue from what `worker_state` returned."""
+        return None
+
+
+class EncodingReducer(Reducer):
+    """Sends encoded parts of vectors. Each message also carries the total weight of the ranks in its partial sum."""
+
+    def __init__(self, transport: Messages, codec: Codec, trace: Trace) -> None:
+        self._transport, self._codec, self._trace = transport, codec, trace
+
+    def _send(self, to: int, message: Message) -> Any:
+        return self._transport.send(to, Tag.RING, message)
+
+    def _encode(self, block: Tensor, update: int, weight: int) -> Message:
+        with self._trace.span("encode", self._codec.cost_elements(block.numel())):
+            try:
+                return self._codec.encode(block, update).and_numbers(_FINITE, weight)
+            except NotFinite:
+                return Message((_NOT_FINITE, weight))
+
+    def _take(self, source: int, block: Tensor, add: bool) -> Message:
+        """Receive a block from another rank; add it to `block`, or replace `block` by it."""
+        with self._trace.span("waiting"):
+            message: Message = self._transport.receive(source, Tag.RING).result()[1]
+        with self._trace.span("decode", block.numel() if add else self._codec.cost_elements(block.numel())):
+            self._decode(message, block, add)
+        return message
+
+    def _decode(self, message: Message, block: Tensor, add: bool = False) -> None:
+        if message.number() == _NOT_FINITE:
+            block.fill_(torch.nan)
+            return
+        bare = message.without_numbers(2).on(block.device)
+        if add:
+            self._codec.add(bare, block)
+        elif not any(tensor.data_ptr() == block.data_ptr() for tensor in bare.tensors):
+            self._codec.decode(bare, block)

@@ -1,0 +1,127 @@
+"""`mode: auto`: which rank decides when, and what the other ranks then know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import Make
+from virtual import engine, together
+
+from nmt_train.config import Config, plain
+from nmt_train.modes.auto import AUTO, with_mode
+from nmt_train.run.checkpoint import Checkpoint
+from nmt_train.simulation.virtual_transport import VirtualTransport
+from nmt_train.training.auto_mode import CLUSTER, Advice, Choice, follow, lead
+
+CPU = torch.device("cpu")
+SETTINGS = {"local.every": "3"}
+
+
+@dataclass
+class Fake:
+    """An adviser that always chooses sparse-local, and remembers what it was asked."""
+
+    config: Config
+    measured: int = 0
+    compared: list[tuple[str, list[int], str | None]] = field(default_factory=list)
+
+    def measure(self, transport: VirtualTransport, own: torch.device, make: Any) -> str:
+        self.measured += 1
+        return "" if transport.rank else "the machines"
+
+    def choose(self, machines: str) -> Advice:
+        assert machines == "the machines"
+        return Advice(with_mode(self.config, "sparse-local", SETTINGS), ["it is fast"], lambda folder: None)
+
+    def compare(self, machines: str, devices: Sequence[int], config: Config) -> str:
+        self.compared.append((machines, list(devices), config.mode))
+        return "compared"
+
+
+def no_worker(*given: Any) -> Any:
+    raise AssertionError("the adviser of this test needs no workers")
+
+
+def saved(config: Config, ranks: int) -> Checkpoint:
+    facts = {"config": plain(config), "stages": [[{}] * ranks]}
+    return SimpleNamespace(facts=facts)  # type: ignore[return-value]
+
+
+def chosen(config: Config, run: Path, nodes: Sequence[int], before: Checkpoint | None = None) -> list[tuple[Choice, Fake]]:
+    """What each rank knows, and its adviser."""
+
+    def one(transport: VirtualTransport) -> tuple[Choice, Fake]:
+        fake = Fake(config)
+        if transport.rank:
+            return follow(config, transport, CPU, no_worker, fake), fake
+        return lead(config, transport, CPU, no_worker, fake, before, run), fake
+
+    return together(engine(nodes), *[one] * sum(nodes))
+
+
+def test_all_ranks_of_a_new_run_measure_and_get_the_same_choice(make: Make, tmp_path: Path) -> None:
+    config = make(mode=AUTO, exchange__buckets=3)
+    found = chosen(config, tmp_path, [1, 2])
+    assert [fake.measured for _, fake in found] == [1, 1, 1]
+    assert {choice.config.mode for choice, _ in found} == {"sparse-local"}
+    assert all(choice.config == with_mode(config, "sparse-local", SETTINGS) for choice, _ in found)
+    assert {choice.machines for choice, _ in found} == {"the machines"}
+    said = found[0][0].sentences
+    assert said == ["it is fast", "ignores exchange.buckets: each mode is compared with settings of its own"]
+
+
+def test_one_rank_trains_in_mode_single_without_measuring(make: Make, tmp_path: Path) -> None:
+    ((choice, fake),) = chosen(make(mode=AUTO), tmp_path, [1])
+    assert choice.config.mode == "single"
+    assert fake.measured == 0
+
+
+def test_a_run_that_has_begun_keeps_its_mode_without_measuring(make: Make, tmp_path: Path) -> None:
+    (tmp_path / CLUSTER).write_text("as measured then", encoding="utf-8")
+    before = saved(make(mode="pipe", pipeline__width=3), 2)
+    found = chosen(make(mode=AUTO), tmp_path, [1, 1], before)
+    assert [(choice.config.mode, choice.config.pipeline.width, fake.measured) for choice, fake in found] == [("pipe", 3, 0)] * 2
+    assert found[0][0].sentences == ["keeps pipe, with which the run began"]
+    assert [choice.machines for choice, _ in found] == ["as measured then"] * 2
+
+
+@pytest.mark.parametrize("given", ["sync", None])
+def test_with_other_machines_it_keeps_its_mode_and_says_how_this_compares(
+    make: Make, tmp_path: Path, given: str | None
+) -> None:
+    found = chosen(make(mode=AUTO), tmp_path, [2, 1], saved(make(mode=given), 2))
+    assert [(choice.config.mode, fake.measured) for choice, fake in found] == [("sync", 1)] * 3
+    assert found[0][0].sentences == ["keeps sync, with which the run began", "compared"]
+    assert found[0][1].compared == [("the machines", [2, 1], "sync")]
+
+
+@pytest.mark.parametrize("given", ["single", None])
+def test_a_run_of_one_rank_that_is_joined_by_others_gets_a_new_mode(make: Make, tmp_path: Path, given: str | None) -> None:
+    found = chosen(make(mode=AUTO), tmp_path, [1, 1], saved(make(mode=given), 1))
+    assert [choice.config.mode for choice, _ in found] == ["sparse-local"] * 2
+
+
+@pytest.mark.parametrize(
+    ("hosts", "nodes", "left"),
+    [(("a", "c", "c"), (0, 1, 1), [1, 0, 2]), (("c",), (0,), [0, 0, 1]), (("b",), (0,), [0, 1, 0])],
+    ids=["a machine", "all but a device", "rank 0"],
+)
+def test_after_a_loss_the_modes_are_compared_on_what_is_left(
+    make: Make, hosts: tuple[str, ...], nodes: tuple[int, ...], left: list[int]
+) -> None:
+    fake = Fake(make())
+    choice = Choice(make(mode="sync"), fake, "the machines", ["a", "b", "c"])
+    ranks: Any = SimpleNamespace(hosts=hosts, nodes=nodes)
+    assert choice.review(ranks) == "compared"
+    assert fake.compared == [("the machines", left, "sync")]
+
+
+def test_without_measurements_nothing_is_said_after_a_loss(make: Make) -> None:
+    ranks: Any = SimpleNamespace(hosts=("a",), nodes=(0,))
+    assert Choice(make(mode="sync"), Fake(make()), "", ["a", "b"]).review(ranks) == ""
