@@ -130,6 +130,8 @@ def measure_machines(config: Config, steps: int) -> int:
         return 1  # another rank has said why
     if found is not None:
         print(cluster_file(found), end="")
+        if found.warning:
+            print(f"nmt-simulate: {found.warning}", file=sys.stderr)
     return 0
 
 

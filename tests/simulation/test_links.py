@@ -61,6 +61,14 @@ def test_the_cluster_file_can_be_read_and_names_what_is_slower(tmp_path: Path) -
     assert found.device == device(1e-3)
 
 
+@pytest.mark.parametrize(("rate", "said"), [(11e6, False), (6e6, True), (24e6, True)])
+def test_a_network_that_changes_while_it_is_measured_is_said(rate: float, said: bool) -> None:
+    before, later = (Link(0.001, speed, (speed, speed)) for speed in (12e6, rate))
+    measured = Measured((0, 1), ("a", "b"), (device(1e-3), device(1e-3)), 500.0, 8 * 10**9, before, None, later)
+    assert measured.warning.startswith("warning: the network had 12 MB/s at first, but") == said
+    assert ("# warning: the network" in cluster_file(measured)) == said
+
+
 def test_on_one_machine_only_the_connection_inside_is_used(tmp_path: Path) -> None:
     inside = Link(0.0001, 6e9, (5e9, 5e9))
     measured = Measured((0, 0), ("a", "a"), (device(1e-3), device(1e-3)), 500.0, 8 * 10**9, None, inside)

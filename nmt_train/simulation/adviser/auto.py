@@ -34,7 +34,7 @@ class AutoAdviser:
     def __init__(self, config: Config, vocabulary: Vocabulary, stores: Stores) -> None:
         self._config = with_mode(config, _ALONE.mode, {})
         self._shapes, self._tokens = shapes_of(config, vocabulary), target_tokens(config, stores, vocabulary)
-        self._seconds = 0.0
+        self._seconds, self._warnings = 0.0, list[str]()
 
     def measure(self, transport: Transport, own: torch.device, make: Make) -> str:
         start = time.perf_counter()
@@ -42,7 +42,10 @@ class AutoAdviser:
         for counts in (transport.sent, transport.received):
             counts.clear()  # training counts its own messages
         self._seconds = time.perf_counter() - start
-        return cluster_file(found) if found is not None else ""
+        if found is None:
+            return ""
+        self._warnings = [found.warning] if found.warning else []
+        return cluster_file(found)
 
     def choose(self, machines: str) -> Advice:
         start = time.perf_counter()
@@ -54,6 +57,7 @@ class AutoAdviser:
         ]
         if best.machines > 1 and best.estimate < WORTH:
             sentences.append("warning: one machine alone would be as fast")
+        sentences += self._warnings
 
         def write(folder: Path) -> None:
             durable.write(folder / CLUSTER, machines.encode())

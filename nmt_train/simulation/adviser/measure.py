@@ -20,6 +20,7 @@ from nmt_train.simulation.profile import Effort
 from nmt_train.training.worker import Make
 
 _ALIKE = 1.05  # devices and network cards that differ by less than this factor are described as equal
+_STEADY = 1.25  # a network whose bandwidth changes by more than this factor is not steady
 _SENTENCE = 20  # target tokens of a sentence, roughly: only to compare devices with each other
 
 
@@ -27,7 +28,8 @@ _SENTENCE = 20  # target tokens of a sentence, roughly: only to compare devices 
 class Measured:
     """What rank 0 knows: nodes and hosts by rank, a profile of each rank's device, and the connections (None: there are none).
 
-    tokens: target tokens of a batch, for which devices are compared. memory: the smallest of all devices [bytes].
+    tokens: target tokens of a batch, for which devices are compared. memory: the smallest of all devices [bytes]. later: the
+    network, measured once more after the devices.
     """
 
     nodes: tuple[int, ...]
@@ -37,11 +39,25 @@ class Measured:
     memory: int
     network: Link | None
     inside: Link | None
+    later: Link | None = None
 
     @property
     def paces(self) -> list[float]:
         """By rank: seconds of forward and backward of a batch."""
         return [device.forward.of(self.tokens) + device.backward.of(self.tokens) for device in self.devices]
+
+    @property
+    def warning(self) -> str:
+        """A sentence if the network has changed while it was measured; else empty."""
+        if self.network is None or self.later is None:
+            return ""
+        before, after = self.network.bandwidth, self.later.bandwidth
+        if 1 / _STEADY < before / after < _STEADY:
+            return ""
+        return (
+            f"warning: the network had {before / 1e6:.4g} MB/s at first, but {after / 1e6:.4g} MB/s some seconds later; measure"
+            " again when nothing else uses it"
+        )
 
 
 def machines(
@@ -63,6 +79,7 @@ def machines(
     together = [rank for rank, node in enumerate(transport.nodes) if node == shared]
     inside = between(transport, together, seconds) if together else None
     costs = profile.measure(config, make, transport, effort)
+    later = between(transport, first, seconds) if len(first) > 1 else None
     here = transport.nodes.count(transport.nodes[transport.rank])
     mine = {"memory": memory(own, here), "costs": dataclasses.asdict(costs)}
     if transport.rank:
@@ -73,7 +90,7 @@ def machines(
     devices = [DeviceConfig(**{name: Cost(**cost) for name, cost in its["costs"].items()}) for its in found]
     tokens = float(config.batch.tokens if config.batch.sentences is None else _SENTENCE * config.batch.sentences)
     return Measured(
-        transport.nodes, transport.hosts, tuple(devices), tokens, min(its["memory"] for its in found), network, inside
+        transport.nodes, transport.hosts, tuple(devices), tokens, min(its["memory"] for its in found), network, inside, later
     )
 
 
@@ -91,6 +108,7 @@ def cluster_file(found: Measured) -> str:
         _link("network", "machine", found.network, found.inside),
         _link("inside", "device", found.inside, found.network),
     ]
+    lines += [f"# {found.warning}"] * bool(found.warning)
     slow = [(rank, pace / found.paces[typical]) for rank, pace in enumerate(found.paces)]
     if stragglers := [f"{{rank: {rank}, factor: {factor:.3g}}}" for rank, factor in slow if not 1 / _ALIKE < factor < _ALIKE]:
         lines.append(f"stragglers: [{', '.join(stragglers)}]          # devices that are slower (or, below 1, faster)")
