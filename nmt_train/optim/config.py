@@ -21,7 +21,9 @@ class OptimizerConfig:
     name: Annotated[str, one_of(OPTIMIZERS)] | None = Field(
         default=None, description=f"{listed(OPTIMIZERS)}; null: as in the mode (adam, but adagrad in downpour)"
     )
-    learning_rate: float = Field(default=3e-4, gt=0, description="peak of the learning-rate schedule")
+    learning_rate: float = Field(
+        default=3e-4, gt=0, description="peak of the learning-rate schedule; adadelta needs about 1, adagrad about 0.02"
+    )
     schedule: Literal["constant", "inverse-sqrt", "step", "cosine"] = Field(
         default="inverse-sqrt", description="learning rate after the warm-up: constant, inverse-sqrt, step or cosine"
     )

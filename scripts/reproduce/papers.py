@@ -118,7 +118,7 @@ WORKERS = (1, 2, 4, 8, 16)
 def downpour(workers: int, optimizer: str = "adagrad") -> Setup:
     rate = {"adagrad": 0.02, "sgd": 0.5}[optimizer]
     options = (f"cluster.nodes={workers} x 1", f"optimizer.name={optimizer}", f"optimizer.learning_rate={rate}")
-    return Setup("downpour", "downpour", (*options, "optimizer.schedule=constant"))
+    return Setup("downpour", "downpour", (*options, "optimizer.schedule=constant", "optimizer.warmup=0"))
 
 
 # Arnold 2016: eight workers whose speeds differ; each rule has the best of three learning rates.

@@ -27,6 +27,20 @@ continues when the server dies is not tested here, but in tests/training. All mo
 [comparison.md](comparison.md).
 """
 
+_NOT_REPEATED = """## What is not repeated
+
+- *Messages that are lost* (Noel and Osindero 2014, in section 2.3.4 of the thesis). Here, a worker waits for the answer to each
+  push, and a delta of parameters presupposes that the worker has received the ones before. `loss` in a cluster file simulates
+  messages that are sent again.
+- *Double buffering* (Seide et al. 2014): the gradients of half a batch are sent while the other half is computed. This is mode
+  `pipe`, where `pipeline.width` is 2, with batches of half the size.
+- *The parameter server of Pipe-SGD on a fifth machine.* Here, machines that hold shards also train.
+- *A fixed overall batch* (Arnold 2016, section 3.4.4). n workers in mode `sync`, each with an nth of the batch, make the same
+  updates as one worker (a test says so), and only words/s differ.
+- *Conjugate gradients* (Arnold 2016, section 2.2.3): their directions and step lengths presuppose that successive gradients are
+  of the same function, which gradients of small batches are not.
+"""
+
 
 def write(found: Runs, output: Path) -> None:
     """Draw the figures and write `output` (Markdown) from the CSV files of `found`; missing runs are reported on the page."""
@@ -40,7 +54,7 @@ def write(found: Runs, output: Path) -> None:
             continue
         save_figure(figure, pictures / f"{name}.png")
         lines += [title, "", f"![{name}]({pictures.name}/{name}.png)", ""]
-    output.write_text("\n".join(lines), encoding="utf-8")
+    output.write_text("\n".join([*lines, _NOT_REPEATED]), encoding="utf-8")
 
 
 def _speedups(found: Runs, axes: Any) -> None:
