@@ -13,6 +13,7 @@ AUTO = "auto"
 SECTIONS = (
     "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "tiles", "low_rank",
 )  # fmt: skip
+_ACCUMULATE = "batch.accumulate"
 
 
 def with_mode(config: Config, mode: str, settings: Mapping[str, str]) -> Config:
@@ -26,22 +27,28 @@ def with_mode(config: Config, mode: str, settings: Mapping[str, str]) -> Config:
     return validate(values, {})
 
 
-def part_of_mode(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a choice sets, taken from a whole configuration as nested dictionaries; `with_part` puts it into another."""
-    sections = {section: values[section] for section in SECTIONS if section in values}  # earlier versions lack some
-    return {"mode": values["mode"], "accumulate": values["batch"]["accumulate"], **sections}
+def part_of_mode(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that a choice sets, of a configuration as a mapping of dotted keys; `with_part` puts them into another.
+
+    Keys that `flat` lacks have their defaults; keys that no longer exist are left out.
+    """
+    return {name: flat.get(name, key.default) for name, key in leaves().items() if name == "mode" or _replaces(name)}
 
 
 def with_part(config: Config, part: Mapping[str, Any]) -> Config:
     """The configuration with what `part_of_mode` returned for another one."""
-    sections = dict(part)
     values = plain(config)
-    values["batch"]["accumulate"] = sections.pop("accumulate")
-    return validate({**values, **sections}, {})
+    for name, value in part.items():
+        section, _, key = name.rpartition(".")
+        (values[section] if section else values)[key] = value
+    return validate(values, {})
 
 
 def replaced(config: Config) -> list[str]:
     """The keys that were set, but that a choice replaces."""
     here = flatten(plain(config))
-    keys = [name for name in here if name.split(".")[0] in SECTIONS or name == "batch.accumulate"]
-    return [name for name in keys if here[name] != leaves()[name].default]
+    return [name for name, key in leaves().items() if _replaces(name) and here[name] != key.default]
+
+
+def _replaces(name: str) -> bool:
+    return name == _ACCUMULATE or name.split(".")[0] in SECTIONS

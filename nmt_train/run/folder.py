@@ -19,8 +19,9 @@ from nmt_train.run import checkpoint
 
 _CHECKPOINTS = ("checkpoints", "best")
 _SIMULATED = "simulated.yml"
+MACHINES = "machines.yml"  # a cluster file: the machines as `mode: auto` has measured them
 _WRITTEN = frozenset({
-    "metrics.jsonl", "train.log", "vocabulary.model", "config.yml", _SIMULATED, "cluster.yml", "compare.json", "compare.png",
+    "metrics.jsonl", "train.log", "vocabulary.model", "config.yml", _SIMULATED, MACHINES, "compare.json", "compare.png",
 })  # fmt: skip
 # Seconds. A network file system releases the lock of a lost machine when the lease of that machine expires: after 90 s on most
 # NFS servers, after some minutes on others.

@@ -29,7 +29,7 @@ from nmt_train.simulation.network import Network
 from nmt_train.simulation.profile import Effort
 from nmt_train.simulation.profile import measure as measure_device
 from nmt_train.simulation.server_turns import check
-from nmt_train.simulation.timing import Timing, count, measure, shapes_of, target_tokens
+from nmt_train.simulation.timing import Timing, count, measure, model_and_batches, shapes_of
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.training.fault_tolerance import Rank
 from nmt_train.training.prepared_run import opened
@@ -73,9 +73,7 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
     check(cluster, config)
     start = time.perf_counter()
     with opened(config, False, False, described(cluster)) as ready:
-        timing = measure(
-            config, cluster, shapes_of(config, ready.vocabulary), target_tokens(config, ready.stores, ready.vocabulary), steps
-        )
+        timing = measure(config, cluster, *model_and_batches(config, ready.vocabulary, ready.stores), steps)
         timing.write(ready.run.folder)
     print(timing.table(), end="")
     _sum_up(timing.seconds, len(timing.ranks), start)
@@ -95,7 +93,7 @@ def advise(config: Config, cluster: ClusterConfig) -> None:
                 bar.update(done / total - bar.n)
 
             wanted = [(choice, machines) for machines in sizes(cluster) for choice in choices()]
-            shapes, tokens = shapes_of(config, ready.vocabulary), target_tokens(config, ready.stores, ready.vocabulary)
+            shapes, tokens = model_and_batches(config, ready.vocabulary, ready.stores)
             found = compare(config, cluster, shapes, tokens, wanted, progress)
         found.write(ready.run.folder)
         print(f"{found.table()}\n{found.advice()}")
@@ -106,16 +104,8 @@ def predict(config: Config, cluster: ClusterConfig, steps: int) -> None:
     """Print the predictions of the equations for the cluster, and the results of `steps` simulated steps."""
     config = modes.choose_mode(config, len(cluster.ranks()))
     with opened(config, False, False, described(cluster)) as ready:
-        print(
-            prediction.predict(
-                config,
-                cluster,
-                shapes_of(config, ready.vocabulary),
-                target_tokens(config, ready.stores, ready.vocabulary),
-                steps,
-            ),
-            end="",
-        )
+        shapes, tokens = model_and_batches(config, ready.vocabulary, ready.stores)
+        print(prediction.predict(config, cluster, shapes, tokens, steps), end="")
 
 
 def measure_machines(config: Config, steps: int) -> int:
@@ -124,7 +114,7 @@ def measure_machines(config: Config, steps: int) -> int:
     Returns the exit status. Raises UserError for errors that a user can fix.
     """
     try:
-        with _measuring(config) as (transport, own, make):
+        with _measuring(config, several=True) as (transport, own, make):
             found = machines(config, make, own, transport, Effort(steps), seconds=2.0)
     except Aborted:
         return 1  # another rank has said why
@@ -156,10 +146,18 @@ def profile(config: Config, steps: int, output: Path) -> None:
 
 
 @contextmanager
-def _measuring(config: Config) -> Iterator[tuple[Transport, torch.device, Make]]:
-    """The transport of this rank, its device, and a function that builds workers; needs no run folder."""
+def _measuring(config: Config, several: bool = False) -> Iterator[tuple[Transport, torch.device, Make]]:
+    """The transport of this rank, its device, and a function that builds workers; needs no run folder.
+
+    Raises UserError if there should be several ranks, but there is one.
+    """
     transport = connect(config.transport)
     try:
+        if several and transport.size < 2:
+            raise UserError(
+                "--measure: measures several machines or devices, but this is one; start it with --hosts FILE or under mpirun,"
+                " or use --profile"
+            )
         own = device.prepare(config.devices, config.threads, transport.nodes, transport.rank)
         with TemporaryDirectory() as folder, opened(dataclasses.replace(config, run=folder), False, False) as ready:
             yield transport, own, maker(config, own, ready.vocabulary, ready.stores)

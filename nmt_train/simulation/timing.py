@@ -40,9 +40,10 @@ def shapes_of(config: Config, vocabulary: Vocabulary) -> Shapes:
         return [tuple(part.shape) for part in Transformer(config.model, len(vocabulary)).parameters()]
 
 
-def target_tokens(config: Config, stores: Stores, vocabulary: Vocabulary) -> list[int]:
-    """Target tokens of each batch of an epoch."""
-    return Batches(stores, config.corpus, config.batch, vocabulary, config.seed).target_tokens()
+def model_and_batches(config: Config, vocabulary: Vocabulary, stores: Stores) -> tuple[Shapes, list[int]]:
+    """The shapes of the model's parameters, and the target tokens of each batch of an epoch."""
+    batches = Batches(stores, config.corpus, config.batch, vocabulary, config.seed)
+    return shapes_of(config, vocabulary), batches.target_tokens()
 
 
 def count(shapes: Shapes) -> int:

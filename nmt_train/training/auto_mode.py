@@ -1,7 +1,9 @@
-"""`mode: auto`: all ranks measure their machines, rank 0 decides on a mode with an adviser, and tells the others."""
+"""`mode: auto`: all ranks measure their machines, rank 0 chooses a mode with an adviser, and tells the others."""
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,18 +12,19 @@ from typing import Protocol
 
 import torch
 
-from nmt_train.config import Config, plain
+from nmt_train.config import Config, flatten, plain
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.distributed.message import from_json, to_facts
 from nmt_train.distributed.transport import Messages, Tag, Transport
-from nmt_train.modes.auto import part_of_mode, replaced, with_mode, with_part
+from nmt_train.modes.auto import part_of_mode, replaced, with_part
 from nmt_train.modes.build import choose_mode
 from nmt_train.run.checkpoint import Checkpoint
+from nmt_train.run.folder import MACHINES
+from nmt_train.training.config_changes import saved_keys
 from nmt_train.training.worker import Make
 
 _ALONE = "single"
-CLUSTER = "cluster.yml"  # in the run folder: the machines as measured
 
 
 @dataclass(frozen=True)
@@ -34,14 +37,14 @@ class Advice:
 
 
 class Adviser(Protocol):
-    """Knows how fast each mode is on the machines of a job. `machines` are the contents of a cluster file."""
+    """Knows how fast each mode is on the machines of a job. `cluster` is the text of a cluster file."""
 
     def measure(self, transport: Transport, own: torch.device, make: Make) -> str:
-        """Measure the machines; all ranks call this together. Returns them on rank 0, and an empty text on the others."""
+        """Measure the machines; all ranks call this together. Returns a cluster file on rank 0, and "" on the others."""
 
-    def choose(self, machines: str) -> Advice: ...
+    def choose(self, cluster: str) -> Advice: ...
 
-    def compare(self, machines: str, devices: Sequence[int], config: Config) -> str:
+    def compare(self, cluster: str, devices: Sequence[int], config: Config) -> str:
         """A sentence: how the mode of `config` compares with the best one, on so many devices of each machine."""
 
 
@@ -49,76 +52,104 @@ Advisers = Callable[[Config, Vocabulary, Stores], Adviser]
 
 
 @dataclass
-class Choice:
-    """What a rank knows of a choice. config: with the chosen mode. machines: empty if they were not measured.
+class ChosenMode:
+    """What a rank knows of the choice. config: with the mode. cluster: the text of a cluster file, or "" if there is none.
 
-    hosts: the name of each measured machine. sentences and write: on rank 0, for the log and the run folder.
+    hosts: the name of each machine. sentences and write: on rank 0, for the log and the run folder.
     """
 
     config: Config
     adviser: Adviser
-    machines: str
+    cluster: str
     hosts: Sequence[str]
     sentences: Sequence[str] = ()
     write: Callable[[Path], None] = lambda folder: None
 
     def review(self, ranks: Messages) -> str:
         """A sentence on the choice after ranks have been lost; empty if the machines were not measured."""
-        if not self.machines:
+        if not self.cluster:
             return ""
         devices, left = [0] * len(self.hosts), list(self.hosts)
         for node in dict.fromkeys(ranks.nodes):
             place = left.index(ranks.hosts[ranks.nodes.index(node)])
             left[place] = ""  # another machine may have the same name
             devices[place] = ranks.nodes.count(node)
-        return self.adviser.compare(self.machines, devices, self.config)
+        return self.adviser.compare(self.cluster, devices, self.config)
 
 
 def lead(
     config: Config, transport: Transport, own: torch.device, make: Make, adviser: Adviser, saved: Checkpoint | None, run: Path
-) -> Choice:
+) -> ChosenMode:
     """Choose as rank 0, and tell the other ranks, which call `follow`. Raises UserError if no mode works.
 
-    saved: the run's newest checkpoint; a run that has begun keeps its mode, unless it was for a single rank. run: its folder.
+    saved: the run's newest checkpoint; a run that has begun keeps its mode, unless it has begun with a single rank. run: its
+    folder.
     """
-    ranks = len(saved.facts["stages"][-1]) if saved is not None else 0
-    kept = choose_mode(with_part(config, part_of_mode(saved.facts["config"])), ranks) if saved is not None else None
-    if kept is not None and kept.mode == _ALONE and transport.size > 1:
-        kept = None
-    look = transport.size > 1 and (kept is None or ranks != transport.size)
+    kept = _kept(config, saved, transport.size)
+    known = _known(run, transport) if kept is not None else ""
+    look = transport.size > 1 and not known
     for rank in range(1, transport.size):
         transport.send(rank, Tag.HELLO, from_json({"look": look}))
-    machines = adviser.measure(transport, own, make) if look else ""
+    cluster = known
+    if look:
+        _say("measuring the machines")
+        cluster = _header(transport) + adviser.measure(transport, own, make)
+        _say("comparing the modes")
+    choice = ChosenMode(config, adviser, cluster, _hosts(transport), write=lambda folder: _write(folder, cluster))
     if kept is not None:
-        choice = _kept(kept, transport, adviser, machines, run)
+        choice.config, choice.sentences = kept, [f"keeps {kept.mode}, with which the run began"]
+        if look:
+            choice.sentences.append(adviser.compare(cluster, list(Counter(transport.nodes).values()), kept))
     elif transport.size == 1:
-        choice = Choice(with_mode(config, _ALONE, {}), adviser, "", transport.hosts)
+        choice.config = dataclasses.replace(config, mode=_ALONE)
     else:
-        advice = adviser.choose(machines)
-        sentences = [*advice.sentences, *_ignored(config)]
-        choice = Choice(advice.config, adviser, machines, _hosts(transport), sentences, advice.write)
-    chosen = {"part": part_of_mode(plain(choice.config)), "machines": choice.machines}
+        advice = adviser.choose(cluster)
+        choice.config, choice.sentences = advice.config, [*advice.sentences, *_ignored(config)]
+
+        def write(folder: Path) -> None:
+            _write(folder, cluster)
+            advice.write(folder)
+
+        choice.write = write
+    chosen = {"part": part_of_mode(flatten(plain(choice.config))), "cluster": cluster}
     for rank in range(1, transport.size):
         transport.send(rank, Tag.HELLO, from_json(chosen))
     return choice
 
 
-def follow(config: Config, transport: Transport, own: torch.device, make: Make, adviser: Adviser) -> Choice:
+def follow(config: Config, transport: Transport, own: torch.device, make: Make, adviser: Adviser) -> ChosenMode:
     """Take part in what `lead` does, as another rank."""
     if to_facts(transport.receive(0, Tag.HELLO).result()[1], "look")["look"]:
         adviser.measure(transport, own, make)
-    chosen = to_facts(transport.receive(0, Tag.HELLO).result()[1], "part", "machines")
-    return Choice(with_part(config, chosen["part"]), adviser, chosen["machines"], _hosts(transport))
+    chosen = to_facts(transport.receive(0, Tag.HELLO).result()[1], "part", "cluster")
+    return ChosenMode(with_part(config, chosen["part"]), adviser, chosen["cluster"], _hosts(transport))
 
 
-def _kept(config: Config, transport: Transport, adviser: Adviser, machines: str, run: Path) -> Choice:
-    """The choice with which the run began. machines: empty if they are the same as then."""
-    sentences = [f"keeps {config.mode}, with which the run began"]
-    if machines:
-        sentences.append(adviser.compare(machines, list(Counter(transport.nodes).values()), config))
-    elif (run / CLUSTER).exists():
-        machines = (run / CLUSTER).read_text(encoding="utf-8")
-    return Choice(config, adviser, machines, _hosts(transport), sentences)
+def _kept(config: Config, saved: Checkpoint | None, size: int) -> Config | None:
+    """The configuration with the mode of the run's newest checkpoint; None if a new one is to be chosen."""
+    if saved is None:
+        return None
+    ranks = len(saved.facts["stages"][-1])
+    kept = choose_mode(with_part(config, part_of_mode(saved_keys(saved.facts["config"]))), ranks)
+    return None if kept.mode == _ALONE and ranks == 1 < size else kept
+
+
+def _known(run: Path, transport: Transport) -> str:
+    """The run's cluster file if it describes the present machines; else an empty text."""
+    path = run / MACHINES
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return text if text.startswith(_header(transport)) else ""
+
+
+def _header(transport: Transport) -> str:
+    """The first line of a run's cluster file: its machines."""
+    counts = Counter(transport.nodes).values()
+    return f"# {', '.join(f'{host} x {count}' for host, count in zip(_hosts(transport), counts, strict=True))}\n"
+
+
+def _write(folder: Path, cluster: str) -> None:
+    if cluster:
+        (folder / MACHINES).write_text(cluster, encoding="utf-8")
 
 
 def _ignored(config: Config) -> list[str]:
@@ -129,3 +160,7 @@ def _ignored(config: Config) -> list[str]:
 def _hosts(ranks: Messages) -> list[str]:
     """The host of each machine."""
     return [ranks.hosts[ranks.nodes.index(node)] for node in dict.fromkeys(ranks.nodes)]
+
+
+def _say(what: str) -> None:
+    print(f"nmt-train: mode auto: {what}", file=sys.stderr, flush=True)  # the log is not open yet

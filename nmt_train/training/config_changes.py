@@ -44,9 +44,10 @@ def saved_keys(old: dict[str, Any]) -> dict[str, Any]:
 
 def differences(old: dict[str, Any], new: Config) -> list[str]:
     """List the keys, with both values, whose values differ between a saved configuration and `new`; omit MAY_CHANGE keys."""
+    before = saved_keys(old)
     if new.mode == AUTO:
-        new = with_part(new, part_of_mode(old))  # which the run keeps
-    before, after = saved_keys(old), configuration.flatten(configuration.plain(new))
+        new = with_part(new, part_of_mode(before))  # which a run keeps, unless it has begun with a single rank
+    after = configuration.flatten(configuration.plain(new))
     return [
         f"{name} was {before.get(name)}, now {after.get(name)}"
         for name in sorted(before.keys() | after.keys())

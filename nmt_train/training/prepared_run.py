@@ -18,7 +18,7 @@ from nmt_train.corpus.vocabulary import train as train_vocabulary
 from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.run.folder import Run, newest
 from nmt_train.run.manifest import load_verified
-from nmt_train.training.auto_mode import Choice
+from nmt_train.training.auto_mode import ChosenMode
 from nmt_train.training.config_changes import FIXED, differences, saved_keys
 
 
@@ -42,7 +42,7 @@ class PreparedRun:
     forced: Sequence[str] = ()
     simulated: str = ""
     mode_chosen: bool = False
-    auto: Choice | None = None
+    auto: ChosenMode | None = None
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def opened(
 
 @contextmanager
 def taken_over(
-    config: Config, vocabulary: Vocabulary, stores: Stores, auto: Choice | None, begun: bool
+    config: Config, vocabulary: Vocabulary, stores: Stores, auto: ChosenMode | None, begun: bool
 ) -> Iterator[PreparedRun]:
     """Lock the run folder of an ended rank 0, or create one if this machine cannot see it.
 

@@ -34,7 +34,8 @@ from nmt_train.training.worker import Make, Worker
 def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recovered: RecoveredState | None = None) -> int:
     """Train as rank 0; returns the exit status. recovered: given if training continues without ranks that have ended."""
     run, config = prepared.run, worker.config
-    _check_local_steps(worker)
+    if isinstance(worker.batches, Batches):
+        check_local_steps(config, worker.batches.target_tokens(), worker.transport.size)
     test_sets = TestSets(config.corpus, prepared.vocabulary)
     state = LeaderState(Progress(), Patience(config.stop, len(config.corpus.stages)), prepared.vocabulary)
     if recovered is not None:
@@ -106,20 +107,18 @@ def maker(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Sto
     return make
 
 
-def _check_local_steps(worker: Worker) -> None:
-    """Raise UserError if workers would never exchange before training ends."""
-    config, size, batches = worker.config, worker.transport.size, worker.batches
+def check_local_steps(config: Config, tokens: Sequence[int], workers: int) -> None:
+    """Raise UserError if workers would never exchange before training ends. tokens: of each batch of an epoch."""
     mode = modes.row(config)
     every = modes.with_mode_defaults(mode, config).local.every
     spans = [span for span in config.stop.after if span.unit in ("e", "t")]  # other units give no number of steps
-    if mode.schedule != "local-steps" or not every or not spans or not isinstance(batches, Batches):
+    if mode.schedule != "local-steps" or not every:
         return
-    tokens = batches.target_tokens()
     for span in spans:
-        steps = len(tokens) * (span.amount if span.unit == "e" else span.amount / sum(tokens)) / size
+        steps = len(tokens) * (span.amount if span.unit == "e" else span.amount / sum(tokens)) / workers
         if steps < every:
             raise UserError(
-                f"local.every: {every} steps are more than each of {size} workers makes in total (stop.after {span}: about"
+                f"local.every: {every} steps are more than each of {workers} workers makes in total (stop.after {span}: about"
                 f" {steps:.0f}); give fewer, or 0 to exchange once, at the end"
             )
 

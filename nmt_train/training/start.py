@@ -28,12 +28,13 @@ from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.modes import build as modes
 from nmt_train.modes.auto import AUTO
 from nmt_train.training import auto_mode
-from nmt_train.training.auto_mode import Advisers, Choice
+from nmt_train.training.auto_mode import Advisers, ChosenMode
 from nmt_train.training.fault_tolerance import Rank
 from nmt_train.training.launch.restarts import Host, Job, supervise
 from nmt_train.training.prepared_run import opened, taken_over
 from nmt_train.training.setup import maker
 from nmt_train.training.stop_request import handling
+from nmt_train.training.worker import Make
 
 _ALONE = Job()
 _LINGER = 3.0  # seconds that a rank waits before it exits because of another rank's error
@@ -122,11 +123,12 @@ def _lead(
     with opened(config, force, overwrite, mode_chosen=mode_chosen) as prepared:
         vocabulary, stores, folder = prepared.vocabulary, prepared.stores, prepared.run.folder
         _agree(config, transport, vocabulary, stores)
+        make = maker(config, own, vocabulary, stores)
         if advisers is not None and config.mode == AUTO:
-            make, adviser = maker(config, own, vocabulary, stores), advisers(config, vocabulary, stores)
+            adviser = advisers(config, vocabulary, stores)
             prepared.auto = auto_mode.lead(config, transport, own, make, adviser, prepared.saved, folder)
             config = prepared.auto.config
-        status = _rank(config, own, vocabulary, stores, prepared.auto).train(transport, prepared)
+        status = _rank(config, make, vocabulary, stores, prepared.auto).train(transport, prepared)
         return status if transport.size == 1 or launcher.tasks() else 0  # mpirun itself reports what ended its ranks
 
 
@@ -142,17 +144,16 @@ def _follow(config: Config, transport: Transport, advisers: Advisers | None) -> 
         if first == transport.rank and transport.nodes[rank] == transport.nodes[first]:
             transport.send(rank, Tag.HELLO, Message())
     transport.send(0, Tag.HELLO, from_json(_identity(config, stores)))
-    auto = None
+    make, auto = maker(config, own, vocabulary, stores), None
     if advisers is not None and config.mode == AUTO:
-        make, adviser = maker(config, own, vocabulary, stores), advisers(config, vocabulary, stores)
-        auto = auto_mode.follow(config, transport, own, make, adviser)
+        auto = auto_mode.follow(config, transport, own, make, advisers(config, vocabulary, stores))
         config = auto.config
-    return _rank(config, own, vocabulary, stores, auto).train(transport)
+    return _rank(config, make, vocabulary, stores, auto).train(transport)
 
 
-def _rank(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Stores, auto: Choice | None) -> Rank:
+def _rank(config: Config, make: Make, vocabulary: Vocabulary, stores: Stores, auto: ChosenMode | None) -> Rank:
     take_over = partial(taken_over, config, vocabulary, stores, auto)
-    return Rank(config, maker(config, own, vocabulary, stores), handling, take_over)
+    return Rank(config, make, handling, take_over)
 
 
 def _compare_devices(config: Config, transport: Transport, own: torch.device) -> None:
@@ -172,7 +173,7 @@ def _compare_devices(config: Config, transport: Transport, own: torch.device) ->
                 f"devices: {describe(transport, *ranks)} compute on the same {gpu}; start at most one rank per GPU, let each"
                 f" see its own (srun --gpus-per-task=1), or let them share it: devices: cuda x {len(ranks)}"
             )
-        if gpu and len(ranks) > 1 and config.exchange.algorithm == "torch":
+        if gpu and len(ranks) > 1 and config.exchange.algorithm == "torch" and config.mode != AUTO:
             raise UserError(
                 f"exchange.algorithm: torch (NCCL) needs one GPU per rank, but {describe(transport, *ranks)} share one;"
                 " use ring, or give each rank its own GPU"

@@ -5,16 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import Make
 from virtual import engine, together
 
-from nmt_train.common.errors import UserError
-from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.simulation.adviser.links import Link, between
-from nmt_train.simulation.adviser.measure import Measured, cluster_file, machines
+from nmt_train.simulation.adviser.measure import Measured, cluster_file
 from nmt_train.simulation.cluster import Cost, DeviceConfig, LinkConfig, load
-from nmt_train.simulation.profile import Effort
 
 NETWORK, INSIDE = LinkConfig("10 MB/s", "2 ms"), LinkConfig("1 GB/s", "0.1 ms")
 
@@ -77,10 +72,3 @@ def test_on_one_machine_only_the_connection_inside_is_used(tmp_path: Path) -> No
     assert "not used" in path.read_text(encoding="utf-8")
     assert load(path).nodes == [2]
     assert load(path).inside.bandwidth == 5e9
-
-
-def test_one_device_cannot_be_measured_against_others(make: Make) -> None:
-    with pytest.raises(UserError, match="--measure: measures several machines or devices, but this is one"):
-        machines(
-            make(), lambda *given: pytest.fail("no worker is needed"), torch.device("cpu"), LocalTransport(), Effort(3), 1.0
-        )

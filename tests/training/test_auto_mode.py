@@ -16,8 +16,9 @@ from virtual import engine, together
 from nmt_train.config import Config, plain
 from nmt_train.modes.auto import AUTO, with_mode
 from nmt_train.run.checkpoint import Checkpoint
+from nmt_train.run.folder import MACHINES
 from nmt_train.simulation.virtual_transport import VirtualTransport
-from nmt_train.training.auto_mode import CLUSTER, Advice, Choice, follow, lead
+from nmt_train.training.auto_mode import Advice, ChosenMode, follow, lead
 
 CPU = torch.device("cpu")
 SETTINGS = {"local.every": "3"}
@@ -35,12 +36,12 @@ class Fake:
         self.measured += 1
         return "" if transport.rank else "the machines"
 
-    def choose(self, machines: str) -> Advice:
-        assert machines == "the machines"
+    def choose(self, cluster: str) -> Advice:
+        assert cluster.endswith("the machines")
         return Advice(with_mode(self.config, "sparse-local", SETTINGS), ["it is fast"], lambda folder: None)
 
-    def compare(self, machines: str, devices: Sequence[int], config: Config) -> str:
-        self.compared.append((machines, list(devices), config.mode))
+    def compare(self, cluster: str, devices: Sequence[int], config: Config) -> str:
+        self.compared.append((cluster.splitlines()[-1], list(devices), config.mode))
         return "compared"
 
 
@@ -53,10 +54,10 @@ def saved(config: Config, ranks: int) -> Checkpoint:
     return SimpleNamespace(facts=facts)  # type: ignore[return-value]
 
 
-def chosen(config: Config, run: Path, nodes: Sequence[int], before: Checkpoint | None = None) -> list[tuple[Choice, Fake]]:
+def chosen(config: Config, run: Path, nodes: Sequence[int], before: Checkpoint | None = None) -> list[tuple[ChosenMode, Fake]]:
     """What each rank knows, and its adviser."""
 
-    def one(transport: VirtualTransport) -> tuple[Choice, Fake]:
+    def one(transport: VirtualTransport) -> tuple[ChosenMode, Fake]:
         fake = Fake(config)
         if transport.rank:
             return follow(config, transport, CPU, no_worker, fake), fake
@@ -71,7 +72,9 @@ def test_all_ranks_of_a_new_run_measure_and_get_the_same_choice(make: Make, tmp_
     assert [fake.measured for _, fake in found] == [1, 1, 1]
     assert {choice.config.mode for choice, _ in found} == {"sparse-local"}
     assert all(choice.config == with_mode(config, "sparse-local", SETTINGS) for choice, _ in found)
-    assert {choice.machines for choice, _ in found} == {"the machines"}
+    assert {choice.cluster for choice, _ in found} == {"# node0 x 1, node1 x 2\nthe machines"}
+    found[0][0].write(tmp_path)
+    assert (tmp_path / MACHINES).read_text(encoding="utf-8") == "# node0 x 1, node1 x 2\nthe machines"
     said = found[0][0].sentences
     assert said == ["it is fast", "ignores exchange.buckets: each mode is compared with settings of its own"]
 
@@ -82,13 +85,25 @@ def test_one_rank_trains_in_mode_single_without_measuring(make: Make, tmp_path: 
     assert fake.measured == 0
 
 
-def test_a_run_that_has_begun_keeps_its_mode_without_measuring(make: Make, tmp_path: Path) -> None:
-    (tmp_path / CLUSTER).write_text("as measured then", encoding="utf-8")
+def test_one_rank_keeps_the_accumulated_batches(make: Make, tmp_path: Path) -> None:
+    ((choice, _),) = chosen(make(mode=AUTO, batch__accumulate=4), tmp_path, [1])
+    assert choice.config == make(mode="single", batch__accumulate=4)
+
+
+@pytest.mark.parametrize(("then", "measured"), [([1, 1], 0), ([2], 1)], ids=["the same machines", "others"])
+def test_a_run_that_has_begun_keeps_its_mode_and_measures_only_other_machines(
+    make: Make, tmp_path: Path, then: list[int], measured: int
+) -> None:
+    chosen(make(mode=AUTO), tmp_path, then)[0][0].write(tmp_path)
     before = saved(make(mode="pipe", pipeline__width=3), 2)
     found = chosen(make(mode=AUTO), tmp_path, [1, 1], before)
-    assert [(choice.config.mode, choice.config.pipeline.width, fake.measured) for choice, fake in found] == [("pipe", 3, 0)] * 2
-    assert found[0][0].sentences == ["keeps pipe, with which the run began"]
-    assert [choice.machines for choice, _ in found] == ["as measured then"] * 2
+    assert [(choice.config.mode, choice.config.pipeline.width) for choice, _ in found] == [("pipe", 3)] * 2
+    assert [fake.measured for _, fake in found] == [measured] * 2
+    assert found[0][0].sentences == ["keeps pipe, with which the run began", *["compared"] * measured]
+    assert len({choice.cluster for choice, _ in found}) == 1
+    found[0][0].write(tmp_path)
+    again = chosen(make(mode=AUTO), tmp_path, [1, 1], before)
+    assert [fake.measured for _, fake in again] == [0, 0], "the file has the present machines"
 
 
 @pytest.mark.parametrize("given", ["sync", None])
@@ -102,7 +117,7 @@ def test_with_other_machines_it_keeps_its_mode_and_says_how_this_compares(
 
 
 @pytest.mark.parametrize("given", ["single", None])
-def test_a_run_of_one_rank_that_is_joined_by_others_gets_a_new_mode(make: Make, tmp_path: Path, given: str | None) -> None:
+def test_a_run_that_began_with_one_rank_gets_a_new_mode_when_others_join(make: Make, tmp_path: Path, given: str | None) -> None:
     found = chosen(make(mode=AUTO), tmp_path, [1, 1], saved(make(mode=given), 1))
     assert [choice.config.mode for choice, _ in found] == ["sparse-local"] * 2
 
@@ -116,7 +131,7 @@ def test_after_a_loss_the_modes_are_compared_on_what_is_left(
     make: Make, hosts: tuple[str, ...], nodes: tuple[int, ...], left: list[int]
 ) -> None:
     fake = Fake(make())
-    choice = Choice(make(mode="sync"), fake, "the machines", ["a", "b", "c"])
+    choice = ChosenMode(make(mode="sync"), fake, "the machines", ["a", "b", "c"])
     ranks: Any = SimpleNamespace(hosts=hosts, nodes=nodes)
     assert choice.review(ranks) == "compared"
     assert fake.compared == [("the machines", left, "sync")]
@@ -124,4 +139,9 @@ def test_after_a_loss_the_modes_are_compared_on_what_is_left(
 
 def test_without_measurements_nothing_is_said_after_a_loss(make: Make) -> None:
     ranks: Any = SimpleNamespace(hosts=("a",), nodes=(0,))
-    assert Choice(make(mode="sync"), Fake(make()), "", ["a", "b"]).review(ranks) == ""
+    assert ChosenMode(make(mode="sync"), Fake(make()), "", ["a", "b"]).review(ranks) == ""
+
+
+def test_mode_single_on_several_devices_is_kept(make: Make, tmp_path: Path) -> None:
+    found = chosen(make(mode=AUTO), tmp_path, [2], saved(make(mode="single"), 2))
+    assert [choice.config.mode for choice, _ in found] == ["single"] * 2

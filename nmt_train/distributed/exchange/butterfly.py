@@ -15,10 +15,10 @@ from nmt_train.distributed.message import Message
 
 
 class ButterflyAllReduce(EncodingReducer):
-    """Sends as many bytes as a ring, in 2 log2(n) messages one after the other instead of 2 (n - 1).
+    """With n ranks, it takes 2 log2(n) rounds instead of a ring's 2 (n - 1), and if n is a power of two, sends as many bytes.
 
-    If the number of ranks n is not a power of two, the ranks beyond one first send their whole vectors to others, and receive
-    the sum at the end.
+    Otherwise, the ranks beyond one first send their whole vectors to others, and receive the sum at the end; these others
+    then send up to 1.6 times as many bytes as in a ring.
     """
 
     @torch.no_grad()

@@ -25,8 +25,8 @@ class ExchangeConfig:
     )
     algorithm: Literal["ring", "butterfly", "mpi", "torch"] = Field(
         default="ring",
-        description="all-reduce, powersgd: ring or butterfly (both support every summable codec; butterfly waits for fewer"
-        " messages, one after the other), or, in full precision, mpi (the MPI library) or torch (NCCL if every rank has a GPU,"
+        description="all-reduce, powersgd: ring or butterfly (with every summable codec; butterfly has fewer rounds of messages,"
+        " best with 2, 4, 8, ... ranks), or, in full precision, mpi (the MPI library) or torch (NCCL if every rank has a GPU,"
         " else gloo)",
     )
     buckets: int | None = Field(

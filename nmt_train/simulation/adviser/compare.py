@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -21,6 +22,7 @@ from nmt_train.report.figure import new_figure, save_figure
 from nmt_train.simulation.adviser.words_needed import ONE, Choice, Needed, measured
 from nmt_train.simulation.cluster import ClusterConfig
 from nmt_train.simulation.timing import Shapes, measure
+from nmt_train.training.setup import check_local_steps
 
 _ALONE = "single"
 _STEPS, _PERIODS, _MOST_STEPS = 24, 4, 600  # steps of every rank: a minimum, how many exchanges of local steps, and a limit
@@ -138,7 +140,7 @@ class Comparison:
             }
             for row in self.rows
         ]  # fmt: skip
-        return {"advice": self.advice(), "rows": rows, "refused": self.refused}
+        return {"advice": self.advice(), "best": self.rows.index(self.best), "rows": rows, "refused": self.refused}
 
     def write(self, folder: Path) -> None:
         """Write compare.json and compare.png."""
@@ -174,36 +176,65 @@ def sizes(cluster: ClusterConfig) -> list[int]:
 
 def compare(
     config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequence[int], wanted: Sequence[tuple[Choice, int]],
-    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None, longest: float = math.inf,
 ) -> Comparison:  # fmt: skip
     """Simulate the timing of choices on parts of the cluster.
 
     wanted: each choice with a number of machines, the first of the cluster; one of them for one machine. tokens: target tokens
     of each batch. progress: called with the number of simulations done, their total, and the next one.
-    Raises UserError if no choice works on one machine.
+    longest: when this time is over [s], a choice is simulated only if there is none for this number of machines yet. If
+    `longest` is given, choices that cannot be the best are left out, too. Raises UserError if no choice works on one machine.
     """
+    start = time.perf_counter()
+    if longest < math.inf:
+        wanted = sorted(wanted, key=lambda pair: (pair[1], pair[0].needed.words if pair[0].needed else math.inf))
     rows: list[Row] = []
     refused: dict[str, str] = {}
     for number, (choice, machines) in enumerate(wanted):
         progress(number, len(wanted), f"{choice.mode} on {machines}")
-        part = some(cluster, cluster.nodes[:machines])
+        part = part_of(cluster, cluster.nodes[:machines])
         if choice.mode == _ALONE if machines > 1 else len(part.ranks()) == 1 and choice.mode != _ALONE:
+            continue
+        late = time.perf_counter() - start > longest
+        if (
+            longest < math.inf
+            and any(row.machines == machines for row in rows)
+            and (late or not _may_be_best(choice, part, rows))
+        ):
             continue
         try:
             rows.append(_row(config, choice, part, shapes, tokens))
         except UserError as error:
             refused[choice.name] = str(error)
-    alone = max((row.words_per_second / row.needed.words for row in rows if row.machines == 1 and row.needed), default=0.0)
+    alone = _alone(rows)
     if not alone:
-        raise UserError(f"--compare: no mode works on one machine: {'; '.join(refused.values())}")
+        raise UserError(f"no mode works on one machine: {'; '.join(refused.values())}")
     rows = [dataclasses.replace(row, alone=alone) for row in rows]
     return Comparison(sorted(rows, key=lambda row: (-row.estimate, -row.words_per_second)), refused, cluster.memory)
+
+
+def _alone(rows: Sequence[Row]) -> float:
+    """Words/s of one machine, divided by the words that its devices need; 0 if it was not simulated."""
+    return max((row.words_per_second / row.needed.words for row in rows if row.machines == 1 and row.needed), default=0.0)
+
+
+def _may_be_best(choice: Choice, cluster: ClusterConfig, rows: Sequence[Row]) -> bool:
+    """Whether a choice could be better than all rows of this number of machines if its workers never waited."""
+    workers, machines = len(cluster.ranks()), len(cluster.nodes)
+    needed = choice.on(workers)
+    if machines == 1 or needed is None:
+        return needed is not None
+    device = max(row.words_per_second / row.workers for row in rows if row.machines == 1)
+    fastest = max([1.0, *(1 / its.factor for its in cluster.stragglers)])
+    speeds = [row.words_per_second / row.needed.words for row in rows if row.machines == machines and row.needed]
+    return workers * fastest * device / needed.words > max(speeds, default=0.0)
 
 
 def _row(config: Config, choice: Choice, cluster: ClusterConfig, shapes: Shapes, tokens: Sequence[int]) -> Row:
     """`alone` is not known yet."""
     config, ranks = with_mode(config, choice.mode, choice.settings), cluster.ranks()
     mode = modes.check(config, ranks)
+    check_local_steps(config, tokens, len(ranks))
     local = modes.effective(mode, config).local
     period = max(local.every or 1, local.delay or 0) if SCHEDULES[mode.schedule].updates else config.batch.accumulate
     steps = min(_MOST_STEPS, max(_STEPS, _PERIODS * period))
@@ -214,7 +245,7 @@ def _row(config: Config, choice: Choice, cluster: ClusterConfig, shapes: Shapes,
     return Row(choice, len(cluster.nodes), len(ranks), timing.words_per_second, sent, memory, needed)
 
 
-def some(cluster: ClusterConfig, devices: Sequence[int]) -> ClusterConfig:
+def part_of(cluster: ClusterConfig, devices: Sequence[int]) -> ClusterConfig:
     """A part of a cluster, without failures. devices: how many devices of each machine are in it; 0: the machine is not."""
     firsts = [0, *accumulate(cluster.nodes)]
     ranks = [firsts[node] + place for node, count in enumerate(devices) for place in range(count)]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from nmt_train.common.errors import UserError
 from nmt_train.config import Config
 from nmt_train.device import memory
 from nmt_train.distributed.message import from_json, to_facts
@@ -55,24 +54,19 @@ class Measured:
         if 1 / _STEADY < before / after < _STEADY:
             return ""
         return (
-            f"warning: the network had {before / 1e6:.4g} MB/s at first, but {after / 1e6:.4g} MB/s some seconds later; measure"
-            " again when nothing else uses it"
+            f"warning: the network had {before / 1e6:.4g} MB/s at first, but {after / 1e6:.4g} MB/s some seconds later, so"
+            " estimates may be wrong: something else uses it"
         )
 
 
 def machines(
     config: Config, make: Make, own: torch.device, transport: Transport, effort: Effort, seconds: float
 ) -> Measured | None:
-    """Measure the devices and connections of all ranks, which call this together; returns the result on rank 0.
+    """Measure the devices and connections of all ranks (two or more), which call this together; returns the result on rank 0.
 
     make: builds the workers with which a device is measured. own: the device of this rank. seconds: of each measurement of a
-    bandwidth. Raises UserError for errors in the configuration, or if there is one rank.
+    bandwidth. Raises UserError for errors in the configuration.
     """
-    if transport.size < 2:
-        raise UserError(
-            "--measure: measures several machines or devices, but this is one; start it with --hosts FILE or under mpirun, or"
-            " use --profile"
-        )
     first = [transport.nodes.index(node) for node in dict.fromkeys(transport.nodes)]
     network = between(transport, first, seconds) if len(first) > 1 else None
     shared = next((node for node in range(len(first)) if transport.nodes.count(node) > 1), None)
@@ -100,7 +94,7 @@ def cluster_file(found: Measured) -> str:
     hosts = list(dict.fromkeys(zip(found.nodes, found.hosts, strict=True)))
     typical = found.paces.index(statistics.median_low(found.paces))
     lines = [
-        "# Measured by nmt-simulate --measure. Machines: " + ", ".join(host for _, host in hosts),
+        "# Measured machines: " + ", ".join(host for _, host in hosts),
         f"nodes: {counts}          # devices of each machine",
         f"memory: {found.memory / 1e9:.3g} GB          # of each device",
         f"device:                  # of rank {typical} ({found.hosts[typical]}), the median of all",
