@@ -25,7 +25,7 @@ class ExchangeConfig:
     )
     algorithm: Literal["ring", "butterfly", "mpi", "torch"] = Field(
         default="ring",
-        description="all-reduce, powersgd: ring or butterfly (with every summable codec; butterfly has fewer rounds of messages,"
+        description="all-reduce, powersgd: ring or butterfly (with every summable codec; butterfly needs fewer rounds,"
         " best with 2, 4, 8, ... ranks), or, in full precision, mpi (the MPI library) or torch (NCCL if every rank has a GPU,"
         " else gloo)",
     )
