@@ -16,6 +16,7 @@ from nmt_train.training.launch.restarts import read_hosts, run_once
 
 _CLUSTER = "cluster."
 _FOLDER = "-simulated"
+_PROFILE_STEPS, _MEASURE_STEPS = 40, 20
 _EXAMPLES = """
   nmt-simulate --config mine.yml --cluster configs/clusters/gpu-4x1-1gbit.yml --mode sparse-local
   nmt-simulate --config mine.yml --cluster my-cluster.yml --cluster.network.bandwidth '100 Mbit/s'
@@ -65,9 +66,8 @@ def parser() -> cli.Parser:
     group.add_argument(
         "--steps",
         type=cli.positive,
-        default=40,
         metavar="N",
-        help="number of steps that --profile and --measure take for each kind of work (default: 40)",
+        help="number of steps for each kind of work (default: --profile 40, --measure 20)",
     )
     changes = options.add_argument_group("cluster", "Replace values of the cluster file.")
     for name, description in cluster.entries():
@@ -99,11 +99,11 @@ def command(arguments: Sequence[str]) -> int:
     from nmt_train.simulation.simulate import advise, measure_machines, predict, profile, simulate, time_only
 
     if given.measure:
-        return measure_machines(resolved, given.steps)
+        return measure_machines(resolved, given.steps or _MEASURE_STEPS)
     if given.profile is not None:
         if given.profile.exists() and any(given.profile.samefile(file) for file in given.config):
             options.error(f"{given.profile}: is the configuration, and would be overwritten by the profile; name another file")
-        profile(resolved, given.steps, given.profile)
+        profile(resolved, given.steps or _PROFILE_STEPS, given.profile)
         return 0
     changes = {name.removeprefix(_CLUSTER): text for name, text in vars(given).items() if name.startswith(_CLUSTER) and text}
     simulated = cluster.load(given.cluster, changes)
