@@ -96,11 +96,11 @@ def test_a_new_rank_0_begins_with_it_too_if_there_is_no_checkpoint_yet(make: Mak
     config = dataclasses.replace(make(init=str(source)), run=str(tmp_path / "fine"))
     with opened(config, False, False) as first:
         vocabulary, stores, initial = first.vocabulary, first.stores, first.initial
-    with taken_over(config, vocabulary, stores, begun=False) as second:
+    with taken_over(config, vocabulary, stores, auto=None, begun=False) as second:
         assert initial is not None
         assert second.initial == initial
     source.rename(tmp_path / "elsewhere")
-    with taken_over(config, vocabulary, stores, begun=True) as third:
+    with taken_over(config, vocabulary, stores, auto=None, begun=True) as third:
         assert third.initial is None, "the survivors have the state; the model is not needed"
 
 

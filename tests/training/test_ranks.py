@@ -258,7 +258,7 @@ def test_the_sums_of_mpi_and_of_torch_are_those_of_the_ring(make: Make, tmp_path
 
 
 def test_mode_auto_measures_and_chooses_and_a_resumed_run_keeps_the_choice(make: Make) -> None:
-    for updates, said in (("4u", r"chose --mode (\S+)"), ("8u", r"keeps (\S+), with which the run began")):
+    for updates, said in (("4u", r"chose --mode ([\w-]+)"), ("8u", r"keeps ([\w-]+), with which the run began")):
         config = make(mode="auto", devices="cpu x 2", stop__after=updates)
         done = finish([*OURS, "--config", written(config)])
         assert done.returncode == 0, done.stderr
