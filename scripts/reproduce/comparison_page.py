@@ -101,13 +101,14 @@ def overview(trials: Trials, output: Path) -> None:
     """Draw how many times sooner than one machine each system learns the same model, on each network where it was tuned."""
     figure, axes = new_figure(width=8, height=4.2)
     networks = [place for place in (SLOWEST, SLOW, FAST) if len(trials.alone(place)) > 1]
-    colors = {system: f"C{number}" for number, system in enumerate(its for its in SYSTEMS if its not in (ALONE, IDEAL))}
     longest = max(trial.words for trial in trials.found if trial.system == ALONE and trial.place == FAST)
     found: list[dict[str, float]] = []
     for network in networks:
-        tuned = {system: trials.tuned(system, network) for system in colors}
+        tuned = {system: trials.tuned(system, network) for system in SYSTEMS if system not in (ALONE, IDEAL)}
         its = {system: trial for system, trial in tuned.items() if trial is not None and trial.words == longest}
         found.append({name: mean(map(trials.speedup, trials.seeds(trial) or [trial])) for name, trial in its.items()})
+    drawn = [system for system in SYSTEMS if any(system in heights for heights in found)]
+    colors = {system: f"C{number}" for number, system in enumerate(drawn)}  # matplotlib has ten
     width = 0.8 / max(1, *map(len, found))
     for place, heights in enumerate(found):
         for number, (system, height) in enumerate(sorted(heights.items(), key=lambda item: -item[1])):
