@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nmt_train import cli
 from nmt_train.cli import options as settings
@@ -12,6 +13,12 @@ from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.corpus import cache
 from nmt_train.training.launch.restarts import Job, read_hosts
+
+if TYPE_CHECKING:
+    from nmt_train.config import Config
+    from nmt_train.corpus.store import Stores
+    from nmt_train.corpus.vocabulary import Vocabulary
+    from nmt_train.training.auto_mode import Adviser
 
 _EXAMPLES = """
   nmt-train --config mine.yml                              # on a GPU if there is one, else on the CPU
@@ -61,9 +68,7 @@ def command(arguments: Sequence[str]) -> int:
         if given.print_config or given.changed:
             settings.print_config(resolved, given.changed)
             return 0
-        # These import the slow parts of torch, which --help does not need.
-        from nmt_train.simulation.adviser.auto import AutoAdviser
-        from nmt_train.training.start import check, start
+        from nmt_train.training.start import check, start  # imports the slow parts of torch, which --help does not need
 
         hosts = read_hosts(given.hosts) if given.hosts and not launcher.launched() else []
         check(resolved, hosts)
@@ -72,7 +77,14 @@ def command(arguments: Sequence[str]) -> int:
             return 2  # the first rank of the machine prints the error
         raise
     overwrite = given.overwrite and not launcher.queued_again()  # after a requeue, keep what the job has written
-    return start(resolved, given.force, overwrite, Job(hosts, given.restarts, arguments), AutoAdviser)
+    return start(resolved, given.force, overwrite, Job(hosts, given.restarts, arguments), _adviser)
+
+
+def _adviser(config: Config, vocabulary: Vocabulary, stores: Stores) -> Adviser:
+    """The adviser of `mode: auto`; only this mode needs to import it."""
+    from nmt_train.simulation.adviser.auto import AutoAdviser
+
+    return AutoAdviser(config, vocabulary, stores)
 
 
 def main() -> None:

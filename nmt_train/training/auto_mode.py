@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from nmt_train.common import atomic_file
 from nmt_train.config import Config, flatten, plain
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
@@ -45,7 +46,7 @@ class Adviser(Protocol):
     def choose(self, cluster: str) -> Advice: ...
 
     def compare(self, cluster: str, devices: Sequence[int], config: Config) -> str:
-        """A sentence: how the mode of `config` compares with the best one, on so many devices of each machine."""
+        """A sentence: how the mode of `config` compares with the best one, on the given number of devices of each machine."""
 
 
 Advisers = Callable[[Config, Vocabulary, Stores], Adviser]
@@ -149,7 +150,7 @@ def _header(transport: Transport) -> str:
 
 def _write(folder: Path, cluster: str) -> None:
     if cluster:
-        (folder / MACHINES).write_text(cluster, encoding="utf-8")
+        atomic_file.write(folder / MACHINES, cluster.encode())
 
 
 def _ignored(config: Config) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -35,7 +35,7 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
     """Train as rank 0; returns the exit status. recovered: given if training continues without ranks that have ended."""
     run, config = prepared.run, worker.config
     if isinstance(worker.batches, Batches):
-        check_local_steps(config, worker.batches.target_tokens(), worker.transport.size)
+        check_local_steps(config, worker.batches.target_tokens, worker.transport.size)
     test_sets = TestSets(config.corpus, prepared.vocabulary)
     state = LeaderState(Progress(), Patience(config.stop, len(config.corpus.stages)), prepared.vocabulary)
     if recovered is not None:
@@ -107,13 +107,14 @@ def maker(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Sto
     return make
 
 
-def check_local_steps(config: Config, tokens: Sequence[int], workers: int) -> None:
-    """Raise UserError if workers would never exchange before training ends. tokens: of each batch of an epoch."""
+def check_local_steps(config: Config, target_tokens: Callable[[], Sequence[int]], workers: int) -> None:
+    """Raise UserError if workers would never exchange before training ends. target_tokens: of each batch of an epoch."""
     mode = modes.row(config)
     every = modes.with_mode_defaults(mode, config).local.every
     spans = [span for span in config.stop.after if span.unit in ("e", "t")]  # other units give no number of steps
-    if mode.schedule != "local-steps" or not every:
+    if mode.schedule != "local-steps" or not every or not spans:
         return
+    tokens = target_tokens()
     for span in spans:
         steps = len(tokens) * (span.amount if span.unit == "e" else span.amount / sum(tokens)) / workers
         if steps < every:

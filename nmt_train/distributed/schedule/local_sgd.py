@@ -48,9 +48,9 @@ class LocalConfig:
         default=None,
         ge=0,
         le=10**6,
-        description="local steps that a worker makes while its exchange is in flight: with all-reduce and all-gather exactly so"
-        " many, at most local.every; with a server at most this many, and it exchanges again as soon as it can; 0: it waits;"
-        " null: as in the mode [steps]",
+        description="local steps that a worker makes while its exchange is in flight: with all-reduce and all-gather exactly"
+        " this many, at most local.every; with a server at most this many, and it exchanges again as soon as it can; 0: it"
+        " waits; null: as in the mode [steps]",
     )
     elastic_share: float = Field(
         default=0.1, gt=0, le=1, description="elastic: fraction of the distance that worker and center move towards each other"

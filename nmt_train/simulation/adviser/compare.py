@@ -234,7 +234,7 @@ def _row(config: Config, choice: Choice, cluster: ClusterConfig, shapes: Shapes,
     """`alone` is not known yet."""
     config, ranks = with_mode(config, choice.mode, choice.settings), cluster.ranks()
     mode = modes.check(config, ranks)
-    check_local_steps(config, tokens, len(ranks))
+    check_local_steps(config, lambda: tokens, len(ranks))
     local = modes.effective(mode, config).local
     period = max(local.every or 1, local.delay or 0) if SCHEDULES[mode.schedule].updates else config.batch.accumulate
     steps = min(_MOST_STEPS, max(_STEPS, _PERIODS * period))
