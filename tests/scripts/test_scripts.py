@@ -73,6 +73,26 @@ def test_get_data_refuses_what_is_not_the_corpus_it_knows(tmp_path: Path) -> Non
     assert list((tmp_path / "into").iterdir()) == []
 
 
+PARSERS = sorted(
+    str(path.relative_to(ROOT))
+    for path in (*(ROOT / "scripts").glob("*"), *(ROOT / "scripts" / "reproduce").glob("*"))
+    if path.is_file() and not path.suffix and "parse_args()" in path.read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("script", PARSERS)
+def test_every_script_explains_its_options(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.setattr("prepare.go_inside", lambda: None)
+    monkeypatch.setattr(sys, "argv", [Path(script).name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: {Path(script).name}")
+
+
 REPRODUCTION = runpy.run_path(str(ROOT / "scripts" / "reproduce" / "thesis"))
 
 
