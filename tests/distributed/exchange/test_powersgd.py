@@ -8,7 +8,9 @@ from torch import Tensor
 from virtual import engine, together
 
 from nmt_train.distributed.codec.dense import Dense
+from nmt_train.distributed.exchange.butterfly import ButterflyAllReduce
 from nmt_train.distributed.exchange.powersgd import LowRankConfig, LowRankReducer
+from nmt_train.distributed.exchange.reducer import EncodingReducer
 from nmt_train.distributed.exchange.ring import RingAllReduce
 from nmt_train.distributed.exchange.worker_state import RESIDUAL
 from nmt_train.distributed.transport import Tag
@@ -19,13 +21,15 @@ LAYOUT = [("weight", (12, 9)), ("bias", (7,)), ("other", (4, 3, 5)), ("small", (
 ELEMENTS = 12 * 9 + 7 + 60 + 4
 
 
-def summed(vectors: Tensor, rank: int, dense_updates: int = 0) -> list[tuple[list[Tensor], Tensor, int]]:
+def summed(
+    vectors: Tensor, rank: int, dense_updates: int = 0, algorithm: type[EncodingReducer] = RingAllReduce
+) -> list[tuple[list[Tensor], Tensor, int]]:
     """Of every rank, for `vectors` (steps, ranks, elements): the means, what is left to be sent, bytes sent."""
 
     def reduce(transport: VirtualTransport) -> tuple[list[Tensor], Tensor, int]:
         trace = Trace(False, transport)
         made = LowRankReducer(
-            RingAllReduce(transport, Dense(), trace), LAYOUT, LowRankConfig(rank, dense_updates), torch.zeros(ELEMENTS), trace
+            algorithm(transport, Dense(), trace), LAYOUT, LowRankConfig(rank, dense_updates), torch.zeros(ELEMENTS), trace
         )
         found = []
         for update, step in enumerate(vectors):
@@ -38,11 +42,12 @@ def summed(vectors: Tensor, rank: int, dense_updates: int = 0) -> list[tuple[lis
     return together(engine([1] * ranks), *[reduce] * ranks)
 
 
+@pytest.mark.parametrize("algorithm", [RingAllReduce, ButterflyAllReduce])
 @pytest.mark.parametrize("rank", [1, 2])
-def test_all_have_the_same_and_nothing_is_lost(rank: int) -> None:
+def test_all_have_the_same_and_nothing_is_lost(rank: int, algorithm: type[EncodingReducer]) -> None:
     torch.manual_seed(1)
     vectors = torch.randn(5, 3, ELEMENTS)
-    found = summed(vectors, rank)
+    found = summed(vectors, rank, algorithm=algorithm)
     for sums, _, _ in found:
         assert all(torch.equal(one, other) for one, other in zip(sums, found[0][0], strict=True))
     owed = sum((left for _, left, _ in found), torch.zeros(ELEMENTS))

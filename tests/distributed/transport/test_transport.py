@@ -12,8 +12,8 @@ from nmt_train.distributed.message import DTYPES, Message, from_json, to_json
 from nmt_train.distributed.transport import Aborted, Lost, Tag
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.distributed.transport.mpi.framing import SLOTS, contents, pack, unpack
-from nmt_train.distributed.transport.mpi.progress_thread import Slots
 from nmt_train.distributed.transport.mpi.rendezvous import answer_pings, measure_offset
+from nmt_train.distributed.transport.mpi.requests import Slots
 
 TENSORS = st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 20)), max_size=4)
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import NAMES, Lost, Tag, TransportConfig
-from nmt_train.distributed.transport.mpi.framing import SLOTS, contents, pack, unpack
+from nmt_train.distributed.transport.mpi.framing import contents, pack, unpack
 from nmt_train.distributed.transport.mpi.library import finalize, load
-from nmt_train.distributed.transport.mpi.requests import SendRequest, SumRequest, Transfer
+from nmt_train.distributed.transport.mpi.requests import SendRequest, Slots, SumRequest, Transfer
 from nmt_train.distributed.transport.watchdog import AwakeClock
 
 PATIENCE = 10.0  # seconds
@@ -33,29 +33,6 @@ _BEAT = 0
 _BEATS = 8  # heartbeats per deadline
 _KINDS = frozenset(Tag)
 _ALLOWED = _KINDS | {_BEAT, ABORT}
-
-
-class Slots:
-    """Allocates MPI tags for long messages, separately for each peer: no tag is used by two messages in flight to one peer."""
-
-    def __init__(self) -> None:
-        self._last: dict[int, int] = defaultdict(int)
-        self._taken: dict[int, set[int]] = defaultdict(set)
-
-    def take(self, peer: int) -> int:
-        """The next free slot, counted from 1. Raises Lost if all are in use, which does not happen while the peer works."""
-        taken = self._taken[peer]
-        if len(taken) == SLOTS:
-            raise Lost(f"rank {peer} receives nothing: {SLOTS:,} messages wait for it; look at what it does on its host")
-        slot = self._last[peer] % SLOTS + 1
-        while slot in taken:
-            slot = slot % SLOTS + 1
-        self._last[peer] = slot
-        taken.add(slot)
-        return slot
-
-    def free(self, peer: int, slot: int) -> None:
-        self._taken[peer].discard(slot)
 
 
 class Recipient(Protocol):

@@ -1,16 +1,20 @@
-"""The work items of the MPI progress thread: messages to send, vectors to sum, and transfers in progress."""
+"""The work items of the MPI progress thread: messages to send, vectors to sum, transfers in progress and
+their slots.
+"""
 
 from __future__ import annotations
 
 import concurrent.futures
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from nmt_train.distributed.message import Message
+from nmt_train.distributed.transport import Lost
 from nmt_train.distributed.transport.local import LocalFuture
+from nmt_train.distributed.transport.mpi.framing import SLOTS
 
 
 @dataclass
@@ -40,3 +44,26 @@ class SumRequest:
 
     vector: np.ndarray
     done: LocalFuture
+
+
+class Slots:
+    """Allocates MPI tags for long messages, separately for each peer: no tag is used by two messages in flight to one peer."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, int] = defaultdict(int)
+        self._taken: dict[int, set[int]] = defaultdict(set)
+
+    def take(self, peer: int) -> int:
+        """The next free slot, counted from 1. Raises Lost if all are in use, which does not happen while the peer works."""
+        taken = self._taken[peer]
+        if len(taken) == SLOTS:
+            raise Lost(f"rank {peer} receives nothing: {SLOTS:,} messages wait for it; look at what it does on its host")
+        slot = self._last[peer] % SLOTS + 1
+        while slot in taken:
+            slot = slot % SLOTS + 1
+        self._last[peer] = slot
+        taken.add(slot)
+        return slot
+
+    def free(self, peer: int, slot: int) -> None:
+        self._taken[peer].discard(slot)
