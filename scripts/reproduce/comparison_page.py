@@ -12,7 +12,7 @@ from nmt_train.report.figure import new_figure, save_figure
 from reproduce.places import FAST, PLACES, SLOW, SLOWEST
 from reproduce.runs import crossing
 from reproduce.systems import ALONE, IDEAL, SYSTEMS
-from reproduce.trials import LATE, Trial, Trials
+from reproduce.trials import Trial, Trials
 
 _ABOUT = """# Results of the comparison at {place}
 
@@ -74,7 +74,8 @@ def times(trials: Trials, place: str) -> str:
     if alone is None or not trials.seeds(alone):
         return ""
     target = trials.target(place)
-    base = mean(LATE * float(trials.found[trial][-1]["seconds"]) for trial in trials.seeds(alone))
+    ends = {trial: float(trials.found[trial][-1]["seconds"]) for trial in trials.seeds(alone)}
+    base = mean(min(crossing(trials.found[trial], target), end) for trial, end in ends.items())  # measured as for all others
     for system in SYSTEMS:
         tuned = trials.tuned(system, place) if system != ALONE else None
         wanted = None if tuned is None else trials.until_target(tuned, 0)

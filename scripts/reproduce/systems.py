@@ -19,7 +19,7 @@ class System:
 
     plans: by place, settings to try that belong together: how often to exchange how much, joined by commas.
     unlimited: `fixed` gives the network. lockstep: workers wait for each other, so the network changes only times.
-    singly: an update has the batch of one worker, not the batches of all.
+    singly: an update has the batch of one worker, not the batches of all. drains: the end of a run waits for a long exchange.
     """
 
     mode: str
@@ -29,6 +29,21 @@ class System:
     unlimited: bool = False
     lockstep: bool = True
     singly: bool = False
+    drains: bool = False
+
+    @property
+    def scales(self) -> bool:
+        """Whether another network changes only the times of a run, all by the same factor."""
+        return self.lockstep and not self.drains
+
+    def variants(self, settings: tuple[str, ...], key: str, place: str = FAST) -> list[tuple[str, ...]]:
+        """These settings with other values of one key: `plan` and `floor`: all others; others: the next lower and higher."""
+        value = dict(setting.split("=", 1) for setting in settings).get(key)
+        if value is None:
+            return []
+        others = self.plans[place] if key == "plan" else _FLOORS if key == "floor" else _neighbors(key, value)
+        return [tuple(f"{key}={other}" if each.startswith(f"{key}=") else each for each in settings)
+                for other in others if other != value]  # fmt: skip
 
     def candidates(self, most: int, place: str = FAST) -> list[tuple[str, ...]]:
         """The settings of at most `most` trials: the first values of all knobs, then random choices, the same every time."""
@@ -39,10 +54,23 @@ class System:
         return [choices[0], *rest[: most - 1]]
 
 
+_FLOORS = ("1", "0.3", "0")
+_BETA1 = ("0", "0.15", "0.3", "0.5", "0.7", "0.8", "0.9", "0.95")
+
+
 def _knobs(rate: str, warmup: str, beta1: str = "0.9 0.8") -> dict[str, tuple[str, ...]]:
     """Values to try, separated by spaces."""
-    values = {"rate": rate, "warmup": warmup, "beta1": beta1, "floor": "1 0.3 0"}
-    return {key: tuple(text.split()) for key, text in values.items()}
+    values = {"rate": rate, "warmup": warmup, "beta1": beta1}
+    return {key: tuple(text.split()) for key, text in values.items()} | {"floor": _FLOORS}
+
+
+def _neighbors(key: str, value: str) -> tuple[str, ...]:
+    """The next lower and the next higher value, also beyond those of the first search."""
+    if key == "beta1":
+        place = _BETA1.index(value)
+        return (*_BETA1[max(0, place - 1) : place], *_BETA1[place + 1 : place + 2])
+    factor = {"rate": 1.5, "warmup": 2.0}[key]
+    return f"{float(value) / factor:.4g}", f"{float(value) * factor:.4g}"
 
 
 def _plans(plans: Mapping[str, str], **names: str) -> dict[str, tuple[str, ...]]:
@@ -89,11 +117,12 @@ SYSTEMS: dict[str, System] = {
                "rank=1,n=8 rank=1,n=16 rank=1,n=4 rank=2,n=16"),
                rank="low_rank.rank", dense="low_rank.dense_updates", n="batch.accumulate")
     ),
-    "local-sgd": System("local-sgd", ("override.up=half",), _knobs(*_LOCAL), _DENSE_LOCAL),
+    "local-sgd": System("local-sgd", ("override.up=half",), _knobs(*_LOCAL), _DENSE_LOCAL, drains=True),
     "diloco": System(
         "diloco", ("local.outer_rate=1.0",), _knobs(*_LOCAL),
         {network: tuple(f"{plan},local.outer_momentum={momentum}" for plan in plans for momentum in (0.5, 0.9))
-         for network, plans in _DENSE_LOCAL.items()}
+         for network, plans in _DENSE_LOCAL.items()},
+        drains=True
     ),
     "diloco-async": System(
         "diloco-async", ("local.outer_rate=1.0",), _knobs(*_LOCAL),

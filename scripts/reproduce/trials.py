@@ -25,7 +25,7 @@ from reproduce.systems import ALONE, SYSTEMS
 
 _VALIDATIONS = 40  # in a run: the line through five of them covers its last tenth
 _WARMED = 2_000_000  # the words of a run whose warm-up is as long as it says; that of others is scaled
-_SAVE_EVERY = 500_000  # words
+_NEVER = 10**12  # words: a checkpoint waits for the exchange in flight, so there is only that of the end
 _TIMED = 1000  # steps of every rank, of which the first are not counted, in a simulation of the timing alone
 # The late target is what one machine has after this share of its run; runs to it have some words to spare, and round lengths.
 LATE, _SPARE, _ROUNDED = 0.95, 1.05, 100_000
@@ -67,7 +67,7 @@ class Trial:
         where = (option for option in place.options if not (system.unlimited and option.startswith("cluster.network.")))
         options = (
             "optimizer.schedule=cosine", *system.fixed, *self._options(), *where,
-            "cluster.snapshots=free", f"seed={self.seed}", f"stop.after={self.words}t", f"checkpoint.every={_SAVE_EVERY}t",
+            "cluster.snapshots=free", f"seed={self.seed}", f"stop.after={self.words}t", f"checkpoint.every={_NEVER}t",
             f"validation.every={self.words // _VALIDATIONS}t", "optimizer.not_finite=skip",
         )  # fmt: skip
         return (
@@ -131,13 +131,13 @@ class Trials:
         self._append(trial, validations(run))
 
     def twin(self, trial: Trial) -> Trial | None:
-        """A trial that differs only in the network, if the workers wait for each other: then only times differ.
+        """A trial that differs only in the network, if this changes only its times, and all by the same factor.
 
         Its initial parameters, batches and updates are the same, so each cross-entropy is the same to the last digit.
         """
         its = [
             other for other in self.found
-            if SYSTEMS[trial.system].lockstep and replace(other, place=trial.place) == trial
+            if SYSTEMS[trial.system].scales and replace(other, place=trial.place) == trial
             and PLACES[other.place].differs_in_network(PLACES[trial.place])
         ]  # fmt: skip
         return its[0] if its else None
@@ -169,7 +169,7 @@ class Trials:
         """For each length of one machine's runs: the words (or seconds) of the best one, and its cross-entropy at the end.
 
         Only runs that are the measure at this place count. The best settings of a length have the lowest cross-entropy, as the
-        mean over their seeds.
+        mean over their seeds; seed 0, with which settings are chosen, counts only if there is no other.
         """
         by_length: dict[int, dict[tuple[str, ...], list[Trial]]] = {}
         for trial in self.found:
@@ -177,7 +177,8 @@ class Trials:
                 by_length.setdefault(trial.words, {}).setdefault(trial.settings, []).append(trial)
         points = []
         for _, by_settings in sorted(by_length.items()):
-            value, trials = min(((mean(map(self.end, its)), its) for its in by_settings.values()), key=lambda point: point[0])
+            counted = [[trial for trial in its if trial.seed] or its for its in by_settings.values()]
+            value, trials = min(((mean(map(self.end, its)), its) for its in counted), key=lambda point: point[0])
             points.append((mean(float(self.found[trial][-1][of]) for trial in trials), value))
         return points
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -165,6 +167,48 @@ def test_where_workers_wait_for_each_other_a_network_changes_only_times(tmp_path
     trials.retime(slow, found, tmp_path)
     assert trials.found[slow] == [{**event, "seconds": event["seconds"] * 1.5} for event in falling([9, 8])]
     assert list(Trials(tmp_path / "trials.csv").found) == [slow]
+
+
+def test_variants_differ_in_one_setting_and_go_beyond_the_first_search() -> None:
+    settings = ("rate=0.003", "warmup=200", "beta1=0.8", "floor=1", "plan=local.every=8,local.delay=0")
+    variants = partial(SYSTEMS["local-sgd"].variants, settings)
+    assert [its[0] for its in variants("rate")] == ["rate=0.002", "rate=0.0045"]
+    assert [its[1] for its in variants("warmup")] == ["warmup=100", "warmup=400"]
+    assert [its[2] for its in variants("beta1")] == ["beta1=0.7", "beta1=0.9"]
+    assert [its[3] for its in variants("floor")] == ["floor=0.3", "floor=0"]
+    assert [its[4].count("every") for its in variants("plan", SLOW)] == [1] * 4
+    assert all(its[1:] == settings[1:] for its in variants("rate"))
+    assert SYSTEMS["sparse"].variants(settings[:4], "plan") == []
+
+
+def test_refining_finds_better_values_one_by_one_and_then_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here, each setting has a best value, and none depends on the others."""
+    refine = runpy.run_path(str(ROOT / "scripts" / "tune"))["refine"]
+    wanted = {"rate": 0.0045, "warmup": 100, "beta1": 0.9, "floor": 0, "plan": 144}
+    trials = Trials(tmp_path / "none.csv")
+    for words, value in ((500, 5.0), (1000, 4.0), (2000, 3.0)):
+        trials.found[trial(ALONE, words)] = [{**each, "seconds": float(words)} for each in falling([value] * 5)]
+    lengths = list[int]()
+
+    def run(its: list[Trial], *_: object) -> None:
+        for each in its:
+            if each not in trials.found:
+                values = dict(setting.split("=", 1) for setting in each.settings)
+                values["plan"] = values["plan"].split(",")[0].split("=")[1]
+                missed = sum(abs(math.log((float(values[key]) + 1e-3) / (best + 1e-3))) for key, best in wanted.items())
+                trials.found[each] = falling([3 + 0.1 * missed] * 5)
+                lengths.append(each.words)
+
+    monkeypatch.setitem(refine.__globals__, "run", run)
+    plan = "plan=local.every=72,local.delay=72"
+    first = Trial("local-sgd", SLOW, 2000, 0, ("rate=0.003", "warmup=200", "beta1=0.8", "floor=1", plan))
+    run([first])
+    best = refine(first, trials, tmp_path, 1)
+    assert best.settings == ("rate=0.0045", "warmup=100", "beta1=0.9", "floor=0", "plan=local.every=144,local.delay=72")
+    assert best.words == 2000
+    assert {length: lengths.count(length) for length in (500, 1000, 2000)} == {500: 4, 1000: 9, 2000: 4}
+    assert refine(first, trials, tmp_path, 1) == best
+    assert len(lengths) == 17, "known trials are not run again"
 
 
 @pytest.mark.parametrize(
