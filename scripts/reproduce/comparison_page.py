@@ -122,7 +122,7 @@ def overview(trials: Trials, output: Path) -> None:
         axes.axhline(best, color="black", linewidth=0.8, linestyle="--")
         axes.text(len(networks) - 0.4, best, "all-reduce on a network without limits", ha="right", va="bottom", fontsize=8)
     axes.set_xticks(range(len(networks)), networks)
-    axes.set_ylabel("same model, times as soon as one machine")
+    axes.set_ylabel("speedup over one machine")
     axes.grid(axis="x", visible=False)
     named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     axes.legend(named.values(), named, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))

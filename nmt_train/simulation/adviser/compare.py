@@ -117,7 +117,7 @@ class Comparison:
         return words
 
     def table(self) -> str:
-        head = "machines  words/s   one machine: 1  words needed  same model, times as soon  sent MB/step  GB/device"
+        head = "machines  words/s   one machine: 1  words needed  speedup                    sent MB/step  GB/device"
         lines = [f"{head}  mode and settings"]
         for row in self.rows:
             needed = f"{row.needed.words:.2f}" if row.needed else "not known"
@@ -157,7 +157,7 @@ class Comparison:
         axes.set_xticks(sorted({row.machines for row in self.rows}))
         axes.set_ylim(bottom=0)
         axes.set_xlabel("machines")
-        axes.set_ylabel("same model, times as soon as one machine")
+        axes.set_ylabel("speedup over one machine")
         axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
         save_figure(figure, folder / "compare.png")
 
