@@ -13,11 +13,12 @@ from torch import Tensor
 
 from nmt_train.common.errors import UserError
 from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import NAMES, Aborted, Ended, Lost, Tag, describe
+from nmt_train.distributed.transport import Aborted, Ended, Lost, Tag, describe
 from nmt_train.simulation import faults
+from nmt_train.simulation.delivery import Delivery
 from nmt_train.simulation.fluid import Shares
 from nmt_train.simulation.kernel import Future, Kernel, current
-from nmt_train.simulation.network import Network, Route
+from nmt_train.simulation.network import Network
 from nmt_train.simulation.server_turns import ServerTurns
 from nmt_train.simulation.virtual_transport import VirtualTransport
 
@@ -91,66 +92,8 @@ class Engine:
             current().wait(self.shares.use(seconds, self.network.devices[rank.original_rank]), f"its device, for {name}")
 
     def carry(self, transport: VirtualTransport, to: int, tag: Tag, message: Message, done: Future) -> None:
-        """Move a message over its route, whose capacities other messages share. Messages of a tag are delivered in order.
-
-        One connection leads from each rank to each other rank; it carries one message at a time.
-        """
-        entry, start, receiver = transport.departs(to, tag, message), [transport.now()], transport.peers[to]
-        ends, line = (transport.original_rank, receiver.original_rank), transport.lines[to]
-        route, copies, size = self.network.route(*ends), self.network.copies(*ends), self.network.size(tag, message)
-        here, there = (self.network.nodes[rank] for rank in ends)
-        turns = self._turns  # of this group of ranks: after a regroup, there are others
-        takes_turns = self.network.cluster.one_client_at_a_time and here != there
-
-        def begin() -> None:
-            if not (size and route.capacities):
-                self.kernel.soon(left)
-                return
-            line.append(leave)
-            if len(line) == 1:
-                leave()
-
-        def leave() -> None:
-            if isinstance(transport.failure, Ended):  # messages that have not left yet are lost
-                line.clear()
-                return
-            start[0] = transport.now()
-            self.network.burden(self.shares, *ends, message.bytes)
-            if copies:
-                self._pass(size, copies[0], cross)
-            else:
-                self._pass(size, route, next_one)
-
-        def cross(event: simpy.Event) -> None:
-            self._pass(size, route, next_one)
-
-        def next_one(event: simpy.Event) -> None:
-            line.popleft()
-            if line:
-                line[0]()
-            left(event)
-
-        def left(event: simpy.Event) -> None:
-            done.set_result()
-            self._tell(transport, tag, False, start[0])
-            if takes_turns and tag == Tag.ANSWER:
-                turns.answered(here)
-            self.kernel.after(route.latency + self.network.delay(*ends), copy if size and copies else arrived)
-
-        def copy(event: simpy.Event) -> None:
-            self._pass(size, copies[1], arrived)
-
-        def arrived(event: simpy.Event) -> None:
-            self._tell(receiver, tag, True, start[0])
-            receiver.arrived(transport.rank, tag, entry)
-
-        if takes_turns and tag == Tag.PUSH:
-            turns.push(there, transport.original_rank, begin)
-        else:
-            begin()
-
-    def _pass(self, size: float, route: Route, then: Callable[[simpy.Event], None]) -> None:
-        self.network.transfer(self.shares, size, route).callbacks.append(then)
+        # The turns are those of this group of ranks: after a regroup, there are others.
+        Delivery(self.network, self.kernel, self.shares, self._turns, transport, to, tag, message, done).begin()
 
     def add_up(self, transport: VirtualTransport, vector: Tensor, done: Future) -> None:
         """Once every rank has called this, replace each of their vectors by the sum of all."""
@@ -172,10 +115,6 @@ class Engine:
 
     def _summed(self, late: float, done: Future, event: simpy.Event) -> None:
         self.kernel.after(late, lambda event: done.set_result())
-
-    def _tell(self, transport: VirtualTransport, tag: Tag, arrives: bool, start: float) -> None:
-        if (name := NAMES.get((tag, arrives))) and transport.observe is not None:
-            transport.observe(name, "network in" if arrives else "network out", start, transport.now())
 
     def stop(self, ranks: Collection[VirtualTransport], error: BaseException) -> None:
         """End the current waits of these ranks, except that of the calling task, and every wait that they begin later."""
