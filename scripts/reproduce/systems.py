@@ -41,9 +41,29 @@ class System:
         value = dict(setting.split("=", 1) for setting in settings).get(key)
         if value is None:
             return []
-        others = self.plans[place] if key == "plan" else _FLOORS if key == "floor" else _neighbors(key, value)
-        return [tuple(f"{key}={other}" if each.startswith(f"{key}=") else each for each in settings)
-                for other in others if other != value]  # fmt: skip
+        others = self.plans.get(place, ()) if key == "plan" else _FLOORS if key == "floor" else _neighbors(key, value)
+        return [_with(settings, key, other) for other in others if other != value]
+
+    def batches(self, settings: tuple[str, ...], tokens: int) -> list[tuple[str, ...]]:
+        """These settings with half and twice the batch, and so with the rate divided or multiplied by the square root of 2.
+
+        tokens: of a batch, if the plan has none. Local steps come both with the same plan, counted in steps, and with the same
+        words between exchanges. An accumulated batch is tuned by its plans.
+        """
+        values = dict(setting.split("=", 1) for setting in settings)
+        plan = dict(part.split("=") for part in values.get("plan", "").split(",") if part)
+        if "batch.accumulate" in plan:
+            return []
+        found = []
+        for factor in (0.5, 2.0):
+            batch = int(float(plan.get("batch.tokens", tokens)) * factor)
+            scaled = {key: float(plan[key]) / factor for key in ("local.every", "local.delay") if key in plan}
+            same_words = {key: f"{steps:g}" for key, steps in scaled.items() if steps.is_integer()}
+            with_rate = _with(settings, "rate", f"{float(values['rate']) * factor**0.5:.4g}")
+            for steps in ({}, same_words) if len(same_words) == len(scaled) > 0 else ({},):
+                parts = ",".join(f"{key}={value}" for key, value in (plan | steps | {"batch.tokens": str(batch)}).items())
+                found.append(_with(with_rate, "plan", parts))
+        return found
 
     def candidates(self, most: int, place: str = FAST) -> list[tuple[str, ...]]:
         """The settings of at most `most` trials: the first values of all knobs, then random choices, the same every time."""
@@ -52,6 +72,12 @@ class System:
         rest = choices[1:]
         random.Random(1).shuffle(rest)
         return [choices[0], *rest[: most - 1]]
+
+
+def _with(settings: tuple[str, ...], key: str, value: str) -> tuple[str, ...]:
+    """Settings with another value of a key, which is the last one if it is new."""
+    values = dict(setting.split("=", 1) for setting in settings) | {key: value}
+    return tuple(f"{name}={its}" for name, its in values.items())
 
 
 _FLOORS = ("1", "0.3", "0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import runpy
 from dataclasses import replace
 from functools import partial
@@ -181,10 +182,24 @@ def test_variants_differ_in_one_setting_and_go_beyond_the_first_search() -> None
     assert SYSTEMS["sparse"].variants(settings[:4], "plan") == []
 
 
+def test_other_batches_come_with_their_rate_and_with_both_counts_of_local_steps() -> None:
+    settings = ("rate=0.004", "warmup=200", "beta1=0.8", "floor=1")
+    assert SYSTEMS[ALONE].batches(settings, 448) == [
+        ("rate=0.002828", *settings[1:], "plan=batch.tokens=224"),
+        ("rate=0.005657", *settings[1:], "plan=batch.tokens=896"),
+    ]
+    batches = partial(SYSTEMS["sparse-local"].batches, tokens=448)
+    plan = "plan=local.every={},local.delay=1,tiles.keep=30,batch.tokens={}"
+    assert [its[4] for its in batches((*settings, plan.format(1, 448)))] == [
+        plan.format(1, 224), plan.format(2, 224).replace("delay=1", "delay=2"), plan.format(1, 896)
+    ]  # fmt: skip
+    assert SYSTEMS["sync bf16"].batches((*settings, "plan=batch.accumulate=2"), 448) == []
+
+
 def test_refining_finds_better_values_one_by_one_and_then_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here, each setting has a best value, and none depends on the others."""
     refine = runpy.run_path(str(ROOT / "scripts" / "tune"))["refine"]
-    wanted = {"rate": 0.0045, "warmup": 100, "beta1": 0.9, "floor": 0, "plan": 144}
+    wanted = {"rate": 0.0045, "warmup": 100, "beta1": 0.9, "floor": 0, "plan": 144, "batch": 448}
     trials = Trials(tmp_path / "none.csv")
     for words, value in ((500, 5.0), (1000, 4.0), (2000, 3.0)):
         trials.found[trial(ALONE, words)] = [{**each, "seconds": float(words)} for each in falling([value] * 5)]
@@ -194,6 +209,7 @@ def test_refining_finds_better_values_one_by_one_and_then_together(tmp_path: Pat
         for each in its:
             if each not in trials.found:
                 values = dict(setting.split("=", 1) for setting in each.settings)
+                values["batch"] = (re.findall(r"batch\.tokens=(\d+)", values["plan"]) or [448])[0]
                 values["plan"] = values["plan"].split(",")[0].split("=")[1]
                 missed = sum(abs(math.log((float(values[key]) + 1e-3) / (best + 1e-3))) for key, best in wanted.items())
                 trials.found[each] = falling([3 + 0.1 * missed] * 5)
@@ -206,9 +222,9 @@ def test_refining_finds_better_values_one_by_one_and_then_together(tmp_path: Pat
     best = refine(first, trials, tmp_path, 1)
     assert best.settings == ("rate=0.0045", "warmup=100", "beta1=0.9", "floor=0", "plan=local.every=144,local.delay=72")
     assert best.words == 2000
-    assert {length: lengths.count(length) for length in (500, 1000, 2000)} == {500: 4, 1000: 9, 2000: 4}
+    assert {length: lengths.count(length) for length in (500, 1000, 2000)} == {500: 4, 1000: 13, 2000: 4}
     assert refine(first, trials, tmp_path, 1) == best
-    assert len(lengths) == 17, "known trials are not run again"
+    assert len(lengths) == 21, "known trials are not run again"
 
 
 @pytest.mark.parametrize(
