@@ -16,7 +16,7 @@ from nmt_train.training.launch.restarts import read_hosts, run_once
 
 _CLUSTER = "cluster."
 _FOLDER = "-simulated"
-_PROFILE_STEPS, _MEASURE_STEPS = 40, 20
+_PROFILE_STEPS = 40
 _EXAMPLES = """
   nmt-simulate --config mine.yml --cluster configs/clusters/gpu-4x1-1gbit.yml --mode sparse-local
   nmt-simulate --config mine.yml --cluster my-cluster.yml --cluster.network.bandwidth '100 Mbit/s'
@@ -67,7 +67,7 @@ def parser() -> cli.Parser:
         "--steps",
         type=cli.positive,
         metavar="N",
-        help="number of steps for each kind of work (default: --profile 40, --measure 20)",
+        help="number of steps for each kind of work (default: --profile 40; --measure 20, or fewer if they take long)",
     )
     changes = options.add_argument_group("cluster", "Replace values of the cluster file.")
     for name, description in cluster.entries():
@@ -99,7 +99,7 @@ def command(arguments: Sequence[str]) -> int:
     from nmt_train.simulation.simulate import advise, measure_machines, predict, profile, simulate, time_only
 
     if given.measure:
-        return measure_machines(resolved, given.steps or _MEASURE_STEPS)
+        return measure_machines(resolved, given.steps)
     if given.profile is not None:
         if given.profile.exists() and any(given.profile.samefile(file) for file in given.config):
             options.error(f"{given.profile}: is the configuration, and would be overwritten by the profile; name another file")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,37 +24,49 @@ from nmt_train.training.worker import Make
 # The mode in which each kind of work is measured: a mode in which no other work uses the device at the same time.
 _MODES = {"single": ("forward", "backward"), "sparse": ("update", "encode", "decode"), "overlap": ("swap",)}
 _BY_TOKENS = ("forward", "backward")
+_FEWEST = 5  # steps of a series: a line is fitted through them
 _BLOCK, _WINDOW = 1 << 20, 4  # bytes of each message of the test traffic, and how many are in flight
 
+Say = Callable[[str], None]
 Done = dict[str, list[tuple[float, float]]]  # for each kind of work: (amount, seconds)
+
+
+def nothing(what: str) -> None:
+    """Do not say what is measured."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: `steps` for each kind of work, after `settling` ones that do not count; `rounds` beside traffic."""
+    """How long to measure: `steps` for each kind of work, after `settling` ones that do not count; `rounds` beside traffic.
+
+    seconds: no step begins later than this in a series of steps, unless there would be too few.
+    """
 
     steps: int
     settling: int = 3
     rounds: int = 3
+    seconds: float = math.inf
 
 
-def measure(config: Config, make: Make, transport: Transport, effort: Effort) -> DeviceConfig:
+def measure(config: Config, make: Make, transport: Transport, effort: Effort, say: Say) -> DeviceConfig:
     """Train with the workers that `make` builds for some steps in each of several modes; return the costs.
 
     If `transport` has several ranks, all of them measure at the same time. They then measure again while they send
-    each other data at full network speed, for the cost `carry`. Raises UserError for errors in the configuration.
+    each other data at full network speed, for the cost `carry`. `say` is told what is measured. Raises UserError for errors
+    in the configuration.
     """
     costs: dict[str, Cost] = {}
     for mode, kinds in _MODES.items():
-        done, seconds = _train(dataclasses.replace(config, mode=mode), make, effort)
+        say(f"measuring how long this device takes: {', '.join(kinds)}")
+        done, mean = _train(dataclasses.replace(config, mode=mode), make, effort)
         for kind in kinds:
             costs[kind] = _by_tokens(done[kind]) if kind in _BY_TOKENS else _by_elements(done[kind])
         if mode == "single":  # time of a step outside the recorded work, such as assembling batches
-            beside = (seconds - sum(took for times in done.values() for _, took in times)) / effort.steps
+            beside = mean - sum(took for times in done.values() for _, took in times) / len(done["forward"])
             forward = costs["forward"]
             costs["forward"] = dataclasses.replace(forward, seconds=forward.seconds + max(0.0, beside))
     if transport.size > 1:
-        costs["carry"] = _carrying(dataclasses.replace(config, mode="single"), make, transport, effort)
+        costs["carry"] = _carrying(dataclasses.replace(config, mode="single"), make, transport, effort, say)
     return DeviceConfig(**costs)
 
 
@@ -71,15 +85,21 @@ class _Steps:
     """Makes a worker take its steps, of which the first few are not measured."""
 
     def __init__(self, transport: _Watched, effort: Effort) -> None:
-        self._transport, self._steps, self._taken = transport, effort.steps, -effort.settling
-        self.start = self.end = 0.0
+        self._transport, self._effort, self._taken = transport, effort, -effort.settling
+        self._start = self._end = 0.0
 
     def should_continue(self) -> bool:
+        self._end = self._transport.now()
         if self._taken == 0:
-            self.start = self._transport.now()
+            self._start = self._end
             self._transport.done.clear()
-        self.end = self._transport.now()
-        return self._taken < self._steps
+        late = self._taken >= _FEWEST and self._end - self._start > self._effort.seconds
+        return self._taken < self._effort.steps and not late
+
+    @property
+    def mean(self) -> float:
+        """Seconds of a step."""
+        return (self._end - self._start) / self._taken
 
     def step_done(self, updated: bool) -> None:
         self._taken += 1
@@ -89,6 +109,7 @@ class _Steps:
 
 
 def _train(config: Config, make: Make, effort: Effort) -> tuple[Done, float]:
+    """Returns what was done, and the seconds of a step."""
     config = dataclasses.replace(
         config,
         trace=True,  # makes spans wait for the work of a GPU
@@ -103,10 +124,10 @@ def _train(config: Config, make: Make, effort: Effort) -> tuple[Done, float]:
     worker.run(coordinator)
     worker.schedule.drain()
     transport.close()
-    return transport.done, coordinator.end - coordinator.start
+    return transport.done, coordinator.mean
 
 
-def _carrying(config: Config, make: Make, transport: Transport, effort: Effort) -> Cost:
+def _carrying(config: Config, make: Make, transport: Transport, effort: Effort, say: Say) -> Cost:
     """The extra time that training takes while messages are transferred, per byte of these messages.
 
     Each round measures twice: without and with message traffic.
@@ -118,7 +139,8 @@ def _carrying(config: Config, make: Make, transport: Transport, effort: Effort) 
         return sum(took for kind in _BY_TOKENS for _, took in done[kind]) / tokens
 
     shares = []  # fraction of the device that each byte per second takes
-    for _ in range(effort.rounds):
+    for number in range(1, effort.rounds + 1):
+        say(f"measuring how much messages slow devices down, {number} of {effort.rounds}")
         alone = pace()
         start, traffic = transport.now(), _Traffic(transport)
         beside = pace()

@@ -26,7 +26,7 @@ from nmt_train.simulation.adviser.measure import cluster_file, machines
 from nmt_train.simulation.cluster import ClusterConfig, described, to_yaml
 from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.network import Network
-from nmt_train.simulation.profile import Effort
+from nmt_train.simulation.profile import Effort, Say, nothing
 from nmt_train.simulation.profile import measure as measure_device
 from nmt_train.simulation.server_turns import check
 from nmt_train.simulation.timing import Timing, count, measure, model_and_batches, shapes_of
@@ -36,6 +36,8 @@ from nmt_train.training.prepared_run import opened
 from nmt_train.training.setup import maker
 from nmt_train.training.start import connect
 from nmt_train.training.worker import Make
+
+_MEASURED = Effort(steps=20, seconds=8.0)  # --measure has nine series of steps, and should take two minutes at most
 
 
 def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: bool, shuffle_seed: int | None = None) -> int:
@@ -108,20 +110,22 @@ def predict(config: Config, cluster: ClusterConfig, steps: int) -> None:
         print(prediction.predict(config, cluster, shapes, tokens, steps), end="")
 
 
-def measure_machines(config: Config, steps: int) -> int:
+def measure_machines(config: Config, steps: int | None) -> int:
     """Measure the machines of this job together with its other ranks; the first rank prints a cluster file.
 
-    Returns the exit status. Raises UserError for errors that a user can fix.
+    steps: for each kind of work; None: as many as there is time for, up to 20. Returns the exit status. Raises UserError for
+    errors that a user can fix.
     """
     try:
-        with _measuring(config, several=True) as (transport, own, make):
-            found = machines(config, make, own, transport, Effort(steps), seconds=2.0)
+        with _measuring(config, several=True) as (transport, own, make, say):
+            effort = _MEASURED if steps is None else Effort(steps)
+            found = machines(config, make, own, transport, effort, seconds=2.0, say=say)
     except Aborted:
         return 1  # another rank has said why
     if found is not None:
         print(cluster_file(found), end="")
         if found.warning:
-            print(f"nmt-simulate: {found.warning}", file=sys.stderr)
+            _say(found.warning)
     return 0
 
 
@@ -133,8 +137,8 @@ def profile(config: Config, steps: int, output: Path) -> None:
     """
     if not output.parent.is_dir():
         raise UserError(f"{output}: its folder does not exist; make it, or name another")
-    with _measuring(config) as (transport, _, make):
-        found = measure_device(config, make, transport, Effort(steps))
+    with _measuring(config) as (transport, _, make, say):
+        found = measure_device(config, make, transport, Effort(steps), say)
     sizes = f"batches of {config.batch.tokens if config.batch.sentences is None else config.batch.sentences} "
     sizes += "tokens" if config.batch.sentences is None else "sentences"
     title = f"Measured on {platform.node()} with {sizes}, {config.precision}, preset {config.model.preset}"
@@ -146,8 +150,8 @@ def profile(config: Config, steps: int, output: Path) -> None:
 
 
 @contextmanager
-def _measuring(config: Config, several: bool = False) -> Iterator[tuple[Transport, torch.device, Make]]:
-    """The transport of this rank, its device, and a function that builds workers; needs no run folder.
+def _measuring(config: Config, several: bool = False) -> Iterator[tuple[Transport, torch.device, Make, Say]]:
+    """The transport of this rank, its device, a function that builds workers, and one that speaks; needs no run folder.
 
     Raises UserError if there should be several ranks, but there is one.
     """
@@ -160,11 +164,16 @@ def _measuring(config: Config, several: bool = False) -> Iterator[tuple[Transpor
             )
         own = device.prepare(config.devices, config.threads, transport.nodes, transport.rank)
         with TemporaryDirectory() as folder, opened(dataclasses.replace(config, run=folder), False, False) as ready:
-            yield transport, own, maker(config, own, ready.vocabulary, ready.stores)
+            say = nothing if transport.rank else _say
+            yield transport, own, maker(config, own, ready.vocabulary, ready.stores), say
     except BaseException as error:
         transport.fail(error)
         raise
     transport.close()
+
+
+def _say(what: str) -> None:
+    print(f"nmt-simulate: {what}", file=sys.stderr, flush=True)
 
 
 def _sum_up(seconds: float, ranks: int, start: float) -> None:

@@ -9,7 +9,7 @@ import torch
 from conftest import Make
 
 from nmt_train.distributed.transport.local import LocalTransport
-from nmt_train.simulation.profile import Effort, measure
+from nmt_train.simulation.profile import Effort, measure, nothing
 from nmt_train.training.prepared_run import opened
 from nmt_train.training.setup import maker
 
@@ -28,7 +28,18 @@ def test_a_profile_has_a_price_for_all_kinds_of_work_whatever_is_configured(make
     config = make(**changes)
     with opened(config, False, False) as ready:
         worker = maker(config, torch.device("cpu"), ready.vocabulary, ready.stores)
-        costs = vars(measure(config, worker, LocalTransport(), Effort(4)))
+        costs = vars(measure(config, worker, LocalTransport(), Effort(4), nothing))
     assert vars(costs.pop("carry")) == {"seconds": 0, "per_unit": 0}
     assert set(costs) == {"forward", "backward", "update", "encode", "decode", "swap"}
     assert all(cost.seconds >= 0 and cost.per_unit >= 0 and cost.seconds + cost.per_unit > 0 for cost in costs.values())
+
+
+def test_a_series_of_steps_ends_in_time_and_what_is_measured_is_said(make: Make) -> None:
+    config, said = make(), list[str]()
+    with opened(config, False, False) as ready:
+        worker = maker(config, torch.device("cpu"), ready.vocabulary, ready.stores)
+        costs = measure(config, worker, LocalTransport(), Effort(10**9, seconds=0.0), said.append)
+    assert costs.forward.of(100) > 0
+    assert said == [f"measuring how long this device takes: {kinds}" for kinds in (
+        "forward, backward", "update, encode, decode", "swap"
+    )]  # fmt: skip

@@ -19,7 +19,7 @@ from nmt_train.simulation.adviser.compare import WORTH, Comparison, Row, compare
 from nmt_train.simulation.adviser.measure import cluster_file, machines
 from nmt_train.simulation.adviser.words_needed import Choice, measured
 from nmt_train.simulation.cluster import ClusterConfig, parse
-from nmt_train.simulation.profile import Effort
+from nmt_train.simulation.profile import Effort, nothing
 from nmt_train.simulation.timing import model_and_batches
 from nmt_train.training.auto_mode import Advice
 from nmt_train.training.worker import Make
@@ -39,7 +39,7 @@ class AutoAdviser:
 
     def measure(self, transport: Transport, own: torch.device, make: Make) -> str:
         start = time.perf_counter()
-        found = machines(self._config, make, own, transport, _EFFORT, _SECONDS)
+        found = machines(self._config, make, own, transport, _EFFORT, _SECONDS, nothing)
         for counts in (transport.sent, transport.received):
             counts.clear()  # training counts its own messages
         self._seconds = time.perf_counter() - start

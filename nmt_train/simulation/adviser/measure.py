@@ -15,7 +15,7 @@ from nmt_train.distributed.transport import Tag, Transport
 from nmt_train.simulation import profile
 from nmt_train.simulation.adviser.links import Link, between
 from nmt_train.simulation.cluster import Cost, DeviceConfig, to_yaml
-from nmt_train.simulation.profile import Effort
+from nmt_train.simulation.profile import Effort, Say
 from nmt_train.training.worker import Make
 
 _ALIKE = 1.05  # devices and network cards that differ by less than this factor are described as equal
@@ -60,19 +60,20 @@ class Measured:
 
 
 def machines(
-    config: Config, make: Make, own: torch.device, transport: Transport, effort: Effort, seconds: float
+    config: Config, make: Make, own: torch.device, transport: Transport, effort: Effort, seconds: float, say: Say
 ) -> Measured | None:
     """Measure the devices and connections of all ranks (two or more), which call this together; returns the result on rank 0.
 
     make: builds the workers with which a device is measured. own: the device of this rank. seconds: of each measurement of a
-    bandwidth. Raises UserError for errors in the configuration.
+    bandwidth. say: is told what is measured. Raises UserError for errors in the configuration.
     """
+    say("measuring the connections")
     first = [transport.nodes.index(node) for node in dict.fromkeys(transport.nodes)]
     network = between(transport, first, seconds) if len(first) > 1 else None
     shared = next((node for node in range(len(first)) if transport.nodes.count(node) > 1), None)
     together = [rank for rank, node in enumerate(transport.nodes) if node == shared]
     inside = between(transport, together, seconds) if together else None
-    costs = profile.measure(config, make, transport, effort)
+    costs = profile.measure(config, make, transport, effort, say)
     later = between(transport, first, seconds) if len(first) > 1 else None
     here = transport.nodes.count(transport.nodes[transport.rank])
     mine = {"memory": memory(own, here), "costs": dataclasses.asdict(costs)}
