@@ -6,7 +6,7 @@ import dataclasses
 import math
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from nmt_train.training.worker import Make
 # The mode in which each kind of work is measured: a mode in which no other work uses the device at the same time.
 _MODES = {"single": ("forward", "backward"), "sparse": ("update", "encode", "decode"), "overlap": ("swap",)}
 _BY_TOKENS = ("forward", "backward")
+_UNUSUAL = 3.0  # times the median: what takes longer per token is left out
 _FEWEST = 5  # steps of a series: a line is fitted through them
 _BLOCK, _WINDOW = 1 << 20, 4  # bytes of each message of the test traffic, and how many are in flight
 
@@ -60,7 +61,7 @@ def measure(config: Config, make: Make, transport: Transport, effort: Effort, sa
         say(f"measuring how long this device takes: {', '.join(kinds)}")
         done, mean = _train(dataclasses.replace(config, mode=mode), make, effort)
         for kind in kinds:
-            costs[kind] = _by_tokens(done[kind]) if kind in _BY_TOKENS else _by_elements(done[kind])
+            costs[kind] = _by_tokens(typical(done[kind])) if kind in _BY_TOKENS else _by_elements(done[kind])
         if mode == "single":  # time of a step outside the recorded work, such as assembling batches
             beside = mean - sum(took for times in done.values() for _, took in times) / len(done["forward"])
             forward = costs["forward"]
@@ -135,8 +136,7 @@ def _carrying(config: Config, make: Make, transport: Transport, effort: Effort, 
 
     def pace() -> float:
         done, _ = _train(config, make, effort)
-        tokens = sum(work for work, _ in done["forward"])
-        return sum(took for kind in _BY_TOKENS for _, took in done[kind]) / tokens
+        return sum(statistics.mean(took / work for work, took in typical(done[kind])) for kind in _BY_TOKENS)
 
     shares = []  # fraction of the device that each byte per second takes
     for number in range(1, effort.rounds + 1):
@@ -176,6 +176,15 @@ class _Traffic:
         source = (self._transport.rank - 1) % self._transport.size
         while self._transport.receive(source, Tag.PUSH).result()[1].tensors:
             self._bytes += _BLOCK
+
+
+def typical(times: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Leave out steps that took much longer than others: a model was compiled for a new shape, or the machine was busy.
+
+    times: the amount of work and the seconds of each.
+    """
+    longest = _UNUSUAL * statistics.median(seconds / amount for amount, seconds in times)
+    return [(amount, seconds) for amount, seconds in times if seconds <= longest * amount]
 
 
 def _by_tokens(times: list[tuple[float, float]]) -> Cost:

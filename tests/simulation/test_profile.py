@@ -9,7 +9,7 @@ import torch
 from conftest import Make
 
 from nmt_train.distributed.transport.local import LocalTransport
-from nmt_train.simulation.profile import Effort, measure, nothing
+from nmt_train.simulation.profile import Effort, measure, nothing, typical
 from nmt_train.training.prepared_run import opened
 from nmt_train.training.setup import maker
 
@@ -43,3 +43,9 @@ def test_a_series_of_steps_ends_in_time_and_what_is_measured_is_said(make: Make)
     assert said == [f"measuring how long this device takes: {kinds}" for kinds in (
         "forward, backward", "update, encode, decode", "swap"
     )]  # fmt: skip
+
+
+def test_a_step_that_took_unusually_long_is_left_out() -> None:
+    usual = [(100.0, 0.1), (200.0, 0.25), (50.0, 0.1)]
+    assert typical([*usual, (100.0, 24.0)]) == usual
+    assert typical(usual) == usual
