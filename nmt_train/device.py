@@ -125,6 +125,13 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
+def slow_precision(own: torch.device, precision: str) -> str:
+    """Return a warning if this CPU lacks the instructions for `precision`, so that torch falls back to slow loops; else ""."""
+    if precision == "fp32" or own.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return ""
+    return f"precision: the CPU of host {socket.gethostname()} has no instructions for bf16; fp32 is several times as fast"
+
+
 def compiled(function: Callable[..., Tensor], own: torch.device) -> Callable[..., Tensor]:
     """Compile a function with torch.compile for dynamic shapes; raise UserError if the C or C++ compiler is missing."""
     names = ("gcc", "clang", "cc") if own.type == "cuda" else ("g++", "clang++", "c++")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,6 +105,19 @@ def test_a_machine_that_only_starts_ranks_elsewhere_needs_no_gpu(make: Make, dev
     assert start.check(config, [Host("there", 2)]) == []
     with pytest.raises(UserError, match=r"torch finds none on this machine \(host \S+\)"):
         start.check(config)
+
+
+@pytest.mark.parametrize(
+    ("precision", "supported", "warned"), [("bf16", False, True), ("bf16", True, False), ("fp32", False, False)]
+)
+def test_a_cpu_without_instructions_for_the_precision_is_warned_of(
+    make: Make, monkeypatch: pytest.MonkeyPatch, precision: str, supported: bool, warned: bool
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+    config = make(precision=precision, stop__after="1u")
+    assert start.start(config, force=False, overwrite=False) == 0
+    log = (Path(config.run) / "train.log").read_text(encoding="utf-8")
+    assert ("has no instructions for bf16" in log) == warned
 
 
 def test_what_no_machine_understands_is_refused_where_the_job_is_started(make: Make) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import yaml
 from prepare import BIN, ROOT
 
 from nmt_train.common.errors import UserError
@@ -107,11 +108,14 @@ def _digest(place: str) -> str:
 
 
 _KEYS = [field.name for field in fields(Trial)]
-_VALUES = ["at", "seconds", "cross-entropy"]
+_VALUES = ["at", "seconds", "cross-entropy", "precision"]
 
 
 class Trials:
-    """Every validation of every trial, in a CSV file: one line with the words, virtual seconds and cross-entropy of each."""
+    """Every validation of every trial, in a CSV file: one line with the words, virtual seconds and cross-entropy of each.
+
+    Each line also has the precision of matrix products (docs/comparison.md, "Changes").
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.found = path, dict[Trial, list[dict[str, Any]]]()
@@ -123,12 +127,14 @@ class Trials:
                     )
                     event = {
                         "words": int(row["at"]), "seconds": float(row["seconds"]), "cross-entropy": float(row["cross-entropy"]),
+                        "precision": row["precision"],
                     }  # fmt: skip
                     self.found.setdefault(trial, []).append(event)
 
     def add(self, trial: Trial, run: Path) -> None:
         """Append the validations of a finished run to the file."""
-        self._append(trial, validations(run))
+        precision = yaml.safe_load((run / "config.yml").read_text(encoding="utf-8"))["precision"]
+        self._append(trial, [{**event, "precision": precision} for event in validations(run)])
 
     def twin(self, trial: Trial) -> Trial | None:
         """A trial that differs only in the network, if this changes only its times, and all by the same factor.
@@ -152,12 +158,12 @@ class Trials:
         new = not self.path.exists()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "a", encoding="utf-8", newline="") as lines:
-            writer = csv.writer(lines)
+            writer = csv.writer(lines, lineterminator="\n")
             if new:
                 writer.writerow([*_KEYS, *_VALUES])
             *keys, settings = astuple(trial)
             for event in found:
-                values = (event["words"], f"{event['seconds']:.1f}", f"{event['cross-entropy']:.4f}")
+                values = (event["words"], f"{event['seconds']:.1f}", f"{event['cross-entropy']:.4f}", event["precision"])
                 writer.writerow([*keys, " ".join(settings), *values])
 
     def end(self, trial: Trial) -> float:

@@ -95,13 +95,14 @@ def test_the_file_keeps_every_validation(tmp_path: Path) -> None:
     run.mkdir()
     events = [{"event": "validation", "update": 1, **values} for values in falling([3, 2.5])]
     (run / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (run / "config.yml").write_text("precision: bf16\n")
     its = trial("sparse", 200, 3, "rate=0.003", "warmup=400")
     path = tmp_path / "new" / "trials.csv"
     Trials(path).add(its, run)
     Trials(path).add(trial(ALONE, 200), run)
     again = Trials(path)
     assert list(again.found) == [its, trial(ALONE, 200)]
-    assert again.found[its] == falling([3, 2.5])
+    assert again.found[its] == [{**event, "precision": "bf16"} for event in falling([3, 2.5])]
 
 
 def test_the_table_has_the_best_of_the_longest_runs_of_each_system(tmp_path: Path) -> None:
@@ -155,8 +156,9 @@ def test_where_workers_wait_for_each_other_a_network_changes_only_times(tmp_path
     """So a run at another network needs no training: its times are scaled by words/s."""
     trials = Trials(tmp_path / "trials.csv")
     found, async_ = trial("sparse-local", 2000, 0, "rate=1"), trial("sparse-overlap", 2000, 0, "rate=1")
-    for its in (found, async_):
-        trials.found[its] = falling([9, 8])
+    its = [{**event, "precision": "fp32"} for event in falling([9, 8])]
+    for known in (found, async_):
+        trials.found[known] = its
     slow = replace(found, place=SLOW)
     assert trials.twin(slow) == trials.twin(replace(found, place=STRAGGLER)) == found
     others = (replace(slow, seed=1), replace(slow, settings=("rate=2",)), replace(async_, place=SLOW))
@@ -166,7 +168,7 @@ def test_where_workers_wait_for_each_other_a_network_changes_only_times(tmp_path
         timing.parent.mkdir(parents=True)
         timing.write_text(json.dumps({"words_per_second": pace}))
     trials.retime(slow, found, tmp_path)
-    assert trials.found[slow] == [{**event, "seconds": event["seconds"] * 1.5} for event in falling([9, 8])]
+    assert trials.found[slow] == [{**event, "seconds": event["seconds"] * 1.5} for event in its]
     assert list(Trials(tmp_path / "trials.csv").found) == [slow]
 
 
