@@ -91,8 +91,9 @@ class Job:
 
 def run_once(hosts: Sequence[Host], arguments: Sequence[str], module: str) -> int:
     """Run a command of this package as one rank per slot of the hosts; returns its exit status. UserError if one is silent."""
-    if silent := set(hosts) - set(answering(hosts)):
-        raise UserError(f"--hosts: {', '.join(host.name for host in silent)} does not answer; check the machine and ssh")
+    answers = answering(hosts)
+    if silent := [host.name for host in hosts if host not in answers]:
+        raise UserError(f"--hosts: no answer from {', '.join(silent)}; check the machines and ssh")
     with _hostfile(hosts) as options:
         return launch.mpirun(sum(host.slots for host in hosts), arguments, options, lambda line: None, module)
 
