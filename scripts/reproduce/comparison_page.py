@@ -12,13 +12,13 @@ from nmt_train.report.figure import new_figure, save_figure
 from reproduce.places import FAST, PLACES, SLOW, SLOWEST
 from reproduce.runs import crossing
 from reproduce.systems import ALONE, IDEAL, SYSTEMS
-from reproduce.trials import Trial, Trials
+from reproduce.trials import BUDGET, Trial, Trials
 
 _ABOUT = """# Results of the comparison at {place}
 
-Made by `scripts/tune` from trials.csv; [comparison.md](../comparison.md) has the protocol and the meaning of the columns.
-Seed 0 was used for tuning. For each system, the table has its longest runs; systems whose words differ are at different
-stages of tuning.
+Made by `scripts/tune` from trials.csv; [comparison.md](../comparison.md) has the protocol, and the meaning of columns and settings.
+Seed 0 was used for tuning. For each system, the table has its longest runs. *Tuning* is the number of words of all its runs with
+seed 0 here; the tuning of a system with less than {budget:g}M is not finished, and its row is a lower bound.
 
 """
 
@@ -26,7 +26,7 @@ stages of tuning.
 def write(trials: Trials, place: str, folder: Path) -> Path:
     """Write the page and its figure into `folder`; returns the page. UserError without trials of one machine."""
     name = f"results-{place.replace(' ', '').replace('/', '')}"
-    text = _ABOUT.format(place=place) + table(trials, place)
+    text = _ABOUT.format(place=place, budget=BUDGET / 1e6) + table(trials, place)
     late = times(trials, place)
     if late:
         text += f"\n## Time to the late target\n\n{late}"
@@ -43,8 +43,8 @@ def table(trials: Trials, place: str) -> str:
     Seed 0, with which the settings were chosen, counts only if there is no other.
     """
     lines = [
-        "| system | words | seeds | cross-entropy | equal words / words | words/s (one machine: 1) | speedup | settings |",
-        "|---|---|---|---|---|---|---|---|",
+        "| system | words | seeds | cross-entropy | equal words / words | words/s (one machine: 1) | speedup | tuning | settings |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     alone = trials.tuned(ALONE, place)
     if alone is None or len(trials.alone(place)) < 2:
@@ -62,7 +62,7 @@ def table(trials: Trials, place: str) -> str:
             system, f"{same[0].words / 1e6:g}M", ", ".join(str(trial.seed) for trial in same), _range(ends, 3),
             _range([trials.equal(end, place) / same[0].words for end in ends], 2),
             _range([trials.pace(trial) / trials.pace(alone) for trial in same], 2),
-            _range([trials.speedup(trial) for trial in same], 2), " ".join(tuned.settings),
+            _range([trials.speedup(trial) for trial in same], 2), f"{trials.spent(tuned) / 1e6:.3g}M", " ".join(tuned.settings),
         )  # fmt: skip
         lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines) + "\n"
@@ -87,7 +87,7 @@ def times(trials: Trials, place: str) -> str:
             columns = (
                 system, ", ".join(str(trial.seed) for trial in runs), f"{runs[0].words / 1e6:g}M",
                 (_range(reached, 0) if reached else "") + (missed if len(reached) < len(found) else ""),
-                _range([base / time for time in reached], 2) if reached else "",
+                _range([base / time for time in reached], 2) if len(reached) == len(found) else "-",
             )  # fmt: skip
             lines.append(f"| {' | '.join(columns)} |")
     head = [

@@ -24,6 +24,7 @@ from reproduce.places import PLACES
 from reproduce.runs import fitted
 from reproduce.systems import ALONE, SYSTEMS
 
+BUDGET = 8_000_000  # words with which a system is tuned at one place, without refining
 _VALIDATIONS = 40  # in a run: the line through five of them covers its last tenth
 _WARMED = 2_000_000  # the words of a run whose warm-up is as long as it says; that of others is scaled
 _NEVER = 10**12  # words: a checkpoint waits for the exchange in flight, so there is only that of the end
@@ -212,6 +213,10 @@ class Trials:
         its = [trial for trial in self.found if (trial.system, trial.place, trial.seed) == (system, where, 0)]
         longest = [trial for trial in its if trial.words == max(trial.words for trial in its)]
         return self.best(longest, 1)[0] if longest else None
+
+    def spent(self, tuned: Trial) -> int:
+        """The words of all runs with which a system was tuned at its place."""
+        return sum(trial.words for trial in self.found if (trial.system, trial.place, trial.seed) == (tuned.system, tuned.place, 0))
 
     def seeds(self, tuned: Trial) -> list[Trial]:
         """The runs of the same length and settings with the other seeds."""
