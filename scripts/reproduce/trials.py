@@ -216,7 +216,9 @@ class Trials:
 
     def spent(self, tuned: Trial) -> int:
         """The words of all runs with which a system was tuned at its place."""
-        return sum(trial.words for trial in self.found if (trial.system, trial.place, trial.seed) == (tuned.system, tuned.place, 0))
+        return sum(
+            trial.words for trial in self.found if (trial.system, trial.place, trial.seed) == (tuned.system, tuned.place, 0)
+        )
 
     def seeds(self, tuned: Trial) -> list[Trial]:
         """The runs of the same length and settings with the other seeds."""
