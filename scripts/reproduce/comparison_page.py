@@ -16,9 +16,9 @@ from reproduce.trials import BUDGET, Trial, Trials
 
 _ABOUT = """# Results of the comparison at {place}
 
-Made by `scripts/tune` from trials.csv; [comparison.md](../comparison.md) has the protocol, and the meaning of columns and settings.
-Seed 0 was used for tuning. For each system, the table has its longest runs. *Tuning* is the number of words of all its runs with
-seed 0 here; the tuning of a system with less than {budget:g}M is not finished, and its row is a lower bound.
+Made by `scripts/tune` from trials.csv; [comparison.md](../comparison.md) has the protocol and the meaning of the columns and
+settings. Seed 0 was used for tuning. For each system, the table has its longest runs. *Tuning* is the number of words of all
+its runs with seed 0 here; the tuning of a system with less than {budget:g}M is not finished, and its row is a lower bound.
 
 """
 
@@ -43,8 +43,8 @@ def table(trials: Trials, place: str) -> str:
     Seed 0, with which the settings were chosen, counts only if there is no other.
     """
     lines = [
-        "| system | words | seeds | cross-entropy | equal words / words | words/s (one machine: 1) | speedup | tuning | settings |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| system | words | seeds | cross-entropy | equal words / words | relative words/s | speedup | tuning | settings |",
+        "|---" * 9 + "|",
     ]
     alone = trials.tuned(ALONE, place)
     if alone is None or len(trials.alone(place)) < 2:
