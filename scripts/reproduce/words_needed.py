@@ -23,12 +23,14 @@ _DEFAULTS = ("local.outer=", "tiles.rate", "tiles.decay", "low_rank.dense_update
 def write(trials: Trials, folder: Path, jobs: int, path: Path = TABLE) -> None:
     """Write, for each mode and plan, the words of its best long run, relative to those of one machine with the same result.
 
+    Runs with other batches are left out: users give batches of their own.
     Simulates the timing of modes in which the network decides how often workers exchange, in `folder`.
     """
     found: dict[tuple[str, str, int], list[Trial]] = {}
     for trial in trials.found:
         place = PLACES[trial.place]
-        if trial.system != ALONE and trial.words >= _SHORTEST and place.alone == FAST and not place.tuned_at:
+        other = trial.system == ALONE or any("batch.tokens" in setting for setting in trial.settings)
+        if not other and trial.words >= _SHORTEST and place.alone == FAST and not place.tuned_at:
             found.setdefault((*_choice(trial), place.workers), []).append(trial)
     chosen = {key: _best(its, trials) for key, its in sorted(found.items())}
     side_by_side([trial.timing(folder) for trial in chosen.values() if not SYSTEMS[trial.system].lockstep], jobs)

@@ -77,6 +77,7 @@ def test_the_words_that_a_mode_needs_are_those_of_its_best_long_run(tmp_path: Pa
         (trial("sparse-overlap", 2 * 10**6, 0, "rate=1"), 3.0), (trial("sparse-overlap", 2 * 10**6, 0, "rate=2"), 3.5),
         (trial("sparse-overlap", 2 * 10**6, 1, "rate=1"), 3.0), (trial("sparse-overlap", 2 * 10**6, 2, "rate=1"), 2.5),
         (trial("local-sgd", 10**6, 0, "plan=local.every=8,local.delay=8"), 3.0),
+        (trial("local-sgd", 10**6, 0, "plan=local.every=8,local.delay=8,batch.tokens=224"), 2.5),
     ):  # fmt: skip
         trials.found[its] = [
             {"words": its.words * n // 5, "seconds": its.words * n / 5, "cross-entropy": value} for n in range(1, 6)
