@@ -46,8 +46,8 @@ MARIANS = {"activation": "swish", "output_bias": True}  # as the models of OPUS-
 def trained(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose translations end by themselves."""
     values = small(demo, tmp_path_factory.mktemp("trained") / "run")
-    values |= {"validation": {"every": "200u", "metrics": ["cross-entropy", "bleu"]}, "stop": {"after": "400u"}}
-    values["checkpoint"] = {"every": "200u"}
+    values |= {"validation": {"every": "600u", "metrics": ["cross-entropy", "bleu"]}, "stop": {"after": "1200u"}}
+    values["checkpoint"] = {"every": "600u"}
     values["model"] |= {"dim": 64, "ffn_dim": 128}
     values["optimizer"] = {"learning_rate": 0.005, "warmup": 50}
     assert start(configuration.validate(values, {}), False, False) == 0
