@@ -230,7 +230,7 @@ def _buckets(mode: Mode, config: Config) -> str | None:
     if config.exchange.buckets == 1 or (SCHEDULES[mode.schedule].in_parts and EXCHANGES[mode.exchange].in_parts):
         return None
     return (
-        "exchange.buckets: only schedule every-step with exchange all-reduce sends gradients in parts, but mode"
+        "exchange.buckets: only schedule every-step with exchange all-reduce or powersgd sends gradients in parts, but mode"
         f" {config.mode} has {mode.schedule} and {mode.exchange}; remove it"
     )
 

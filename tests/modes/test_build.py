@@ -51,7 +51,7 @@ def test_what_a_row_for_one_machine_becomes_on_its_devices_is_refused_as_in_any_
             modes.check(make(mode=mode, **changes), nodes)
 
 
-@pytest.mark.parametrize("changes", [{"mode": "vanilla"}, {"mode": "pipe"}, {"mode": "powersgd"}, {"mode": "local-sgd"}])
+@pytest.mark.parametrize("changes", [{"mode": "vanilla"}, {"mode": "pipe"}, {"mode": "local-sgd"}])
 def test_buckets_where_parts_cannot_travel_apart_are_refused(make: Make, changes: dict[str, str]) -> None:
     with pytest.raises(UserError, match=r"exchange.buckets: only schedule every-step with .*; remove it"):
         modes.row(make(exchange__buckets=4, **changes))

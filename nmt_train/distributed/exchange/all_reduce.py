@@ -62,8 +62,17 @@ class AllReduce(Exchange):
         joined = self.transfer(gradient, weight, self.updates)
         return lambda: self.apply(gradient, parameters, joined)
 
-    def transfer(self, gradient: Tensor, weight: int, update: int) -> Reduction:
-        """All-reduce the gradient, or a part of it, in place. update: a number of updates that is the same on all ranks."""
+    def parts(self, most: int) -> list[slice]:
+        """At most `most` slices of the vector that can be transferred one by one; together, they are the whole vector."""
+        count = self.optimizer.parameters.numel()
+        parts = min(most, count)
+        return [slice(count * part // parts, count * (part + 1) // parts) for part in range(parts)]
+
+    def transfer(self, gradient: Tensor, weight: int, update: int, start: int = 0) -> Reduction:
+        """All-reduce the gradient, or the part of it that begins at `start`, in place.
+
+        update: a number of updates that is the same on all ranks.
+        """
         with self._trace.span("sync"):
             return self._reducer.reduce(gradient, update, weight)
 

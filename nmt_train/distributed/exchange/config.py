@@ -33,8 +33,8 @@ class ExchangeConfig:
         default=None,
         ge=1,
         le=10**4,
-        description="all-reduce: number of parts in which gradients are sent while the backward pass continues; null: 8,"
-        " or 1 if the mode does not support more",
+        description="all-reduce, powersgd: largest number of parts in which gradients are sent while the backward pass"
+        " continues (powersgd: whole parameters); null: 8, or 1 if the mode does not support more",
     )
     rule: Annotated[str, one_of(RULES)] | None = Field(
         default=None,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from pydantic import Field
@@ -36,12 +38,36 @@ class LowRankConfig:
 class PowerSGD(AllReduce):
     """All-reduce of low-rank factors of the gradient matrices; the codec encodes the factors."""
 
-    in_parts = False  # whole matrices are needed
     averages = True
 
     def _make_reducer(self, context: BuildContext) -> Reducer:
         flat, config = context.flat, context.settings.low_rank
-        return LowRankReducer(super()._make_reducer(context), flat.layout, config, flat.gradient, context.trace)
+        self._low_rank = LowRankReducer(super()._make_reducer(context), flat.layout, config, flat.gradient, context.trace)
+        return self._low_rank
+
+    def parts(self, most: int) -> list[slice]:
+        return self._low_rank.parts(most)
+
+    def transfer(self, gradient: Tensor, weight: int, update: int, start: int = 0) -> Reduction:
+        with self._trace.span("sync"):
+            return self._low_rank.reduce(gradient, update, weight, start)
+
+
+class _Matrix(NamedTuple):
+    """place: its elements in the vector. factor: those of its right factor in the vector of all right factors."""
+
+    place: slice
+    rows: int
+    columns: int
+    factor: slice
+
+    def of(self, vector: Tensor, start: int) -> Tensor:
+        """Its elements (rows, columns) in a part of the vector that begins at `start`."""
+        return vector[self.place.start - start : self.place.stop - start].view(self.rows, self.columns)
+
+    def right(self, factors: Tensor) -> Tensor:
+        """Its right factor (columns, rank) in the vector of all right factors."""
+        return factors[self.factor].view(self.columns, -1)
 
 
 class LowRankReducer(Reducer):
@@ -49,6 +75,9 @@ class LowRankReducer(Reducer):
 
     It averages P = M Q over the ranks and makes P orthonormal; then it averages Q = M^T P. Error feedback adds what P Q^T
     leaves out of a rank's gradient to the next gradient of that rank.
+
+    A vector may be reduced in parts, which end between parameters. Residuals change when the last part has been reduced, so
+    that an interrupted exchange leaves them as they were.
 
     layout: names and shapes of the parameters in the order of the vector. Parameters that are not matrices, or too small to
     benefit, are averaged without compression. inner: the reducer for the factors and the uncompressed parameters.
@@ -59,67 +88,80 @@ class LowRankReducer(Reducer):
     ) -> None:
         """like: a vector of the model's size and device."""
         self._inner, self._rank, self._dense, self._trace = inner, config.rank, config.dense_updates, trace
-        self._matrices: list[tuple[slice, int, int]] = []
+        self._matrices: list[_Matrix] = []
         self._others: list[slice] = []
-        start = 0
+        start = factors = 0
         for _, shape in layout:
             elements = torch.Size(shape).numel()
             place, rows = slice(start, start + elements), shape[0] if len(shape) > 1 else 1
             start += elements
-            if self._rank * (rows + elements // max(1, rows)) < elements:
-                self._matrices.append((place, rows, elements // rows))
+            columns = elements // max(1, rows)
+            if self._rank * (rows + columns) < elements:
+                factor = slice(factors, factors := factors + self._rank * columns)
+                self._matrices.append(_Matrix(place, rows, columns, factor))
             else:
                 self._others.append(place)
-        self._error = torch.zeros_like(like)
-        columns = sum(columns for _, _, columns in self._matrices)
-        random = torch.randn(self._rank * columns, generator=torch.Generator().manual_seed(_SEED))
-        self._q = random.to(like)
+        self._ends = sorted(place.stop for place in (*self._others, *(matrix.place for matrix in self._matrices)))
+        self._error, self._next_error = torch.zeros_like(like), torch.zeros_like(like)
+        self._reduced = 0  # elements of the present vector that have been reduced
+        self._q = torch.randn(factors, generator=torch.Generator().manual_seed(_SEED)).to(like)
+
+    def parts(self, most: int) -> list[slice]:
+        """At most `most` slices of the vector, as equal in size as whole parameters permit."""
+        whole = self._ends[-1]
+
+        def nearest(place: float) -> int:
+            return min(self._ends, key=lambda end: abs(end - place))
+
+        cuts = {0, whole, *(nearest(whole * part / most) for part in range(1, most))}
+        return [slice(start, stop) for start, stop in itertools.pairwise(sorted(cuts))]
 
     @torch.no_grad()
-    def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Reduction:
+    def reduce(self, vector: Tensor, update: int, weight: int = 1, start: int = 0) -> Reduction:
+        """start: where `vector` begins, if it is a part of the vector; all ranks must reduce the same parts."""
         if update < self._dense:
             return self._inner.reduce(vector, update, weight)
+        place = slice(start, start + vector.numel())
+        matrices = [matrix for matrix in self._matrices if place.start <= matrix.place.start < place.stop]
+        others = [
+            slice(other.start - start, other.stop - start) for other in self._others if place.start <= other.start < place.stop
+        ]
         with self._trace.span("encode", vector.numel()):
             if weight:  # without a batch, the residual waits for the next gradient
-                vector.add_(self._error)
-            left = [vector[place].view(rows, columns) @ q for (place, rows, columns), q in self._with_q()]
-            first = _joined([*left, *(vector[place] for place in self._others)], vector)
+                vector.add_(self._error[place])
+            left = [matrix.of(vector, start) @ matrix.right(self._q) for matrix in matrices]
+            first = _joined([*left, *(vector[other] for other in others)], vector)
         joined = self._inner.reduce(first, update, weight)
         first.div_(joined.divisor)
         with self._trace.span("encode", vector.numel()):
-            sizes = [*(p.numel() for p in left), *(place.stop - place.start for place in self._others)]
-            parts = list(first.split(sizes))
-            left = [_orthonormal(part.view(p.shape)) for part, p in zip(parts, left, strict=False)]
-            right = [
-                vector[place].view(rows, columns).T @ p for (place, rows, columns), p in zip(self._matrices, left, strict=True)
-            ]
-            second = _joined(right, vector)
+            sizes = [*(p.numel() for p in left), *(other.stop - other.start for other in others)]
+            means = list(first.split(sizes))
+            left = [_orthonormal(mean.view(p.shape)) for mean, p in zip(means, left, strict=False)]
+            second = _joined([matrix.of(vector, start).T @ p for matrix, p in zip(matrices, left, strict=True)], vector)
         self._inner.reduce(second, update, weight)
-        self._q = second.div_(joined.divisor)
+        if matrices:
+            self._q[matrices[0].factor.start : matrices[-1].factor.stop] = second.div_(joined.divisor)
         with self._trace.span("decode", vector.numel()):
-            if weight:
-                self._error.copy_(vector)
-            for ((place, _, _), q), p in zip(self._with_q(), left, strict=True):
-                vector[place] = (p @ q.T).flatten()
-            for place, part in zip(self._others, parts[len(left) :], strict=True):
-                vector[place] = part
-            if weight:
-                self._owe(vector)
-        if not self._q.is_meta and not torch.isfinite(self._q).all():
-            self._forget()
+            error = self._next_error[place].copy_(vector)
+            for matrix, p in zip(matrices, left, strict=True):
+                matrix.of(vector, start).copy_(p @ matrix.right(self._q).T)
+            for other, mean in zip(others, means[len(left) :], strict=True):
+                vector[other] = mean
+            error.sub_(vector)
+            for other in others:
+                error[other] = 0
+        self._reduced += vector.numel()
+        if self._reduced == self._error.numel():
+            self._complete(bool(weight))
         return Reduction(1.0, joined.weight)
 
-    def _owe(self, mean: Tensor) -> None:
-        """Subtract `mean` from this rank's saved vector; the rest is the residual."""
-        for place, _, _ in self._matrices:
-            self._error[place].sub_(mean[place])
-        for place in self._others:
-            self._error[place] = 0
-
-    def _with_q(self) -> list[tuple[tuple[slice, int, int], Tensor]]:
-        """Each matrix with its right factor (columns, rank)."""
-        factors = self._q.split([self._rank * columns for _, _, columns in self._matrices])
-        return [(its, q.view(-1, self._rank)) for its, q in zip(self._matrices, factors, strict=True)]
+    def _complete(self, contributed: bool) -> None:
+        """Called when all parts have been reduced; contributed: whether this rank had a batch."""
+        self._reduced = 0
+        if contributed:
+            self._error, self._next_error = self._next_error, self._error
+        if not self._q.is_meta and not torch.isfinite(self._q).all():
+            self._forget()
 
     def _forget(self) -> None:
         """Reset residual and right factors, on all ranks alike, after a sum that was not finite."""
@@ -135,6 +177,7 @@ class LowRankReducer(Reducer):
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         """Restore the right factors; the exchange itself adds the saved residual to the next gradient."""
         self._error.zero_()
+        self._reduced = 0
         if _Q in vectors and vectors[_Q].shape == self._q.shape:
             self._q = vectors[_Q].to(self._q)
 

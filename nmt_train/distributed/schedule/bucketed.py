@@ -18,7 +18,7 @@ from nmt_train.distributed.schedule.every_step import EveryStep
 
 
 class Bucketed(EveryStep):
-    """Cuts the vector into buckets of equal size, and sends them from its end, where the last layers are, to its beginning.
+    """Sends buckets of about equal size, from the end of the vector, where the last layers are, to its beginning.
 
     If tasks cannot run while another task computes, as on a simulated clock, the worker sends the buckets after the backward
     pass, each after its share of the time of the pass.
@@ -31,9 +31,7 @@ class Bucketed(EveryStep):
         assert isinstance(exchange, AllReduce), "modes/compatibility.py rejects other exchanges"
         super().__init__(context, exchange)
         self._all_reduce = exchange  # `sync` in two halves: `transfer` and `apply`
-        count = self._flat.gradient.numel()
-        buckets = min(context.settings.exchange.buckets, count)
-        self._buckets = [slice(count * part // buckets, count * (part + 1) // buckets) for part in reversed(range(buckets))]
+        self._buckets = exchange.parts(context.settings.exchange.buckets)[::-1]
         self._waiting = deque[slice]()  # buckets of this exchange that have not been sent
         self._missing: dict[int, int] = {}  # by the start of each bucket: elements still to be computed
         self._begun = False  # whether buckets of this exchange may have been sent
@@ -73,7 +71,8 @@ class Bucketed(EveryStep):
             self._give()
 
     def _give(self) -> None:
-        self._background.give(self._flat.gradient[self._waiting.popleft()], self._weight, self.exchange.updates)
+        bucket = self._waiting.popleft()
+        self._background.give(self._flat.gradient[bucket], self._weight, self.exchange.updates, bucket.start)
 
     def _give_away(self) -> None:
         if not self._begun:  # the last step had no batch, or was not known to be the last

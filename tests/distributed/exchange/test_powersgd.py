@@ -14,6 +14,7 @@ from nmt_train.distributed.exchange.reducer import EncodingReducer
 from nmt_train.distributed.exchange.ring import RingAllReduce
 from nmt_train.distributed.exchange.worker_state import RESIDUAL
 from nmt_train.distributed.transport import Tag
+from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace
 
@@ -22,7 +23,7 @@ ELEMENTS = 12 * 9 + 7 + 60 + 4
 
 
 def summed(
-    vectors: Tensor, rank: int, dense_updates: int = 0, algorithm: type[EncodingReducer] = RingAllReduce
+    vectors: Tensor, rank: int, dense_updates: int = 0, algorithm: type[EncodingReducer] = RingAllReduce, parts: int = 1
 ) -> list[tuple[list[Tensor], Tensor, int]]:
     """Of every rank, for `vectors` (steps, ranks, elements): the means, what is left to be sent, bytes sent."""
 
@@ -34,7 +35,8 @@ def summed(
         found = []
         for update, step in enumerate(vectors):
             own = step[transport.rank].clone()
-            own /= made.reduce(own, update).divisor
+            for part in reversed(made.parts(parts)):
+                own[part] /= made.reduce(own[part], update, 1, part.start).divisor
             found.append(own)
         return found, made.worker_state()[RESIDUAL].clone(), transport.sent[Tag.RING][1]
 
@@ -42,12 +44,13 @@ def summed(
     return together(engine([1] * ranks), *[reduce] * ranks)
 
 
+@pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("algorithm", [RingAllReduce, ButterflyAllReduce])
 @pytest.mark.parametrize("rank", [1, 2])
-def test_all_have_the_same_and_nothing_is_lost(rank: int, algorithm: type[EncodingReducer]) -> None:
+def test_all_have_the_same_and_nothing_is_lost(rank: int, algorithm: type[EncodingReducer], parts: int) -> None:
     torch.manual_seed(1)
     vectors = torch.randn(5, 3, ELEMENTS)
-    found = summed(vectors, rank, algorithm=algorithm)
+    found = summed(vectors, rank, algorithm=algorithm, parts=parts)
     for sums, _, _ in found:
         assert all(torch.equal(one, other) for one, other in zip(sums, found[0][0], strict=True))
     owed = sum((left for _, left, _ in found), torch.zeros(ELEMENTS))
@@ -97,10 +100,46 @@ def test_a_ranks_share_of_the_factors_is_what_is_sent() -> None:
     assert sent == 4 * ((12 + 4 + 7 + 4) // 2 * 2 + 1 + (9 + 15))  # 27 is odd: one block is an element longer
 
 
-def test_what_is_not_finite_is_so_everywhere_and_forgotten() -> None:
+@pytest.mark.parametrize("parts", [2, 3, 4, 100])
+def test_parts_have_the_same_mean_as_the_whole(parts: int) -> None:
+    torch.manual_seed(6)
+    vectors = torch.randn(4, 2, ELEMENTS)
+    whole, in_parts = summed(vectors, 2)[1], summed(vectors, 2, parts=parts)[1]
+    for one, other in zip((*whole[0], whole[1]), (*in_parts[0], in_parts[1]), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+def test_parts_end_between_parameters() -> None:
+    trace = Trace(False, LocalTransport())
+    made = LowRankReducer(
+        RingAllReduce(LocalTransport(), Dense(), trace), LAYOUT, LowRankConfig(1), torch.zeros(ELEMENTS), trace
+    )
+    assert made.parts(1) == [slice(0, 179)]
+    assert made.parts(2) == [slice(0, 108), slice(108, 179)]
+    assert made.parts(100) == [slice(0, 108), slice(108, 115), slice(115, 175), slice(175, 179)]
+
+
+def test_an_exchange_that_was_interrupted_between_two_parts_leaves_the_residual_as_it_was() -> None:
+    def reduce(transport: VirtualTransport) -> tuple[Tensor, Tensor]:
+        trace, residuals = Trace(False, transport), []
+        made = LowRankReducer(RingAllReduce(transport, Dense(), trace), LAYOUT, LowRankConfig(1), torch.zeros(ELEMENTS), trace)
+        torch.manual_seed(transport.rank)
+        for update, parts in enumerate((2, 1)):  # the second exchange has only one of its two parts
+            for part in made.parts(2)[:parts]:
+                made.reduce(torch.randn(part.stop - part.start), update, 1, part.start)
+            residuals.append(made.rescued()[RESIDUAL].clone())
+        return residuals[0], residuals[1]
+
+    for before, after in together(engine([1, 1]), reduce, reduce):
+        assert before.any()
+        assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_what_is_not_finite_is_so_everywhere_and_forgotten(parts: int) -> None:
     vectors = torch.ones(2, 2, ELEMENTS)
     vectors[0, 1, 5] = torch.inf
-    for sums, owed, _ in summed(vectors, 1):
+    for sums, owed, _ in summed(vectors, 1, parts=parts):
         assert not torch.isfinite(sums[0]).all()
         assert torch.isfinite(sums[1]).all()
         assert torch.isfinite(owed).all()

@@ -128,14 +128,16 @@ def test_a_drained_worker_has_given_away_what_had_piled_up() -> None:
     assert schedule.exchange.updates == 1
 
 
-@pytest.mark.parametrize(("buckets", "accumulate"), [(2, 1), (5, 1), (64, 1), (5, 2)])
+@pytest.mark.parametrize(
+    ("mode", "buckets", "accumulate"), [("sync", 2, 1), ("sync", 5, 1), ("sync", 64, 1), ("sync", 5, 2), ("powersgd", 8, 1)]
+)
 def test_two_workers_train_the_same_with_any_number_of_buckets(
-    make: Make, tmp_path: Any, buckets: int, accumulate: int
+    make: Make, tmp_path: Any, mode: str, buckets: int, accumulate: int
 ) -> None:
     """To the bit, but where gradients pile up: their parts are divided before, instead of their sum."""
     found = []
     for number in (1, buckets):
-        folder = run(make, tmp_path / str(number), [1, 1], mode="sync", stop__after="5u", exchange__buckets=number,
+        folder = run(make, tmp_path / str(number), [1, 1], mode=mode, stop__after="5u", exchange__buckets=number,
                      optimizer__name="sgd", batch__accumulate=accumulate)  # fmt: skip
         found.append(checkpoint.load(folder / "last").tensors("parameters"))
     for name, tensor in found[0].items():
