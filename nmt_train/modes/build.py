@@ -23,7 +23,6 @@ from nmt_train.optim.flat_model import FlatModel
 from nmt_train.optim.learning_rate import for_async_workers
 from nmt_train.trace import Trace
 
-_BUCKETS = 8  # with more buckets, the first one is sent earlier; 8 are as fast as DDP (docs/benchmarks.md)
 # Values of keys that neither the configuration nor the row of the mode sets.
 _LEFT_TO_THE_MODE = {
     "optimizer.name": "adam", "local.every": 100, "local.outer": "none", "local.delay": 0, "exchange.rule": "async",
@@ -162,10 +161,8 @@ def in_force(config: Config, nodes: tuple[int, ...]) -> dict[str, str]:
 
 def with_mode_defaults(mode: Mode, config: Config) -> Config:
     """Return the config with the mode's values for all keys that the config leaves to the mode."""
-    in_parts = SCHEDULES[mode.schedule].in_parts and EXCHANGES[mode.exchange].in_parts
-    of_exchange = {
-        "exchange.buckets": _BUCKETS if in_parts else 1, "exchange.own_updates": EXCHANGES[mode.exchange].own_updates,
-    }  # fmt: skip
+    exchange, in_parts = EXCHANGES[mode.exchange], SCHEDULES[mode.schedule].in_parts
+    of_exchange = {"exchange.buckets": exchange.buckets if in_parts else 1, "exchange.own_updates": exchange.own_updates}
     for name, value in {**_LEFT_TO_THE_MODE, **of_exchange, **mode.settings}.items():
         section, key = name.split(".")
         if getattr(getattr(config, section), key) is None:

@@ -227,7 +227,7 @@ def _shards(mode: Mode, config: Config) -> str | None:
 
 
 def _buckets(mode: Mode, config: Config) -> str | None:
-    if config.exchange.buckets == 1 or (SCHEDULES[mode.schedule].in_parts and EXCHANGES[mode.exchange].in_parts):
+    if config.exchange.buckets == 1 or (SCHEDULES[mode.schedule].in_parts and EXCHANGES[mode.exchange].buckets > 1):
         return None
     return (
         "exchange.buckets: only schedule every-step with exchange all-reduce or powersgd sends gradients in parts, but mode"

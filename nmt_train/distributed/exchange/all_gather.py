@@ -31,7 +31,7 @@ class AllGather(AllReduce):
     """Each of n ranks sends n - 1 messages; error feedback keeps what they leave out."""
 
     codec_needs = ""
-    in_parts = False
+    buckets = 1
 
     def __init__(self, context: BuildContext) -> None:
         super().__init__(context)

@@ -36,7 +36,8 @@ class Exchange(ABC):
     codec_needs: the attribute of `Codec` that must be true for the workers' codec; empty: none.
     synchronous: all workers exchange at the same step; no worker may take a step that the others do not take.
     sharded: each rank holds a shard of the parameters. solitary: the exchange is for a single rank.
-    in_parts: parts of a gradient may be sent separately. averages: it averages vectors, and cannot add them up.
+    buckets: in how many parts a gradient is sent by default; 1: it cannot be sent in parts.
+    averages: it averages vectors, and cannot add them up.
 
     optimizer: updates this rank's shard of the parameters, or all parameters if every rank holds them.
     initial_slices: for every rank, the slice of the parameters that it receives at the start.
@@ -53,7 +54,7 @@ class Exchange(ABC):
     codec_needs: ClassVar[str] = ""
     sharded: ClassVar[bool] = False
     solitary: ClassVar[bool] = False
-    in_parts: ClassVar[bool] = False
+    buckets: ClassVar[int] = 1
     averages: ClassVar[bool] = False
     synchronous: bool = False
     waits_for_others: bool = False

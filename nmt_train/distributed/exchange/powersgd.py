@@ -39,6 +39,7 @@ class PowerSGD(AllReduce):
     """All-reduce of low-rank factors of the gradient matrices; the codec encodes the factors."""
 
     averages = True
+    buckets = 4  # each needs two all-reduces one after the other; 8 are not faster (docs/benchmarks.md)
 
     def _make_reducer(self, context: BuildContext) -> Reducer:
         flat, config = context.flat, context.settings.low_rank
