@@ -55,10 +55,12 @@ def _choice(trial: Trial) -> tuple[str, str]:
 
 
 def _best(its: list[Trial], trials: Trials) -> Trial:
-    """The best of the longest runs with seed 0."""
+    """The longest run with seed 0 that learned most; if it was made on several networks, the one with more seeds."""
     tuned = [trial for trial in its if not trial.seed]
     longest = max(trial.words for trial in tuned)
-    return max((trial for trial in tuned if trial.words == longest), key=trials.score)
+    settings = min((trial for trial in tuned if trial.words == longest), key=trials.end).settings
+    same = [trial for trial in tuned if (trial.words, trial.settings) == (longest, settings)]
+    return max(same, key=lambda trial: len(trials.seeds(trial)))
 
 
 def _period(trial: Trial, folder: Path) -> float:
