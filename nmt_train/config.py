@@ -25,6 +25,7 @@ from nmt_train.distributed.codec.strom_threshold import ThresholdConfig
 from nmt_train.distributed.codec.tile_topk import TileConfig
 from nmt_train.distributed.codec.topk import DroppingConfig
 from nmt_train.distributed.exchange.config import ExchangeConfig
+from nmt_train.distributed.exchange.low_bit import LowBitConfig
 from nmt_train.distributed.exchange.parameter_server.replication import RecoveryConfig
 from nmt_train.distributed.exchange.powersgd import LowRankConfig
 from nmt_train.distributed.override import OverrideConfig
@@ -96,6 +97,7 @@ class Config:
     qsgd: QsgdConfig = Field(default_factory=QsgdConfig)
     tiles: TileConfig = Field(default_factory=TileConfig)
     low_rank: LowRankConfig = Field(default_factory=LowRankConfig)
+    low_bit: LowBitConfig = Field(default_factory=LowBitConfig)
     transport: TransportConfig = Field(default_factory=TransportConfig)
     recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
     stop: StopConfig

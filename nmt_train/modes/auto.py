@@ -12,6 +12,7 @@ AUTO = "auto"
 # The sections that belong to a mode. A choice replaces them, because each choice was measured with its settings.
 SECTIONS = (
     "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "tiles", "low_rank",
+    "low_bit",
 )  # fmt: skip
 _ACCUMULATE = "batch.accumulate"
 

@@ -189,6 +189,15 @@ def _own_updates(mode: Mode, config: Config) -> str | None:
     return None
 
 
+def _only_gradients(mode: Mode, config: Config) -> str | None:
+    if EXCHANGES[mode.exchange].only_gradients and SCHEDULES[mode.schedule].updates:
+        return (
+            f"{_choice('schedule', mode, config)} lets workers send finished updates, but exchange {mode.exchange} compresses"
+            " gradients; use every-step, or set override.exchange: all-reduce"
+        )
+    return None
+
+
 def _only_of_shards(mode: Mode, config: Config) -> str | None:
     if EXCHANGES[mode.exchange].sharded or EXCHANGES[mode.exchange].solitary:
         return None
@@ -230,8 +239,8 @@ def _buckets(mode: Mode, config: Config) -> str | None:
     if config.exchange.buckets == 1 or (SCHEDULES[mode.schedule].in_parts and EXCHANGES[mode.exchange].buckets > 1):
         return None
     return (
-        "exchange.buckets: only schedule every-step with exchange all-reduce or powersgd sends gradients in parts, but mode"
-        f" {config.mode} has {mode.schedule} and {mode.exchange}; remove it"
+        "exchange.buckets: only schedule every-step with exchange all-reduce, powersgd or low-bit sends gradients in parts, but"
+        f" mode {config.mode} has {mode.schedule} and {mode.exchange}; remove it"
     )
 
 
@@ -260,5 +269,5 @@ def _one_exchange(mode: Mode, config: Config) -> str | None:
 
 _RULES: tuple[Callable[[Mode, Config], str | None], ...] = (
     _alone, _accumulating, _local_gradient, _codec, _synchronous, _buckets, _asynchronous, _outer, _only_of_shards,
-    _own_updates, _sum, _tiles, _delay, _per_node, _one_node_at_a_time, _shards, _join, _one_exchange,
+    _own_updates, _only_gradients, _sum, _tiles, _delay, _per_node, _one_node_at_a_time, _shards, _join, _one_exchange,
 )  # fmt: skip

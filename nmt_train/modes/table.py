@@ -34,6 +34,7 @@ MODES = {
     "strom": Mode("every-step", "peers", "threshold", "threshold", "Strom 2015, 2.6", optimizer="worker"),
     "sync": Mode("every-step", "all-reduce", "dense", "dense", "Arnold 2016, Algorithm 1"),
     "powersgd": Mode("every-step", "powersgd", "dense", "dense", "Vogels 2019"),
+    "low-bit": Mode("every-step", "low-bit", "dense", "dense", "Zheng 2019, Algorithm 2"),
     "pipe": Mode("pipelined", "all-reduce", "half", "half", "Pipe-SGD, Algorithm 1"),
     "local-sgd": Mode("local-steps", "all-reduce", "dense", "dense", "Stich 2019", optimizer="worker"),
     "simuparallel": Mode("local-steps", "all-reduce", "dense", "dense", "thesis 2.3.1", optimizer="worker",

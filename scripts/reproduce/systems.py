@@ -143,6 +143,13 @@ SYSTEMS: dict[str, System] = {
                "rank=1,n=8 rank=1,n=16 rank=1,n=4 rank=2,n=16"),
                rank="low_rank.rank", dense="low_rank.dense_updates", n="batch.accumulate")
     ),
+    "low-bit": System(
+        "low-bit", (), _knobs(*_FOUR_BATCHES),
+        _plans(_networks("up=2,down=3 up=2,down=2 up=3,down=3",
+                         "up=2,down=3,n=4 up=2,down=2,n=4 up=2,down=2,n=2 up=2,down=2,n=8",
+                         "up=2,down=2,n=32 up=2,down=2,n=16 up=2,down=2,n=64 up=2,down=3,n=32"),
+               up="low_bit.up", down="low_bit.down", n="batch.accumulate") | _BATCHES
+    ),
     "local-sgd": System("local-sgd", ("override.up=half",), _knobs(*_LOCAL), _DENSE_LOCAL, drains=True),
     "diloco": System(
         "diloco", ("local.outer_rate=1.0",), _knobs(*_LOCAL),

@@ -95,6 +95,7 @@ def test_what_runs_and_what_does_not_is_known() -> None:
         "every-step x all-gather": 10, "pipelined x all-gather": 10, "local-steps x all-gather": 10,
         "every-step x peers": 1, "overlapped x server": 10, "overlapped x peers": 1, "pipelined x all-reduce": 5,
         "pipelined x powersgd": 5, "local-steps x server": 10, "local-steps x all-reduce": 5, "local-steps x powersgd": 5,
+        "every-step x low-bit": 1, "pipelined x low-bit": 1,
         "local-steps x peers": 1, "downpour x server": 10, "downpour x peers": 1,
     }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from nmt_train.distributed.exchange.all_gather import AllGather
 from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.exchange import Exchange
+from nmt_train.distributed.exchange.low_bit import LowBitAllReduce
 from nmt_train.distributed.exchange.parameter_server.client import ParameterServer
 from nmt_train.distributed.exchange.powersgd import PowerSGD
 from nmt_train.distributed.exchange.single import SingleRank
@@ -14,5 +15,6 @@ EXCHANGES: dict[str, type[Exchange]] = {
     "all-reduce": AllReduce,
     "all-gather": AllGather,
     "powersgd": PowerSGD,
+    "low-bit": LowBitAllReduce,
     "peers": StromExchange,
 }

@@ -33,8 +33,8 @@ class ExchangeConfig:
         default=None,
         ge=1,
         le=10**4,
-        description="all-reduce, powersgd: largest number of parts in which gradients are sent while the backward pass"
-        " continues (powersgd: whole parameters); null: 8, or 4 with powersgd, or 1 if the mode cannot",
+        description="all-reduce, powersgd, low-bit: largest number of parts in which gradients are sent while the backward"
+        " pass continues (powersgd: whole parameters); null: 8, 4 with powersgd, 12 with low-bit, or 1 if the mode cannot",
     )
     rule: Annotated[str, one_of(RULES)] | None = Field(
         default=None,

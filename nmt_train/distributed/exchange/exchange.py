@@ -38,6 +38,7 @@ class Exchange(ABC):
     sharded: each rank holds a shard of the parameters. solitary: the exchange is for a single rank.
     buckets: in how many parts a gradient is sent by default; 1: it cannot be sent in parts.
     averages: it averages vectors, and cannot add them up.
+    only_gradients: workers cannot exchange finished updates.
 
     optimizer: updates this rank's shard of the parameters, or all parameters if every rank holds them.
     initial_slices: for every rank, the slice of the parameters that it receives at the start.
@@ -56,6 +57,7 @@ class Exchange(ABC):
     solitary: ClassVar[bool] = False
     buckets: ClassVar[int] = 1
     averages: ClassVar[bool] = False
+    only_gradients: ClassVar[bool] = False
     synchronous: bool = False
     waits_for_others: bool = False
     keeps: bool = False

@@ -1,0 +1,246 @@
+"""All-reduce of gradients in one or 1.6 bits per element (Zheng et al. 2019, Algorithm 2; Tang et al. 2019, DoubleSqueeze).
+
+Every rank owns a part of the vector. It receives the others' compressed parts, computes the mean, compresses it, and sends it
+to all. Both compressions have error feedback.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from nmt_train.common.errors import NotFinite
+from nmt_train.common.section import STRICT
+from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.low_bit import LowBit
+from nmt_train.distributed.codec.size_only import SizeOnly
+from nmt_train.distributed.context import BuildContext
+from nmt_train.distributed.exchange.all_reduce import AllReduce
+from nmt_train.distributed.exchange.reducer import Reducer, Reduction
+from nmt_train.distributed.exchange.worker_state import RESIDUAL, Vectors
+from nmt_train.distributed.message import Message
+from nmt_train.distributed.transport import Messages, Tag
+from nmt_train.optim.flat_model import add
+from nmt_train.trace import Trace
+
+_FINITE, _NOT_FINITE, _NONE = 1, 0, 2  # the first number of a message; none: the rank had no batch
+
+
+@dataclass(frozen=True, config=STRICT)
+class LowBitConfig:
+    """Gradients of one or 1.6 bits per element (exchange low-bit)."""
+
+    up: int = Field(
+        default=2, ge=2, le=3, description="values that an element sent by a worker can have: 2 (one bit) or 3 (1.6 bits)"
+    )
+    down: int = Field(default=3, ge=2, le=3, description="the same for an element of the mean, which workers receive")
+
+
+class LowBitAllReduce(AllReduce):
+    """All-reduce of compressed gradients."""
+
+    codec_needs = "lossless"  # it has codecs of its own
+    only_gradients = True
+    buckets = 12  # fewer begin later, more have more magnitudes (docs/benchmarks.md)
+
+    def _make_reducer(self, context: BuildContext) -> Reducer:
+        flat, config = context.flat, context.settings.low_bit
+        self._low_bit = LowBitReducer(context.transport, flat.layout, config, flat.gradient, context.trace)
+        return self._low_bit
+
+    def parts(self, most: int) -> list[slice]:
+        return self._low_bit.parts(most)
+
+    def transfer(self, gradient: Tensor, weight: int, update: int, start: int = 0) -> Reduction:
+        with self._trace.span("sync"):
+            return self._low_bit.reduce(gradient, update, weight, start)
+
+    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
+        super().load_worker_state(vectors)
+        if self._transport.size > 1:  # the residual continues as such, so the next gradient does not include it
+            self._owed.pop(RESIDUAL, None)
+
+
+class _Share(NamedTuple):
+    """What one rank owns of a part of the vector. place: in the part. up, down: the codecs of both directions."""
+
+    place: slice
+    up: Codec
+    down: Codec
+
+
+class LowBitReducer(Reducer):
+    """Approximates the mean over all ranks; what both compressions leave out stays in the residuals.
+
+    A rank adds its residual to its vector. The part that it owns needs no compression on the way up. What the compressed mean
+    leaves out of this part becomes the owner's residual, times the number of ranks, so that it adds the same to the next mean.
+
+    A vector may be reduced in parts, which end between rows of matrices. Residuals change when the last part has been reduced,
+    so that an interrupted exchange leaves them as they were. So does a mean that is not finite.
+
+    layout: names and shapes of the parameters in the order of the vector.
+    """
+
+    def __init__(
+        self,
+        transport: Messages,
+        layout: Sequence[tuple[str, tuple[int, ...]]],
+        config: LowBitConfig,
+        like: Tensor,
+        trace: Trace,
+    ) -> None:
+        """like: a vector of the model's size and device."""
+        self._transport, self._config, self._trace, self._meta = transport, config, trace, like.is_meta
+        self._matrices: list[tuple[int, int, int]] = []  # start in the vector, rows, columns
+        start = 0
+        for _, shape in layout:
+            rows, elements = shape[0] if len(shape) > 1 else 1, torch.Size(shape).numel()
+            self._matrices.append((start, rows, elements // max(1, rows)))
+            start += elements
+        self._error, self._next_error = torch.zeros_like(like), torch.zeros_like(like)
+        self._reduced, self._finite = 0, True  # of the present vector: elements that have been reduced, and what was found
+        self._shares: dict[tuple[int, int], list[_Share]] = {}  # of the ranks, by the part of the vector
+        rank, size = transport.rank, transport.size
+        self._others = [*range(rank + 1, size), *range(rank)]
+
+    def parts(self, most: int) -> list[slice]:
+        """At most `most` slices of the vector, as equal in size as whole rows permit."""
+        return [place for place in self._cut(slice(0, self._error.numel()), most) if place.start < place.stop]
+
+    def _cut(self, place: slice, parts: int) -> list[slice]:
+        """Cut a part of the vector between rows into so many slices, some of which may be empty."""
+        length = place.stop - place.start
+        inner = [self._nearest(place.start + length * part // parts) for part in range(1, parts)]
+        ends = [place.start, *(min(max(end, place.start), place.stop) for end in inner), place.stop]
+        return [slice(*pair) for pair in itertools.pairwise(ends)]
+
+    def _nearest(self, place: int) -> int:
+        """The end of a row nearest to an element."""
+        start, rows, columns = self._matrices[bisect.bisect_right(self._matrices, (place, math.inf)) - 1]
+        return start + min(rows, round((place - start) / max(1, columns))) * columns
+
+    def _shares_of(self, place: slice) -> list[_Share]:
+        found = self._shares.get((place.start, place.stop))
+        if found is None:
+            found = self._shares[place.start, place.stop] = [
+                _Share(slice(its.start - place.start, its.stop - place.start), *self._codecs(its))
+                for its in self._cut(place, self._transport.size)
+            ]
+        return found
+
+    def _codecs(self, place: slice) -> list[Codec]:
+        shapes = []
+        for start, rows, columns in self._matrices:
+            elements = min(place.stop, start + rows * columns) - max(place.start, start)
+            if elements > 0:
+                shapes.append((elements // columns, columns))
+        made = [LowBit(shapes, values) for values in (self._config.up, self._config.down)]
+        return [SizeOnly(codec) for codec in made] if self._meta else list(made)
+
+    @torch.no_grad()
+    def reduce(self, vector: Tensor, update: int, weight: int = 1, start: int = 0) -> Reduction:
+        """start: where `vector` begins, if it is a part of the vector; all ranks must reduce the same parts."""
+        if not self._others:
+            return Reduction(1.0, weight)
+        place = slice(start, start + vector.numel())
+        shares, error = self._shares_of(place), self._next_error[place]
+        sent = self._send_up(vector, self._error[place], error, shares, update, weight)
+        mean, total = self._mean(vector, error, shares[self._transport.rank], update, weight)
+        sent += [self._transport.send(rank, Tag.RING, mean) for rank in self._others]
+        self._take(vector, shares, {self._transport.rank: mean} | self._receive())
+        for done in sent:
+            done.result()
+        self._reduced += vector.numel()
+        if self._reduced == self._error.numel():
+            self._complete()
+        return Reduction(1.0, total)
+
+    def _send_up(
+        self, vector: Tensor, residual: Tensor, error: Tensor, shares: Sequence[_Share], update: int, weight: int
+    ) -> list[Any]:
+        """Add the residual to `vector`, and send each other rank its share; `error` becomes what the messages leave out."""
+        if not weight:  # without a batch, the residual waits for the next gradient
+            error.copy_(residual)
+            return [self._transport.send(rank, Tag.RING, Message((_NONE, 0))) for rank in self._others]
+        with self._trace.span("encode", vector.numel()):
+            add(vector, residual, out=vector)
+            error.copy_(vector)
+            sent = []
+            for rank in self._others:
+                message = self._encode(vector[shares[rank].place], shares[rank].up, update, weight)
+                if message.number() == _FINITE:
+                    shares[rank].up.add(message.without_numbers(2), error[shares[rank].place], scale=-1.0)
+                sent.append(self._transport.send(rank, Tag.RING, message))
+        return sent
+
+    def _mean(self, vector: Tensor, error: Tensor, mine: _Share, update: int, weight: int) -> tuple[Message, int]:
+        """Receive the others' parts of this rank's share; return the encoded mean, and the total weight.
+
+        In this share, `error` becomes what the mean leaves out.
+        """
+        own, kept, messages = vector[mine.place], error[mine.place], self._receive()
+        total = weight + sum(message.number(1) for message in messages.values())
+        with self._trace.span("decode", own.numel() * len(messages)):
+            own.mul_(weight)
+            for message in messages.values():
+                if message.number() == _FINITE:
+                    mine.up.add(message.without_numbers(2).on(own.device), own, scale=float(message.number(1)))
+                elif message.number() == _NOT_FINITE:
+                    own.fill_(torch.nan)
+            own.div_(max(1, total))
+        with self._trace.span("encode", own.numel()):
+            message = self._encode(own, mine.down, update, total)
+            left = own.clone()
+            if message.number() == _FINITE:
+                mine.down.add(message.without_numbers(2), left, scale=-1.0)
+            left.mul_(self._transport.size)
+            if weight:
+                kept.copy_(left)
+            else:
+                kept.add_(left)
+        return message, total
+
+    def _take(self, vector: Tensor, shares: Sequence[_Share], means: Mapping[int, Message]) -> None:
+        """Replace `vector` by the means that it consists of."""
+        with self._trace.span("decode", vector.numel()):
+            for rank, message in means.items():
+                own = vector[shares[rank].place]
+                if message.number() == _FINITE:
+                    shares[rank].down.decode(message.without_numbers(2).on(vector.device), own)
+                else:
+                    own.fill_(torch.nan)
+                    self._finite = False
+
+    def _encode(self, vector: Tensor, codec: Codec, update: int, weight: int) -> Message:
+        try:
+            return codec.encode(vector, update).and_numbers(_FINITE, weight)
+        except NotFinite:
+            return Message((_NOT_FINITE, weight))
+
+    def _receive(self) -> dict[int, Message]:
+        coming = {rank: self._transport.receive(rank, Tag.RING) for rank in self._others}
+        with self._trace.span("waiting"):
+            return {rank: future.result()[1] for rank, future in sorted(coming.items())}
+
+    def _complete(self) -> None:
+        """Called when all parts have been reduced. All ranks know alike whether the mean is finite."""
+        if self._finite:
+            self._error, self._next_error = self._next_error, self._error
+        self._reduced, self._finite = 0, True
+
+    def worker_state(self) -> Vectors:
+        return {RESIDUAL: self._error}
+
+    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
+        self._error.zero_()
+        if RESIDUAL in vectors and self._others:
+            self._error.copy_(vectors[RESIDUAL])
+        self._reduced, self._finite = 0, True
