@@ -38,20 +38,24 @@ class LowBit(Codec):
         self._magnitudes = sum(rows + columns for rows, columns in shapes)
 
     def encode(self, vector: Tensor, update: int) -> Message:
-        signs, magnitudes = torch.empty_like(vector), []
-        for matrix, its in zip(self._matrices(vector), self._matrices(signs), strict=True):
+        digits = (vector >= 0).to(torch.uint8)
+        magnitudes = []
+        for matrix, its in zip(self._matrices(vector), self._matrices(digits), strict=True):
             found = matrix.abs()
             rows, columns = found.mean(1), found.mean(0)
             root = rows.mean().sqrt_().clamp_min_(_TINY)  # rows and columns of similar size need the smallest range
-            product = torch.outer(rows.div_(root), columns.div_(root))
-            torch.sign(matrix, out=its)
+            rows, columns = rows.div_(root), columns.div_(root)
             if self._base == 3:
-                its.mul_(found >= _THRESHOLD * product)
-                product.mul_(its != 0)
-            rows *= found.mul_(product).sum() / product.square().sum().clamp_min_(_TINY)  # the smallest squared error
-            magnitudes += [rows, columns]
+                product = torch.outer(rows, columns)
+                sent = found >= _THRESHOLD * product
+                its.mul_(2).mul_(sent).add_(~sent)
+                product = product.mul_(sent).flatten()
+                scale, size = torch.dot(found.flatten(), product), torch.dot(product, product)
+            else:
+                scale, size = torch.dot(rows, found @ columns), torch.dot(rows, rows) * torch.dot(columns, columns)
+            magnitudes += [rows.mul_(scale / size.clamp_min(_TINY)), columns]  # the scale with the smallest squared error
         largest, codes = _logarithms(torch.cat([vector.new_empty(0), *magnitudes]))
-        return Message((), (largest, codes, self._pack(signs)))
+        return Message((), (largest, codes, self._pack(digits)))
 
     def encode_shape(self, vector: Tensor) -> Message:
         codes, packed = (vector.new_empty(length, dtype=torch.uint8) for length in (self._magnitudes, self._bytes))
@@ -80,21 +84,27 @@ class LowBit(Codec):
     def _bytes(self) -> int:
         return -(-self._elements // self._digits)
 
-    def _pack(self, signs: Tensor) -> Tensor:
-        """Write signs as digits of the base; with two values, 0 counts as 1."""
-        digits = (signs >= 0) if self._base == 2 else signs + 1
-        padded = torch.zeros(self._bytes * self._digits, dtype=torch.uint8, device=signs.device)
-        padded[: self._elements] = digits
-        places = torch.tensor([self._base**place for place in range(self._digits)], dtype=torch.uint8, device=signs.device)
-        return (padded.view(-1, self._digits) * places).sum(1, dtype=torch.uint8)
+    def _pack(self, digits: Tensor) -> Tensor:
+        """Write digits of the base into bytes. The digits of a byte are as far apart as there are bytes."""
+        padded = torch.nn.functional.pad(digits, (0, self._bytes * self._digits - len(digits)))
+        packed = torch.zeros(self._bytes, dtype=torch.uint8, device=digits.device)
+        for its in padded.view(self._digits, -1):
+            packed.mul_(self._base).add_(its)
+        return packed
 
     def _unpack(self, packed: Tensor, message: Message, into: Tensor) -> None:
         count = self._base**self._digits
         if self._elements and int(packed.max()) >= count:
             raise message.malformed(f"a byte is {int(packed.max())}, but should be below {count}")
-        bytes_, places = torch.arange(count)[:, None], torch.arange(self._digits)
-        table = (bytes_ // self._base**places % self._base * (2 // (self._base - 1)) - 1).to(into)
-        into.copy_(table[packed.long()].flatten()[: self._elements])
+        rest, digits = packed.to(torch.int32), torch.empty(self._digits, self._bytes, dtype=torch.int32, device=packed.device)
+        for its in reversed(digits.unbind() if self._elements else ()):
+            quotient = rest >> 1 if self._base == 2 else (rest * 171) >> 9  # a third, for numbers up to 255
+            torch.sub(rest, quotient * self._base, out=its)
+            rest = quotient
+        into.copy_(digits.flatten()[: self._elements])
+        if self._base == 2:
+            into.mul_(2)
+        into.sub_(1)
 
 
 def _logarithms(magnitudes: Tensor) -> tuple[Tensor, Tensor]:
