@@ -235,6 +235,16 @@ def _shards(mode: Mode, config: Config) -> str | None:
     return None
 
 
+def _algorithm(mode: Mode, config: Config) -> str | None:
+    by = config.exchange.algorithm
+    if by == "ring" or EXCHANGES[mode.exchange].codec_needs == "summable":
+        return None
+    return (
+        f"exchange.algorithm: {by} is for exchanges all-reduce and powersgd, but mode {config.mode} has {mode.exchange};"
+        " remove it"
+    )
+
+
 def _buckets(mode: Mode, config: Config) -> str | None:
     if config.exchange.buckets == 1 or (SCHEDULES[mode.schedule].in_parts and EXCHANGES[mode.exchange].buckets > 1):
         return None
@@ -268,6 +278,6 @@ def _one_exchange(mode: Mode, config: Config) -> str | None:
 
 
 _RULES: tuple[Callable[[Mode, Config], str | None], ...] = (
-    _alone, _accumulating, _local_gradient, _codec, _synchronous, _buckets, _asynchronous, _outer, _only_of_shards,
+    _alone, _accumulating, _local_gradient, _codec, _synchronous, _algorithm, _buckets, _asynchronous, _outer, _only_of_shards,
     _own_updates, _only_gradients, _sum, _tiles, _delay, _per_node, _one_node_at_a_time, _shards, _join, _one_exchange,
 )  # fmt: skip
