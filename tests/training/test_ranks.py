@@ -235,7 +235,7 @@ def test_devices_that_add_up_first_train_as_the_simulator_has_it_bit_for_bit(mak
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize(("mode", "ranks"), [("sync", 3), ("pipe", 2), ("local-sgd", 2), ("diloco", 3)])
+@pytest.mark.parametrize(("mode", "ranks"), [("sync", 3), ("pipe", 2), ("local-sgd", 2), ("diloco", 3), ("low-bit", 3)])
 def test_workers_in_step_train_as_the_simulator_has_it_bit_for_bit(make: Make, tmp_path: Path, mode: str, ranks: int) -> None:
     same = {"mode": mode, "local__every": 3, "stop__after": "10u", "validation__every": "4u"}
     real, simulated = make(**same), dataclasses.replace(make(**same), run=str(tmp_path / "simulated"))
