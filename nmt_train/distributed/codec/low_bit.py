@@ -94,17 +94,15 @@ class LowBit(Codec):
 
     def _unpack(self, packed: Tensor, message: Message, into: Tensor) -> None:
         count = self._base**self._digits
-        if self._elements and int(packed.max()) >= count:
+        if self._base == 3 and self._elements and int(packed.max()) >= count:
             raise message.malformed(f"a byte is {int(packed.max())}, but should be below {count}")
-        rest, digits = packed.to(torch.int32), torch.empty(self._digits, self._bytes, dtype=torch.int32, device=packed.device)
-        for its in reversed(digits.unbind() if self._elements else ()):
-            quotient = rest >> 1 if self._base == 2 else (rest * 171) >> 9  # a third, for numbers up to 255
-            torch.sub(rest, quotient * self._base, out=its)
-            rest = quotient
-        into.copy_(digits.flatten()[: self._elements])
+        places = torch.arange(self._digits - 1, -1, -1, device=packed.device)[:, None]
         if self._base == 2:
-            into.mul_(2)
-        into.sub_(1)
+            digits = (packed >> places.to(torch.uint8)).bitwise_and_(1)
+        else:
+            digits = packed.div((3**places).to(torch.uint8), rounding_mode="floor").remainder_(3)
+        into.copy_(digits.view(-1)[: self._elements])
+        into.mul_(2 // (self._base - 1)).sub_(1)
 
 
 def _logarithms(magnitudes: Tensor) -> tuple[Tensor, Tensor]:

@@ -84,7 +84,7 @@ class LowBitReducer(Reducer):
     leaves out of this part becomes the owner's residual, times the number of ranks, so that it adds the same to the next mean.
 
     A vector may be reduced in parts, which end between rows of matrices. Residuals change when the last part has been reduced,
-    so that an interrupted exchange leaves them as they were. So does a mean that is not finite.
+    so that an interrupted exchange leaves them as they were; a mean that is not finite does, too.
 
     layout: names and shapes of the parameters in the order of the vector.
     """
