@@ -116,7 +116,7 @@ class LowBitReducer(Reducer):
         return [place for place in self._cut(slice(0, self._error.numel()), most) if place.start < place.stop]
 
     def _cut(self, place: slice, parts: int) -> list[slice]:
-        """Cut a part of the vector between rows into so many slices, some of which may be empty."""
+        """Cut a part of the vector between rows into this number of slices, some of which may be empty."""
         length = place.stop - place.start
         inner = [self._nearest(place.start + length * part // parts) for part in range(1, parts)]
         ends = [place.start, *(min(max(end, place.start), place.stop) for end in inner), place.stop]
