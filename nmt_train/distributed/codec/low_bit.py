@@ -38,17 +38,20 @@ class LowBit(Codec):
         self._magnitudes = sum(rows + columns for rows, columns in shapes)
 
     def encode(self, vector: Tensor, update: int) -> Message:
-        digits = (vector >= 0).to(torch.uint8)
+        # In floating point: a comparison that returns bool takes four times as long, and so does a multiplication by it.
+        digits = vector.new_zeros(self._bytes * self._digits)
+        positive = torch.ge(vector, 0, out=digits[: self._elements])
         magnitudes = []
-        for matrix, its in zip(self._matrices(vector), self._matrices(digits), strict=True):
+        for matrix, its in zip(self._matrices(vector), self._matrices(positive), strict=True):
             found = matrix.abs()
             rows, columns = found.mean(1), found.mean(0)
             root = rows.mean().sqrt_().clamp_min_(_TINY)  # rows and columns of similar size need the smallest range
             rows, columns = rows.div_(root), columns.div_(root)
             if self._base == 3:
                 product = torch.outer(rows, columns)
-                sent = found >= _THRESHOLD * product
-                its.mul_(2).mul_(sent).add_(~sent)
+                sent = product * _THRESHOLD
+                torch.ge(found, sent, out=sent)
+                its.mul_(2).sub_(1).mul_(sent).add_(1)
                 product = product.mul_(sent).flatten()
                 scale, size = torch.dot(found.flatten(), product), torch.dot(product, product)
             else:
@@ -86,21 +89,26 @@ class LowBit(Codec):
 
     def _pack(self, digits: Tensor) -> Tensor:
         """Write digits of the base into bytes. The digits of a byte are as far apart as there are bytes."""
-        padded = torch.nn.functional.pad(digits, (0, self._bytes * self._digits - len(digits)))
-        packed = torch.zeros(self._bytes, dtype=torch.uint8, device=digits.device)
-        for its in padded.view(self._digits, -1):
-            packed.mul_(self._base).add_(its)
-        return packed
+        first, *others = digits.view(self._digits, -1)
+        packed = first.clone()
+        for its in others:
+            torch.add(its, packed, alpha=self._base, out=packed)
+        return packed.to(torch.uint8)
 
     def _unpack(self, packed: Tensor, message: Message, into: Tensor) -> None:
         count = self._base**self._digits
         if self._base == 3 and self._elements and int(packed.max()) >= count:
             raise message.malformed(f"a byte is {int(packed.max())}, but should be below {count}")
-        places = torch.arange(self._digits - 1, -1, -1, device=packed.device)[:, None]
         if self._base == 2:
-            digits = (packed >> places.to(torch.uint8)).bitwise_and_(1)
-        else:
-            digits = packed.div((3**places).to(torch.uint8), rounding_mode="floor").remainder_(3)
+            places = torch.arange(self._digits - 1, -1, -1, dtype=torch.uint8, device=packed.device)[:, None]
+            digits = (packed >> places).bitwise_and_(1)
+        else:  # in floating point: integer division takes five times as long
+            digits, rest = into.new_empty(self._digits, self._bytes), packed.to(into.dtype)
+            for place in range(self._digits - 1, 0, -1):
+                quotient = (rest * (1 / 3)).floor_()
+                torch.sub(rest, quotient, alpha=3, out=digits[place])
+                rest = quotient
+            digits[0] = rest
         into.copy_(digits.view(-1)[: self._elements])
         into.mul_(2 // (self._base - 1)).sub_(1)
 
