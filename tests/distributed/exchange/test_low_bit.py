@@ -114,21 +114,6 @@ def test_parts_end_between_rows(most: int) -> None:
     assert len(parts) == (len(ends) - 1 if most == 100 else most)
 
 
-def test_an_exchange_that_was_interrupted_between_two_parts_leaves_the_residual_as_it_was() -> None:
-    def reduce(transport: VirtualTransport) -> tuple[Tensor, Tensor]:
-        made, residuals = reducer(transport), []
-        torch.manual_seed(transport.rank)
-        for update, parts in enumerate((2, 1)):  # the second exchange has only one of its two parts
-            for part in made.parts(2)[:parts]:
-                made.reduce(torch.randn(part.stop - part.start), update, 1, part.start)
-            residuals.append(made.rescued()[RESIDUAL].clone())
-        return residuals[0], residuals[1]
-
-    for before, after in together(engine([1, 1]), reduce, reduce):
-        assert before.any()
-        assert torch.equal(before, after)
-
-
 @pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize("place", [5, 170])
 def test_what_is_not_finite_is_so_everywhere_and_leaves_the_residual_as_it_was(place: int, parts: int) -> None:

@@ -119,22 +119,6 @@ def test_parts_end_between_parameters() -> None:
     assert made.parts(100) == [slice(0, 108), slice(108, 115), slice(115, 175), slice(175, 179)]
 
 
-def test_an_exchange_that_was_interrupted_between_two_parts_leaves_the_residual_as_it_was() -> None:
-    def reduce(transport: VirtualTransport) -> tuple[Tensor, Tensor]:
-        trace, residuals = Trace(False, transport), []
-        made = LowRankReducer(RingAllReduce(transport, Dense(), trace), LAYOUT, LowRankConfig(1), torch.zeros(ELEMENTS), trace)
-        torch.manual_seed(transport.rank)
-        for update, parts in enumerate((2, 1)):  # the second exchange has only one of its two parts
-            for part in made.parts(2)[:parts]:
-                made.reduce(torch.randn(part.stop - part.start), update, 1, part.start)
-            residuals.append(made.rescued()[RESIDUAL].clone())
-        return residuals[0], residuals[1]
-
-    for before, after in together(engine([1, 1]), reduce, reduce):
-        assert before.any()
-        assert torch.equal(before, after)
-
-
 @pytest.mark.parametrize("parts", [1, 4])
 def test_what_is_not_finite_is_so_everywhere_and_forgotten(parts: int) -> None:
     vectors = torch.ones(2, 2, ELEMENTS)
