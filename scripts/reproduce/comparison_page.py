@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -17,8 +16,10 @@ from reproduce.trials import BUDGET, Trial, Trials
 _ABOUT = """# Results of the comparison at {place}
 
 Made by `scripts/tune` from trials.csv; [comparison.md](../comparison.md) has the protocol and the meaning of the columns and
-settings. Seed 0 was used for tuning. For each system, the table has its longest runs. *Tuning* is the number of words of all
-its runs with seed 0 here; the tuning of a system with less than {budget:g}M is not finished, and its row is a lower bound.
+settings. For each system, the table has the longest runs with which it was tuned (seed 0), or runs of the same length and
+settings with other seeds. *Tuning* is the number of words of all its runs with seed 0 here; settings that were found on a slower
+network have cost words there, too. Rows with less than {budget:g}M, and those that comparison.md does not name as refined, are
+lower bounds.
 
 """
 
@@ -60,7 +61,7 @@ def table(trials: Trials, place: str) -> str:
         ends = [trials.end(trial) for trial in same]
         columns = (
             system, f"{same[0].words / 1e6:g}M", ", ".join(str(trial.seed) for trial in same), _range(ends, 3),
-            _range([trials.equal(end, place) / same[0].words for end in ends], 2),
+            _range([trials.equal(trials.end(trial), place) / trials.trained(trial) for trial in same], 2),
             _range([trials.pace(trial) / trials.pace(alone) for trial in same], 2),
             _range([trials.speedup(trial) for trial in same], 2), f"{trials.spent(tuned) / 1e6:.3g}M", " ".join(tuned.settings),
         )  # fmt: skip
@@ -78,9 +79,7 @@ def times(trials: Trials, place: str) -> str:
     base = mean(min(crossing(trials.found[trial], target), end) for trial, end in ends.items())  # measured as for all others
     for system in SYSTEMS:
         tuned = trials.tuned(system, place) if system != ALONE else None
-        wanted = None if tuned is None else trials.until_target(tuned, 0)
-        runs = [trial for trial in trials.found if trial.seed and replace(trial, seed=0) == wanted]
-        if runs:
+        if tuned is not None and (runs := trials.longer(tuned)):
             found = [crossing(trials.found[trial], target) for trial in runs]
             reached = [time for time in found if math.isfinite(time)]
             missed = f", {len(found) - len(reached)} of {len(found)} runs did not reach it"
@@ -99,23 +98,28 @@ def times(trials: Trials, place: str) -> str:
 
 
 def overview(trials: Trials, output: Path) -> None:
-    """Draw how many times sooner than one machine each system learns the same model, on each network where it was tuned."""
+    """Draw how many times sooner than one machine each system learns the same model, on each network where it was tuned.
+
+    A line is the range of several seeds; a bar without one is a single run.
+    """
     figure, axes = new_figure(width=8, height=4.2)
     networks = [place for place in (SLOWEST, SLOW, FAST) if len(trials.alone(place)) > 1]
     longest = max(trial.words for trial in trials.found if trial.system == ALONE and trial.place == FAST)
-    found: list[dict[str, float]] = []
+    found: list[dict[str, list[float]]] = []
     for network in networks:
         tuned = {system: trials.tuned(system, network) for system in SYSTEMS if system not in (ALONE, IDEAL)}
-        its = {system: trial for system, trial in tuned.items() if trial is not None and trial.words == longest}
-        found.append({name: mean(map(trials.speedup, trials.seeds(trial) or [trial])) for name, trial in its.items()})
-    drawn = [system for system in SYSTEMS if any(system in heights for heights in found)]
+        complete = {system: trial for system, trial in tuned.items() if trial is not None and trial.words == longest}
+        found.append({name: [trials.speedup(run) for run in trials.seeds(trial) or [trial]] for name, trial in complete.items()})
+    drawn = [system for system in SYSTEMS if any(system in its for its in found)]
     colors = {system: f"C{number}" for number, system in enumerate(drawn)}  # matplotlib has ten
     width = 0.8 / max(1, *map(len, found))
-    for place, heights in enumerate(found):
-        for number, (system, height) in enumerate(sorted(heights.items(), key=lambda item: -item[1])):
-            where = place + (number - (len(heights) - 1) / 2) * width
+    for place, its in enumerate(found):
+        for number, (system, values) in enumerate(sorted(its.items(), key=lambda item: -mean(item[1]))):
+            where, height, top = place + (number - (len(its) - 1) / 2) * width, mean(values), max(values)
             axes.bar(where, height, width=0.9 * width, color=colors[system], label=system)
-            axes.text(where, height, f"{height:.1f}", ha="center", va="bottom", fontsize=8)
+            if len(values) > 1:
+                axes.errorbar(where, height, [[height - min(values)], [top - height]], color="black", linewidth=0.8, capsize=2)
+            axes.text(where, top, f"{height:.1f}", ha="center", va="bottom", fontsize=8)
     axes.axhline(1, color="black", linewidth=0.8)
     if (ideal := trials.tuned(IDEAL, FAST)) is not None:
         best = mean(map(trials.speedup, trials.seeds(ideal) or [ideal]))

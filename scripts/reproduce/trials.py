@@ -236,13 +236,24 @@ class Trials:
         """The run that is long enough to reach the target, if the system needs as many words as in the trial `tuned`."""
         alone = self.tuned(ALONE, tuned.place)
         length = alone.words if alone else tuned.words
-        needed = _SPARE * length * tuned.words / self.equal(self.end(tuned), tuned.place)
+        needed = _SPARE * length * self.trained(tuned) / self.equal(self.end(tuned), tuned.place)
         return replace(tuned, seed=seed, words=min(2 * length, math.ceil(needed / _ROUNDED) * _ROUNDED))
+
+    def trained(self, trial: Trial) -> int:
+        """The words of a run up to its last validation, which may be some more than was wanted."""
+        return int(self.found[trial][-1]["words"])
+
+    def longer(self, tuned: Trial) -> list[Trial]:
+        """The longest runs with the same settings and other seeds that are longer than `tuned`."""
+        its = [
+            trial for trial in self.found
+            if trial.seed and trial.words > tuned.words and replace(trial, seed=0, words=tuned.words) == tuned
+        ]  # fmt: skip
+        return [trial for trial in its if trial.words == max(trial.words for trial in its)]
 
     def pace(self, trial: Trial) -> float:
         """Words per virtual second."""
-        last = self.found[trial][-1]
-        return float(last["words"] / last["seconds"])
+        return self.trained(trial) / float(self.found[trial][-1]["seconds"])
 
     def best(self, trials: Iterable[Trial], most: int) -> list[Trial]:
         return sorted(trials, key=self.score, reverse=True)[:most]

@@ -39,7 +39,7 @@ def write(trials: Trials, folder: Path, jobs: int, path: Path = TABLE) -> None:
         writer.writerow(["mode", "settings", "workers", "words", "low", "high", "period", "origin"])
         for key, best in chosen.items():
             runs = trials.seeds(best) or [best]
-            needed = [run.words / trials.equal(trials.end(run), run.place) for run in runs]
+            needed = [trials.trained(run) / trials.equal(trials.end(run), run.place) for run in runs]
             values = [mean(needed), min(needed), max(needed), _period(best, folder)]
             origin = f"{best.words / 1e6:g}M words, {len(runs)} seed{'s' * (len(runs) > 1)}"
             writer.writerow([*key, *(f"{value:.3f}" for value in values), origin])

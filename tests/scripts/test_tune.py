@@ -153,6 +153,17 @@ def test_the_late_target_is_what_one_machine_has_after_most_of_its_run_and_runs_
     ended(replace(longer, seed=2), 2.7, 750)
     row = times(trials, FAST).splitlines()[-1]
     assert row == "| sparse | 1, 2 | 3M | 712, 1 of 2 runs did not reach it | - |"
+    ended(replace(sparse, seed=1, words=2_500_000), 2.5, 700)  # a shorter one of an earlier search is not shown
+    assert times(trials, FAST).splitlines()[-1] == row
+
+
+def test_words_are_those_that_a_run_had_not_those_that_were_wanted(tmp_path: Path) -> None:
+    """Runs with few exchanges end with the exchange in flight, later than they should."""
+    trials = Trials(tmp_path / "none.csv")
+    for words, value in ((500, 4.0), (1000, 3.0)):
+        trials.found[trial(ALONE, words)] = [{"words": words * n / 5, "seconds": n, "cross-entropy": value} for n in (4, 5)]
+    trials.found[trial("diloco", 1000)] = [{"words": words, "seconds": 1, "cross-entropy": 3.0} for words in (1000, 1250)]
+    assert "| 0.80 |" in table(trials, FAST).splitlines()[-1]
 
 
 def test_where_workers_wait_for_each_other_a_network_changes_only_times(tmp_path: Path) -> None:
