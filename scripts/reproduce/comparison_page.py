@@ -109,7 +109,9 @@ def overview(trials: Trials, output: Path) -> None:
     for network in networks:
         tuned = {system: trials.tuned(system, network) for system in SYSTEMS if system not in (ALONE, IDEAL)}
         complete = {system: trial for system, trial in tuned.items() if trial is not None and trial.words == longest}
-        found.append({name: [trials.speedup(run) for run in trials.seeds(trial) or [trial]] for name, trial in complete.items()})
+        found.append(
+            {name: [trials.speedup(run) for run in trials.seeds(trial) or [trial]] for name, trial in complete.items()}
+        )
     drawn = [system for system in SYSTEMS if any(system in its for its in found)]
     colors = {system: f"C{number}" for number, system in enumerate(drawn)}  # matplotlib has ten
     width = 0.8 / max(1, *map(len, found))
