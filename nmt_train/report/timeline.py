@@ -10,6 +10,7 @@ from typing import Any
 
 from nmt_train.common.errors import UserError
 from nmt_train.report.figure import TASK_COLORS, new_figure, save_figure
+from nmt_train.run.folder import is_simulation
 
 Span = dict[str, Any]
 
@@ -57,7 +58,8 @@ def plot(run: Path, start: float | None, seconds: float | None, output: Path) ->
     axes.set_yticks(range(len(rows)), labels)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, length)
-    axes.set_xlabel(f"wall-clock time (seconds, from second {first:.1f} of the trace)")
+    clock = "virtual" if is_simulation(run) else "wall-clock"
+    axes.set_xlabel(f"{clock} time (seconds, from second {first:.1f} of the trace)")
     axes.grid(axis="y", visible=False)
     names = sorted(seen, key=lambda name: ([*TASK_COLORS, name].index(name), name))
     columns = min(len(names), 6)

@@ -19,6 +19,7 @@ from nmt_train.run import checkpoint
 
 _CHECKPOINTS = ("checkpoints", "best")
 _SIMULATED = "simulated.yml"
+TIMING = "timing.json"  # of a simulation of the timing alone
 MACHINES = "machines.yml"  # a cluster file: the machines as `mode: auto` has measured them
 _WRITTEN = frozenset({
     "metrics.jsonl", "train.log", "vocabulary.model", "config.yml", _SIMULATED, MACHINES, "compare.json", "compare.png",
@@ -100,7 +101,7 @@ class Run:
 
     def refuse_other_kind(self, simulated: bool) -> None:
         """Raise UserError if a simulation would continue a real run, or the reverse: simulated seconds are not real seconds."""
-        is_simulated = is_simulation(self.folder)
+        is_simulated = (self.folder / _SIMULATED).exists()
         if simulated and not is_simulated and (self.checkpoints() or (self.folder / "metrics.jsonl").exists()):
             raise UserError(
                 f"run: {self.folder} holds a real run, which a simulation would continue in virtual time; choose another folder"
@@ -149,7 +150,7 @@ class Run:
 
 def is_simulation(folder: Path) -> bool:
     """Whether a run folder's times are virtual."""
-    return (folder / _SIMULATED).exists()
+    return (folder / _SIMULATED).exists() or (folder / TIMING).exists()
 
 
 def refuse_existing(out: Path) -> None:

@@ -22,6 +22,7 @@ from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.distributed.transport import TRAINING
 from nmt_train.model.transformer import Transformer
+from nmt_train.run.folder import TIMING
 from nmt_train.simulation.cluster import ClusterConfig
 from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.memory import held
@@ -110,7 +111,7 @@ class Timing:
         """Write `timing.json`, and `trace/` if spans were recorded."""
         values = {"seconds": self.seconds, "words_per_second": self.words_per_second, "elements": self.elements}
         ranks = [{key: value for key, value in vars(rank).items() if key != "spans"} for rank in self.ranks]
-        (folder / "timing.json").write_text(json.dumps({**values, "ranks": ranks}) + "\n", encoding="utf-8")
+        (folder / TIMING).write_text(json.dumps({**values, "ranks": ranks}) + "\n", encoding="utf-8")
         for number, rank in enumerate(self.ranks):
             (folder / "trace" / f"rank{number}.jsonl").unlink(missing_ok=True)
             write_spans(folder / "trace", number, rank.node, rank.spans)

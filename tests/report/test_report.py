@@ -76,6 +76,14 @@ def test_timeline_draws_a_window(traced: Path, tmp_path: Path) -> None:
     timeline.plot(traced, 2.0, 3.0, tmp_path / "t.svg")
 
 
+@pytest.mark.parametrize(("file", "clock"), [("", "wall-clock"), ("simulated.yml", "virtual"), ("timing.json", "virtual")])
+def test_timeline_says_which_clock_it_shows(file: str, clock: str, traced: Path, tmp_path: Path) -> None:
+    if file:
+        (traced / file).touch()
+    (picture,) = timeline.plot(traced, None, None, tmp_path / "t.svg")
+    assert f"<!-- {clock} time (seconds" in picture.read_text(encoding="utf-8")
+
+
 def test_timeline_refuses_windows_outside_the_trace_and_runs_without_one(traced: Path, tmp_path: Path) -> None:
     for start, seconds in ((99.0, 1.0), (-1.0, 1.0), (0.0, 0.0)):
         with pytest.raises(UserError, match=r"--start|--seconds"):
