@@ -17,9 +17,9 @@ _ABOUT = """# Results of the comparison at {place}
 
 Made by `scripts/tune` from trials.csv; [comparison.md](../comparison.md) has the protocol and the meaning of the columns and
 settings. For each system, the table has the longest runs with which it was tuned (seed 0), or runs of the same length and
-settings with other seeds. *Tuning* is the number of words of all its runs with seed 0 here; settings that were found on a slower
-network have cost words there, too. Rows with less than {budget:g}M, and those that comparison.md does not name as refined, are
-lower bounds.
+settings with other seeds. *Tuning* is the number of words of all its runs with seed 0 here; settings that were found on a
+slower network have cost words there, too. Rows with less than {budget:g}M, and those that comparison.md does not name as
+refined, are lower bounds.
 
 """
 
