@@ -15,6 +15,7 @@ from nmt_train.distributed.transport import TRAINING
 from nmt_train.run.log import events, validations
 
 _DIGEST = "digest of the configuration and the clusters"  # a row of measures.csv
+_SPEED = "timing words/s"  # in measures.csv
 CURVES, MEASURES = "curves.csv", "measures.csv"
 _GAP = 1.5  # times the distance between two validations, by which the last one may be earlier than what is asked for
 _LINE = 5  # validations through which a line is fitted: one validation alone is too noisy
@@ -124,6 +125,13 @@ class Runs:
             writer.writerow(["", _DIGEST, self._digest])
             writer.writerows([*key, f"{value:.6g}"] for key, value in sorted(self._measures.items()))
 
+    def timed(self, setup: Setup) -> bool:
+        """Whether its words/s are known: from a run folder, or from the files, which may be of another machine."""
+        return (setup.name, _SPEED) in self._measures
+
+    def trained(self, setup: Setup) -> bool:
+        return setup.name in self._curves
+
     def measure(self, setup: Setup, name: str) -> float:
         """One of the numbers that `_timed` and `_reported` yield."""
         try:
@@ -133,7 +141,7 @@ class Runs:
 
     def speed(self, setup: Setup) -> float:
         """Words per second of all ranks."""
-        return self.measure(setup, "timing words/s")
+        return self.measure(setup, _SPEED)
 
     def curve(self, setup: Setup) -> list[dict[str, Any]]:
         """Its validations: seconds, words and cross-entropy of each."""

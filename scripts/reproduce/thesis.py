@@ -140,7 +140,7 @@ class Results(Runs):
 
     def behind(self, setups: Sequence[Setup]) -> dict[Setup, float]:
         """Cross-entropy after as many words as 1x1 had, relative to 1x1; without setups that were not trained as long."""
-        known = [its for its in setups if its.name in self._curves and self.curve(its)[-1]["words"] >= 0.99 * WORDS]
+        known = [its for its in setups if self.trained(its) and self.curve(its)[-1]["words"] >= 0.99 * WORDS]
         if not known:
             return {}
         base = mean(fitted(self.curve(BASE.with_seed(seed)), WORDS) for seed in SEEDS)

@@ -52,6 +52,14 @@ def known(folder: Path, times: dict[Setup, float]) -> Results:
     return collected(Results, folder)
 
 
+def test_runs_of_another_machine_are_known_by_the_files_alone(tmp_path: Path) -> None:
+    trained = Setup("vanilla", "2x1")
+    timed(tmp_path, BASE, 700.0)
+    found = known(tmp_path, {trained: 0.5})
+    assert [found.trained(its) for its in (trained, Setup("vanilla", "2x2"))] == [True, False]
+    assert [found.timed(its) for its in (BASE, trained)] == [True, False]
+
+
 def test_the_target_is_what_one_device_has_after_95_percent_of_its_words(tmp_path: Path) -> None:
     found = known(tmp_path, {})
     assert found.target() == pytest.approx(6 - 4 * 0.95)
