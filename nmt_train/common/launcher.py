@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-RESTARTED = "NMT_TRAIN_RESTARTED"  # set in the environment of a restarted job
+# In the environment of a job that `nmt-train --restarts` has started again: whether its run had begun before.
+RESTARTED, BEGUN, NOT_BEGUN = "NMT_TRAIN_RESTARTED", "begun", "not-begun"
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
 _OURS = ("mpirun", "mpiexec", "prterun", "orterun", "nmt-train", "nmt_train.cli.entry", "nmt_train.cli.train")
 _MPIRUN = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID")  # set by Open MPI and by MPICH, also inside a Slurm job
@@ -33,6 +34,11 @@ def queued_again() -> bool:
 def restarted() -> bool:
     """Whether this process belongs to a job that ended early and was restarted."""
     return RESTARTED in os.environ or queued_again()
+
+
+def begun_before() -> bool:
+    """Whether an earlier start of this job has begun its run."""
+    return os.environ.get(RESTARTED) == BEGUN
 
 
 def terminal() -> TextIO | None:

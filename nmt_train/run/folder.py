@@ -18,11 +18,11 @@ from nmt_train.common.errors import TRY_AGAIN, UserError
 from nmt_train.run import checkpoint
 
 _CHECKPOINTS = ("checkpoints", "best")
-_SIMULATED = "simulated.yml"
+_CONFIG, _SIMULATED = "config.yml", "simulated.yml"
 TIMING = "timing.json"  # of a simulation of the timing alone
 MACHINES = "machines.yml"  # a cluster file: the machines as `mode: auto` has measured them
 _WRITTEN = frozenset({
-    "metrics.jsonl", "train.log", "vocabulary.model", "config.yml", _SIMULATED, MACHINES, "compare.json", "compare.png",
+    "metrics.jsonl", "train.log", "vocabulary.model", _CONFIG, _SIMULATED, MACHINES, "compare.json", "compare.png",
 })  # fmt: skip
 # Seconds. A network file system releases the lock of a lost machine when the lease of that machine expires: after 90 s on most
 # NFS servers, after some minutes on others.
@@ -31,6 +31,12 @@ _PATIENCE, _LOOK = 300.0, 2.0
 
 class InUse(UserError):
     """Another process has held the run folder for longer than a lost machine could hold it."""
+
+    status = TRY_AGAIN
+
+
+class Elsewhere(UserError):
+    """A restarted job does not find its run, which is on a disk of another machine."""
 
     status = TRY_AGAIN
 
@@ -113,9 +119,17 @@ class Run:
                 " discard the simulated run with --overwrite"
             )
 
+    def refuse_elsewhere(self) -> None:
+        """Raise Elsewhere unless a run has begun in this folder."""
+        if not (self.folder / _CONFIG).exists():
+            raise Elsewhere(
+                f"run: {self.folder} on {socket.gethostname()} is empty, although the run had begun: start the machine again that"
+                " has it; with --restarts, use a folder that all machines share"
+            )
+
     def begin(self, configuration: str, vocabulary: bytes, simulated: str = "") -> None:
         """Write the resolved configuration (YAML) and the SentencePiece model of the run; simulated: the cluster (YAML)."""
-        files = {"config.yml": configuration.encode(), "vocabulary.model": vocabulary}
+        files = {_CONFIG: configuration.encode(), "vocabulary.model": vocabulary}
         if simulated:
             files[_SIMULATED] = simulated.encode()
         for name, data in files.items():

@@ -6,10 +6,11 @@ import dataclasses
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from signal import Signals
 from tempfile import TemporaryDirectory
 
 import torch
@@ -35,6 +36,7 @@ from nmt_train.training.fault_tolerance import Rank
 from nmt_train.training.prepared_run import opened
 from nmt_train.training.setup import maker
 from nmt_train.training.start import connect
+from nmt_train.training.stop_request import handling
 from nmt_train.training.worker import Make
 
 _MEASURED = Effort(steps=20, seconds=8.0)  # --measure has nine series of steps, and should take two minutes at most
@@ -56,12 +58,23 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
             network, config.transport.deadline, start=ready.saved.facts["progress"]["seconds"] if ready.saved else 0.0
         )
 
+        listeners: list[Callable[[Signals], None]] = []  # one of each rank
+
+        def ask(wanted: Signals) -> None:
+            for listener in listeners:
+                listener(wanted)
+
+        def signals(listener: Callable[[Signals], None]) -> nullcontext[None]:
+            listeners.append(listener)
+            return nullcontext()
+
         def main(transport: VirtualTransport) -> int:
             make = maker(config, own, ready.vocabulary, ready.stores)
-            rank = Rank(config, make, lambda ask: nullcontext(), lambda begun: nullcontext(ready))
+            rank = Rank(config, make, signals, lambda begun: nullcontext(ready))
             return rank.train(transport, ready if transport.rank == 0 else None)
 
-        statuses = engine.run([partial(main, transport) for transport in engine.transports])
+        with handling(ask):
+            statuses = engine.run([partial(main, transport) for transport in engine.transports])
     _sum_up(engine.transports[0].now(), len(statuses), start)
     return int(max(statuses))
 

@@ -55,6 +55,8 @@ def opened(
     try:
         if not overwrite:
             run.refuse_other_kind(bool(simulated))
+            if launcher.begun_before():
+                run.refuse_elsewhere()
         saved, damaged = (None, []) if overwrite else _newest(run)
         forced = _compare(saved, config, force) if saved is not None else []
         initial = _initial(config) if saved is None and config.init else None

@@ -56,14 +56,16 @@ def _joined(clauses: Sequence[Clause]) -> str:
     return ", ".join(its.says for its in clauses)
 
 
-def within(values: Sequence[float], low: float = -math.inf, high: float = math.inf) -> bool | None:
-    """Whether all values (one per seed) lie in a range. None: some do and some do not, or a value is not a number."""
-    inside = [low <= value <= high for value in values]
-    if any(math.isnan(value) for value in values) or not inside:
+Bounds = tuple[float, float]  # between which a value lies
+
+
+def within(values: Sequence[Bounds], low: float = -math.inf, high: float = math.inf) -> bool | None:
+    """Whether all values (one per seed) lie in a range. None: some do and some do not, or their bounds are too far apart."""
+    if not values or any(math.isnan(end) for bounds in values for end in bounds):
         return None
-    if all(inside):
+    if all(low <= least and most <= high for least, most in values):
         return True
-    return False if max(values) < low or min(values) > high else None
+    return False if all(most < low for _, most in values) or all(least > high for least, _ in values) else None
 
 
 def table(claims: Sequence[Claim[Found]], found: Found, source: str, whose: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,8 @@ from nmt_train.run.log import events, validations
 _DIGEST = "digest of the configuration and the clusters"  # a row of measures.csv
 _SPEED = "timing words/s"  # in measures.csv
 CURVES, MEASURES = "curves.csv", "measures.csv"
-_GAP = 1.5  # times the distance between two validations, by which the last one may be earlier than what is asked for
+# Times the distance between two validations: the last one may be this much earlier, or later, than what is asked for.
+_GAP, _OVERSHOT = 1.5, 0.25
 _LINE = 5  # validations through which a line is fitted: one validation alone is too noisy
 
 
@@ -55,9 +57,11 @@ def line(found: Sequence[dict[str, Any]], of: str) -> tuple[float, float]:
 def fitted(found: Sequence[dict[str, Any]], place: float, of: str = "words", fewest: int = 5) -> float:
     """Cross-entropy after `place` words (or seconds), on the line through the last five validations up to there.
 
-    Raises Missing if there are fewer than `fewest`, at least 2, or if the last one was much earlier.
+    A run validates a little later than it should, at the end of an update. Raises Missing if there are fewer than `fewest`,
+    at least 2, or if the last one was much earlier.
     """
-    before = [event for event in found if event[of] <= place * (1 + 1e-6)][-_LINE:]
+    gap = min((later[of] - event[of] for event, later in itertools.pairwise(found)), default=0.0)
+    before = [event for event in found if event[of] <= place + _OVERSHOT * gap][-_LINE:]
     if len(before) < fewest or place - before[-1][of] > _GAP * (before[-1][of] - before[-2][of]):
         raise Missing(f"fewer than {fewest} validations end at {place:,.0f} {of}")
     intercept, slope = line(before, of)

@@ -10,7 +10,7 @@ from conftest import ROOT
 from reproduce import thesis
 from reproduce.claims import HOLDS, IN_PART, INCONCLUSIVE, NOT, Clause, verdict, within
 from reproduce.runs import Missing, Setup, crossing
-from reproduce.thesis import BASE, BOUND, OURS, SEEDS, THESIS, WORDS, Results
+from reproduce.thesis import BASE, BOUND, ONCE, OURS, SEEDS, THESIS, WORDS, Results
 from reproduce.thesis_claims import CLAIMS
 from reproduce.thesis_page import unsure, write
 from reproduced import collected, learnt, timed
@@ -40,7 +40,15 @@ def test_a_verdict_names_the_clauses_that_do_not_hold(clauses: list[Clause], sai
     ("values", "inside"), [([1.2], True), ([1.1, 1.3], True), ([0.8, 0.9], False), ([0.9, 1.1], None), ([math.nan], None)]
 )
 def test_seeds_that_disagree_decide_nothing(values: list[float], inside: bool | None) -> None:
-    assert within(values, 1.0, 1.5) is inside
+    assert within([(value, value) for value in values], 1.0, 1.5) is inside
+
+
+@pytest.mark.parametrize(
+    ("bounds", "inside"),
+    [((0.0, 0.9), False), ((0.0, 1.1), None), ((1.6, math.inf), False), ((1.2, math.inf), None), ((1.1, 1.4), True)],
+)
+def test_bounds_decide_only_if_both_lie_on_one_side(bounds: tuple[float, float], inside: bool | None) -> None:
+    assert within([bounds], 1.0, 1.5) is inside
 
 
 def known(folder: Path, times: dict[Setup, float]) -> Results:
@@ -78,13 +86,17 @@ def test_a_ratio_near_a_limit_needs_three_seeds(tmp_path: Path) -> None:
     assert str(found.ratio(BASE, quick)) == "1.27x (1.25 to 1.30)"
 
 
-def test_what_does_not_reach_the_target_is_slower_than_what_does(tmp_path: Path) -> None:
+def test_a_run_that_ends_without_the_target_bounds_the_ratio(tmp_path: Path) -> None:
     slow, quick = Setup("overlap", "4x1"), Setup("overlap", "2x1")
     known(tmp_path, {quick: 1.5})
-    learnt(tmp_path, slow, WORDS, 4.0)
+    learnt(tmp_path, slow, 1.2 * WORDS, 4.0)
     found = collected(Results, tmp_path)
-    assert found.ratio(BASE, slow).values == (0.0,)
-    assert found.ratio(slow, quick).values == (math.inf,)
+    [(low, high)] = found.ratio(BASE, slow).values
+    assert (low, high) == (0.0, pytest.approx(0.95 / 1.2, rel=1e-3))
+    assert str(found.ratio(BASE, slow)) == "below 0.79x"
+    assert found.clause("slower", found.ratio(BASE, slow), high=0.9).holds is True
+    assert found.clause("much worse", found.ratio(BASE, slow), high=2 / 3).holds is None
+    assert str(found.ratio(slow, quick)) == "above 1.89x"
 
 
 def test_two_that_do_not_reach_the_target_are_compared_by_what_both_reach(tmp_path: Path) -> None:
@@ -92,7 +104,8 @@ def test_two_that_do_not_reach_the_target_are_compared_by_what_both_reach(tmp_pa
     known(tmp_path, {})
     learnt(tmp_path, slow, WORDS, 4.0)
     learnt(tmp_path, quick, WORDS, 3.0)
-    assert collected(Results, tmp_path).ratio(slow, quick).values == pytest.approx([1.5], rel=0.01)
+    [(low, high)] = collected(Results, tmp_path).ratio(slow, quick).values
+    assert low == high == pytest.approx(1.5, rel=0.01)
 
 
 def test_results_of_another_cluster_do_not_count(tmp_path: Path) -> None:
@@ -118,10 +131,12 @@ def test_a_run_that_was_not_made_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("speeds", "judged"), [([1, 1.9, 3.2, 4.3], HOLDS), ([1, 1.5, 3.5, 8], NOT)], ids=["ever less", "ever more"]
+    ("speeds", "judged"),
+    [([1, 1.9, 2.6, 3.2, 4.3], HOLDS), ([1, 1.5, 2.4, 3.5, 8], NOT), ([1, 1.7, 2.3, 3.1, 4.3], NOT)],
+    ids=["ever less", "ever more", "one more"],
 )
 def test_t1_devices_of_one_machine_add_ever_less(tmp_path: Path, speeds: list[float], judged: str) -> None:
-    for devices, speed in zip((1, 2, 4, 8), speeds, strict=True):
+    for devices, speed in zip((1, 2, 3, 4, 8), speeds, strict=True):
         timed(tmp_path, Setup("single", f"1x{devices}"), speed, workers=1)
     assert verdict(JUDGE[DENSE, "T1"](collected(Results, tmp_path))[1]) == judged
 
@@ -145,6 +160,15 @@ def test_t16_is_judged_for_the_thesis_s_algorithm_and_for_ours(tmp_path: Path, v
     text, clauses = JUDGE[version.title, "T16"](found)
     assert verdict(clauses) == HOLDS
     assert "7x1 5.20x (5.20 to 5.20)" in text
+
+
+@pytest.mark.parametrize(("end", "judged"), [(2.0, HOLDS), (3.2, INCONCLUSIVE), (5.5, NOT)])
+def test_t22_compares_after_equal_time(tmp_path: Path, end: float, judged: str) -> None:
+    ours = Setup(THESIS.sparse_overlap, "7x1")
+    known(tmp_path, {})
+    learnt(tmp_path, ONCE, WORDS, 4.0, speed=7000.0)
+    learnt(tmp_path, ours, WORDS * 1.4, end, speed=7000.0)
+    assert verdict(JUDGE[THESIS.title, "T22"](collected(Results, tmp_path))[1]).split(" (")[0] == judged
 
 
 def everything(folder: Path) -> None:

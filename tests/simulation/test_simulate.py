@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from itertools import pairwise
+import os
+import signal
+from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
 from conftest import Make
 from poisoned import poisoned
-from simulated import AT_ONCE, FAST, IN_STEP, LINK, REPEATED, events, parameters, run, trace, words
+from simulated import AT_ONCE, BUSY, FAST, IN_STEP, LINK, REPEATED, events, parameters, run, trace, words
+from virtual import cluster
 
 from nmt_train.common.errors import UserError
 from nmt_train.modes.table import MODES
+from nmt_train.run import checkpoint
 from nmt_train.simulation.cluster import Cost, Crash, DeviceConfig
+from nmt_train.simulation.simulate import simulate
+from nmt_train.training.leader import Leader
 from nmt_train.training.start import start
 
 
@@ -49,6 +55,26 @@ def test_interrupted_and_resumed_is_uninterrupted_bit_for_bit(make: Make, tmp_pa
     run(make, tmp_path / "parts", nodes, stop__after="9u", **common)
     parts = run(make, tmp_path / "parts", nodes, stop__after="20u", **common)
     assert parameters(parts) == parameters(whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_stops_so_that_nothing_is_lost(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    whole = run(make, tmp_path / "whole", [2, 1], mode="sync", stop__after="20u")
+    step_done, steps = Leader.step_done, count(1)
+
+    def interrupted(leader: Leader, updated: bool) -> None:
+        step_done(leader, updated)
+        if next(steps) == 7:
+            os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Leader, "step_done", interrupted)
+        config = dataclasses.replace(make(mode="sync", stop__after="20u"), run=str(tmp_path / "parts"))
+        assert simulate(config, cluster([2, 1], BUSY, **LINK), False, False) == 128 + number
+    assert checkpoint.load(tmp_path / "parts" / "last").facts["progress"]["updates"] < 20
+    assert parameters(run(make, tmp_path / "parts", [2, 1], mode="sync", stop__after="20u")) == parameters(whole)
 
 
 @pytest.mark.parametrize("mode", ["vanilla", "sparse", "sparse-overlap"])

@@ -155,7 +155,10 @@ class LowBitReducer(Reducer):
         sent = self._send_up(vector, self._error[place], error, shares, update, weight)
         mean, total = self._mean(vector, error, shares[self._transport.rank], update, weight)
         sent += [self._transport.send(rank, Tag.RING, mean) for rank in self._others]
-        self._take(vector, shares, {self._transport.rank: mean} | self._receive())
+        means = self._receive()
+        with self._trace.span("decode", sum(vector[shares[rank].place].numel() for rank in means)):
+            for rank, message in means.items():
+                self._decode(message, shares[rank], vector[shares[rank].place])
         for done in sent:
             done.result()
         self._reduced += vector.numel()
@@ -170,7 +173,8 @@ class LowBitReducer(Reducer):
         if not weight:  # without a batch, the residual waits for the next gradient
             error.copy_(residual)
             return [self._transport.send(rank, Tag.RING, Message((_NONE, 0))) for rank in self._others]
-        with self._trace.span("encode", vector.numel()):
+        mine = shares[self._transport.rank].place
+        with self._trace.span("encode", vector.numel() - (mine.stop - mine.start)):
             add(vector, residual, out=vector)
             error.copy_(vector)
             sent = []
@@ -184,7 +188,7 @@ class LowBitReducer(Reducer):
     def _mean(self, vector: Tensor, error: Tensor, mine: _Share, update: int, weight: int) -> tuple[Message, int]:
         """Receive the others' parts of this rank's share; return the encoded mean, and the total weight.
 
-        In this share, `error` becomes what the mean leaves out.
+        In this share, `vector` becomes the decoded mean, and `error` what it leaves out.
         """
         own, kept, messages = vector[mine.place], error[mine.place], self._receive()
         total = weight + sum(message.number(1) for message in messages.values())
@@ -199,25 +203,20 @@ class LowBitReducer(Reducer):
         with self._trace.span("encode", own.numel()):
             message = self._encode(own, mine.down, update, total)
             left = own.clone()
-            if message.number() == _FINITE:
-                mine.down.add(message.without_numbers(2), left, scale=-1.0)
-            left.mul_(self._transport.size)
+            self._decode(message, mine, own)
+            left.sub_(own).mul_(self._transport.size)
             if weight:
                 kept.copy_(left)
             else:
                 kept.add_(left)
         return message, total
 
-    def _take(self, vector: Tensor, shares: Sequence[_Share], means: Mapping[int, Message]) -> None:
-        """Replace `vector` by the means that it consists of."""
-        with self._trace.span("decode", vector.numel()):
-            for rank, message in means.items():
-                own = vector[shares[rank].place]
-                if message.number() == _FINITE:
-                    shares[rank].down.decode(message.without_numbers(2).on(vector.device), own)
-                else:
-                    own.fill_(torch.nan)
-                    self._finite = False
+    def _decode(self, mean: Message, share: _Share, into: Tensor) -> None:
+        if mean.number() == _FINITE:
+            share.down.decode(mean.without_numbers(2).on(into.device), into)
+        else:
+            into.fill_(torch.nan)
+            self._finite = False
 
     def _encode(self, vector: Tensor, codec: Codec, update: int, weight: int) -> Message:
         try:

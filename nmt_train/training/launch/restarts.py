@@ -22,10 +22,8 @@ from nmt_train.training.launch import mpirun as launch
 from nmt_train.training.stop_request import ENDS
 
 _ANSWER = 10.0  # seconds for a machine to answer
-_STOPPED, _STARTED_OVER = (
-    "] stopped: ",
-    "] started over",
-)  # log messages of a run: at its end, and after it has emptied its folder
+# Log messages of a run: after it has emptied its folder, when it has begun, and at its end.
+_STARTED_OVER, _BEGUN, _STOPPED = "] started over", "] in force: ", "] stopped: "
 _PAUSE = 2.0  # seconds between an end and the next start
 # Success, a user error, or a stop by SIGINT, SIGUSR1 or SIGTERM. After any other status, a restart may help.
 _FINAL = frozenset({0, 2, 128 + 2, 128 + 10, 128 + 15})
@@ -132,40 +130,42 @@ def supervise(job: Job, ranks: int) -> int:
 
 
 def _repeat(job: Job, ranks: int) -> int:
-    arguments = list(job.arguments)
+    arguments, restarted = list(job.arguments), ""
     for left in range(job.restarts, -1, -1):
-        status, begun = _run(job.hosts, ranks, arguments, again=left < job.restarts)
+        status, said = _run(job.hosts, ranks, arguments, restarted)
         if status in _FINAL or not left:
             break
-        if begun:  # the restart must keep what the run has written so far
+        restarted = launcher.BEGUN if _BEGUN in said or restarted == launcher.BEGUN else launcher.NOT_BEGUN
+        if _STARTED_OVER in said:  # the restart must keep what the run has written so far
             arguments = [argument for argument in arguments if argument != "--overwrite"]
         _say(f"the job ended with status {status}: starting it again ({left - 1} more restarts allowed)")
         time.sleep(_PAUSE)
     return status
 
 
-def _run(hosts: Sequence[Host], ranks: int, arguments: Sequence[str], again: bool) -> tuple[int, bool]:
-    """Run the job once; returns its exit status, and whether the run has emptied its folder and begun."""
+def _run(hosts: Sequence[Host], ranks: int, arguments: Sequence[str], restarted: str) -> tuple[int, set[str]]:
+    """Run the job once; returns its exit status, and which of the log messages above it has written.
+
+    restarted: the value of RESTARTED; empty for the first start.
+    """
     there = answering(hosts) if hosts else []
     if hosts and not there:
         nobody = f"none of {', '.join(host.name for host in hosts)} answers; check the machines and ssh"
-        if not again:
+        if not restarted:
             raise UserError(f"--hosts: {nobody}")
         _say(nobody)
-        return TRY_AGAIN, False
+        return TRY_AGAIN, set()
     if len(there) < len(hosts):
         _say(f"continuing without {', '.join(host.name for host in hosts if host not in there)}: no answer")
     said: set[str] = set()
 
     def heard(line: str) -> None:
-        said.update(mark for mark in (_STOPPED, _STARTED_OVER) if mark in line)
+        said.update(mark for mark in (_STARTED_OVER, _BEGUN, _STOPPED) if mark in line)
 
     with _hostfile(there) as options:
-        options += ("-x", f"{launcher.RESTARTED}=1") if again else ()
+        options += ("-x", f"{launcher.RESTARTED}={restarted}") if restarted else ()
         status = launch.mpirun(sum(host.slots for host in there) or ranks, arguments, options, heard)
-    return status or (
-        0 if _STOPPED in said else TRY_AGAIN
-    ), _STARTED_OVER in said  # mpirun may return 0 for a job that never began
+    return status or (0 if _STOPPED in said else TRY_AGAIN), said  # mpirun may return 0 for a job that never began
 
 
 def _say(text: str) -> None:

@@ -28,17 +28,18 @@ class Runs:
     """In the place of mpirun: what it was asked for, and the statuses that it ends with."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *statuses: int) -> None:
-        self.left, self.asked, self.hosts, self.again = list(statuses), [], [], []
-        self.says = "[2026-11-22 06:00:00] stopped: stop.after 5e reached\n"
+        self.left, self.asked, self.hosts, self.restarted = list(statuses), [], [], []
+        self.says = ["[2026-11-22 06:00:00] stopped: stop.after 5e reached\n"]  # the last one is repeated
         monkeypatch.setattr(launch, "mpirun", self.run)
         monkeypatch.setattr(supervise.time, "sleep", lambda seconds: None)
 
     def run(self, ranks: int, arguments: list[str], options: list[str], heard: Callable[[str], None]) -> int:
-        heard(self.says)
+        heard(self.says[0])
+        self.says = self.says[1:] or self.says
         self.asked.append((ranks, list(arguments)))
         file = dict(pairwise(options)).get("--hostfile", os.devnull)
         self.hosts.append(Path(file).read_text(encoding="utf-8").split("\n")[:-1])
-        self.again.append("NMT_TRAIN_RESTARTED=1" in options)
+        self.restarted += [option for option in options if option.startswith("NMT_TRAIN_RESTARTED=")] or [""]
         return self.left.pop(0)
 
 
@@ -119,14 +120,14 @@ def test_a_job_that_was_lost_is_started_again_as_often_as_it_may_be(monkeypatch:
 
 def test_a_job_that_never_began_is_not_done_whatever_mpirun_says(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = Runs(monkeypatch, 0, 0)
-    runs.says = "A daemon failed to report back after being spawned.\n"
+    runs.says = ["A daemon failed to report back after being spawned.\n"]
     assert supervise.supervise(Job(restarts=1), 2) == TRY_AGAIN
     assert len(runs.asked) == 2
 
 
 def test_what_there_is_by_then_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = Runs(monkeypatch, TRY_AGAIN, 0)
-    runs.says = "[2026-11-22 06:00:00] started over: deleted the previous contents of run (--overwrite)\n"
+    runs.says = ["[2026-11-22 06:00:00] started over: deleted the previous contents of run (--overwrite)\n"]
     supervise.supervise(Job(restarts=1, arguments=["--config", "a.yml", "--overwrite"]), 2)
     assert [arguments for _, arguments in runs.asked] == [["--config", "a.yml", "--overwrite"], ["--config", "a.yml"]]
 
@@ -135,15 +136,18 @@ def test_an_old_run_that_was_to_be_overwritten_is_not_continued_where_the_new_on
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs = Runs(monkeypatch, TRY_AGAIN, 0)
-    runs.says = "error: rank 1 of 2 did not show up\n"
+    runs.says = ["error: rank 1 of 2 did not show up\n"]
     supervise.supervise(Job(restarts=1, arguments=["--overwrite"]), 2)
     assert [arguments for _, arguments in runs.asked] == [["--overwrite"], ["--overwrite"]]
 
 
 def test_ranks_are_told_when_their_job_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = Runs(monkeypatch, TRY_AGAIN, 0)
-    supervise.supervise(Job(restarts=1), 2)
-    assert runs.again == [False, True]
+    runs = Runs(monkeypatch, TRY_AGAIN, TRY_AGAIN, TRY_AGAIN, 0)
+    nothing, begun = "error: rank 1 of 2 did not show up\n", "[2026-11-22 06:00:00] in force: mode sync\n"
+    runs.says = [nothing, begun, nothing, *runs.says]
+    supervise.supervise(Job(restarts=3), 2)
+    before, after = (f"NMT_TRAIN_RESTARTED={value}" for value in ("not-begun", "begun"))
+    assert runs.restarted == ["", before, after, after]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
