@@ -123,8 +123,8 @@ class Run:
         """Raise Elsewhere unless a run has begun in this folder."""
         if not (self.folder / _CONFIG).exists():
             raise Elsewhere(
-                f"run: {self.folder} on {socket.gethostname()} is empty, although the run had begun: start the machine again that"
-                " has it; with --restarts, use a folder that all machines share"
+                f"run: {self.folder} on {socket.gethostname()} is empty, although the run had begun: start the machine that has"
+                " it; with --restarts, use a folder that all machines share"
             )
 
     def begin(self, configuration: str, vocabulary: bytes, simulated: str = "") -> None:

@@ -101,7 +101,11 @@ def side_by_side(
         while waiting or running:
             while waiting and len(running) < most:
                 job = waiting.pop(0)
-                running[job] = job.start()
+                if enough(job):  # it was interrupted before it was marked as finished
+                    job.finished.touch()
+                    ended(job)
+                else:
+                    running[job] = job.start()
             for job, process in list(running.items()):
                 if enough(job):
                     process.send_signal(signal.SIGTERM)
