@@ -116,7 +116,7 @@ class Slept:
 def test_the_reproduction_ends_runs_that_are_good_enough_and_does_not_repeat_them(tmp_path: Path) -> None:
     jobs = [Slept(tmp_path, "short", ends=True), Slept(tmp_path, "long")]
     for _ in range(2):
-        REPRODUCTION["side_by_side"](jobs, 2, lambda job: job is jobs[1])
+        REPRODUCTION["side_by_side"](jobs, 2, lambda job: job is jobs[1] and bool(job.processes))
     assert [len(job.processes) for job in jobs] == [1, 1]
     assert all(job.finished.exists() for job in jobs)
 
@@ -125,15 +125,18 @@ def test_an_interrupted_reproduction_ends_its_runs_and_they_go_on_next_time(tmp_
     jobs = [Slept(tmp_path, "one"), Slept(tmp_path, "other"), Slept(tmp_path, "third")]
 
     def interrupted(job: Slept) -> bool:
-        raise KeyboardInterrupt
+        if len(jobs[1].processes) == 1:
+            raise KeyboardInterrupt
+        return False
 
     with pytest.raises(KeyboardInterrupt):
         REPRODUCTION["side_by_side"](jobs, 2, interrupted)
     assert [len(job.processes) for job in jobs] == [1, 1, 0]
     assert all(process.returncode is not None for job in jobs for process in job.processes)
     assert not any(job.finished.exists() for job in jobs)
-    REPRODUCTION["side_by_side"](jobs, 2, lambda job: True)
-    assert [len(job.processes) for job in jobs] == [2, 2, 1]
+    REPRODUCTION["side_by_side"](jobs, 2, lambda job: len(job.processes) > 1 or job is jobs[2])
+    assert [len(job.processes) for job in jobs] == [2, 2, 0], "the third had all it needed already"
+    assert all(job.finished.exists() for job in jobs)
 
 
 def test_an_interrupted_reproduction_says_how_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
