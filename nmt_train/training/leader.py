@@ -93,9 +93,6 @@ class Leader:
         self.reason = self._reason_to_stop()
         if self._state.validation_pending:
             self._save(validate=True)
-            if self._held is not None and self.reason is None:  # a new best has reset the patience counter
-                self._held = None
-                self._orders.give(Order.CONTINUE)  # the other ranks have waited for this order since they sent their parts
         if self.reason is None:
             self._orders.give(Order.CONTINUE)
         self._before = self._progress.mark()
@@ -202,6 +199,9 @@ class Leader:
         if self._finish_validations(pending):
             self.reason = self._reason_to_stop()
         self._checkpoint_writer.begin(pending)
+        if self._held is not None and self.reason is None:  # a new best has reset the patience counter
+            self._held = None
+            self._orders.give(Order.CONTINUE)  # the other ranks have waited for this order since they sent their parts
 
     def _finish_validations(self, pending: PendingSnapshot) -> bool:
         """Finish all requested validations, so that the checkpoint includes their results; return whether there was one."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from conftest import Make
 from simulated import FAST, LINK, events, parameters, run, words
 
+from nmt_train.model.metrics import TestSets
 from nmt_train.run import checkpoint
 from nmt_train.simulation.cluster import Kill
 from nmt_train.training.background_validation import BackgroundValidation
@@ -28,6 +31,23 @@ def test_a_validation_that_was_put_off_is_made_when_the_run_continues(
     assert len(events(folder, "validation")) == 2  # that one, and the last
     assert not checkpoint.load(folder / "last").facts["validation_pending"]
     assert words(folder) == words(run(make, tmp_path / "whole", [1, 1], mode=mode, stop__after="2e"))
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "sparse-overlap", "backup"])
+def test_all_workers_continue_if_the_validation_that_should_be_the_last_is_a_new_best(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    values, measure = chain([5.0, 6.0], (4 / n for n in count(1))), TestSets.measure
+
+    def measured(sets: TestSets, *arguments: Any, **options: Any) -> Any:
+        found, value = measure(sets, *arguments, **options), next(values)
+        return {name: dataclasses.replace(scores, values=dict.fromkeys(scores.values, value)) for name, scores in found.items()}
+
+    monkeypatch.setattr(TestSets, "measure", measured)
+    folder = run(make, tmp_path / "run", [1, 1, 1], mode=mode, stop__after="3e", stop__patience=1, validation__every="6u",
+                 log__every="50u", batch__tokens=300)  # fmt: skip
+    assert [event["cross-entropy"] for event in events(folder, "validation")][:4] == [5.0, 6.0, 4.0, 2.0]
+    assert checkpoint.load(folder / "last").facts["progress"]["epochs"] == 3
 
 
 @pytest.mark.parametrize("at", ["0.5s", "0.9s", "1.3s"])
