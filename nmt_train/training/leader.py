@@ -62,7 +62,8 @@ class Leader:
         exchange, nodes = self._worker.schedule.exchange, self._transport.nodes
         first = first_ranks(nodes) if self._config.exchange.per == "node" else None
         workers = self._data_balancer.workers()
-        parts = snapshot.with_optimizer_at(exchange.optimizer.adds_updates).split(exchange.initial_slices, first, workers)
+        whole = snapshot.with_optimizer_at(exchange.optimizer.adds_updates)
+        parts = whole.split(exchange.initial_slices, first, workers, means=exchange.synchronous)
         stages = resume(0, snapshot.stages, workers)[0].stages
         facts = {"stages": plain(stages), "workers": workers, "epochs": self._progress.epochs}
         for rank in self._orders.followers:

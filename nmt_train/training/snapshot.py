@@ -94,9 +94,11 @@ class Snapshot:
         return Snapshot(vectors, numbers, workers, self.random, self.stages)
 
     def split(
-        self, shards: list[slice], exchanging: Sequence[int] | None = None, workers: int | None = None
+        self, shards: list[slice], exchanging: Sequence[int] | None = None, workers: int | None = None, means: bool = False
     ) -> list[RankState]:
         """Split the snapshot into one part for each of `shards`. workers: how many of these ranks train (None: all).
+
+        means: the exchange averages the gradients of all workers.
 
         exchanging: the ranks that exchange (None: all that train). They also take over the unsent residuals and updates of
         workers that no longer exist or do not exchange.
@@ -107,7 +109,7 @@ class Snapshot:
             position = resume(rank, self.stages, training)[1]
             random = self.random[rank] if rank < len(self.random) else {}
             shard = {name: vector[place] for name, vector in self.vectors.items()}
-            worker_state = inherited(self.worker_state, rank, range(training) if exchanging is None else exchanging)
+            worker_state = inherited(self.worker_state, rank, range(training) if exchanging is None else exchanging, means)
             parts.append(RankState(shard, worker_state, random, self.numbers, position))
         return parts
 

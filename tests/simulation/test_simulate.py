@@ -8,6 +8,7 @@ import os
 import signal
 from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Make
@@ -55,6 +56,23 @@ def test_interrupted_and_resumed_is_uninterrupted_bit_for_bit(make: Make, tmp_pa
     run(make, tmp_path / "parts", nodes, stop__after="9u", **common)
     parts = run(make, tmp_path / "parts", nodes, stop__after="20u", **common)
     assert parameters(parts) == parameters(whole)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mode": "powersgd", "batch__accumulate": 2}, {"mode": "local-sgd", "override__exchange": "powersgd"},
+        {"mode": "sync", "override__exchange": "all-gather", "override__up": "top-k", "dropping__sample": 100},
+        {"mode": "sync", "override__exchange": "all-gather", "override__up": "threshold", "threshold__sample": 100},
+        {"mode": "sparse-local", "override__up": "top-k", "dropping__sample": 100},
+    ],
+    ids=lambda changes: "-".join(map(str, changes.values())),
+)  # fmt: skip
+def test_what_workers_owe_and_sample_survives_an_interruption(make: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
+    common = {"checkpoint__every": "6u", "dropping__up": 0.9, "batch__tokens": 300, **changes}
+    whole = run(make, tmp_path / "whole", [1, 1, 1], stop__after="14u", **common)
+    run(make, tmp_path / "parts", [1, 1, 1], stop__after="6u", **common)
+    assert parameters(run(make, tmp_path / "parts", [1, 1, 1], stop__after="14u", **common)) == parameters(whole)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

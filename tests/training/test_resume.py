@@ -76,6 +76,7 @@ RESUMED: dict[str, tuple[dict[str, Any], list[int], dict[str, Any], list[int]]] 
         {"mode": "sparse", "exchange__per": "node"},
         [1] * 4,
     ),
+    "with other local steps": ({"mode": "sparse-local", "local__every": 3}, [1, 1], {"mode": "overlap"}, [1, 1]),
     "on fewer ranks": ({"mode": "sparse-overlap"}, [1, 1, 1], {"mode": "sparse-overlap"}, [1, 1]),
     "with more ranks": ({"mode": "sparse"}, [1, 1], {"mode": "sparse"}, [2, 2]),
 }

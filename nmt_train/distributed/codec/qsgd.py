@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, Literal
 
 import numpy as np
@@ -51,7 +52,9 @@ class Qsgd(Codec):
         norms = filled.norm(dim=1, keepdim=True)
         finite(norms)
         exact = filled.abs().div_(norms.clamp(min=torch.finfo(norms.dtype).tiny)).mul_(levels)
-        chosen = (exact + torch.rand(exact.shape)).floor_().clamp_(max=levels)
+        # Not the global generator, from which another thread may draw; every rank and every update has norms of its own.
+        generator = torch.Generator().manual_seed(zlib.crc32(norms.numpy().tobytes(), update))
+        chosen = (exact + torch.rand(exact.shape, generator=generator)).floor_().clamp_(max=levels)
         whole = chosen.flatten()[: vector.numel()].to(torch.int64).numpy()
         signs = np.packbits((vector.cpu() < 0).numpy())
         code = bits.gamma(whole + 1) if self._config.coding == "elias" else bits.fixed(whole, self._width)

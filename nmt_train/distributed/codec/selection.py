@@ -18,19 +18,22 @@ _MOST_NEAR = 8  # the most candidates, as a multiple of `keep`; with more, the w
 
 
 class Sample:
-    """Samples `size` evenly spaced elements; the positions shift with each call, so that over time every element is sampled."""
+    """Samples `size` evenly spaced elements, whose positions shift with each update, so that in time all are sampled."""
 
     def __init__(self, size: int) -> None:
-        self._size, self._shift = size, 0
+        self._size = size
 
-    def threshold(self, vector: Tensor, count: int) -> float:
+    def threshold(self, vector: Tensor, count: int, update: int) -> float:
         """The magnitude that about `count` elements reach; infinite if the sample has NaN. `vector` must not be empty."""
-        elements, sample = vector.numel(), min(self._size, vector.numel())
-        self._shift = (self._shift + 7919) % elements
-        places = (torch.arange(sample, device=vector.device) * elements // sample + self._shift) % elements
-        share = max(1, round(sample * count / elements))
+        places = self.places(vector.numel(), update, vector.device)
+        share = max(1, round(len(places) * count / vector.numel()))
         found = vector[places].abs_().topk(share).values[-1]
         return float(found) if not torch.isnan(found) else math.inf
+
+    def places(self, elements: int, update: int, device: torch.device | None = None) -> Tensor:
+        """The positions of a sample of a vector."""
+        sample = min(self._size, elements)
+        return (torch.arange(sample, device=device) * elements // sample + 7919 * (update + 1)) % elements
 
 
 def reaching(vector: Tensor, threshold: float) -> tuple[Tensor, Tensor]:

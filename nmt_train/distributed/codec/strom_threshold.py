@@ -55,7 +55,7 @@ class StromThreshold(Codec):
         return cls(settings.threshold)
 
     def encode(self, vector: Tensor, update: int) -> Message:
-        tau = self._tau(vector)
+        tau = self._tau(vector, update)
         positions, values = reaching(vector, tau) if vector.numel() else (vector.new_empty(0, dtype=torch.int64), vector)
         finite(values)
         places, negative = positions.cpu().numpy(), (values < 0).cpu().numpy()
@@ -66,11 +66,11 @@ class StromThreshold(Codec):
         code = np.concatenate([bits.rice(gaps, bits.rice_width(len(places) / max(1, vector.numel()))), np.packbits(negative)])
         return Message((len(places),), (torch.tensor([tau]), torch.from_numpy(code)))
 
-    def _tau(self, vector: Tensor) -> float:
+    def _tau(self, vector: Tensor, update: int) -> float:
         tau = self._config.tau
         if tau is None:
             count = max(1, round(vector.numel() * self._config.density))
-            tau = self._sample.threshold(vector, count) if vector.numel() else GRAIN
+            tau = self._sample.threshold(vector, count, update) if vector.numel() else GRAIN
             finite(torch.tensor(tau))
         return float(np.float32(max(1, round(tau / GRAIN)) * GRAIN))
 

@@ -116,7 +116,7 @@ class TopK(Codec):
         if target > vector.numel() // 2:
             finite(torch.linalg.vector_norm(vector))
             return self._dense.encode(vector, update).and_numbers(_DENSE)
-        positions, values = self._largest(vector, target)
+        positions, values = self._largest(vector, target, update)
         if self._parts:
             positions = self._with_part(update % self._parts, positions, vector)
             values = vector[positions]
@@ -161,11 +161,11 @@ class TopK(Codec):
         """The number of elements to send: at least one, unless the vector is empty."""
         return min(elements, math.ceil(elements * kept(self._config, self._dropped, update) - 1e-6))
 
-    def _largest(self, vector: Tensor, target: int) -> tuple[Tensor, Tensor]:
+    def _largest(self, vector: Tensor, target: int, update: int) -> tuple[Tensor, Tensor]:
         """Ascending positions, and values, of about the `target` largest elements: no zeros, and at most `excess` too many."""
         if vector.numel() <= self._config.sample:
             return exactly(torch.arange(vector.numel(), device=vector.device), vector, target)
-        threshold = self._sample.threshold(vector, target)
+        threshold = self._sample.threshold(vector, target, update)
         if threshold > 0:
             positions, values = reaching(vector, threshold)
         else:

@@ -43,14 +43,10 @@ class AllGather(AllReduce):
     def _make_reducer(self, context: BuildContext) -> Reducer:
         codec = context.codec(context.mode.up, context.settings.dropping.up)
         owes = UNSENT if self.exchanges_updates else RESIDUAL
-        share = 1.0 if owes == RESIDUAL or self._adds_up else 1 / context.transport.size
         self._gathering = GatherReducer(
-            context.transport, codec, context.settings.tiles, owes, share, context.flat.gradient, context.trace
+            context.transport, codec, context.settings.tiles, owes, self._share, context.flat.gradient, context.trace
         )
         return self._gathering
-
-    def owed(self, vector: Tensor) -> Tensor:
-        return self._gathering.owed(vector)
 
     def in_flight(self, vector: Tensor) -> Tensor:
         sent = self._gathering.in_flight

@@ -43,6 +43,7 @@ class AllReduce(Exchange):
         self._clip_norm: float = config.optimizer.clip_norm if self.clips else 0.0
         self._sums = context.sums and self.clips
         self._adds_up = self.exchanges_updates and config.local.outer == "sum"
+        self._share = 1 / context.transport.size if self.exchanges_updates and not self._adds_up else 1.0
         self._transport, self._trace, self._reducer = context.transport, context.trace, self._make_reducer(context)
         self.initial_slices, self.snapshot_slices = replicated(parameters.numel(), context.transport.size)
 
@@ -58,8 +59,8 @@ class AllReduce(Exchange):
         self.begin(gradient, parameters, weight)()
 
     def begin(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> Callable[[], None]:
-        if weight:
-            self._pay(UNSENT, gradient)
+        if weight and UNSENT in self._owed:  # what is to be added to the parameters, of which a mean takes only a share
+            gradient.add_(self._owed.pop(UNSENT), alpha=1 / self._share)
         joined = self.transfer(gradient, weight, self.updates)
         return lambda: self.apply(gradient, parameters, joined)
 
@@ -88,6 +89,10 @@ class AllReduce(Exchange):
             self.optimizer.apply(gradient)
         if parameters.data_ptr() != self.optimizer.parameters.data_ptr():
             parameters.copy_(self.optimizer.parameters)
+
+    def owed(self, vector: Tensor) -> Tensor:
+        """A share is in fp64, so that it is exact."""
+        return vector if self._share == 1.0 else vector.double() * self._share
 
     def worker_state(self) -> Vectors:
         return self._and_owed(self._reducer.worker_state())

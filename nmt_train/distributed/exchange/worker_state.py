@@ -13,6 +13,7 @@ from nmt_train.optim.update_optimizers import OUTER
 Vectors = dict[str, Tensor]
 # What a worker owes: the part of its gradients (residual) or finished updates (unsent) that it has not sent.
 RESIDUAL, UNSENT = "residual", "unsent"
+LOCAL_STEPS = "local.steps"  # the number of a worker's local steps since the last exchange
 OPTIMIZER = "optimizer."  # name prefix of the vectors of a worker's own optimizer
 GLOBAL = ("parameters", "smoothed")  # the global parameters and their running mean
 
@@ -54,10 +55,11 @@ def optimizer_to_shards(
     return vectors, numbers, others
 
 
-def inherited(workers: Sequence[Vectors], rank: int, exchanging: Sequence[int]) -> Vectors:
+def inherited(workers: Sequence[Vectors], rank: int, exchanging: Sequence[int], means: bool = False) -> Vectors:
     """The state of worker `rank`, if a run with these worker states continues with another number of workers.
 
     exchanging: the ranks that exchange; they also take over what the other workers owe, including those that no longer exist.
+    means: gradients are averaged, so a residual adds its share of one worker to each mean, as before.
     """
     if not workers:
         return {}
@@ -70,6 +72,8 @@ def inherited(workers: Sequence[Vectors], rank: int, exchanging: Sequence[int]) 
         owed = [workers[old][name] for old in from_ranks if name in workers[old]]
         if owed:
             mine[name] = owed[0] if len(owed) == 1 else torch.stack(owed).sum(0)
+            if means and name == RESIDUAL and len(exchanging) != len(workers):
+                mine[name] = mine[name] * (len(exchanging) / len(workers))
     return mine
 
 

@@ -19,13 +19,11 @@ from torch import Tensor
 from nmt_train.common.section import STRICT
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange
-from nmt_train.distributed.exchange.worker_state import OPTIMIZER, UNSENT, Vectors
+from nmt_train.distributed.exchange.worker_state import LOCAL_STEPS, OPTIMIZER, UNSENT, Vectors
 from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.optim.flat_model import subtract
 from nmt_train.optim.gradient_accumulation import GradientAccumulator
 from nmt_train.optim.optimizer import Optimizer
-
-_STEPS = "local.steps"  # name, in a worker's state, of the number of its local steps
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -135,7 +133,7 @@ class LocalSGD(Schedule):
         self._start.copy_(self._flat.parameters)
 
     def own_state(self) -> Vectors:
-        return self._inner.packed(OPTIMIZER) | {_STEPS: torch.tensor([self._steps])}
+        return self._inner.packed(OPTIMIZER) | {LOCAL_STEPS: torch.tensor([self._steps])}
 
     @torch.no_grad()
     def rescued(self) -> Vectors:
@@ -160,4 +158,4 @@ class LocalSGD(Schedule):
         self._start.copy_(self.received)
         self._inner.unpack(OPTIMIZER, vectors, "the worker's optimizer")
         # A state from another mode has no step count: use the number of updates.
-        self._steps = int(vectors[_STEPS][0]) if _STEPS in vectors else self.exchange.updates
+        self._steps = int(vectors[LOCAL_STEPS][0]) if LOCAL_STEPS in vectors else self.exchange.updates

@@ -18,7 +18,7 @@ from nmt_train.common.errors import NotFinite
 from nmt_train.common.section import STRICT
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange
-from nmt_train.distributed.exchange.worker_state import Vectors
+from nmt_train.distributed.exchange.worker_state import LOCAL_STEPS, Vectors
 from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.optim.optimizer import Optimizer, clip
 
@@ -167,4 +167,5 @@ class Overlap(Schedule):
         if self._restored:
             self._flat.parameters.copy_(self.received)
         if self._local is not None:
-            self._local.unpack(_PREFIX, vectors, "the worker's local optimizer")
+            own = {name: vector for name, vector in vectors.items() if name != LOCAL_STEPS}  # of a mode with local steps
+            self._local.unpack(_PREFIX, own, "the worker's local optimizer")

@@ -110,7 +110,7 @@ def test_one_bit_keeps_the_means_of_both_signs_of_every_column() -> None:
 def test_random_rounding_is_right_on_average() -> None:
     torch.manual_seed(5)
     vector, codec = torch.randn(300), Qsgd(QsgdConfig(levels=3, bucket=100))
-    mean = sum((both(codec, vector, 0)[0] for _ in range(2000)), torch.zeros(300)) / 2000
+    mean = sum((both(codec, vector, update)[0] for update in range(2000)), torch.zeros(300)) / 2000
     level = float(vector.view(3, 100).norm(dim=1).max()) / 3
     assert float((mean - vector).abs().max()) < 5 * 0.5 * level / math.sqrt(2000)  # five standard deviations
 
@@ -163,13 +163,20 @@ def test_about_the_target_is_sent_where_the_threshold_is_estimated() -> None:
 
 def test_every_element_is_looked_at_in_time() -> None:
     """A stride that never changes would be blind for what lies between (a bug of the first implementation)."""
-    vector = torch.zeros(100_003)
-    sample = Sample(1000)
     seen = torch.zeros(100_003, dtype=torch.bool)
-    for _ in range(500):
-        sample.threshold(vector, 100)
-        seen[(torch.arange(1000) * 100_003 // 1000 + sample._shift) % 100_003] = True
+    for update in range(500):
+        seen[Sample(1000).places(100_003, update)] = True
     assert seen.float().mean() > 0.95
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_message_depends_on_the_vector_and_the_update_alone_so_that_a_resumed_run_sends_the_same(name: str) -> None:
+    one, other, vectors = CODECS[name](), CODECS[name](), torch.randn(3, 5000)
+    for update, vector in enumerate(vectors[:2]):
+        one.encode(vector.clone(), update)
+        torch.rand(update + 1)  # drawn by another thread
+    found, again = (its.encode(vectors[2].clone(), 2) for its in (one, other))
+    assert all(torch.equal(a, b) for a, b in zip(found.tensors, again.tensors, strict=True))
 
 
 @pytest.mark.parametrize("vector", [torch.zeros(50_000), torch.cat([torch.zeros(49_990), torch.ones(10)])])
