@@ -201,6 +201,8 @@ def _only_gradients(mode: Mode, config: Config) -> str | None:
 def _only_of_shards(mode: Mode, config: Config) -> str | None:
     if EXCHANGES[mode.exchange].sharded or EXCHANGES[mode.exchange].solitary:
         return None
+    if config.override.down not in (None, "dense"):
+        return f"override.down: encodes what servers send, but mode {config.mode} has exchange {mode.exchange}; remove it"
     for key, value in _ONLY_OF_SHARDS.items():
         if getattr(config.exchange, key) != value:
             return (

@@ -34,7 +34,7 @@ def held(root: Any) -> int:
             continue
         if isinstance(found, _LEAVES) or type(found).__module__.startswith(_SIMULATOR):
             continue
-        if isinstance(found, Optimizer) and not found.adds_updates and not found.state()[0]:
+        if isinstance(found, Optimizer) and not found.state()[0]:
             states += _state_vectors(found.config) * found.parameters.numel() * found.parameters.element_size()
         for other in gc.get_referents(found):
             if id(other) not in seen:

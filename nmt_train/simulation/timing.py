@@ -162,12 +162,17 @@ class _Lengths:
 
 
 class _Steps:
-    """Makes a worker take `steps` steps, and measures its speed after the first few."""
+    """Makes a worker take `steps` steps, and measures its speed from one exchange, after the first few steps, to the last one.
+
+    If there are no two such exchanges, it measures from the first of these steps to the last one.
+    """
 
     def __init__(self, worker: Worker, steps: int) -> None:
         self.worker, self._steps, self._done = worker, steps, 0
-        self.start = self.end = worker.transport.now()
-        self._before: list[int] = [0]
+        self.end = worker.transport.now()
+        # Seconds and words: after each step but the first ones, and after those steps among them that exchanged.
+        self._ends: list[tuple[float, int]] = []
+        self._exchanged: list[tuple[float, int]] = []
         self.exchanges = 0
 
     def should_continue(self) -> bool:
@@ -175,17 +180,20 @@ class _Steps:
 
     def step_done(self, updated: bool) -> None:
         self._done += 1
-        progress, self.end = self.worker.progress, self.worker.transport.now()
+        self.end = self.worker.transport.now()
         self.exchanges = sum(self.worker.schedule.steps.values())
-        if self._done == min(_SETTLING, self._steps - 1):
-            self.start, self._before = self.end, [progress.tokens]
+        if self._done >= min(_SETTLING, self._steps - 1):
+            for marks in (self._ends, self._exchanged)[: 1 + updated]:
+                marks.append((self.end, self.worker.progress.tokens))
 
     def skipped(self, what: str) -> None:
         raise AssertionError("a gradient without values is finite")
 
     @property
     def words_per_second(self) -> float:
-        return (self.worker.progress.tokens - self._before[0]) / max(self.end - self.start, 1e-9)
+        marks = self._exchanged if len(self._exchanged) > 1 else self._ends
+        (start, before), (end, after) = marks[0], marks[-1]
+        return (after - before) / max(end - start, 1e-9)
 
 
 def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequence[int], steps: int) -> Timing:

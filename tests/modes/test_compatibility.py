@@ -56,6 +56,12 @@ def trained(schedule: str, exchange: str, codec: str, mode: str = "vanilla") -> 
     return together(room, *[work] * len(room.transports))
 
 
+@pytest.mark.parametrize("mode", ["sync", "powersgd", "sparse-local", "strom"])
+def test_a_codec_of_servers_is_refused_where_there_are_none(mode: str) -> None:
+    with pytest.raises(UserError, match=f"override.down: encodes what servers send, but mode {mode} has .*; remove it"):
+        modes.check(settings(mode, OPTIONS | {"override.down": "int8"}), (0, 1))
+
+
 @pytest.mark.parametrize(("schedule", "exchange", "codec"), PRODUCTS)
 def test_a_product_trains_or_is_refused(schedule: str, exchange: str, codec: str) -> None:
     try:

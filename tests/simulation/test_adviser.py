@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import re
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from conftest import Make
 from virtual import cluster
 
+from nmt_train.common.errors import UserError
 from nmt_train.modes import build as modes
 from nmt_train.modes.auto import AUTO, with_mode
 from nmt_train.simulation.adviser.auto import AutoAdviser
@@ -56,6 +59,14 @@ def test_what_more_workers_need_grows_with_their_number_and_becomes_less_certain
     assert found.words == pytest.approx(1 + 0.6 * (workers - 1) / 3)
     assert found.low < found.words < found.high
     assert (found.high - found.low) / (found.words - 1) > (1.9 - 1.3) / 0.6
+
+
+@pytest.mark.parametrize("workers", [2, 8, 64, 1000])
+def test_what_fewer_words_were_needed_for_does_not_grow_with_the_workers(workers: int) -> None:
+    found = Choice("sync", {}, 4, Needed(0.96, 0.9, 1.02)).on(workers)
+    assert found is not None
+    assert 0.9 <= found.low <= found.words <= found.high
+    assert 0.96 <= found.words < 1
 
 
 def test_everything_that_is_compared_is_a_valid_choice(make: Make) -> None:
@@ -116,6 +127,8 @@ def test_what_does_not_fit_in_memory_is_not_recommended() -> None:
     assert Comparison(rows, {}).best is rows[0]
     assert Comparison(rows, {}, memory=16e9).best is rows[1]
     assert "(not enough memory)" in Comparison(rows, {}, memory=16e9).table()
+    with pytest.raises(UserError, match="memory: 1 GB of each device are not enough for any mode: .* 10 GB are needed"):
+        Comparison(rows, {}, memory=1e9).advice()
 
 
 def test_the_table_the_json_and_the_picture_say_the_same(make: Make, tmp_path: Path) -> None:
@@ -187,6 +200,14 @@ def test_only_choices_that_may_be_the_best_are_simulated_if_there_is_little_time
     assert len(quick.rows) < len(whole.rows) / 2
     hurried = compare(make(), given, [(60, 100)], [400, 500, 600], wanted, longest=0.0)
     assert [row.machines for row in sorted(hurried.rows, key=lambda row: row.machines)] == [1, 3]
+
+
+@pytest.mark.parametrize("slow", [0, 2])
+def test_it_does_not_matter_which_machine_is_the_slow_one(make: Make, slow: int) -> None:
+    given = dataclasses.replace(machines("10 GB/s"), stragglers=[Straggler(slow, 4.0)], crashes=[])
+    wanted = [(choice, machines) for machines in (1, 3) for choice in (Choice("single", {}), *measured())]
+    whole, quick = (compare(make(), given, [(60, 100)], [400, 500, 600], wanted, longest=its) for its in (math.inf, 60.0))
+    assert quick.best_on(3).choice == whole.best_on(3).choice  # type: ignore[union-attr]
 
 
 def test_a_mode_whose_workers_would_never_exchange_is_refused(make: Make) -> None:

@@ -31,6 +31,7 @@ def test_the_state_of_every_optimizer_counts_before_it_is_allocated(name: str) -
         ("sync", [1, 1, 1, 1], 4.0),
         ("vanilla", [1, 1, 1, 1], 2 + 0.5 + 0.5),  # and a quarter of the global parameters, a gradient, two moments
         ("local-sgd", [1, 1, 1, 1], 6.0),  # and what the worker started from, and the replica of all ranks
+        ("diloco", [1, 1, 1, 1], 7.0),  # and the outer momentum
     ],
 )
 def test_a_rank_holds_the_vectors_that_its_mode_needs(make: Make, mode: str, nodes: list[int], vectors: float) -> None:

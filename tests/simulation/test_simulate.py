@@ -38,6 +38,12 @@ def test_one_simulated_worker_is_one_real_worker_bit_for_bit(make: Make, tmp_pat
     assert parameters(simulated) == parameters(tmp_path / "real")
 
 
+@pytest.mark.parametrize("mode", ["sync", "powersgd", "low-bit", "backup", "sparse"])
+def test_one_worker_that_exchanges_every_gradient_trains_as_in_mode_single(make: Make, tmp_path: Path, mode: str) -> None:
+    single, alone = (run(make, tmp_path / name, [1], mode=name, stop__after="2e") for name in ("single", mode))
+    assert parameters(alone) == parameters(single)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_the_same_seed_gives_the_same_trace_and_parameters_byte_for_byte(make: Make, tmp_path: Path, mode: str) -> None:
     nodes = [2] if mode == "single" else [2, 1]

@@ -75,6 +75,13 @@ def test_what_low_rank_sends_depends_on_the_shapes(make: Make) -> None:
     assert square == pytest.approx(flat * 2 * 80 / 6400)
 
 
+@pytest.mark.parametrize("steps", [20, 24, 27])
+def test_words_per_second_do_not_depend_on_how_many_exchanges_the_steps_contain(make: Make, steps: int) -> None:
+    config = make(mode="local-sgd", local__every=8)
+    few, many = (measure(config, cluster([1, 1], DEVICE, **LINKS), [(5000,)], [100], number) for number in (steps, 800))
+    assert few.words_per_second == pytest.approx(many.words_per_second, rel=1e-3)
+
+
 def test_initial_parameters_are_not_counted_as_sent(make: Make) -> None:
     few, many = (timed(make, [1, 1], steps, mode="vanilla").ranks[0].sent for steps in (8, 16))
     assert many == 2 * few

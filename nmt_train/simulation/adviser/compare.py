@@ -90,8 +90,14 @@ class Comparison:
 
     @property
     def best(self) -> Row:
-        """The row to use: of the fewest machines with which further machines do not pay."""
+        """The row to use: of the fewest machines with which further machines do not pay. UserError if none fits in memory."""
         known = self._known
+        if not known:
+            least = min(row.memory for row in self.rows if row.speedup)
+            raise UserError(
+                f"memory: {self.memory / 1e9:.3g} GB of each device are not enough for any mode: without activations,"
+                f" {least / 1e9:.3g} GB are needed; use a smaller model, or other devices"
+            )
         fewest = min(row.machines for row in known if row.estimate * WORTH >= known[0].estimate)
         best = self.best_on(fewest)
         assert best is not None
@@ -225,7 +231,9 @@ def _may_be_best(choice: Choice, cluster: ClusterConfig, rows: Sequence[Row]) ->
     if machines == 1 or needed is None:
         return needed is not None
     device = max(row.words_per_second / row.workers for row in rows if row.machines == 1)
-    fastest = max([1.0, *(1 / its.factor for its in cluster.stragglers)])
+    factors = dict.fromkeys(range(workers), 1.0) | {its.rank: its.factor for its in cluster.stragglers}
+    first = max(factors[rank] for rank in range(cluster.nodes[0]))  # all rows of one machine are as slow as this device
+    fastest = first / min(factors.values())
     speeds = [row.words_per_second / row.needed.words for row in rows if row.machines == machines and row.needed]
     return workers * fastest * device / needed.words > max(speeds, default=0.0)
 

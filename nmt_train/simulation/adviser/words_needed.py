@@ -55,16 +55,22 @@ class Choice:
         """What it needs with another number of workers.
 
         What they need more than one worker is assumed to grow with the number of further workers; the range covers growth
-        between the square root of this number and this number times 1.5.
+        between the square root of this number and this number times 1.5. What they need less, because they were tuned
+        better, is assumed not to grow.
         """
         if self.needed is None or workers == 1:
             return self.needed and ONE
         share = (workers - 1) / (self.workers - 1)
         if share == 1:
             return self.needed
-        slow, fast = sorted((share**0.5, 1.5 * share if share > 1 else share))
-        extra, low, high = (value - 1 for value in (self.needed.words, self.needed.low, self.needed.high))
-        return Needed(1 + share * extra, 1 + min(slow * low, fast * low), 1 + max(slow * high, fast * high))
+        shares = share**0.5, 1.5 * share if share > 1 else share
+
+        def scaled(value: float, share: float) -> float:
+            return 1 + (value - 1) * (share if value > 1 else min(share, 1.0))
+
+        its = self.needed
+        low, high = (choose(scaled(value, by) for by in shares) for choose, value in ((min, its.low), (max, its.high)))
+        return Needed(scaled(its.words, share), low, high)
 
 
 def measured() -> list[Choice]:

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from memory import MemoryTransport, together, transports
 
 from nmt_train.distributed.message import DTYPES, Message, from_json, to_json
-from nmt_train.distributed.transport import Aborted, Lost, Tag
+from nmt_train.distributed.transport import Aborted, Ended, Lost, Tag
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.distributed.transport.mpi.framing import SLOTS, contents, pack, unpack
 from nmt_train.distributed.transport.mpi.rendezvous import answer_pings, measure_offset
 from nmt_train.distributed.transport.mpi.requests import Slots
+from nmt_train.distributed.transport.mpi.torch_group import Group
 
 TENSORS = st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 20)), max_size=4)
 
@@ -101,3 +102,16 @@ def test_a_peer_that_takes_nothing_in_is_named() -> None:
         slots.take(3)
     with pytest.raises(Lost, match=r"rank 3 receives nothing: .*; look at what it does"):
         slots.take(3)
+
+
+def test_a_rank_that_ends_while_torch_connects_is_no_error_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object, **options: object) -> None:
+        raise RuntimeError("connection closed by peer")
+
+    def ended() -> None:
+        raise Ended("another rank's process has ended")
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", refused)
+    first, _ = transports((0, 0))
+    with pytest.raises(Ended):
+        Group(first, "cpu", 5.0, ended)

@@ -20,14 +20,15 @@ _LOOK, _PATIENCE = 5e-4, 2.0  # seconds
 
 
 class Group:
-    """The constructor waits for all ranks; every wait ends after `deadline` seconds.
+    """The constructor waits for all ranks; every wait ends after `deadline` seconds. If ranks have ended, `alive` raises.
 
     Ranks reach rank 0 under its host name, or under the environment variable MASTER_ADDR. GLOO_SOCKET_IFNAME and
     NCCL_SOCKET_IFNAME select the network.
     """
 
-    def __init__(self, transport: Messages, kind: str, deadline: float) -> None:
+    def __init__(self, transport: Messages, kind: str, deadline: float, alive: Callable[[], None]) -> None:
         """kind: type of the device that holds the vectors. Raises UserError if ranks have different types or cannot connect."""
+        self._alive = alive
         span = timedelta(seconds=deadline)
         here = "localhost" if len(set(transport.nodes)) == 1 else os.environ.get("MASTER_ADDR", transport.hosts[0])
         try:
@@ -49,6 +50,7 @@ class Group:
                 dist.destroy_process_group()  # the group from before some ranks ended
             dist.init_process_group(backend, store=store, rank=transport.rank, world_size=transport.size, timeout=span)
         except (RuntimeError, ValueError) as error:
+            self._blame_the_lost()
             raise UserError(
                 "exchange.algorithm: torch.distributed cannot connect to the other ranks from host"
                 f" {transport.hosts[transport.rank]}"
@@ -57,20 +59,24 @@ class Group:
             ) from None
 
     @torch.no_grad()
-    def add_up(self, vector: Tensor, alive: Callable[[], None]) -> None:
+    def add_up(self, vector: Tensor) -> None:
         """Replace `vector` (elements,) by the sum of all ranks' vectors. Raises as `alive` does, or Lost if a rank is lost."""
         try:
             work = dist.all_reduce(vector, async_op=True)
             while not work.is_completed():
-                alive()
+                self._alive()
                 time.sleep(_LOOK)
             work.wait()
         except RuntimeError as error:
-            end = time.monotonic() + _PATIENCE
-            while time.monotonic() < end:
-                alive()  # its error, which may come only after a while, names the lost rank
-                time.sleep(_LOOK)
+            self._blame_the_lost()
             raise Lost(f"torch.distributed has lost another rank ({_first_line(error)})") from None
+
+    def _blame_the_lost(self) -> None:
+        """If the reason of an error is a rank that has ended, raise the transport's error, which may come a little later."""
+        end = time.monotonic() + _PATIENCE
+        while time.monotonic() < end:
+            self._alive()
+            time.sleep(_LOOK)
 
 
 def _first_line(error: Exception) -> str:
