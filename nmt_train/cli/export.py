@@ -16,7 +16,7 @@ def parser() -> cli.Parser:
         prog="nmt-export",
         allow_abbrev=False,
         description="Write a trained model as a folder for Hugging Face transformers or for CTranslate2. Its README.md says how"
-        " to use it. Needs: pip install 'nmt_train[export]'.",
+        " to use it. Needs: pip install '.[export]' in the project's folder.",
     )
     options.add_argument(
         "model", type=Path, metavar="RUN", help="run folder (its last checkpoint) or a checkpoint such as RUN/best-bleu"

@@ -24,7 +24,7 @@ _EXAMPLES = """
   nmt-train --config mine.yml                              # on a GPU if there is one, else on the CPU
   nmt-train --config mine.yml --stop.after 20e             # every key of the configuration is an option
   nmt-train --config mine.yml --devices all                # on all GPUs of this machine
-  mpirun -np 4 --hostfile hosts nmt-train --config mine.yml --mode auto
+  nmt-train --config mine.yml --mode auto --hosts hosts       # several machines; hosts has lines like: node1 slots=1
   nmt-train --config mine.yml --changed                    # which settings differ from the defaults
   nmt-train --help optimizer                               # what a key or section means
 """
