@@ -33,7 +33,8 @@ def parser() -> cli.Parser:
             curves.set_defaults(metric=metric)
         curves.add_argument(
             "--clock", choices=list(convergence.CLOCKS), default="seconds",
-            help="time axis; training_seconds excludes checkpoints, and validations during which no rank trains (default: seconds)",
+            help="time axis; training_seconds excludes checkpoints, and validations during which no rank trains (default:"
+            " seconds)",
         )  # fmt: skip
         _add_output(curves, ".png, .svg or .pdf")
     spans = kinds.add_parser("timeline", help="what every rank does in a time window, from a trace")

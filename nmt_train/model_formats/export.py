@@ -31,7 +31,8 @@ def export(checkpoints: list[Path], target: str, out: Path, quantize: str | None
     cannot represent the model.
     """
     if missing := [package for module, package in TARGETS[target].items() if not _installed(module)]:
-        raise UserError(f"--to {target}: {' and '.join(missing)} not installed; pip install '.[export]' in the project's folder")
+        how = "pip install '.[export]' in the project's folder"
+        raise UserError(f"--to {target}: {' and '.join(missing)} not installed; {how}")
     refuse_existing(out)
     model, vocabulary, facts = load_model(checkpoints, torch.device("cpu"))
     _refuse_not_finite(model, checkpoints)

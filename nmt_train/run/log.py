@@ -35,7 +35,9 @@ class LogConfig:
         default=[Duration.parse(text) for text in ("10s", "30s", "1m")],
         description="further log lines after these times since training began or continued; []: none",
     )
-    tensorboard: bool = Field(default=False, description="also write TensorBoard events (needs: pip install '.[tensorboard]' in the project's folder)")
+    tensorboard: bool = Field(
+        default=False, description="also write TensorBoard events (needs: pip install '.[tensorboard]' in the project's folder)"
+    )
 
     @model_validator(mode="after")
     def _check_first(self) -> LogConfig:
@@ -161,7 +163,8 @@ def _tensorboard(folder: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise UserError("log.tensorboard: tensorboard is not installed; pip install '.[tensorboard]' in the project's folder") from None
+        how = "pip install '.[tensorboard]' in the project's folder"
+        raise UserError(f"log.tensorboard: tensorboard is not installed; {how}") from None
     return SummaryWriter(str(folder / "tensorboard"))
 
 

@@ -232,7 +232,7 @@ def test_without_the_package_it_says_how_to_get_it(
 
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None if name == missing else name)
     assert call(trained, tmp_path / "out", "--to", "huggingface" if missing == "tokenizers" else "ctranslate2") == 2
-    assert f"{missing} not installed; pip install 'nmt_train[export]'" in capsys.readouterr().err
+    assert f"{missing} not installed; pip install '.[export]'" in capsys.readouterr().err
 
 
 def logits_of(model: Transformer, batch: Batch) -> Tensor:
