@@ -59,6 +59,10 @@ def _joined(clauses: Sequence[Clause]) -> str:
 Bounds = tuple[float, float]  # between which a value lies
 
 
+def exact(values: Sequence[float]) -> list[Bounds]:
+    return [(value, value) for value in values]
+
+
 def within(values: Sequence[Bounds], low: float = -math.inf, high: float = math.inf) -> bool | None:
     """Whether all values (one per seed) lie in a range. None: some do and some do not, or their bounds are too far apart."""
     if not values or any(math.isnan(end) for bounds in values for end in bounds):

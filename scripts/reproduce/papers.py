@@ -79,7 +79,7 @@ WARMED = {codec: Setup("pipe", "pipesgd", (f"override.up={codec}", "pipeline.war
 SPEEDS = {1: 1.0, 5: 4.3, 10: 8.7, 20: 17.0, 40: 33.0, 80: 54.0}  # nodes: relative speed (Table 2)
 DENSITY = 1 / 846  # fraction of elements sent at the paper's threshold of 4 (Table 3)
 _STROMS_WORDS = ("threshold.coding=words",)  # 32 bits per element, without entropy coding, as in the paper's tables
-TAUS = (0.0003, 0.001, 0.003, 0.01, 0.03)
+TAUS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 def strom_nodes(nodes: int) -> Setup:
@@ -117,34 +117,40 @@ WORKERS = (1, 2, 4, 8, 16)
 
 def downpour(workers: int, optimizer: str = "adagrad") -> Setup:
     rate = {"adagrad": 0.02, "sgd": 0.5}[optimizer]
-    options = (f"cluster.nodes={workers} x 1", f"optimizer.name={optimizer}", f"optimizer.learning_rate={rate}")
-    return Setup("downpour", "downpour", (*options, "optimizer.schedule=constant", "optimizer.warmup=0"))
+    options = (
+        f"cluster.nodes={workers} x 1", f"optimizer.name={optimizer}", f"optimizer.learning_rate={rate}",
+        "optimizer.schedule=constant", "optimizer.warmup=0", "validation.every=20Kt",  # two workers are compared early
+    )  # fmt: skip
+    return Setup("downpour", "downpour", options)
 
 
-# Arnold 2016: eight workers whose speeds differ; each rule has the best of three learning rates.
+# Arnold 2016: eight workers whose speeds differ; each rule has the best of five learning rates, and Adam as configured.
+_AS_CONFIGURED = ("optimizer.async_beta1=unchanged", "optimizer.async_warmup=unchanged")
+
+
 def _tuned(mode: str, rate: float, *options: str) -> dict[str, Setup]:
-    """By rate: half of `rate`, `rate` itself and twice this rate."""
-    rates = (f"{rate * factor:.4g}" for factor in (0.5, 1, 2))
+    """By rate: `rate` in the middle, and each of the others twice the one before."""
+    rates = (f"{rate * factor:.4g}" for factor in (0.25, 0.5, 1, 2, 4))
     return {its: Setup(mode, "arnold", (*options, f"optimizer.learning_rate={its}")) for its in rates}
 
 
 TUNED: dict[str, dict[str, Setup]] = {
     "sync": _tuned("sync", 0.003 * math.sqrt(8), together(8)[0]),
-    "asynchronous": _tuned("vanilla", 0.003),
-    "staleness-aware": _tuned("staleness-aware", 0.003 * math.sqrt(8)),
+    "asynchronous": _tuned("vanilla", 0.003, *_AS_CONFIGURED),
+    "staleness-aware": _tuned("staleness-aware", 0.003 * math.sqrt(8), *_AS_CONFIGURED),
 }
-TOGETHER, ASYNC, AWARE = (tuple(rates.values())[1] for rates in TUNED.values())
+TOGETHER, ASYNC, AWARE = (tuple(rates.values())[2] for rates in TUNED.values())
 BUNDLES = (2, 4, 8)
 
 
 def softsync(bundle: int) -> Setup:
     """n-softsync divides by staleness, too (Zhang et al. 2016)."""
-    return Setup("staleness-aware", "arnold", (f"exchange.bundle={bundle}", *together(bundle)))
+    return Setup("staleness-aware", "arnold", (f"exchange.bundle={bundle}", *together(bundle), *_AS_CONFIGURED))
 
 
 TIMED: tuple[Setup, ...] = (
     *(setup(seconds) for seconds in BATCHES for setup in (alone, all_reduce, by_server)),
-    *(pipe(seconds, codec) for seconds in BATCHES for codec in CODECS), *(timed_width(width) for width in WIDTHS[:2]),
+    *(pipe(seconds, codec) for seconds in BATCHES for codec in CODECS), *(timed_width(width) for width in WIDTHS),
     *(strom_nodes(nodes) for nodes in SPEEDS),
 )  # fmt: skip
 TRAINED: tuple[Setup, ...] = (

@@ -8,15 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean
 
-from reproduce.claims import Bounds, Clause, within
-from reproduce.runs import Missing, Runs, Setup, fitted
+from reproduce.claims import Bounds, Clause
+from reproduce.runs import Setup, fitted
+from reproduce.seeded import SEEDS, SeededRuns
 
 WORDS, LATE = 1_500_000, 0.95  # of the runs of 1x1; the share after which their cross-entropy is the target
 _CAP, _LONG_CAP = 1.12, 1.6  # longest time of a run, relative to 1x1; long: of those that should take 1.5 times as long (T17)
-SEEDS = (1, 2, 3)
 SPARE = 0.01  # added to the cross-entropy at the end of a run, so that the line through its validations reaches it
 NEAR = 0.1  # a ratio of times nearer to a limit than this is judged by three seeds
 
@@ -105,12 +104,8 @@ class Ratio:
         return shown if len(self.values) == 1 else f"{shown} ({low:.2f} to {high:.2f})"
 
 
-class Results(Runs):
-    """unsure: setups that need more seeds, because a ratio of their times is near a limit."""
-
-    def __init__(self, folder: Path, digest: str = "") -> None:
-        super().__init__(folder, digest)
-        self.unsure: dict[Setup, None] = {}
+class Results(SeededRuns):
+    """What the thesis compares: words/s of a node, and times to a target."""
 
     def per_node(self, mode: str, cluster: str) -> float:
         return self.speed(Setup(mode, cluster)) / int(cluster.split("x")[0])
@@ -120,13 +115,7 @@ class Results(Runs):
         return mean(fitted(self.curve(BASE.with_seed(seed)), LATE * WORDS) for seed in SEEDS)
 
     def ratio(self, slow: Setup, quick: Setup) -> Ratio:
-        values = []
-        for seed in SEEDS:
-            try:
-                values.append(self._ratio(slow.with_seed(seed), quick.with_seed(seed)))
-            except Missing:
-                if seed == SEEDS[0]:
-                    raise
+        values = self.by_seed(lambda seed: self._ratio(slow.with_seed(seed), quick.with_seed(seed)))
         return Ratio(slow, quick, tuple(values))
 
     def _ratio(self, slow: Setup, quick: Setup) -> Bounds:
@@ -139,27 +128,18 @@ class Results(Runs):
 
     def later(self, setup: Setup, than: Setup) -> list[float]:
         """By seed: cross-entropy of `setup` when `than` ends, relative to that of `than`."""
-        found = []
-        for seed in SEEDS:
-            try:
-                its, other = setup.with_seed(seed), self.curve(than.with_seed(seed))
-                found.append(self.after(its, other[-1]["seconds"], "seconds") / fitted(other, other[-1]["words"], fewest=2))
-            except Missing:
-                if seed == SEEDS[0]:
-                    raise
-        return found
+
+        def relative(seed: int) -> float:
+            its, other = setup.with_seed(seed), self.curve(than.with_seed(seed))
+            return self.after(its, other[-1]["seconds"], "seconds") / fitted(other, other[-1]["words"], fewest=2)
+
+        return self.by_seed(relative)
 
     def faster(self, mode: str, cluster: str, *options: str, than: Setup = BASE) -> Ratio:
         return self.ratio(than, Setup(mode, cluster, options))
 
     def clause(self, says: str, ratio: Ratio, low: float = -math.inf, high: float = math.inf) -> Clause:
-        """Whether a ratio lies in a range. If it is near one of the limits, or near 1, three seeds decide."""
-        ends = [end for bounds in ratio.values for end in bounds if 0 < end < math.inf]
-        near = any(abs(end / limit - 1) < NEAR for end in ends for limit in (low, high, 1.0) if math.isfinite(limit))
-        if near and len(ratio.values) < len(SEEDS):
-            self.unsure |= dict.fromkeys((ratio.slow, ratio.quick))
-            return Clause(f"{says} (one seed)", None)
-        return Clause(says, within(ratio.values, low, high))
+        return self.decide(says, (ratio.slow, ratio.quick), ratio.values, NEAR, low, high)
 
     def behind(self, setups: Sequence[Setup]) -> dict[Setup, float]:
         """Cross-entropy after as many words as 1x1 had, relative to 1x1; without setups that were not trained as long."""

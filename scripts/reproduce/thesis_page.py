@@ -108,13 +108,6 @@ def write(found: Results, runs: Path, output: Path) -> None:
     output.write_text("\n".join(text), encoding="utf-8")
 
 
-def unsure(found: Results) -> list[Setup]:
-    """The setups that need more seeds, because a ratio of their times is near a limit of a claim."""
-    for claims in CLAIMS.values():
-        table(claims, found, "", "")
-    return list(found.unsure)
-
-
 def _equal_words(found: Results) -> list[str]:
     behind = found.behind([setup for setup in trained() if setup != ONCE])
     if not behind:

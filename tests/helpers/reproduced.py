@@ -19,14 +19,16 @@ def timed(folder: Path, setup: Setup, speed: float, workers: int = 4, sent: floa
     path.write_text(json.dumps({"words_per_second": speed * workers, "elements": 1000, "ranks": [rank] * workers}))
 
 
-def learnt(folder: Path, setup: Setup, words: float, end: float, speed: float = 1000.0, **reported: Any) -> None:
-    """Cross-entropy that falls linearly from 6 to `end` over the words, at this speed [words/s], in 20 validations."""
+def learnt(
+    folder: Path, setup: Setup, words: float, end: float, speed: float = 1000.0, validations: int = 20, **reported: Any
+) -> None:
+    """Cross-entropy that falls linearly from 6 to `end` over the words, at this speed [words/s], in so many validations."""
     path = folder / "training" / setup.name / "metrics.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     events: list[dict[str, Any]] = [
-        {"event": "validation", "words": round(words * n / 20), "seconds": words * n / 20 / speed,
-         "cross-entropy": 6 + (end - 6) * n / 20}
-        for n in range(1, 21)
+        {"event": "validation", "words": round(words * n / validations), "seconds": words * n / validations / speed,
+         "cross-entropy": 6 + (end - 6) * n / validations}
+        for n in range(1, validations + 1)
     ]  # fmt: skip
     messages = reported.get("messages", 100)
     rank = {
