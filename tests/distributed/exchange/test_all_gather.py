@@ -140,6 +140,14 @@ def test_residuals_add_the_same_to_the_parameters_with_any_number_of_workers(ran
     torch.testing.assert_close(vectors["parameters"].double(), residuals.double().mean(0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6])
+def test_residuals_of_gradients_add_the_same_to_a_mean_with_any_number_of_workers(ranks: int) -> None:
+    residuals = draw(4, 5000)
+    states = [{"residual": vector} for vector in residuals]
+    found = [inherited(states, rank, range(ranks), means=True).get("residual", torch.zeros(5000)) for rank in range(ranks)]
+    torch.testing.assert_close(torch.stack(found).mean(0), residuals.mean(0))
+
+
 def test_what_is_not_finite_on_one_rank_is_so_on_all_and_the_residual_stays() -> None:
     rows = draw(3, 5000)
     rows[1, 7] = torch.inf
