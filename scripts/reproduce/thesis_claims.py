@@ -227,7 +227,8 @@ def _t24(version: Version, found: Results) -> Judged:
 
 DENSE: tuple[Claim[Results], ...] = (
     Claim("T1", "4.3a", "one node: every further GPU adds less; 8 give 4.3x one", _t1, fitted="4.3x (the bus)"),
-    Claim("T2", "4.3b", "one node: convergence speeds up as much as words/s", _t2),
+    Claim("T2", "4.3b", "one node: convergence speeds up as much as words/s", _t2,
+          fitted="more devices are faster at all (the learning rate)"),
     Claim("T3", "4.5a", "vanilla, 4 nodes: more GPUs per node add practically nothing", _t3),
     Claim("T4", "4.5b", "vanilla, dual-GPU nodes: 2 nodes process fewer words/s than 1; diminishing returns after", _t4),
     Claim("T5", "4.6", "vanilla: 1x1 converges faster than 2x1, 2x2, 4x1 and 4x2; hardly any gain beyond 2x2; a node of 4x1"
