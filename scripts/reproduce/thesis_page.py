@@ -73,8 +73,9 @@ A claim of the thesis consists of clauses; the limits of each were set in script
 A number is confirmed within 10%, *slower* is below 0.9x, *much worse* below two thirds, *as fast* is 0.9x to 1.1x, *barely*
 below 1.1, *practically nothing* below 1.25, *linear* is within 5%, and *more than linear* is at least 1% more. Where a
 ratio is within 10% of its limit, or of 1, three seeds decide; if they disagree, the clause is inconclusive. On
-24 November 2026, before any of the present runs, a critical reading made these judges stricter or corrected them: T1 (the third device, too), T12 (4x1 against 3x1), T15 (4x1 may be as fast), T17 and T18 (runs
-without the target are bounds), T22 (after equal time, with an equal warm-up).
+24 November 2026, before any of the present runs, a critical reading made these judges stricter or corrected them: T1 (the
+third device, too), T12 (4x1 against 3x1), T15 (4x1 may be as fast), T17 and T18 (runs without the target are bounds), T22
+(after equal time, with an equal warm-up).
 """
 
 
