@@ -41,8 +41,7 @@ class Leader:
         self._worker, self._transport, self._config = worker, worker.transport, worker.config
         self._run, self._log, self._state = run, log, state
         self._progress = worker.progress = state.progress
-        self._orders = Orders(self._transport)
-        self._data_balancer = DataBalancer(worker, self._progress)
+        self._orders, self._data_balancer = Orders(self._transport), DataBalancer(worker, self._progress)
         self._updates = 0  # the highest number of updates that another rank has reported
         self._synchronous = worker.schedule.exchange.synchronous
         self._statistics = RankStatistics(worker)

@@ -15,7 +15,7 @@ from reproduce.runs import Setup, fitted
 from reproduce.seeded import SEEDS, SeededRuns
 
 WORDS, LATE = 1_500_000, 0.95  # of the runs of 1x1; the share after which their cross-entropy is the target
-_CAP, _LONG_CAP = 1.12, 1.6  # longest time of a run, relative to 1x1; long: of those that should take 1.5 times as long (T17)
+_CAP, _LONG_CAP = 1.12, 1.6  # longest time of a run, relative to 1x1; long: if it should take 1.5 times as long (T17)
 SPARE = 0.01  # added to the cross-entropy at the end of a run, so that the line through its validations reaches it
 NEAR = 0.1  # a ratio of times nearer to a limit than this is judged by three seeds
 

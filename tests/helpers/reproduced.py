@@ -22,7 +22,7 @@ def timed(folder: Path, setup: Setup, speed: float, workers: int = 4, sent: floa
 def learnt(
     folder: Path, setup: Setup, words: float, end: float, speed: float = 1000.0, validations: int = 20, **reported: Any
 ) -> None:
-    """Cross-entropy that falls linearly from 6 to `end` over the words, at this speed [words/s], in so many validations."""
+    """Cross-entropy that falls linearly from 6 to `end` over the words, at this speed [words/s], in equal steps."""
     path = folder / "training" / setup.name / "metrics.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     events: list[dict[str, Any]] = [
