@@ -58,8 +58,8 @@ configs/thesis-virtual.yml. The simulated time is that of K40 GPUs, a network of
 machine. Three constants were fitted to figures of the thesis, which are therefore no findings: the bus, so that eight devices
 of one machine process 4.3 times as many words/s as one (T1); the time of a batch, so that a machine of vanilla 4x1
 processes a third of the words/s of 1x1 (T5); and the learning rate, so that four devices of one machine learn faster than one
-(T2). First runs had 0.003, the best rate for one device; with Adam as configured, four devices then learnt hardly faster than
-one, and eight much slower (lab-notebook.md). Our versions of the sparse modes also lengthen the warm-up by a power of the
+(T2). First runs had 0.003, the best rate for one device; with Adam as configured, four devices then learnt more slowly than
+one, and eight much more slowly (lab-notebook.md). Our versions of the sparse modes also lengthen the warm-up by a power of the
 number of workers that was chosen on 4x2 and 7x1 by the time to a target (lab-notebook.md), so T16 is not independent of it.
 
 *1.5x as fast* means: two thirds of the simulated time to the target. The target is the cross-entropy of 1x1 after 95% of its
@@ -73,9 +73,9 @@ A claim of the thesis consists of clauses; the limits of each were set in script
 A number is confirmed within 10%, *slower* is below 0.9x, *much worse* below two thirds, *as fast* is 0.9x to 1.1x, *barely*
 below 1.1, *practically nothing* below 1.25, *linear* is within 5%, and *more than linear* is at least 1% more. Where a
 ratio is within 10% of its limit, or of 1, three seeds decide; if they disagree, the clause is inconclusive. On
-24 November 2026, before any of the present runs, a critical reading made these judges stricter or corrected them: T1 (the
-third device, too), T12 (4x1 against 3x1), T15 (4x1 may be as fast), T17 and T18 (runs without the target are bounds), T22
-(after equal time, with an equal warm-up).
+24 November 2026, before any of the present training runs, a critical reading made these judges stricter or corrected them: T1
+(the third device, too; its words/s were known), T12 (4x1 against 3x1), T15 (4x1 may be as fast), T17 and T18 (runs without the
+target are bounds), T22 (after equal time, with an equal warm-up).
 """
 
 

@@ -12,7 +12,7 @@ import torch
 from conftest import Make
 from simulated import events, run
 
-from nmt_train.common.errors import UserError
+from nmt_train.common.errors import TRY_AGAIN, UserError
 from nmt_train.model.metrics import ValidationConfig
 from nmt_train.report.table import measure
 from nmt_train.training.prepared_run import opened, taken_over
@@ -102,6 +102,25 @@ def test_a_new_rank_0_begins_with_it_too_if_there_is_no_checkpoint_yet(make: Mak
     source.rename(tmp_path / "elsewhere")
     with taken_over(config, vocabulary, stores, auto=None, begun=True) as third:
         assert third.initial is None, "the survivors have the state; the model is not needed"
+
+
+def test_a_restart_that_does_not_find_its_run_is_refused_until_the_machine_that_has_it_is_back(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(make(), run=str(tmp_path / "run"))
+    monkeypatch.setenv("NMT_TRAIN_RESTARTED", "not-begun")
+    with opened(config, False, False) as prepared:
+        assert prepared.saved is None
+    monkeypatch.setenv("NMT_TRAIN_RESTARTED", "begun")
+    with (
+        pytest.raises(UserError, match=r"run: .* is empty, although the run had begun") as refused,
+        opened(config, False, False),
+    ):
+        pass
+    assert refused.value.status == TRY_AGAIN
+    (tmp_path / "run" / "config.yml").touch()
+    with opened(config, False, False) as prepared:
+        assert prepared.saved is None
 
 
 def test_a_run_that_has_begun_otherwise_does_not_change_its_beginning(make: Make, tmp_path: Path) -> None:
