@@ -6,8 +6,6 @@ order, its own included, so the sums have the same bits on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -19,7 +17,6 @@ from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.reducer import Reducer, Reduction
 from nmt_train.distributed.exchange.replica_check import compare
-from nmt_train.distributed.exchange.worker_state import RESIDUAL, UNSENT, Vectors
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Messages, Tag
 from nmt_train.trace import Trace
@@ -36,27 +33,27 @@ class AllGather(AllReduce):
     def __init__(self, context: BuildContext) -> None:
         super().__init__(context)
         config, local = context.settings, context.settings.local
-        own = config.exchange.knows_own(self.exchanges_updates, self._gathering.feeds_back)
+        own = config.exchange.knows_own(self.exchanges_updates, self._gathering.residual is not None)
         known = local.outer in ("none", "sum") and not config.tiles.contributors  # how much of the residual will be added
         self.keeps = own and known  # a worker's parameters are the global ones plus what its residual will add to them
 
     def _make_reducer(self, context: BuildContext) -> Reducer:
         codec = context.codec(context.mode.up, context.settings.dropping.up)
-        owes = UNSENT if self.exchanges_updates else RESIDUAL
-        self._gathering = GatherReducer(
-            context.transport, codec, context.settings.tiles, owes, self._share, context.flat.gradient, context.trace
-        )
+        self._gathering = GatherReducer(context.transport, codec, context.settings.tiles, context.flat.gradient, context.trace)
         return self._gathering
 
     def in_flight(self, vector: Tensor) -> Tensor:
         sent = self._gathering.in_flight
         return self.owed(vector if sent is None else sent)
 
+    @torch.no_grad()
     def apply(self, gradient: Tensor, parameters: Tensor, joined: Reduction) -> None:
         super().apply(gradient, parameters, joined)
         self._gathering.applied()
-        if self.keeps:
-            self._gathering.add_owed(parameters)
+        residual = self._gathering.residual
+        if self.keeps and residual is not None:
+            with self._trace.span("swap", parameters.numel()):
+                parameters.add_(residual, alpha=self._share)
 
     def settle(self, parameters: Tensor) -> None:
         compare(self._transport, self.optimizer.parameters)
@@ -64,22 +61,15 @@ class AllGather(AllReduce):
     def restore(self, parameters: Tensor) -> None:
         compare(self._transport, self.optimizer.parameters)
 
-    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
-        super().load_worker_state(vectors)
-        if self._gathering.feeds_back:  # the residual continues as such, so the next vector does not include it
-            self._owed.pop(self._gathering.owes, None)
-
 
 class GatherReducer(Reducer):
-    """owes: the name of the residual in a worker's state. feeds_back: whether there is one."""
+    """Sums what all ranks have encoded; error feedback keeps what a biased codec leaves out."""
 
-    def __init__(
-        self, transport: Messages, codec: Codec, config: TileConfig, owes: str, share: float, like: Tensor, trace: Trace
-    ) -> None:
-        """share: the part of a rank's vector that is added to the parameters. like: a vector of the model's size and device."""
-        self._transport, self._config, self.owes, self._share, self._trace = transport, config, owes, share, trace
-        self.feeds_back = codec.biased and not codec.lossless and transport.size > 1
-        self._feedback = ErrorFeedback(codec, torch.zeros_like(like)) if self.feeds_back else None
+    def __init__(self, transport: Messages, codec: Codec, config: TileConfig, like: Tensor, trace: Trace) -> None:
+        """like: a vector of the model's size and device."""
+        self._transport, self._config, self._trace = transport, config, trace
+        feeds_back = codec.biased and not codec.lossless and transport.size > 1
+        self._feedback = ErrorFeedback(codec, torch.zeros_like(like)) if feeds_back else None
         self._codec: Codec = self._feedback or codec
         self._decoded = torch.empty_like(like) if config.contributors else None
         self._sent: Message | None = None  # the message of an exchange until its sum is applied
@@ -162,22 +152,6 @@ class GatherReducer(Reducer):
         self._codec.add(self._sent.without_numbers(2).on(decoded.device), decoded)
         return decoded
 
-    def owed(self, vector: Tensor) -> Tensor:
-        """What a vector of this rank adds to the parameters. A share is in fp64, so that it is exact."""
-        return vector if self._share == 1.0 else vector.double() * self._share
-
-    @torch.no_grad()
-    def add_owed(self, parameters: Tensor) -> None:
-        """Add what the residual will add to the global parameters, once it has been sent."""
-        if self._feedback is not None:
-            with self._trace.span("swap", parameters.numel()):
-                parameters.add_(self._feedback.residual, alpha=self._share)
-
-    def worker_state(self) -> Vectors:
-        return {} if self._feedback is None else {self.owes: self.owed(self._feedback.residual)}
-
-    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
-        if self._feedback is not None:
-            self._feedback.residual.zero_()
-            if self.owes in vectors:
-                self._feedback.residual.copy_(vectors[self.owes].double() / self._share)
+    @property
+    def residual(self) -> Tensor | None:
+        return None if self._feedback is None else self._feedback.residual

@@ -14,7 +14,7 @@ from nmt_train.distributed.exchange.library_all_reduce import LibraryAllReduce
 from nmt_train.distributed.exchange.reducer import Reducer, Reduction
 from nmt_train.distributed.exchange.replica_check import compare
 from nmt_train.distributed.exchange.ring import RingAllReduce
-from nmt_train.distributed.exchange.worker_state import UNSENT, Vectors
+from nmt_train.distributed.exchange.worker_state import RESIDUAL, UNSENT, Vectors
 from nmt_train.optim.optimizer import Optimizer, clip
 from nmt_train.optim.update_optimizers import update_optimizer
 
@@ -41,6 +41,7 @@ class AllReduce(Exchange):
             else update_optimizer(config.local, config.optimizer, parameters.clone())
         )
         self._clip_norm: float = config.optimizer.clip_norm if self.clips else 0.0
+        self._owes = UNSENT if self.exchanges_updates else RESIDUAL  # the name of the reducer's residual in a worker's state
         self._sums = context.sums and self.clips
         self._adds_up = self.exchanges_updates and config.local.outer == "sum"
         self._share = 1 / context.transport.size if self.exchanges_updates and not self._adds_up else 1.0
@@ -91,23 +92,25 @@ class AllReduce(Exchange):
             parameters.copy_(self.optimizer.parameters)
 
     def owed(self, vector: Tensor) -> Tensor:
-        """A share is in fp64, so that it is exact."""
+        """What a vector of this rank adds to the parameters. A share is in fp64, so that it is exact."""
         return vector if self._share == 1.0 else vector.double() * self._share
 
     def worker_state(self) -> Vectors:
-        return self._and_owed(self._reducer.worker_state())
+        return self._reducer.worker_state() | self.rescued()
 
     def rescued(self) -> Vectors:
-        return self._and_owed(self._reducer.rescued())
-
-    def _and_owed(self, worker_state: Vectors) -> Vectors:
-        for name, vector in super().worker_state().items():
-            worker_state[name] = worker_state[name] + vector if name in worker_state else vector
-        return worker_state
+        residual = self._reducer.residual
+        return super().worker_state() | ({} if residual is None else {self._owes: self.owed(residual)})
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         super().load_worker_state(vectors)
         self._reducer.load_worker_state(vectors)
+        residual = self._reducer.residual
+        if residual is not None:
+            self._owed.pop(self._owes, None)  # the reducer adds it, so the next vector does not include it
+            residual.zero_()
+            if self._owes in vectors:
+                residual.copy_(vectors[self._owes].double() / self._share)
 
     def refresh(self, parameters: Tensor) -> None:
         compare(self._transport, self.optimizer.parameters)

@@ -25,7 +25,6 @@ from nmt_train.distributed.codec.size_only import SizeOnly
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.reducer import Reducer, Reduction
-from nmt_train.distributed.exchange.worker_state import RESIDUAL, Vectors
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Messages, Tag
 from nmt_train.optim.flat_model import add
@@ -62,11 +61,6 @@ class LowBitAllReduce(AllReduce):
     def transfer(self, gradient: Tensor, weight: int, update: int, start: int = 0) -> Reduction:
         with self._trace.span("sync"):
             return self._low_bit.reduce(gradient, update, weight, start)
-
-    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
-        super().load_worker_state(vectors)
-        if self._transport.size > 1:  # the residual continues as such, so the next gradient does not include it
-            self._owed.pop(RESIDUAL, None)
 
 
 class _Share(NamedTuple):
@@ -235,11 +229,9 @@ class LowBitReducer(Reducer):
             self._error, self._next_error = self._next_error, self._error
         self._reduced, self._finite = 0, True
 
-    def worker_state(self) -> Vectors:
-        return {RESIDUAL: self._error}
+    @property
+    def residual(self) -> Tensor | None:
+        return self._error if self._others else None
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
-        self._error.zero_()
-        if RESIDUAL in vectors and self._others:
-            self._error.copy_(vectors[RESIDUAL])
         self._reduced, self._finite = 0, True

@@ -15,7 +15,7 @@ from nmt_train.common.section import STRICT
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.reducer import Reducer, Reduction
-from nmt_train.distributed.exchange.worker_state import RESIDUAL, UNSENT, Vectors
+from nmt_train.distributed.exchange.worker_state import Vectors
 from nmt_train.trace import Trace
 
 _Q = "low-rank.q"  # name of the right factors in a worker's state
@@ -43,11 +43,8 @@ class PowerSGD(AllReduce):
 
     def _make_reducer(self, context: BuildContext) -> Reducer:
         flat, config = context.flat, context.settings.low_rank
-        owes = UNSENT if self.exchanges_updates else RESIDUAL
         inner, alone = super()._make_reducer(context), context.transport.size == 1
-        self._low_rank = LowRankReducer(
-            inner, flat.layout, config, flat.gradient, context.trace, owes=owes, share=self._share, alone=alone
-        )
+        self._low_rank = LowRankReducer(inner, flat.layout, config, flat.gradient, context.trace, alone=alone)
         return self._low_rank
 
     def parts(self, most: int) -> list[slice]:
@@ -56,11 +53,6 @@ class PowerSGD(AllReduce):
     def transfer(self, gradient: Tensor, weight: int, update: int, start: int = 0) -> Reduction:
         with self._trace.span("sync"):
             return self._low_rank.reduce(gradient, update, weight, start)
-
-    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
-        super().load_worker_state(vectors)
-        if self._transport.size > 1:  # the residual continues as such, so the next vector does not include it
-            self._owed.pop(self._low_rank.owes, None)
 
 
 class _Matrix(NamedTuple):
@@ -90,17 +82,16 @@ class LowRankReducer(Reducer):
     that an interrupted exchange leaves them as they were.
 
     layout: names and shapes of the parameters in the order of the vector. Parameters that are not matrices, or too small to
-    benefit, are averaged without compression. inner: the reducer for the factors and the uncompressed parameters. owes: the
-    name of the residual in a worker's state, where only a `share` of it is kept: what it will add to the parameters.
+    benefit, are averaged without compression. inner: the reducer for the factors and the uncompressed parameters.
     """
 
     def __init__(
         self, inner: Reducer, layout: Sequence[tuple[str, tuple[int, ...]]], config: LowRankConfig, like: Tensor, trace: Trace,
-        *, owes: str = RESIDUAL, share: float = 1.0, alone: bool = False,
+        *, alone: bool = False,
     ) -> None:  # fmt: skip
         """like: a vector of the model's size and device. alone: there are no other ranks, so nothing is compressed."""
         self._inner, self._rank, self._dense, self._trace = inner, config.rank, config.dense_updates, trace
-        self.owes, self._share, self._alone = owes, share, alone
+        self._alone = alone
         self._matrices: list[_Matrix] = []
         self._others: list[slice] = []
         start = factors = 0
@@ -181,19 +172,15 @@ class LowRankReducer(Reducer):
         self._error.zero_()
         self._q = torch.randn(self._q.shape, generator=torch.Generator().manual_seed(_SEED)).to(self._q)
 
-    def worker_state(self) -> Vectors:
-        return {**self.rescued(), _Q: self._q}
+    @property
+    def residual(self) -> Tensor | None:
+        return None if self._alone else self._error
 
-    def rescued(self) -> Vectors:
-        if self._alone:
-            return {}
-        return {self.owes: self._error if self._share == 1.0 else self._error.double() * self._share}
+    def worker_state(self) -> Vectors:
+        return {_Q: self._q}
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
-        self._error.zero_()
         self._reduced = 0
-        if self.owes in vectors and not self._alone:
-            self._error.copy_(vectors[self.owes].double() / self._share)
         if _Q in vectors and vectors[_Q].shape == self._q.shape:
             self._q = vectors[_Q].to(self._q)
 

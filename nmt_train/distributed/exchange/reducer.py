@@ -39,16 +39,17 @@ class Reducer(ABC):
         If a rank's vector contains infinities or NaN, so does the sum on every rank; no rank is left waiting.
         """
 
+    @property
+    def residual(self) -> Tensor | None:
+        """What the last sums left out of this rank's vectors (elements,), which the next sum adds; None: nothing is."""
+        return None
+
     def worker_state(self) -> Vectors:
-        """The vectors that the reducer keeps from one sum to the next (see `Exchange.worker_state`)."""
+        """Other vectors that the reducer keeps from one sum to the next, equal on all ranks."""
         return {}
 
-    def rescued(self) -> Vectors:
-        """`worker_state` after a sum that may have been interrupted: without vectors that must be equal on all ranks."""
-        return self.worker_state()
-
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
-        """Continue from what `worker_state` returned."""
+        """Continue from what `worker_state` returned; forget an interrupted sum."""
         return None
 
 

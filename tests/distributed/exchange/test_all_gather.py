@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Make
+from contexts import context
 from simulated import run
 from virtual import engine, together
 
@@ -16,7 +17,9 @@ from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.dense import Dense
 from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
 from nmt_train.distributed.codec.tile_topk import TileConfig, TileTopK
-from nmt_train.distributed.exchange.all_gather import GatherReducer
+from nmt_train.distributed.exchange.all_gather import AllGather, GatherReducer
+from nmt_train.distributed.exchange.all_reduce import AllReduce
+from nmt_train.distributed.exchange.powersgd import PowerSGD
 from nmt_train.distributed.exchange.reducer import Reduction
 from nmt_train.distributed.exchange.worker_state import inherited, optimizer_to_shards
 from nmt_train.distributed.message import Message
@@ -28,7 +31,7 @@ TILE = 4096
 
 
 def reducer(transport: VirtualTransport, codec: Codec, config: TileConfig, elements: int) -> GatherReducer:
-    return GatherReducer(transport, codec, config, "unsent", 1 / transport.size, torch.zeros(elements), Trace(False, transport))
+    return GatherReducer(transport, codec, config, torch.zeros(elements), Trace(False, transport))
 
 
 def rounds(
@@ -110,27 +113,28 @@ def test_what_an_interrupted_round_sent_and_what_it_left_out_are_the_whole() -> 
         assert own.in_flight is not None, "a sum that may come later than its messages"
         own.applied()
         assert own.in_flight is None
-        before, vector = own._feedback.residual.clone(), draw(2, 5000)[transport.rank].clone()  # type: ignore[union-attr]
+        before, vector = own.residual.clone(), draw(2, 5000)[transport.rank].clone()  # type: ignore[union-attr]
         own._gather = lambda message: (_ for _ in ()).throw(RuntimeError("ended"))  # type: ignore[method-assign]
         with pytest.raises(RuntimeError):
             own.reduce(vector.clone(), 1)
         assert own.in_flight is not None
-        return [before + vector, own._feedback.residual + own.in_flight]  # type: ignore[union-attr]
+        return [before + vector, own.residual + own.in_flight]  # type: ignore[operator]
 
     for whole, parts in together(engine([1, 1]), reduce, reduce):
         torch.testing.assert_close(whole, parts)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_residuals_add_the_same_to_the_parameters_with_any_number_of_workers(ranks: int) -> None:
+@pytest.mark.parametrize("exchange", [AllGather, PowerSGD])
+def test_residuals_add_the_same_to_the_parameters_with_any_number_of_workers(exchange: type[AllReduce], ranks: int) -> None:
     """A worker's residual counts as its share of a mean: of four, a quarter."""
-    config = TileConfig()
     residuals = draw(4, 5000)
 
     def kept(transport: VirtualTransport) -> torch.Tensor:
-        own = reducer(transport, TileTopK(config), config, 5000)
+        parts = context(transport, torch.zeros(5000), "tile-top-k" if exchange is AllGather else "dense", optimizer_at="worker")
+        own = exchange(parts)
         own.load_worker_state({"unsent": residuals[transport.rank].double() / 4})
-        torch.testing.assert_close(own._feedback.residual, residuals[transport.rank], rtol=0, atol=0)  # type: ignore[union-attr]
+        torch.testing.assert_close(own._reducer.residual, residuals[transport.rank], rtol=0, atol=0)
         return own.worker_state()["unsent"]
 
     states = [{"unsent": vector} for vector in together(engine([1] * 4), *[kept] * 4)]

@@ -13,7 +13,6 @@ from nmt_train.distributed.codec.dense import Dense
 from nmt_train.distributed.exchange.low_bit import LowBitConfig, LowBitReducer
 from nmt_train.distributed.exchange.powersgd import LowRankConfig, LowRankReducer
 from nmt_train.distributed.exchange.ring import RingAllReduce
-from nmt_train.distributed.exchange.worker_state import RESIDUAL
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace
 
@@ -40,7 +39,7 @@ def test_an_exchange_that_was_interrupted_between_two_parts_leaves_the_residual_
         for update, parts in enumerate((2, 1)):  # the second exchange has only one of its two parts
             for part in made.parts(2)[:parts]:
                 made.reduce(torch.randn(part.stop - part.start), update, 1, part.start)
-            residuals.append(made.rescued()[RESIDUAL].clone())
+            residuals.append(made.residual.clone())
         return residuals[0], residuals[1]
 
     for before, after in together(engine([1, 1]), reduce, reduce):

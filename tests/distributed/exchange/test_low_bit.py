@@ -8,7 +8,6 @@ from torch import Tensor
 from virtual import engine, together
 
 from nmt_train.distributed.exchange.low_bit import LowBitConfig, LowBitReducer
-from nmt_train.distributed.exchange.worker_state import RESIDUAL
 from nmt_train.distributed.transport import Tag
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.simulation.virtual_transport import VirtualTransport
@@ -36,7 +35,7 @@ def averaged(
             for part in reversed(made.parts(parts)):
                 assert made.reduce(own[part], update, weight, part.start).divisor == 1
             found.append(own)
-        return found, made.worker_state()[RESIDUAL].clone(), transport.sent[Tag.RING][1]
+        return found, made.residual.clone(), transport.sent[Tag.RING][1]
 
     ranks = vectors.shape[1]
     return together(engine([1] * ranks), *[reduce] * ranks)
@@ -77,7 +76,7 @@ def test_a_rank_without_a_batch_keeps_its_residual_and_still_serves_its_share() 
             vector = torch.randn(ELEMENTS) * weight
             made.reduce(vector, 0, weight)
             means.append(vector)
-            residuals.append(made.worker_state()[RESIDUAL].clone())
+            residuals.append(made.residual.clone())
         return means, residuals
 
     found = together(engine([1] * 3), *[reduce] * 3)

@@ -12,7 +12,6 @@ from nmt_train.distributed.exchange.butterfly import ButterflyAllReduce
 from nmt_train.distributed.exchange.powersgd import LowRankConfig, LowRankReducer
 from nmt_train.distributed.exchange.reducer import EncodingReducer
 from nmt_train.distributed.exchange.ring import RingAllReduce
-from nmt_train.distributed.exchange.worker_state import RESIDUAL
 from nmt_train.distributed.transport import Tag
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.simulation.virtual_transport import VirtualTransport
@@ -38,7 +37,7 @@ def summed(
             for part in reversed(made.parts(parts)):
                 own[part] /= made.reduce(own[part], update, 1, part.start).divisor
             found.append(own)
-        return found, made.worker_state()[RESIDUAL].clone(), transport.sent[Tag.RING][1]
+        return found, made.residual.clone(), transport.sent[Tag.RING][1]
 
     ranks = vectors.shape[1]
     return together(engine([1] * ranks), *[reduce] * ranks)
