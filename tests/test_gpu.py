@@ -113,7 +113,7 @@ def test_search_finds_what_it_finds_on_the_cpu() -> None:
 
 @pytest.mark.parametrize("elements", [0, 1, 1000])
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_an_optimiser_goes_on_from_what_it_was_on_the_other_device(name: str, elements: int) -> None:
+def test_an_optimizer_goes_on_from_what_it_was_on_the_other_device(name: str, elements: int) -> None:
     config = OptimizerConfig(name=name, learning_rate=0.01, warmup=1)  # type: ignore[arg-type]
     before, after = (Optimizer(config, vector(elements).to(own)) for own in (CPU, GPU))
     before.apply(vector(elements))

@@ -117,7 +117,7 @@ finite = bounded(float, "finite", -math.inf)
 
 def add_search_options(options: Parser) -> None:
     _add(options, "--beam", positive, 5, "beam size: hypotheses kept per sentence")
-    _add(options, "--normalisation", power, 1.0, "divide log-probabilities by length to this power; 0: no normalization")
+    _add(options, "--normalization", power, 1.0, "divide log-probabilities by length to this power; 0: no normalization")
 
 
 def add_model_options(options: Parser) -> None:

@@ -40,7 +40,7 @@ def command(arguments: Sequence[str]) -> int:
 
     if given.quantize and given.to != "ctranslate2":
         raise UserError(f"command line: --quantize is for --to ctranslate2; {given.to} stores fp32")
-    search = SearchConfig(beam=given.beam, normalisation=given.normalisation)
+    search = SearchConfig(beam=given.beam, normalization=given.normalization)
     export(newest(given.model, given.average), given.to, given.out, given.quantize, search)
     print(f"{given.out}: written; {given.out / 'README.md'} says how to use it", file=sys.stderr)
     return 0

@@ -56,7 +56,7 @@ def command(arguments: Sequence[str]) -> int:
         raise UserError(f"command line: --n-best {given.n_best} needs a --beam of at least as many, not {given.beam}")
     own = device.prepare(given.devices, given.threads)
     model, vocabulary = load_ensemble([newest(path, given.average) for path in given.model], own)
-    search = SearchConfig(beam=given.beam, normalisation=given.normalisation)
+    search = SearchConfig(beam=given.beam, normalization=given.normalization)
     translator = Translator(model, vocabulary, search, given.batch_tokens)
     if sys.stdin is None:
         raise UserError("standard input is closed; give the lines to translate, as in nmt-translate --model RUN < FILE")

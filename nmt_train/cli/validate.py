@@ -60,7 +60,7 @@ def command(arguments: Sequence[str]) -> int:
             print(f"{value:.6f}")
         return 0
     settings = ValidationConfig(
-        metrics=given.metrics, beam=given.beam, normalisation=given.normalisation, batch_tokens=given.batch_tokens
+        metrics=given.metrics, beam=given.beam, normalization=given.normalization, batch_tokens=given.batch_tokens
     )
     if given.compare:
         compared = significance.compare(given.paths, given.average or 1, given.test, settings, own)

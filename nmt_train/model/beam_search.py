@@ -18,12 +18,12 @@ from nmt_train.model.transformer import Transformer
 class SearchConfig:
     """Settings of the search.
 
-    beam: the number of hypotheses per sentence. normalisation: log-probabilities are divided by length^normalisation.
+    beam: the number of hypotheses per sentence. normalization: log-probabilities are divided by length^normalization.
     A translation has at most length_factor * source length + length_extra pieces, including END.
     """
 
     beam: int = 5
-    normalisation: float = 1.0
+    normalization: float = 1.0
     length_factor: float = 2.0
     length_extra: int = 10
 
@@ -67,7 +67,7 @@ def search(model: Transformer | Ensemble, source: Tensor, mask: Tensor | None, c
             if len(done) < beam:
                 total = float(candidates[row, rank])
                 ids = history[row, parents[row, rank]].tolist()
-                done.append(Hypothesis(ids, total, total / length**config.normalisation))
+                done.append(Hypothesis(ids, total, total / length**config.normalization))
         scores, places = candidates.masked_fill(ended, -math.inf).topk(beam, dim=1)
         parents, words = parents.gather(1, places), pieces.gather(1, places)
         alive = torch.tensor([len(finished[s]) < beam for s in sentences.tolist()], device=source.device)

@@ -50,7 +50,7 @@ class ValidationConfig:
         default=Duration.parse("10m"), description="stop validation.command after this time; the score is then missing"
     )
     beam: int = Field(default=5, ge=1, le=1000, description="beam size")
-    normalisation: float = Field(default=1.0, ge=0, le=10, description="log-probabilities are divided by length to this power")
+    normalization: float = Field(default=1.0, ge=0, le=10, description="log-probabilities are divided by length to this power")
     batch_tokens: int = Field(
         default=2048,
         ge=1,
@@ -189,7 +189,7 @@ class TestSet:
         self, model: Transformer, config: ValidationConfig, asked_to_stop: Callable[[], bool] = lambda: False
     ) -> list[str]:
         """Translate all sources; raises as `measure`."""
-        search = SearchConfig(beam=config.beam, normalisation=config.normalisation)
+        search = SearchConfig(beam=config.beam, normalization=config.normalization)
         translator = Translator(model, self._vocabulary, search, config.batch_tokens)
         order = sorted(range(len(self.source)), key=lambda i: -len(self.source[i]))
         found: dict[int, str] = {}

@@ -104,7 +104,7 @@ def _generation(search: SearchConfig) -> dict[str, Any]:
     """Settings that make `generate` search as we do, except that the maximum length of a translation differs."""
     return {
         "num_beams": search.beam,
-        "length_penalty": search.normalisation,
+        "length_penalty": search.normalization,
         "early_stopping": True,
         "max_length": LONGEST_TRANSLATION,
         "suppress_tokens": [PAD, UNKNOWN, BEGIN],

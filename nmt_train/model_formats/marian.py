@@ -90,7 +90,7 @@ def write(model: Transformer, vocabulary: VocabularyPair, search: SearchConfig, 
         "suppress_tokens": [unknown],
         "max_length": LONGEST_TRANSLATION,
         "num_beams": search.beam,
-        "length_penalty": search.normalisation,
+        "length_penalty": search.normalization,
         "early_stopping": True,
     }
     write_json(folder / "generation_config.json", special | generation)

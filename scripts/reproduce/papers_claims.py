@@ -88,9 +88,9 @@ def _p2(found: Runs) -> Judged:
 
 
 def _p3(found: SeededRuns) -> Judged:
-    learnt = ", ".join(f"{_after(found, papers.of_width(width)):.3f} ({width})" for width in WIDTHS)
+    learned = ", ".join(f"{_after(found, papers.of_width(width)):.3f} ({width})" for width in WIDTHS)
     two, *more = (pace(found, papers.timed_width(width)) for width in WIDTHS)
-    text = f"cross-entropy after equal words by width: {learnt}; words/s relative to width 2: "
+    text = f"cross-entropy after equal words by width: {learned}; words/s relative to width 2: "
     clauses = [Clause("no faster", max(more) / two < _SAME)]
     clauses += [
         _compared(found, f"width {width} learns less", papers.of_width(width), papers.of_width(2), low=1.0)

@@ -58,7 +58,7 @@ configs/thesis-virtual.yml. The simulated time is that of K40 GPUs, a network of
 machine. Three constants were fitted to figures of the thesis, which are therefore no findings: the bus, so that eight devices
 of one machine process 4.3 times as many words/s as one (T1); the time of a batch, so that a machine of vanilla 4x1
 processes a third of the words/s of 1x1 (T5); and the learning rate, so that four devices of one machine learn faster than one
-(T2). First runs had 0.003, the best rate for one device; with Adam as configured, four devices then learnt more slowly than
+(T2). First runs had 0.003, the best rate for one device; with Adam as configured, four devices then learned more slowly than
 one, and eight much more slowly (lab-notebook.md). Our versions of the sparse modes also lengthen the warm-up by a power of the
 number of workers that was chosen on 4x2 and 7x1 by the time to a target (lab-notebook.md), so T16 is not independent of it.
 

@@ -382,7 +382,7 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
         (plot, ["timeline", "{run}", "--seconds", "nan"], "nan is not a finite number"),
         (translate, ["--model", "{run}", "--average", "9"], "has 2 checkpoints, not the 9 that --average asks for"),
         (translate, ["--model", "{run}", "--threads", "-1"], "-1 is not between 0 and 1024"),
-        (validate, ["{run}", "--normalisation", "-1"], "-1 is not between 0 and 10"),
+        (validate, ["{run}", "--normalization", "-1"], "-1 is not between 0 and 10"),
         (train, ["--model", "tiny"], "model is a section; give its keys, as in model.preset"),
         (validate, ["{run}", "--test", "a", "b", "--test", "c", "d"], "command line: --test is given twice; give it once"),
         (translate, ["--model", "{run}", "--beam=2", "--beam", "3"], "command line: --beam is given twice; give it once"),

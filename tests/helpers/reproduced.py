@@ -19,7 +19,7 @@ def timed(folder: Path, setup: Setup, speed: float, workers: int = 4, sent: floa
     path.write_text(json.dumps({"words_per_second": speed * workers, "elements": 1000, "ranks": [rank] * workers}))
 
 
-def learnt(
+def learned(
     folder: Path, setup: Setup, words: float, end: float, speed: float = 1000.0, validations: int = 20, **reported: Any
 ) -> None:
     """Cross-entropy that falls linearly from 6 to `end` over the words, at this speed [words/s], in equal steps."""

@@ -45,22 +45,22 @@ def log_probability(model: Transformer, source: torch.Tensor, words: tuple[int, 
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("normalisation", [0.0, 0.6, 1.0])
-def test_a_beam_that_holds_everything_finds_what_exhaustive_search_finds(model: Transformer, normalisation: float) -> None:
+@pytest.mark.parametrize("normalization", [0.0, 0.6, 1.0])
+def test_a_beam_that_holds_everything_finds_what_exhaustive_search_finds(model: Transformer, normalization: float) -> None:
     longest = 4
-    config = SearchConfig(beam=130, normalisation=normalisation, length_factor=0.0, length_extra=longest)
+    config = SearchConfig(beam=130, normalization=normalization, length_factor=0.0, length_extra=longest)
     for length in (1, 2, 3):
         source = sources(length)
         everything = {
             words: log_probability(model, source, words) for n in range(longest) for words in itertools.product(WORDS, repeat=n)
         }
-        ranked = sorted(everything, key=lambda words: -everything[words] / (len(words) + 1) ** normalisation)
+        ranked = sorted(everything, key=lambda words: -everything[words] / (len(words) + 1) ** normalization)
         found = search(model, source, None, config)[0]
         assert len(found) == len(everything) == 40
         assert [tuple(hypothesis.ids) for hypothesis in found[:10]] == ranked[:10]
         for hypothesis in found:
             assert hypothesis.log_probability == pytest.approx(everything[tuple(hypothesis.ids)], abs=1e-4)
-            assert hypothesis.score == pytest.approx(hypothesis.log_probability / (len(hypothesis.ids) + 1) ** normalisation)
+            assert hypothesis.score == pytest.approx(hypothesis.log_probability / (len(hypothesis.ids) + 1) ** normalization)
 
 
 @torch.inference_mode()
@@ -80,14 +80,14 @@ def plain_beam_search(model: Transformer, source: torch.Tensor, config: SearchCo
         candidates.sort(key=lambda candidate: -candidate[0])
         for total, words in candidates[: config.beam]:
             if words[-1] == END and len(finished) < config.beam:
-                finished.append(Hypothesis(words[:-1], total, total / len(words) ** config.normalisation))
+                finished.append(Hypothesis(words[:-1], total, total / len(words) ** config.normalization))
         alive = [(total, words) for total, words in candidates if words[-1] != END][: config.beam]
     return sorted(finished, key=lambda hypothesis: -hypothesis.score)
 
 
 @pytest.mark.parametrize("beam", [1, 2, 3, 5])
 def test_batched_search_gives_each_sentence_what_a_plain_search_of_it_alone_gives(model: Transformer, beam: int) -> None:
-    config = SearchConfig(beam=beam, normalisation=0.8, length_factor=1.5, length_extra=3)
+    config = SearchConfig(beam=beam, normalization=0.8, length_factor=1.5, length_extra=3)
     lengths = (9, 1, 4, 4, 7, 2)
     source = sources(*lengths)
     together = search(model, source, padding_mask(source), config)

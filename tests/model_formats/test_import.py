@@ -227,7 +227,7 @@ def test_a_damaged_or_foreign_folder_has_its_sentence(
 
 def test_what_leaves_again_says_where_it_comes_from_and_searches_as_asked(ours: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert cli.run(export.command, [str(ours), str(out), "--to", "huggingface", "--beam", "1", "--normalisation", "0.5"]) == 0
+    assert cli.run(export.command, [str(ours), str(out), "--to", "huggingface", "--beam", "1", "--normalization", "0.5"]) == 0
     settings = json.loads((out / "generation_config.json").read_text(encoding="utf-8"))
     assert (settings["num_beams"], settings["length_penalty"]) == (1, 0.5)
     card = (out / "README.md").read_text(encoding="utf-8")

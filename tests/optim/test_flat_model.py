@@ -92,5 +92,5 @@ def test_shards_tile_the_parameters_and_nodes_carry_the_same(elements: int, devi
         assert max(within) - min(within) <= 1
 
 
-def test_ranks_of_a_node_need_not_be_neighbours() -> None:
+def test_ranks_of_a_node_need_not_be_neighbors() -> None:
     assert partition(8, (0, 1, 0, 1)) == [slice(0, 2), slice(4, 6), slice(2, 4), slice(6, 8)]

@@ -100,7 +100,7 @@ def by_formula(name: str, weights: Tensor, steps: list[Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adadelta", "adam"])
-def test_optimisers_follow_the_formulas_of_the_guide(name: str) -> None:
+def test_optimizers_follow_the_formulas_of_the_guide(name: str) -> None:
     start = torch.linspace(-1, 1, 10)
     config = constant(name) if name != "adadelta" else constant(name, learning_rate=1.0, epsilon=1e-3)
     torch.testing.assert_close(run(config, start, gradients(10)), by_formula(name, start, gradients(10)), rtol=1e-4, atol=1e-5)
@@ -134,14 +134,14 @@ def test_state_saved_and_loaded_continues_bit_for_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_optimiser_begins_from_nothing(name: str) -> None:
+def test_every_optimizer_begins_from_nothing(name: str) -> None:
     fresh = Optimizer(constant(name), torch.zeros(3))
     fresh.load({}, {"updates": 0, "factor": 1.0, "torch": {}}, "the beginning")
     fresh.apply(torch.ones(3))
     assert fresh.updates == 1
 
 
-def test_state_of_another_optimiser_or_size_is_refused() -> None:
+def test_state_of_another_optimizer_or_size_is_refused() -> None:
     adam = Optimizer(constant("adam"), torch.zeros(4))
     adam.apply(torch.ones(4))
     vectors, numbers = adam.state()

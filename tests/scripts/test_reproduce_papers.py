@@ -15,7 +15,7 @@ from reproduce.papers_claims import CLAIMS
 from reproduce.papers_page import PICTURES, write
 from reproduce.runs import Setup
 from reproduce.seeded import SEEDS, SeededRuns
-from reproduced import collected, learnt, timed
+from reproduced import collected, learned, timed
 
 from nmt_train import config as configuration
 from nmt_train.modes import build as modes
@@ -28,7 +28,7 @@ CLAIM = {claim.id: claim for claim in CLAIMS}
 def trained(folder: Path, setup: Setup, end: float, seeds: Sequence[int] = SEEDS, **more: Any) -> None:
     """The same run with several seeds."""
     for seed in seeds:
-        learnt(folder, setup.with_seed(seed), WORDS, end, **more)
+        learned(folder, setup.with_seed(seed), WORDS, end, **more)
 
 
 def judged(row: str, folder: Path) -> str:
@@ -99,9 +99,9 @@ def test_s1_quality_is_that_of_one_node(tmp_path: Path, end: float, seeds: Seque
 
 
 def test_runs_near_a_limit_are_repeated_with_other_seeds(tmp_path: Path) -> None:
-    learnt(tmp_path, papers.SYNC, WORDS, 3.0)
+    learned(tmp_path, papers.SYNC, WORDS, 3.0)
     for setup, end in zip(papers.WARMED.values(), (3.01, 3.5), strict=True):
-        learnt(tmp_path, setup, WORDS, end)
+        learned(tmp_path, setup, WORDS, end)
     near = (papers.WARMED["truncated"], papers.SYNC)
     assert collected(SeededRuns, tmp_path).more(CLAIMS) == [setup.with_seed(seed) for setup in near for seed in SEEDS[1:]]
 
@@ -120,8 +120,8 @@ def test_s2_quality_holds_over_a_range_of_thresholds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "said"), [(33, HOLDS), (44, NOT)])
 def test_s3_bits_are_those_of_a_message_by_its_words(tmp_path: Path, size: int, said: str) -> None:
-    learnt(tmp_path, papers.strom_coding("words"), WORDS, 3.0, size=100)
-    learnt(tmp_path, papers.strom_coding("golomb-rice"), WORDS, 3.0, size=size)
+    learned(tmp_path, papers.strom_coding("words"), WORDS, 3.0, size=100)
+    learned(tmp_path, papers.strom_coding("golomb-rice"), WORDS, 3.0, size=size)
     text, clauses = CLAIM["S3"].judge(collected(SeededRuns, tmp_path))
     assert (text, verdict(clauses)) == (f"{32 * size / 100:.1f} bits, including the sign", said)
 
@@ -177,7 +177,7 @@ def test_a2_larger_bundles_come_near_to_sync(tmp_path: Path, last: float, stale:
 
 
 def test_initial_parameters_do_not_count_as_messages(tmp_path: Path) -> None:
-    learnt(tmp_path, papers.SYNC, WORDS, 3.0, messages=4, size=7)
+    learned(tmp_path, papers.SYNC, WORDS, 3.0, messages=4, size=7)
     assert collected(SeededRuns, tmp_path).measure(papers.SYNC, "bytes/message") == 7
 
 
@@ -185,7 +185,7 @@ def test_the_page_has_every_claim_and_every_picture(tmp_path: Path) -> None:
     for setup in papers.TIMED:
         timed(tmp_path, setup, 100, sent=4.0)
     for setup in papers.TRAINED:
-        learnt(tmp_path, setup, WORDS, 3.0)
+        learned(tmp_path, setup, WORDS, 3.0)
     write(collected(SeededRuns, tmp_path), tmp_path / "systems.md")
     text = (tmp_path / "systems.md").read_text(encoding="utf-8")
     assert "not known yet" not in text

@@ -13,7 +13,7 @@ from reproduce.runs import Missing, Setup, crossing
 from reproduce.thesis import BASE, BOUND, ONCE, OURS, SEEDS, THESIS, WORDS, Results
 from reproduce.thesis_claims import CLAIMS
 from reproduce.thesis_page import write
-from reproduced import collected, learnt, timed
+from reproduced import collected, learned, timed
 
 from nmt_train import config as configuration
 from nmt_train.modes import build as modes
@@ -54,9 +54,9 @@ def test_bounds_decide_only_if_both_lie_on_one_side(bounds: tuple[float, float],
 def known(folder: Path, times: dict[Setup, float]) -> Results:
     """1x1 with three seeds, and runs that are faster by these factors; all learn the same from the same words."""
     for seed in SEEDS:
-        learnt(folder, BASE.with_seed(seed), WORDS, 2.0)
+        learned(folder, BASE.with_seed(seed), WORDS, 2.0)
     for setup, faster in times.items():
-        learnt(folder, setup, WORDS, 2.0, speed=1000.0 * faster)
+        learned(folder, setup, WORDS, 2.0, speed=1000.0 * faster)
     return collected(Results, folder)
 
 
@@ -89,7 +89,7 @@ def test_a_ratio_near_a_limit_needs_three_seeds(tmp_path: Path) -> None:
 def test_a_run_that_ends_without_the_target_bounds_the_ratio(tmp_path: Path) -> None:
     slow, quick = Setup("overlap", "4x1"), Setup("overlap", "2x1")
     known(tmp_path, {quick: 1.5})
-    learnt(tmp_path, slow, 1.2 * WORDS, 4.0)
+    learned(tmp_path, slow, 1.2 * WORDS, 4.0)
     found = collected(Results, tmp_path)
     [(low, high)] = found.ratio(BASE, slow).values
     assert (low, high) == (0.0, pytest.approx(0.95 / 1.2, rel=1e-3))
@@ -102,14 +102,14 @@ def test_a_run_that_ends_without_the_target_bounds_the_ratio(tmp_path: Path) -> 
 def test_two_that_do_not_reach_the_target_are_compared_by_what_both_reach(tmp_path: Path) -> None:
     slow, quick = Setup("overlap", "4x1"), Setup("overlap", "2x1")
     known(tmp_path, {})
-    learnt(tmp_path, slow, WORDS, 4.0)
-    learnt(tmp_path, quick, WORDS, 3.0)
+    learned(tmp_path, slow, WORDS, 4.0)
+    learned(tmp_path, quick, WORDS, 3.0)
     [(low, high)] = collected(Results, tmp_path).ratio(slow, quick).values
     assert low == high == pytest.approx(1.5, rel=0.01)
 
 
 def test_results_of_another_cluster_do_not_count(tmp_path: Path) -> None:
-    learnt(tmp_path, BASE, WORDS, 2.0)
+    learned(tmp_path, BASE, WORDS, 2.0)
     Results(tmp_path / "found", "old").collect(tmp_path)
     assert Results(tmp_path / "found", "old").curve(BASE)
     with pytest.raises(Missing):
@@ -117,7 +117,7 @@ def test_results_of_another_cluster_do_not_count(tmp_path: Path) -> None:
 
 
 def test_what_was_trained_for_too_short_a_time_is_missing(tmp_path: Path) -> None:
-    learnt(tmp_path, BASE, WORDS, 2.0)
+    learned(tmp_path, BASE, WORDS, 2.0)
     found = collected(Results, tmp_path)
     for words in (WORDS / 10, 2 * WORDS):
         with pytest.raises(Missing, match="fewer than 5 validations end at"):
@@ -166,8 +166,8 @@ def test_t16_is_judged_for_the_thesis_s_algorithm_and_for_ours(tmp_path: Path, v
 def test_t22_compares_after_equal_time(tmp_path: Path, end: float, judged: str) -> None:
     ours = Setup(THESIS.sparse_overlap, "7x1")
     known(tmp_path, {})
-    learnt(tmp_path, ONCE, WORDS, 4.0, speed=7000.0)
-    learnt(tmp_path, ours, WORDS * 1.4, end, speed=7000.0)
+    learned(tmp_path, ONCE, WORDS, 4.0, speed=7000.0)
+    learned(tmp_path, ours, WORDS * 1.4, end, speed=7000.0)
     assert verdict(JUDGE[THESIS.title, "T22"](collected(Results, tmp_path))[1]).split(" (")[0] == judged
 
 

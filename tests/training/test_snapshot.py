@@ -45,7 +45,7 @@ def test_shards_and_residuals_survive_another_layout(before: list[int], after: l
     assert torch.equal(owed, sum(worker_state["residual"] for worker_state in whole.worker_state))
 
 
-def test_updates_that_a_worker_owes_are_made_where_shards_optimise_and_gradients_wait() -> None:
+def test_updates_that_a_worker_owes_are_made_where_shards_optimize_and_gradients_wait() -> None:
     whole, _ = snapshot([0, 0, 1], 7)
     update = torch.linspace(0, 1, 7)
     owing = dataclasses.replace(whole, worker_state=[{**worker_state, "unsent": update} for worker_state in whole.worker_state])
@@ -57,7 +57,7 @@ def test_updates_that_a_worker_owes_are_made_where_shards_optimise_and_gradients
     assert all(torch.equal(worker_state["unsent"], update) for worker_state in kept.worker_state)
 
 
-def test_shards_that_optimise_keep_their_optimiser_where_workers_have_one_as_well() -> None:
+def test_shards_that_optimize_keep_their_optimizer_where_workers_have_one_as_well() -> None:
     whole, _ = snapshot([0, 1], 7)
     mixing = {"optimizer.exp_avg": torch.zeros(7), "optimizer.step": torch.tensor([9.0])}
     both = dataclasses.replace(whole, worker_state=[{**worker_state, **mixing} for worker_state in whole.worker_state])
@@ -74,7 +74,7 @@ def test_what_ranks_owe_that_do_not_exchange_goes_to_those_that_do() -> None:
     assert torch.equal(sum(part.worker_state["residual"] for part in (parts[0], parts[2])), torch.full((7,), 10.0))
 
 
-def test_an_optimiser_moves_from_the_shards_to_the_workers_and_back() -> None:
+def test_an_optimizer_moves_from_the_shards_to_the_workers_and_back() -> None:
     whole, _ = snapshot([0, 0, 1], 7)
     moved = whole.with_optimizer_at(exchanges_updates=True)
     assert set(moved.vectors) == {"parameters"}

@@ -187,7 +187,7 @@ def test_what_another_mode_owed_is_given_once_and_saved_until_then(name: str) ->
     assert "residual" not in made.worker_state()
 
 
-def test_gradients_owed_when_workers_begin_to_optimise_are_in_their_first_update() -> None:
+def test_gradients_owed_when_workers_begin_to_optimize_are_in_their_first_update() -> None:
     made, copy = server(transports([0])[0], SGD, exchanges_updates=True), START.clone()
     made.load_worker_state({"residual": torch.ones(101)})
     assert torch.equal(made.worker_state()["residual"], torch.ones(101))
@@ -211,7 +211,7 @@ def test_a_bundle_is_one_update_by_the_mean_and_a_rest_of_it_is_not_lost() -> No
     torch.testing.assert_close(copy, sequential([(one + two) / 2, three]))
 
 
-def test_with_the_optimiser_at_the_worker_one_worker_is_the_same_as_alone() -> None:
+def test_with_the_optimizer_at_the_worker_one_worker_is_the_same_as_alone() -> None:
 
     made, copy = server(transports([0])[0], ADAM, exchanges_updates=True), START.clone()
     given = gradients(5)
@@ -372,7 +372,7 @@ def test_local_updates_by_the_sum_are_laid_over_what_is_swapped_in() -> None:
     torch.testing.assert_close(flat.parameters, START - 0.2, msg="and counts once in the end")
 
 
-def test_a_local_optimiser_steps_by_each_new_gradient_in_between() -> None:
+def test_a_local_optimizer_steps_by_each_new_gradient_in_between() -> None:
     schedule, _, flat = overlapped(local_update="optimizer")
     steps(schedule, flat, [1, 2, 3])
     torch.testing.assert_close(flat.parameters, START - 0.1 * (2 + 3))
@@ -392,7 +392,7 @@ def test_a_sum_that_is_not_finite_is_dropped_and_told(bad: float) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-def test_a_local_optimiser_drops_a_sum_that_is_not_finite_and_steps_on(bad: float) -> None:
+def test_a_local_optimizer_drops_a_sum_that_is_not_finite_and_steps_on(bad: float) -> None:
     schedule, slow, flat = overlapped(local_update="optimizer")
     steps(schedule, flat, [1, 2])
     flat.gradient += bad * schedule.accumulator.add(1)

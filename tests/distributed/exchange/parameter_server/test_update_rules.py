@@ -123,7 +123,7 @@ def test_one_pull_and_push_after_another_without_waiting_is_what_downpour_does()
             worker = server
 
 
-def test_an_elastic_worker_and_the_centre_go_the_same_way_towards_each_other() -> None:
+def test_an_elastic_worker_and_the_center_go_the_same_way_towards_each_other() -> None:
     found = trained("easgd", [1], 9, {"local.every": 3, "local.elastic_share": 0.25})[0]
     worker = center = START
     for step in range(9):
