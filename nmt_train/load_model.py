@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
-from nmt_train import config as configuration
 from nmt_train.common.errors import UserError
+from nmt_train.common.section import problem
 from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.model import ModelConfig
 from nmt_train.model.ensemble import Ensemble
 from nmt_train.model.transformer import Transformer
 from nmt_train.optim.flat_model import FlatModel
+from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.run.manifest import load_verified
 
 
@@ -49,8 +52,16 @@ def load_model(paths: list[Path], device: torch.device) -> tuple[Transformer, Vo
         for name, tensor in tensors.items():
             mean[name] = tensor if count == 1 else mean[name].lerp_(tensor, 1 / count)
     vocabulary = first.vocabulary()
-    settings = configuration.validate(first.facts["config"], {})
-    model = Transformer(settings.model, len(vocabulary))
+    model = Transformer(_model_config(first), len(vocabulary))
     flat = FlatModel(model)
     flat.load(mean, flat.parameters, str(first.path))
     return model.to(device).eval(), vocabulary, first.facts
+
+
+def _model_config(saved: Checkpoint) -> ModelConfig:
+    """Only the section `model`, because the names of other keys may have changed since the checkpoint was saved."""
+    try:
+        return ModelConfig(**saved.facts["config"]["model"])
+    except (KeyError, TypeError, ValueError) as error:
+        text = problem(error).text if isinstance(error, ValidationError) else error
+        raise UserError(f"{saved.path}: the configuration of its model: {text}; use the version that wrote it") from None

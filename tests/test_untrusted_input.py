@@ -5,12 +5,13 @@ NMT_TRAIN_EXAMPLES says how many of each kind are tried.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gzip
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.message import DTYPES, Malformed, Message, from_bytes, from_json, to_facts, to_json
 from nmt_train.distributed.transport import Tag
 from nmt_train.distributed.transport.mpi.framing import pack, unpack
+from nmt_train.load_model import load_model
 from nmt_train.model.transformer import Transformer
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.run import checkpoint, manifest
@@ -330,18 +332,40 @@ def test_any_manifest_is_gone_on_from_or_said_to_be_wrong(
     ],
 )  # fmt: skip
 def test_a_manifest_with_wrong_numbers_is_refused(saved: tuple[Path, Transformer, Vocabulary], key: str, value: Any) -> None:
-    path, _, _ = saved
+    def change(facts: dict[str, Any]) -> None:
+        facts[key] = facts[key] | value if isinstance(value, dict) and key == "progress" else value
+
+    with changed(saved[0], change), pytest.raises(UserError, match=f"its manifest is not as it should be: {key}"):
+        manifest.load_verified(saved[0])
+
+
+@contextlib.contextmanager
+def changed(path: Path, change: Callable[[dict[str, Any]], Any]) -> Iterator[None]:
+    """Change the manifest of a checkpoint, and then restore it."""
     file = path / "checkpoint.json"
     before = file.read_text(encoding="utf-8")
     facts = json.loads(before)
     del facts["checksum"]
-    facts[key] = facts[key] | value if isinstance(value, dict) and key == "progress" else value
+    change(facts)
     try:
         file.write_text(json.dumps(facts | {"checksum": checkpoint._checksum(facts)}), encoding="utf-8")
-        with pytest.raises(UserError, match=f"its manifest is not as it should be: {key}"):
-            manifest.load_verified(path)
+        yield
     finally:
         file.write_text(before, encoding="utf-8")
+
+
+def test_a_model_can_be_read_if_other_keys_have_had_other_names(saved: tuple[Path, Transformer, Vocabulary]) -> None:
+    with changed(saved[0], lambda facts: facts["config"]["validation"].update(normalisation=1.0)):
+        load_model([saved[0]], torch.device("cpu"))
+
+
+@pytest.mark.parametrize("model", [None, 3, {"dim": "wide"}, {"dims": 6}, {"dim": 7, "heads": 7}])
+def test_a_manifest_without_a_valid_model_section_is_refused(saved: tuple[Path, Transformer, Vocabulary], model: Any) -> None:
+    with (
+        changed(saved[0], lambda facts: facts["config"].update(model=model)),
+        pytest.raises(UserError, match="the configuration of its model"),
+    ):
+        load_model([saved[0]], torch.device("cpu"))
 
 
 _VALUES = st.none() | st.text(max_size=9) | st.lists(st.text(max_size=3), max_size=6) | st.integers()

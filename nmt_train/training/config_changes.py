@@ -13,7 +13,7 @@ from nmt_train.modes.auto import AUTO, SECTIONS, part_of_mode, with_part
 MAY_CHANGE = (
     "run", "init", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
     "corpus.max_skipped", "corpus.max_ratio", "corpus.cache", "corpus.cache_limit", "mode", "optimizer.at",
-    "optimizer.async_beta1", "optimizer.async_warmup", *SECTIONS, "transport",
+    "optimizer.async_beta1", "optimizer.async_warmup", *SECTIONS, "transport", "recovery",
 )  # fmt: skip
 # Keys that cannot change when a run continues, even with --force: other values would have no effect, or would not match the
 # run's parameters.
