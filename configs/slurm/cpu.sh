@@ -1,6 +1,6 @@
 #!/bin/bash
 # CPU cluster: one rank per machine. Arguments after the script name are passed to nmt-train:
-#   sbatch configs/slurm/cpu.sh --config X.yml --mode sparse-local
+#   sbatch configs/slurm/cpu.sh --config X.yml --mode auto
 #SBATCH --job-name=nmt-train
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1

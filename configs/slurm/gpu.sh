@@ -1,6 +1,6 @@
 #!/bin/bash
 # GPU cluster: one rank per GPU. Arguments after the script name are passed to nmt-train:
-#   sbatch configs/slurm/gpu.sh --config X.yml --mode sparse-local
+#   sbatch configs/slurm/gpu.sh --config X.yml --mode auto
 # To use other devices than all GPUs of a machine: sbatch --export=ALL,DEVICES='cuda x 2' ...
 #SBATCH --job-name=nmt-train
 #SBATCH --nodes=2

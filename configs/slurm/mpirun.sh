@@ -1,6 +1,6 @@
 #!/bin/bash
 # mpirun starts the ranks: if Slurm has no PMIx, or if training should continue after a rank's process ends (--with-ft ulfm).
-#   sbatch configs/slurm/mpirun.sh --config X.yml --mode sparse-local
+#   sbatch configs/slurm/mpirun.sh --config X.yml --mode auto
 # To make such a job save and end, signal this script: scancel --batch --signal=USR1 JOB. A plain scancel ends mpirun at once.
 #SBATCH --job-name=nmt-train
 #SBATCH --nodes=2

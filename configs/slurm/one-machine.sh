@@ -1,6 +1,6 @@
 #!/bin/bash
 # One machine with several GPUs: nmt-train starts its ranks itself, so Slurm needs no PMIx.
-#   sbatch configs/slurm/one-machine.sh --config X.yml --mode sparse-local
+#   sbatch configs/slurm/one-machine.sh --config X.yml --mode auto
 # To use other devices than all GPUs of a machine: sbatch --export=ALL,DEVICES='cuda x 2' ...
 #SBATCH --job-name=nmt-train
 #SBATCH --nodes=1

@@ -36,7 +36,7 @@ def parser() -> cli.Parser:
             help="time axis; training_seconds excludes checkpoints, and validations during which no rank trains (default:"
             " seconds)",
         )  # fmt: skip
-        _add_output(curves, ".png, .svg or .pdf")
+        _add_output(curves, ".png, .svg or .pdf", "in the run folder; with several RUNs, in the working directory")
     spans = kinds.add_parser("timeline", help="what every rank does in a time window, from a trace")
     spans.add_argument("run", type=Path, metavar="RUN")
     spans.add_argument(
@@ -53,13 +53,13 @@ def parser() -> cli.Parser:
     return options
 
 
-def _add_output(kind: argparse.ArgumentParser, form: str) -> None:
+def _add_output(kind: argparse.ArgumentParser, form: str, default: str = "in the run folder") -> None:
     kind.add_argument(
         "--output",
         type=Path,
         default=None,
         metavar="FILE",
-        help=f"{form} (default: in the run folder; with several RUNs, in the working directory)",
+        help=f"{form} (default: {default})",
     )
     kind.add_argument("--debug", action="store_true", help="print the stack trace of an error")
 

@@ -9,7 +9,14 @@ from nmt_train.training.config_changes import differences
 def test_differences_name_keys_and_both_values_and_leave_out_the_harmless(make: Make) -> None:
     old = make()
     new = make(
-        seed=5, log__every="7u", batch__tokens=99, stop__after="1h", corpus__max_length=50, mode="sparse", model__dropout=0.2
+        seed=5,
+        log__every="7u",
+        batch__tokens=99,
+        stop__after="1h",
+        corpus__max_length=50,
+        mode="sparse",
+        model__dropout=0.2,
+        recovery__every="7u",
     )
     changed = differences(plain(old), new)
     assert changed == [

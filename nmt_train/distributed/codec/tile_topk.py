@@ -28,7 +28,7 @@ class TileConfig:
         default=4096,
         ge=64,
         le=2**20,
-        description="number of elements of a tile. Large tiles spend the same bytes where more has changed [elements]",
+        description="number of elements of a tile; of large tiles, more of what is sent is where most has changed [elements]",
     )
     keep: int = Field(
         default=64, ge=1, le=2**20, description="number of elements sent of each tile, at most its size [elements]"

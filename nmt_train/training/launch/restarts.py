@@ -113,7 +113,8 @@ def supervise(job: Job, ranks: int) -> int:
     """Run nmt-train under mpirun, and restart it if it fails, at most `job.restarts` times.
 
     Returns the last exit status, or 128 + the number of the signal that asked to stop. The number of ranks is the number of
-    slots of the hosts, or `ranks` if the job runs on this machine. Raises UserError if no host answers before the first start.
+    slots of the hosts, or `ranks` if the job runs on this machine. Raises UserError if no host answers before the first start,
+    or one does not and the job may not be restarted.
     """
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -132,7 +133,7 @@ def supervise(job: Job, ranks: int) -> int:
 def _repeat(job: Job, ranks: int) -> int:
     arguments, restarted = list(job.arguments), ""
     for left in range(job.restarts, -1, -1):
-        status, said = _run(job.hosts, ranks, arguments, restarted)
+        status, said = _run(job, ranks, arguments, restarted)
         if status in _FINAL or not left:
             break
         restarted = launcher.BEGUN if _BEGUN in said or restarted == launcher.BEGUN else launcher.NOT_BEGUN
@@ -143,20 +144,20 @@ def _repeat(job: Job, ranks: int) -> int:
     return status
 
 
-def _run(hosts: Sequence[Host], ranks: int, arguments: Sequence[str], restarted: str) -> tuple[int, set[str]]:
+def _run(job: Job, ranks: int, arguments: Sequence[str], restarted: str) -> tuple[int, set[str]]:
     """Run the job once; returns its exit status, and which of the log messages above it has written.
 
     restarted: the value of RESTARTED; empty for the first start.
     """
-    there = answering(hosts) if hosts else []
-    if hosts and not there:
-        nobody = f"none of {', '.join(host.name for host in hosts)} answers; check the machines and ssh"
-        if not restarted:
-            raise UserError(f"--hosts: {nobody}")
-        _say(nobody)
-        return TRY_AGAIN, set()
-    if len(there) < len(hosts):
-        _say(f"continuing without {', '.join(host.name for host in hosts if host not in there)}: no answer")
+    there = answering(job.hosts) if job.hosts else []
+    if silent := [host.name for host in job.hosts if host not in there]:
+        problem = f"no answer from {', '.join(silent)}"
+        if not restarted and not (there and job.restarts):
+            alternative = "; with --restarts, training begins without them" if there else ""
+            raise UserError(f"--hosts: {problem}; check the machines and ssh{alternative}")
+        _say(f"{problem}; {'continuing without' if there else 'check the machines and ssh'}")
+        if not there:
+            return TRY_AGAIN, set()
     said: set[str] = set()
 
     def heard(line: str) -> None:

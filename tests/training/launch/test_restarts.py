@@ -187,10 +187,20 @@ def test_a_machine_that_comes_back_is_taken_in_again(tmp_path: Path, monkeypatch
     assert runs.hosts == [["a slots=1", "b slots=2"], ["a slots=1"], ["a slots=1", "b slots=2"]]
 
 
-def test_where_no_machine_answers_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_where_no_machine_answers_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int) -> None:
     reachable(monkeypatch, tmp_path, "nobody")
-    with pytest.raises(UserError, match="--hosts: none of a, b answers; check the machines and ssh"):
+    with pytest.raises(UserError, match="--hosts: no answer from a, b; check the machines and ssh$"):
+        supervise.supervise(Job([Host("a"), Host("b")], restarts), 1)
+
+
+def test_without_restarts_a_job_does_not_begin_on_fewer_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs(monkeypatch, 0, 0)
+    monkeypatch.setattr(supervise, "answering", lambda hosts: [Host("a")])
+    with pytest.raises(UserError, match="--hosts: no answer from b; check the machines and ssh; with --restarts"):
         supervise.supervise(Job([Host("a"), Host("b")]), 1)
+    assert supervise.supervise(Job([Host("a"), Host("b")], restarts=1), 1) == 0
+    assert runs.hosts == [["a slots=1"]]
 
 
 def test_machines_of_which_none_answers_for_a_while_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
