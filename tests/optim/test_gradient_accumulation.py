@@ -109,6 +109,12 @@ def test_or_the_sum_of_their_means_where_sums_are_wanted(name: str) -> None:
         torch.testing.assert_close(parameters, at_once(shares, sums=True), rtol=0, atol=tolerance * 40)
 
 
+def test_a_mean_of_sums_counts_every_push_once_however_many_batches_it_has() -> None:
+    options = {"optimizer.name": "sgd", "batch.reduction": "sum", "exchange.backup": 0, "exchange.per": "node"}
+    for parameters in trained("backup", [2, 1], UNEQUAL, options):  # two pushes, of two batches and of one
+        torch.testing.assert_close(parameters, at_once(UNEQUAL, sums=True, rate=0.125 / 2), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("sums", [False, True])
 @pytest.mark.parametrize("name", ["accumulated", "all-reduce", "pipeline", "pushes of several steps"])
 def test_a_joined_gradient_is_clipped_as_one_and_a_sum_as_its_mean(name: str, sums: bool) -> None:

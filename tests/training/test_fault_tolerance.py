@@ -43,7 +43,7 @@ OTHERS = tuple(mode for mode in MODES if mode not in (*EXACT, "single"))
 EPOCHS = 3
 
 
-def trial(make: Make, mode: str, seed: int) -> tuple[ledger.Outcome, list[dict[str, Any]]]:
+def trial(make: Make, mode: str, seed: int, **more: Any) -> tuple[ledger.Outcome, list[dict[str, Any]]]:
     """A run on two to four machines of one or two ranks, of which any but one may end at any time; and what it said of that."""
     draw = random.Random(f"{mode} {seed}")
     nodes = [draw.choice([1, 1, 2]) for _ in range(draw.randint(2, 4))]
@@ -59,6 +59,7 @@ def trial(make: Make, mode: str, seed: int) -> tuple[ledger.Outcome, list[dict[s
         options["local__delay"] = seed % 4
     if draw.random() < 0.3:
         options |= {"checkpoint__every": "20u"}
+    options |= more
     config = ledger.plain(make(mode=mode, stop__after=f"{EPOCHS}e", **options))
     around = troubles(draw, nodes)
     outcome = ledger.train(config, nodes, overwrite=True, kills=kills, **around)
@@ -68,7 +69,7 @@ def trial(make: Make, mode: str, seed: int) -> tuple[ledger.Outcome, list[dict[s
         gone = sum(cut.until - cut.at for cut in around.get("cuts", []))
         bound = config.recovery.every.amount + sum(nodes) * (3 + gone / ledger.SHORTEST_STEP)
         assert all(event["lost_updates"] <= bound for event in recoveries)
-        if mode == "vanilla":  # with a batch to an update
+        if mode == "vanilla" and not more:  # with a batch to an update
             assert outcome.trained.total() <= EPOCHS * ledger.BATCHES + len(recoveries) * bound
     return outcome, recoveries
 
@@ -100,12 +101,13 @@ def covered(outcome: ledger.Outcome, recoveries: list[dict[str, Any]]) -> torch.
     return torch.tensor(every + late).view(EPOCHS + 1, -1).sum(0)
 
 
-def check(make: Make, mode: str, seed: int) -> None:
-    outcome, recoveries = trial(make, mode, seed)
+def check(make: Make, mode: str, seed: int, bundle: int = 1, **options: Any) -> None:
+    """bundle: the most pushes of one update."""
+    outcome, recoveries = trial(make, mode, seed, **({"exchange__bundle": bundle} if bundle > 1 else {}), **options)
     trained, applied = covered(outcome, recoveries), outcome.applied
     assert torch.allclose(applied, applied.round(), atol=1e-3)  # means are taken of sums
     assert (applied <= trained + 1e-3).all()
-    lost = outcome.together * sum(event["lost_updates"] for event in recoveries)
+    lost = outcome.together * bundle * sum(event["lost_updates"] for event in recoveries)
     assert (EPOCHS - applied).clamp(min=0).sum(1).max() <= lost + 1e-2
 
 
@@ -113,6 +115,17 @@ def check(make: Make, mode: str, seed: int) -> None:
 @pytest.mark.parametrize("mode", EXACT)
 def test_nothing_is_lost_beyond_what_is_said_and_nothing_applied_that_was_not_trained(make: Make, mode: str, seed: int) -> None:
     check(make, mode, seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS[::4])
+def test_a_bundle_of_pushes_that_is_not_complete_is_not_lost(make: Make, seed: int) -> None:
+    check(make, "vanilla", seed, bundle=3)
+
+
+@pytest.mark.parametrize("seed", SEEDS[::4])
+def test_pushes_that_a_worker_has_given_away_are_not_lost(make: Make, seed: int) -> None:
+    """With several pushes between two answers, a shard may not have applied the last ones."""
+    check(make, "downpour", seed, downpour__push=1, downpour__fetch=5)
 
 
 @pytest.mark.parametrize(("mode", "seed"), [("overlap", 187), ("overlap", 10)])

@@ -130,8 +130,8 @@ class ParameterServer(Exchange):
             finite(torch.linalg.vector_norm(gradient))
 
     def _counted(self, weight: int) -> int:
-        """The weight of a push in a mean. For finished updates, it is 1 for every worker (0 without a batch)."""
-        return min(weight, 1) if self.exchanges_updates else weight
+        """The weight of a push in a mean. For finished updates and sums of batches, it is 1 (0 without a batch)."""
+        return min(weight, 1) if self.exchanges_updates or self._traffic.sums else weight
 
     def _combine(self, received: Tensor, parameters: Tensor) -> None:
         """Set `parameters` to the received ones, plus unsent updates (own_updates) or the newest update (local_gradient)."""

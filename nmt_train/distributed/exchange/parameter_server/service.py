@@ -57,6 +57,7 @@ class ShardService:
     def recovery_pieces(self, place: slice) -> list[RecoveryPiece]:
         """A piece with this shard (the slice `place` of the parameters), and the copies of other ranks' shards."""
         with self._lock:
+            self._shard.flush()  # workers have been answered for these pushes, so they will not repeat them
             found = [RecoveryPiece.of(place, self.optimizer)]
         return found + (list(self._replication.copies.values()) if self._replication is not None else [])
 
