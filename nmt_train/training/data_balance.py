@@ -66,13 +66,13 @@ class DataBalancer:
             return self._progress.epochs < furthest and self._evened_at_end < _TIMES_AT_END
         return furthest > self._progress.epochs + LEAD
 
-    def redistribute(self) -> dict[str, Any]:
-        """Redistribute the remaining batches to all workers that should train now; returns the facts for the other ranks.
+    def redistribute(self, workers: int) -> dict[str, Any]:
+        """Redistribute the remaining batches to the first `workers` ranks; returns the facts for the other ranks.
 
         All workers must be drained.
         """
         self._evened_at_end += max(position.epochs for position in self.positions) >= self._worker.last_epoch
-        workers, stages = self.workers(), [*self._worker.data_shard.stages, list(self.positions)]
+        stages = [*self._worker.data_shard.stages, list(self.positions)]
         self._worker.assign(*resume(0, stages, workers, redistribute=True))
         self._settled.clear()
         self.positions = [resume(rank, stages, workers, redistribute=True)[1] for rank in range(workers)]

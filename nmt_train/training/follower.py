@@ -89,7 +89,10 @@ class Follower:
                 self._until(Order.HAND_OVER)  # take no step before the order HAND_OVER
             case Order.HAND_OVER:
                 joins = self._worker.data_shard.idle and self._transport.rank < facts["workers"]
-                self._worker.schedule.refresh() if joins else self._worker.schedule.settle()
+                if joins:
+                    self._worker.schedule.refresh()
+                else:
+                    self._worker.schedule.settle()
                 self._transport.send(0, Tag.STATE, self._worker.part().pack())  # sent in the background during training
                 self._report(met=True)
                 self._until(Order.CONTINUE)  # sent after all ranks have handed over

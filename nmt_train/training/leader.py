@@ -231,32 +231,28 @@ class Leader:
         worker.drain(self)
         self._meet()
         self._checkpoint_writer.advance(wait=True)  # finish the previous checkpoint, if it is still pending
-        self._orders.give(Order.HAND_OVER, workers=self._data_balancer.workers())
+        workers = self._data_balancer.workers()  # decided once, because those that join pull the parameters now
+        self._orders.give(Order.HAND_OVER, workers=workers)
         worker.schedule.settle()
         self._progress.updates = worker.schedule.exchange.updates
         if validate:
             self._validation.request()
         coming = [self._transport.receive(rank, Tag.STATE) for rank in self._orders.followers]
-        pending = PendingSnapshot(
-            worker.part(),
-            coming,
-            worker.schedule.exchange.snapshot_slices,
-            worker.data_shard.stages,
-            self._data_balancer.positions,
-        )
+        slices, positions = worker.schedule.exchange.snapshot_slices, self._data_balancer.positions
+        pending = PendingSnapshot(worker.part(), coming, slices, worker.data_shard.stages, positions)
         self._meet()  # every rank has handed over its part
         if self.reason is not None:
             self._held = pending  # the state is final: the other ranks wait for the order END
-        elif self._data_balancer.grows():
-            self._log.say(f"{self._data_balancer.workers()} workers train from now on")
-            self._redistribute()
+        elif workers > worker.data_shard.size:
+            self._log.say(f"{workers} workers train from now on")
+            self._redistribute(workers)
         else:
             self._orders.give(Order.CONTINUE)
         return pending
 
-    def _redistribute(self) -> None:
-        """Redistribute the remaining batches of the epoch to all workers that train now."""
-        order = self._data_balancer.redistribute()
+    def _redistribute(self, workers: int) -> None:
+        """Redistribute the remaining batches of the epoch to the first `workers` ranks."""
+        order = self._data_balancer.redistribute(workers)
         self._orders.give(Order.CONTINUE, leader=self._facts() if self._transport.fault_tolerant else None, **order)
 
     def _drain_and_redistribute(self) -> None:
@@ -265,7 +261,7 @@ class Leader:
         self._worker.drain(self)
         self._meet()
         self._count()
-        self._redistribute()
+        self._redistribute(self._worker.data_shard.size)
 
     def _meet(self) -> None:
         """Wait until all other ranks have reached the barrier."""

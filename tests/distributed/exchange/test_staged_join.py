@@ -12,8 +12,11 @@ from simulated import FAST, events, parameters, run
 
 from nmt_train import config as configuration
 from nmt_train.common.errors import UserError
+from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.distributed.exchange.staged_join import Waves
+from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.run.progress import Progress
+from nmt_train.training.worker import Worker
 
 SPREAD = {"exchange__join": {1: "0u", 2: "8u", 3: "20u"}, "log__every": "1u", "stop__after": "60u"}
 
@@ -80,6 +83,36 @@ def test_later_workers_compute_nothing_until_their_wave(make: Make, tmp_path: Pa
     first = {event["update"]: event for event in events(found, "ranks") if event["update"] <= 8}
     assert all(rank["words_per_second"] == 0 for event in first.values() for rank in event["ranks"][1:])
     assert parameters(found) == parameters(run(make, tmp_path / "again", [2, 1], mode=mode, **SPREAD))
+
+
+@pytest.mark.parametrize("wave", [11, 15, 16, 39])
+def test_a_worker_pulls_the_parameters_before_it_begins(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wave: int
+) -> None:
+    """Also if the pushes that were in flight when a checkpoint began reach the number of updates at which it joins."""
+    pulled: dict[Schedule, bool] = {}
+    began: list[bool] = []
+    assign, refresh, settle = Worker.assign, Schedule.refresh, Schedule.settle
+
+    def assigned(worker: Worker, data_shard: DataShard, position: Position) -> None:
+        if getattr(worker, "data_shard", data_shard).idle and not data_shard.idle:
+            began.append(pulled[worker.schedule])
+        assign(worker, data_shard, position)
+
+    def refreshed(schedule: Schedule) -> None:
+        pulled[schedule] = True
+        refresh(schedule)
+
+    def settled(schedule: Schedule) -> None:
+        pulled[schedule] = False
+        settle(schedule)
+
+    monkeypatch.setattr(Worker, "assign", assigned)
+    monkeypatch.setattr(Schedule, "refresh", refreshed)
+    monkeypatch.setattr(Schedule, "settle", settled)
+    run(make, tmp_path / "run", [1, 1, 1, 1], mode="vanilla", stop__after="60u", checkpoint__every="4u", log__every="1u",
+        exchange__join={3: "0u", 4: f"{wave}u"})  # fmt: skip
+    assert began == [True]
 
 
 @pytest.mark.parametrize("mode", ["vanilla", "sparse"])
