@@ -16,7 +16,7 @@ from torch import Tensor
 from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.codec.strom_threshold import GRAIN
 from nmt_train.distributed.context import BuildContext
-from nmt_train.distributed.exchange.exchange import Exchange, replicated
+from nmt_train.distributed.exchange.exchange import Completed, Exchange, replicated
 from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.exchange.replica_check import compare
 from nmt_train.distributed.exchange.worker_state import OPTIMIZER, UNSENT, Vectors
@@ -73,6 +73,18 @@ class StromExchange(Exchange):
                 self._change(message)
                 self._publish()
             self._hand_out(parameters)
+
+    @torch.no_grad()
+    def fetch(self, parameters: Tensor) -> None:
+        with self._trace.span("sync"):
+            with self._lock:
+                self._publish()
+            self._hand_out(parameters)
+
+    def copy(self) -> Future[Tensor]:
+        """A copy, because a background task may change the parameters while it is used."""
+        with self._lock:
+            return Completed(super().copy().result().clone())
 
     def _hand_out(self, parameters: Tensor) -> None:
         """Set the worker's parameters to the replica, plus what it has not sent yet (own_updates; not in the paper)."""

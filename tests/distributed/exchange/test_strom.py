@@ -19,6 +19,8 @@ from nmt_train.distributed.codec.strom_threshold import GRAIN, ThresholdConfig
 from nmt_train.distributed.exchange.config import ExchangeConfig
 from nmt_train.distributed.exchange.strom import StromExchange
 from nmt_train.distributed.exchange.worker_state import UNSENT
+from nmt_train.distributed.message import Message
+from nmt_train.distributed.transport import Tag
 from nmt_train.optim.optimizer import Optimizer
 from nmt_train.simulation.cluster import Cost, DeviceConfig
 from nmt_train.simulation.virtual_transport import VirtualTransport
@@ -78,6 +80,38 @@ def test_with_own_updates_a_worker_continues_from_the_replica_and_what_it_has_no
         made.refresh(own)
         assert made.worker_state()[UNSENT].any()
         torch.testing.assert_close(own, made.optimizer.parameters + made.worker_state()[UNSENT])
+
+    together(engine([1, 1]), work, work)
+
+
+@pytest.mark.parametrize("own_updates", [False, True])
+def test_a_worker_fetches_the_newest_parameters_without_sending(own_updates: bool) -> None:
+    def work(transport: VirtualTransport) -> None:
+        made = exchange(transport, ThresholdConfig(tau=0.3), own_updates)
+        own = START.clone()
+        made.refresh(own)
+        if transport.rank == 0:
+            made.sync(torch.ones(ELEMENTS), own)
+            transport.send(1, Tag.NODE, Message((1,)))
+        else:
+            transport.receive(0, Tag.NODE).result()
+            transport.spend("forward", 1)
+            made.fetch(own)
+            torch.testing.assert_close(own, START + 0.3)
+        made.refresh(own)
+
+    costs = DeviceConfig(forward=Cost(1.0, 0.0), backward=Cost(0.0, 0.0), update=Cost(0.0, 0.0))
+    together(engine([1, 1], device=costs), work, work)
+
+
+def test_a_copy_of_the_parameters_does_not_change_later() -> None:
+    def work(transport: VirtualTransport) -> None:
+        made = exchange(transport, ThresholdConfig(tau=0.3))
+        made.refresh(own := START.clone())
+        copied = made.copy().result()
+        made.sync(torch.ones(ELEMENTS), own)
+        torch.testing.assert_close(copied, START)
+        torch.testing.assert_close(own, START + 0.3)
 
     together(engine([1, 1]), work, work)
 
