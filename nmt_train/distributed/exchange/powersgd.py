@@ -78,8 +78,8 @@ class LowRankReducer(Reducer):
     It averages P = M Q over the ranks and makes P orthonormal; then it averages Q = M^T P. Error feedback adds what P Q^T
     leaves out of a rank's gradient to the next gradient of that rank.
 
-    A vector may be reduced in parts, which end between parameters. Residuals change when the last part has been reduced, so
-    that an interrupted exchange leaves them as they were.
+    A vector may be reduced in parts, which end between parameters. Residuals and right factors change when the last part has
+    been reduced. An interrupted exchange, or a mean that is not finite, leaves them unchanged.
 
     layout: names and shapes of the parameters in the order of the vector. Parameters that are not matrices, or too small to
     benefit, are averaged without compression. inner: the reducer for the factors and the uncompressed parameters.
@@ -107,8 +107,14 @@ class LowRankReducer(Reducer):
                 self._others.append(place)
         self._ends = sorted(place.stop for place in (*self._others, *(matrix.place for matrix in self._matrices)))
         self._error, self._next_error = torch.zeros_like(like), torch.zeros_like(like)
-        self._reduced = 0  # elements of the present vector that have been reduced
         self._q = torch.randn(factors, generator=torch.Generator().manual_seed(_SEED)).to(like)
+        self._next_q = self._q.clone()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin a new vector."""
+        self._reduced = 0  # elements that have been reduced
+        self._finite = self._q.new_ones((), dtype=torch.bool)  # whether the means of these elements are finite
 
     def parts(self, most: int) -> list[slice]:
         """At most `most` slices of the vector, as equal in size as whole parameters permit."""
@@ -144,11 +150,12 @@ class LowRankReducer(Reducer):
             second = _joined([matrix.of(vector, start).T @ p for matrix, p in zip(matrices, left, strict=True)], vector)
         self._inner.reduce(second, update, weight)
         if matrices:
-            self._q[matrices[0].factor.start : matrices[-1].factor.stop] = second.div_(joined.divisor)
+            self._next_q[matrices[0].factor.start : matrices[-1].factor.stop] = second.div_(joined.divisor)
+        self._finite &= torch.isfinite(first).all() & torch.isfinite(second).all()
         with self._trace.span("decode", vector.numel()):
             error = self._next_error[place].copy_(vector)
             for matrix, p in zip(matrices, left, strict=True):
-                matrix.of(vector, start).copy_(p @ matrix.right(self._q).T)
+                matrix.of(vector, start).copy_(p @ matrix.right(self._next_q).T)
             for other, mean in zip(others, means[len(left) :], strict=True):
                 vector[other] = mean
             error.sub_(vector)
@@ -160,17 +167,15 @@ class LowRankReducer(Reducer):
         return Reduction(1.0, joined.weight)
 
     def _complete(self, contributed: bool) -> None:
-        """Called when all parts have been reduced; contributed: whether this rank had a batch."""
-        self._reduced = 0
-        if contributed:
-            self._error, self._next_error = self._next_error, self._error
-        if not self._q.is_meta and not torch.isfinite(self._q).all():
-            self._forget()
+        """Called when all parts have been reduced; contributed: whether this rank had a batch.
 
-    def _forget(self) -> None:
-        """Reset residual and right factors, on all ranks alike, after a sum that was not finite."""
-        self._error.zero_()
-        self._q = torch.randn(self._q.shape, generator=torch.Generator().manual_seed(_SEED)).to(self._q)
+        All ranks know alike whether the mean is finite.
+        """
+        if self._finite.is_meta or self._finite:
+            self._q, self._next_q = self._next_q, self._q
+            if contributed:
+                self._error, self._next_error = self._next_error, self._error
+        self._begin()
 
     @property
     def residual(self) -> Tensor | None:
@@ -180,7 +185,7 @@ class LowRankReducer(Reducer):
         return {_Q: self._q}
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
-        self._reduced = 0
+        self._begin()
         if _Q in vectors and vectors[_Q].shape == self._q.shape:
             self._q = vectors[_Q].to(self._q)
 

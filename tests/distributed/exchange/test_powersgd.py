@@ -119,10 +119,14 @@ def test_parts_end_between_parameters() -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 4])
-def test_what_is_not_finite_is_so_everywhere_and_forgotten(parts: int) -> None:
-    vectors = torch.ones(2, 2, ELEMENTS)
-    vectors[0, 1, 5] = torch.inf
-    for sums, owed, _ in summed(vectors, 1, parts=parts):
-        assert not torch.isfinite(sums[0]).all()
-        assert torch.isfinite(sums[1]).all()
-        assert torch.isfinite(owed).all()
+@pytest.mark.parametrize("place", [5, 110])  # in a matrix; in a parameter that is not compressed
+def test_what_is_not_finite_is_so_everywhere_and_leaves_residual_and_factors_as_they_were(place: int, parts: int) -> None:
+    torch.manual_seed(5)
+    vectors = torch.randn(4, 2, ELEMENTS)
+    vectors[1, 1, place] = torch.inf
+    without = summed(vectors[[0, 2, 3]], 1, parts=parts)
+    for (means, owed, _), (others, expected, _) in zip(summed(vectors, 1, parts=parts), without, strict=True):
+        assert not torch.isfinite(means[1]).all()
+        assert torch.equal(means[2], others[1])
+        assert torch.equal(means[3], others[2])
+        assert torch.equal(owed, expected)
