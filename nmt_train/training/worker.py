@@ -6,8 +6,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from nmt_train import device
@@ -58,6 +59,14 @@ class Stream(Protocol):
         """Which lines of the corpus a batch consists of, for messages."""
 
 
+class _Trained(NamedTuple):
+    """A batch on which a worker has trained. loss: a scalar."""
+
+    position: Position
+    batch: Batch
+    loss: Tensor
+
+
 class Worker:
     """`progress` counts what this worker has done; on rank 0 it also includes the counts of all other workers."""
 
@@ -85,6 +94,8 @@ class Worker:
         # which may still be in flight.
         self._given: deque[tuple[Position, int]]
         self.assign(DataShard(transport.rank, transport.size), Position())
+        # The batches that can be in a sum of gradients.
+        self._recent = deque[_Trained](maxlen=(self.schedule.max_in_flight + 1) * config.batch.accumulate)
         self._skipped = 0  # skips because of non-finite values since the last update
         self.has_part = False  # whether this worker has received its part of the training state
         # Returns the state from which a new rank 0 would continue, as last known to this rank. None until all ranks train.
@@ -102,6 +113,7 @@ class Worker:
                 with trace.span("forward", batch.target_tokens), device.autocast(self.device, self.config.precision):
                     loss = self.model.loss(batch.to(self.device))
                 schedule.backward(loss, batch.target_tokens)
+                self._recent.append(_Trained(self._here(), batch, loss.detach()))
             if batch is not None or schedule.exchange.synchronous:  # every worker takes part in a synchronous exchange
                 try:
                     updated = schedule.skip() if batch is None else schedule.step()
@@ -109,7 +121,7 @@ class Worker:
                         progress.advance(loss, batch)
                 except NotFinite as error:
                     progress.skip()
-                    coordinator.skipped(self._not_finite(error, loss, batch))
+                    coordinator.skipped(self._not_finite(error))
             self.position.advance(last)
             self._trained += batch is not None
             if updated:
@@ -131,7 +143,7 @@ class Worker:
                 self._given = deque([(self._here(), self._trained)], self._given.maxlen)
                 return
             except NotFinite as error:  # one exchange failed; others may still be pending
-                coordinator.skipped(self._not_finite(error, None, None))
+                coordinator.skipped(self._not_finite(error))
 
     def too_far_ahead(self, slowest: int) -> bool:
         """Whether this worker must wait for the slowest one, which has completed `slowest` epochs.
@@ -229,14 +241,19 @@ class Worker:
             "cpu": {"all": time.process_time(), "progress thread": transport.cpu},
         }
 
-    def _not_finite(self, error: NotFinite, loss: Tensor | None, batch: Batch | None) -> str:
+    def _not_finite(self, error: NotFinite) -> str:
         """Return a sentence for the log if training may continue with the next batch; else raise NotFinite."""
-        where = f"update {self.schedule.exchange.updates + 1}"
-        if batch is not None and loss is not None:
-            where += (
-                f", batch {self.position.batches + 1} of epoch {self.position.epochs + 1} ({self.batches.described(batch)})"
-            )
-            where += f": cost {float(loss.detach()):.4g}"
+        exchange = self.schedule.exchange
+        where = f"update {exchange.updates + 1}"
+        suspects = [its for its in self._recent if not torch.isfinite(its.loss)]
+        if not suspects and self.transport.size > 1 and exchange.synchronous and not exchange.exchanges_updates:
+            where += ", in the sum of all ranks' gradients"
+        else:
+            suspects = suspects or list(self._recent)[-1:]
+        for position, batch, loss in suspects:
+            where += f", batch {position.batches + 1} of epoch {position.epochs + 1} ({self.batches.described(batch)}): "
+            where += f"cost {float(loss):.4g}"
+        self._recent.clear()
         if self.transport.size > 1:
             where = f"rank {self.transport.rank} on host {self.transport.hosts[self.transport.rank]}, {where}"
         where += f", {error}"
