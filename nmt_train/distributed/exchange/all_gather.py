@@ -33,6 +33,7 @@ class AllGather(AllReduce):
     def __init__(self, context: BuildContext) -> None:
         super().__init__(context)
         config, local = context.settings, context.settings.local
+        self._rate = config.tiles.rate
         own = config.exchange.knows_own(self.exchanges_updates, self._gathering.residual is not None)
         known = local.outer in ("none", "sum") and not config.tiles.contributors  # how much of the residual will be added
         self.keeps = own and known  # a worker's parameters are the global ones plus what its residual will add to them
@@ -42,9 +43,12 @@ class AllGather(AllReduce):
         self._gathering = GatherReducer(context.transport, codec, context.settings.tiles, context.flat.gradient, context.trace)
         return self._gathering
 
+    def owed(self, vector: Tensor) -> Tensor:
+        return self._shared(vector if self._rate == 1 else vector * self._rate)
+
     def in_flight(self, vector: Tensor) -> Tensor:
         sent = self._gathering.in_flight
-        return self.owed(vector if sent is None else sent)
+        return self.owed(vector) if sent is None else self._shared(sent)
 
     @torch.no_grad()
     def apply(self, gradient: Tensor, parameters: Tensor, joined: Reduction) -> None:

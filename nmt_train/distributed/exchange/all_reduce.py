@@ -92,7 +92,10 @@ class AllReduce(Exchange):
             parameters.copy_(self.optimizer.parameters)
 
     def owed(self, vector: Tensor) -> Tensor:
-        """What a vector of this rank adds to the parameters. A share is in fp64, so that it is exact."""
+        return self._shared(vector)
+
+    def _shared(self, vector: Tensor) -> Tensor:
+        """What a residual or a message of this rank adds to the parameters. A share is in fp64, so that it is exact."""
         return vector if self._share == 1.0 else vector.double() * self._share
 
     def worker_state(self) -> Vectors:
@@ -100,7 +103,7 @@ class AllReduce(Exchange):
 
     def rescued(self) -> Vectors:
         residual = self._reducer.residual
-        return super().worker_state() | ({} if residual is None else {self._owes: self.owed(residual)})
+        return super().worker_state() | ({} if residual is None else {self._owes: self._shared(residual)})
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         super().load_worker_state(vectors)

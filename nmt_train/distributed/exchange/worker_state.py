@@ -13,7 +13,7 @@ from nmt_train.optim.update_optimizers import OUTER
 Vectors = dict[str, Tensor]
 # What a worker owes: the part of its gradients (residual) or finished updates (unsent) that it has not sent.
 RESIDUAL, UNSENT = "residual", "unsent"
-LOCAL_STEPS = "local.steps"  # the number of a worker's local steps since the last exchange
+LOCAL_STEPS = "local.steps"  # the number of local steps that a worker has made in total
 OPTIMIZER = "optimizer."  # name prefix of the vectors of a worker's own optimizer
 GLOBAL = ("parameters", "smoothed")  # the global parameters and their running mean
 

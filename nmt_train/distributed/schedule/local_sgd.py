@@ -69,7 +69,7 @@ class LocalSGD(Schedule):
         self._start = self._flat.parameters.clone()  # the parameters after the last exchange
         self._steps = self._since = 0  # local steps in total; since the last exchange
         self._on_its_way = False  # whether an exchange is in flight
-        self._begun = False  # whether a step was attempted since the last exchange, even a non-finite one
+        self._begun = False  # whether a step was attempted since the last delta was sent, even a non-finite one
         self._worked = False  # whether any of these steps had a batch: the mean leaves out workers without one
 
     @property
@@ -157,5 +157,5 @@ class LocalSGD(Schedule):
         super().load_worker_state(vectors)
         self._start.copy_(self.received)
         self._inner.unpack(OPTIMIZER, vectors, "the worker's optimizer")
-        # A state from another mode has no step count: use the number of updates.
-        self._steps = int(vectors[LOCAL_STEPS][0]) if LOCAL_STEPS in vectors else self.exchange.updates
+        # A state from another mode has no step count: use the number of updates, which the optimizer of every rank knows.
+        self._steps = int(vectors[LOCAL_STEPS][0]) if LOCAL_STEPS in vectors else self.exchange.optimizer.updates

@@ -20,7 +20,6 @@ from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.exchange.worker_state import UNSENT, Vectors
 from nmt_train.distributed.schedule.background import BackgroundTask
 from nmt_train.distributed.schedule.local_sgd import LocalSGD
-from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.optim.flat_model import add, subtract
 
 
@@ -34,7 +33,6 @@ class OverlappedLocalSGD(LocalSGD):
         self._delay = context.settings.local.delay
         self.received, self._given = self._flat.parameters.clone(), self._flat.gradient.clone()
         self._background = BackgroundTask[Callable[[], None]](context.transport, self._trace, self._send)
-        # `_begun`: whether a step was attempted since the last delta was given, even a non-finite one.
         self._between = False  # whether a step was attempted since a result was taken
 
     @property
@@ -109,15 +107,6 @@ class OverlappedLocalSGD(LocalSGD):
         self.exchange.refresh(self.received)
         self._start.copy_(self.received)
         self._flat.parameters.copy_(self.received)
-
-    @torch.no_grad()
-    def rescued(self) -> Vectors:
-        """Includes the changes that have not been given to the exchange."""
-        rescued = Schedule.rescued(self)
-        if self._since:
-            way = self.exchange.owed(self._way())
-            rescued[UNSENT] = rescued[UNSENT] + way if UNSENT in rescued else way
-        return rescued
 
     @torch.no_grad()
     def in_doubt(self) -> Vectors:

@@ -124,6 +124,21 @@ def test_what_an_interrupted_round_sent_and_what_it_left_out_are_the_whole() -> 
         torch.testing.assert_close(whole, parts)
 
 
+def test_an_unsent_delta_counts_as_it_would_if_it_was_sent() -> None:
+    """Multiplied by the outer rate, which residuals and messages already contain."""
+
+    def kept(transport: VirtualTransport) -> None:
+        config = TileConfig(rate=3.0)
+        own = AllGather(context(transport, torch.zeros(5000), "tile-top-k", optimizer_at="worker", tiles=config))
+        torch.testing.assert_close(own.owed(torch.ones(5000)), torch.full((5000,), 3.0 / 2).double())
+        delta = torch.linspace(-1, 1, 5000)
+        own.sync(delta.clone(), torch.zeros(5000))
+        kept = own.worker_state()["unsent"]
+        torch.testing.assert_close(own.optimizer.parameters.double() + 2 * kept, 3.0 * delta.double())
+
+    together(engine([1, 1]), kept, kept)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("exchange", [AllGather, PowerSGD])
 def test_residuals_add_the_same_to_the_parameters_with_any_number_of_workers(exchange: type[AllReduce], ranks: int) -> None:
