@@ -162,21 +162,17 @@ def _tiles(mode: Mode, config: Config) -> str | None:
     return None
 
 
-def _per_node(mode: Mode, config: Config) -> str | None:
-    if config.exchange.per == "node" and not chosen(mode.schedule, config).one_call:
-        return (
-            f"exchange.per: node lets a node's devices exchange together, but mode {config.mode} sends and receives"
-            " separately; remove it"
-        )
-    return None
-
-
-def _one_node_at_a_time(mode: Mode, config: Config) -> str | None:
-    if config.exchange.one_node_at_a_time and not chosen(mode.schedule, config).one_call:
-        return (
-            f"exchange.one_node_at_a_time: a worker waits for each machine's answer, but mode {config.mode} sends and receives"
-            " separately; set it to false"
-        )
+def _one_call(mode: Mode, config: Config) -> str | None:
+    settings = config.exchange
+    if chosen(mode.schedule, config).one_call:
+        return None
+    separately = f"but mode {config.mode} sends and receives separately"
+    if settings.per == "node":
+        return f"exchange.per: node lets a node's devices exchange together, {separately}; remove it"
+    if settings.one_node_at_a_time:
+        return f"exchange.one_node_at_a_time: a worker waits for each machine's answer, {separately}; set it to false"
+    if EXCHANGES[mode.exchange].sharded and RULES[settings.rule or "async"].holds:
+        return f"exchange.rule: with {settings.rule}, a worker waits until its push is applied, {separately}; use async"
     return None
 
 
@@ -281,5 +277,5 @@ def _one_exchange(mode: Mode, config: Config) -> str | None:
 
 _RULES: tuple[Callable[[Mode, Config], str | None], ...] = (
     _alone, _accumulating, _local_gradient, _codec, _synchronous, _algorithm, _buckets, _asynchronous, _outer, _only_of_shards,
-    _own_updates, _only_gradients, _sum, _tiles, _delay, _per_node, _one_node_at_a_time, _shards, _join, _one_exchange,
+    _own_updates, _only_gradients, _sum, _tiles, _delay, _one_call, _shards, _join, _one_exchange,
 )  # fmt: skip

@@ -51,6 +51,22 @@ def test_what_a_row_for_one_machine_becomes_on_its_devices_is_refused_as_in_any_
             modes.check(make(mode=mode, **changes), nodes)
 
 
+@pytest.mark.parametrize("mode", ["downpour", "easgd"])
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"exchange__per": "node"}, "exchange.per: node lets"),
+        ({"exchange__one_node_at_a_time": True}, "exchange.one_node_at_a_time: a worker waits"),
+        ({"exchange__rule": "rounds"}, "exchange.rule: with rounds, a worker waits"),
+    ],
+)
+def test_what_needs_an_answer_to_every_push_is_refused_where_pushes_have_none(
+    make: Make, mode: str, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=f"{sentence}.* but mode {mode} sends and receives separately; "):
+        modes.check(make(mode=mode, **changes), (0, 1))
+
+
 @pytest.mark.parametrize("changes", [{"mode": "vanilla"}, {"mode": "pipe"}, {"mode": "local-sgd"}])
 def test_buckets_where_parts_cannot_travel_apart_are_refused(make: Make, changes: dict[str, str]) -> None:
     with pytest.raises(UserError, match=r"exchange.buckets: only schedule every-step with .*; remove it"):
