@@ -39,6 +39,7 @@ class SurvivorState:
     schedule: the worker's schedule, until `let_go`.
     worker_state: vectors that the worker keeps or has not sent yet, such as residuals.
     in_doubt: vectors to be sent again if no rank has made more than `updates` updates; otherwise those updates include them.
+    updates: the number of updates that this rank knows of.
     lost: updates lost by an earlier recovery that was interrupted before the loss was logged.
     """
 
@@ -95,7 +96,7 @@ class SurvivorState:
         return {
             "generation": self.generation, "ranks": self.ranks, "pieces": pieces, "lost": self.lost,
             "settled": astuple(self.settled), "assignments": self.assignments, "repeated_batches": self.repeated_batches,
-            "leader": self.leader,
+            "leader": self.leader, "updates": self.updates,
         }  # fmt: skip
 
 

@@ -99,7 +99,8 @@ class Inventory:
     @property
     def newest(self) -> int:
         """The highest number of updates that any rank knows of."""
-        return max(self.leader["updates"], *(source.updates for source in self.sources))
+        known = (int(facts["updates"]) for facts in self.said)
+        return max(self.leader["updates"], *known, *(source.updates for source in self.sources))
 
     def numbers(self) -> dict[str, Any] | None:
         """The optimizer's counters, from the newest source that has them; None if no source does."""

@@ -90,9 +90,7 @@ class Worker:
         self.last_epoch = min((span.amount for span in config.stop.after if span.unit == "e"), default=math.inf)
         self.assignments = 0  # how many times batches have been assigned to workers
         self._trained = 0  # number of batches trained
-        # The data position and the number of trained batches at the last completed exchange, then at each later exchange,
-        # which may still be in flight.
-        self._given: deque[tuple[Position, int]]
+        self._positions: deque[tuple[Position, int]]  # at the last exchanges: data position, and number of trained batches
         self.assign(DataShard(transport.rank, transport.size), Position())
         # The batches that can be in a sum of gradients.
         self._recent = deque[_Trained](maxlen=(self.schedule.max_in_flight + 1) * config.batch.accumulate)
@@ -126,7 +124,7 @@ class Worker:
             self._trained += batch is not None
             if updated:
                 self._skipped, trace.update = 0, schedule.exchange.updates
-                self._given.append((self._here(), self._trained))
+                self._positions.append((self._here(), self._trained))
             coordinator.step_done(updated)
 
     def decay(self, epochs: float) -> None:
@@ -140,7 +138,7 @@ class Worker:
         while True:
             try:
                 self.schedule.drain()
-                self._given = deque([(self._here(), self._trained)], self._given.maxlen)
+                self._positions = deque([(self._here(), self._trained)], self._positions.maxlen)
                 return
             except NotFinite as error:  # one exchange failed; others may still be pending
                 coordinator.skipped(self._not_finite(error))
@@ -182,12 +180,16 @@ class Worker:
     @property
     def settled_position(self) -> Position:
         """The position up to which no gradient of this worker can still be in flight."""
-        return self._given[0][0]
+        return self._settled[0]
 
     @property
     def unsettled_batches(self) -> int:
         """The number of batches trained after `settled_position`."""
-        return self._trained - self._given[0][1]
+        return self._trained - self._settled[1]
+
+    @property
+    def _settled(self) -> tuple[Position, int]:
+        return self._positions[-1 - min(self.schedule.unsettled, len(self._positions) - 1)]
 
     def _here(self) -> Position:
         return Position(**vars(self.position))
@@ -222,7 +224,8 @@ class Worker:
         """Train on the batches of `data_shard` from `position` on."""
         self.data_shard, self.position = data_shard, position
         self.assignments += 1
-        self._given = deque([(self._here(), self._trained)], self.schedule.max_in_flight + 1)
+        most = self.schedule.max_in_flight + self.schedule.exchange.most_unacknowledged + 1
+        self._positions = deque([(self._here(), self._trained)], most)
         self._stream = self.batches.stream(data_shard, position)
 
     def measured(self) -> dict[str, Any]:

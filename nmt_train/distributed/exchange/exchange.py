@@ -49,6 +49,7 @@ class Exchange(ABC):
     gradient_norm: the norm of the last gradient before clipping.
     exchanges_updates: workers exchange finished updates instead of gradients.
     own_updates: the default of the configuration key exchange.own_updates.
+    most_unacknowledged: the maximum of `unacknowledged` when `give` returns.
     staleness: staleness[n] is the number of pushes computed on parameters n updates older than those of the shard.
     """
 
@@ -65,6 +66,7 @@ class Exchange(ABC):
     exchanges_updates: bool = False
     own_updates: bool = True
     gradient_norm: float = 0.0
+    most_unacknowledged: int = 0
     optimizer: Optimizer
     staleness: Counter[int]
     initial_slices: list[slice]
@@ -112,6 +114,11 @@ class Exchange(ABC):
     def give(self, gradient: Tensor, weight: int = 1) -> None:
         """Send the prepared gradient, without updating the worker's parameters."""
         self.sync(gradient, self.optimizer.parameters, weight)
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many of the last calls of `give` may not have been applied yet."""
+        return 0
 
     def fetch(self, parameters: Tensor) -> None:
         """Update `parameters`, without sending a gradient."""
@@ -206,11 +213,15 @@ class ExchangeWrapper(Exchange):
             exchange.snapshot_slices,
             exchange.waits_for_others,
         )
-        self.keeps = exchange.keeps
+        self.keeps, self.most_unacknowledged = exchange.keeps, exchange.most_unacknowledged
 
     @property
     def updates(self) -> int:
         return self._exchange.updates
+
+    @property
+    def unacknowledged(self) -> int:
+        return self._exchange.unacknowledged
 
     def prepare(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         self._exchange.prepare(gradient, parameters, weight)

@@ -43,6 +43,11 @@ class EASGD(LocalSGD):
             way.zero_()
         self.steps[since] += 1
 
+    @property
+    def unsettled(self) -> int:
+        """None: if a move of the center is lost, the worker's own parameters still contain its batches."""
+        return 0
+
     def refresh(self) -> None:
         self.exchange.refresh(self._start)
         if not self._placed:

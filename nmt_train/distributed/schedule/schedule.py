@@ -54,6 +54,11 @@ class Schedule(ABC):
         return False
 
     @property
+    def unsettled(self) -> int:
+        """How many of the last exchanges may be lost if ranks end."""
+        return self.max_in_flight + self.exchange.unacknowledged
+
+    @property
     def learning_rate(self) -> float:
         """The learning rate of the last update that the worker knows of."""
         return self.exchange.optimizer.learning_rate

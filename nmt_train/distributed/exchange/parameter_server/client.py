@@ -34,7 +34,6 @@ from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import cpu_copy, partition
 from nmt_train.optim.worker_optimizer import WorkerOptimizer
 
-_AHEAD = 2  # maximum number of unapplied pushes per shard if the worker does not wait for answers
 _RECEIVED, _SEEN = "server.received", "server.seen"  # names in a worker's state; see `Shard.seen`
 
 
@@ -42,6 +41,7 @@ class ParameterServer(Exchange):
     """The worker's side; `service` serves this rank's shard."""
 
     sharded = True
+    most_unacknowledged = 2
 
     @classmethod
     def build(cls, context: BuildContext) -> Exchange:
@@ -117,7 +117,7 @@ class ParameterServer(Exchange):
             self._pay_all(gradient)
             for turn, ranks in enumerate(self._turns):
                 for rank in ranks:
-                    self._push(rank, gradient, received, Push.EXCHANGE, weight)
+                    self._push(rank, gradient, Push.EXCHANGE, weight)
                 if self._bypass and turn == 0:
                     self.service.push_directly(gradient[self._shard], weight, received[self._shard])
                 self._take_answers(ranks, received)
@@ -145,27 +145,30 @@ class ParameterServer(Exchange):
 
     @torch.no_grad()
     def give(self, gradient: Tensor, weight: int = 1) -> None:
-        """`sync` without answers. Returns when it is sent and at most `_AHEAD` pushes per shard are unacknowledged."""
+        """`sync` without answers. Returns when it is sent."""
         weight = self._counted(weight)
         with self._trace.span("sync"):
             self._pay_all(gradient)
-            self._wait_for_applied(_AHEAD - 1)
-            received = gradient if self._received is None else self._received
-            sent = []
+            self._wait_for_applied(self.most_unacknowledged - 1)
+            sent = [self._push(rank, gradient, Push.GIVE, weight) for rank in self._others]
             for rank in self._others:
-                sent.append(self._push(rank, gradient, received, Push.GIVE, weight))
                 self._applied[rank].append(self._transport.receive(rank, Tag.ANSWER))
             if self._bypass:
                 self.service.push_directly(gradient[self._shard], weight)
             for done in sent:
                 done.result()
 
+    @property
+    def unacknowledged(self) -> int:
+        return max(map(len, self._applied.values()), default=0)
+
     def _wait_for_applied(self, most: int) -> None:
         """Wait until at most `most` pushes per shard are unacknowledged."""
         for waiting in self._applied.values():
             while len(waiting) > most:
                 with self._trace.span("waiting"):
-                    waiting.popleft().result()
+                    self._told = max(self._told, waiting[0].result()[1].number())
+                waiting.popleft()  # not before: if the wait fails, the push is unacknowledged
 
     @torch.no_grad()
     def fetch(self, parameters: Tensor) -> None:
@@ -177,6 +180,7 @@ class ParameterServer(Exchange):
                 if self._bypass and turn == 0:
                     self.service.copy_to(received[self._shard])
                 self._take_answers(ranks, received)
+            self._wait_for_applied(0)  # a shard answers requests in their order, so these acknowledgments have arrived
             self._combine(received, parameters)
 
     def _take_answers(self, ranks: Sequence[int], received: Tensor) -> None:
@@ -184,9 +188,9 @@ class ParameterServer(Exchange):
         answers = [(rank, self._transport.receive(rank, Tag.ANSWER)) for rank in ranks]
         for rank, answer in answers:
             with self._trace.span("waiting"):
-                message = answer.result()[1]
-            with self._trace.span("decode", received[self.shards[rank]].numel()):
-                self._decode(message.on(received.device), received[self.shards[rank]])
+                message, part = answer.result()[1], received[self.shards[rank]]
+            with self._trace.span("decode", part.numel()):
+                self._decode(message.on(part.device), part)
             self._told = self._heard[rank] = message.number()
 
     def _decode(self, message: Message, parameters: Tensor) -> None:
@@ -196,12 +200,12 @@ class ParameterServer(Exchange):
         else:
             self._down.add(message.without_numbers(1), parameters)
 
-    def _push(self, rank: int, gradient: Tensor, received: Tensor, kind: Push, weight: int) -> Any:
+    def _push(self, rank: int, gradient: Tensor, kind: Push, weight: int) -> Any:
         part = gradient[self.shards[rank]]
         with self._trace.span("encode", self._up[rank].cost_elements(part.numel())):
             message = self._up[rank].encode(part, self.updates)
-            if self._whole and self._down is not None:
-                self._up[rank].add(message, received[self.shards[rank]])
+            if self._received is not None and self._whole and self._down is not None:
+                self._up[rank].add(message, self._received[self.shards[rank]])
         return self._transport.send(rank, Tag.PUSH, message.and_numbers(kind, weight))
 
     def leave_round(self) -> None:
