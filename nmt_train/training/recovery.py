@@ -83,9 +83,10 @@ class SurvivorState:
 
         newest: the highest number of updates that any rank knows of.
         """
-        owed = self.in_doubt if self.updates == newest else {}
-        owed = {name: self.worker_state[name] + way if name in self.worker_state else way for name, way in owed.items()}
-        return self.worker_state | owed
+        rescued = dict(self.worker_state)
+        for name, vector in (self.in_doubt if self.updates == newest else {}).items():
+            rescued[name] = rescued[name] + vector if name in rescued else vector
+        return rescued
 
     def forget(self) -> None:
         """Free the memory. Called once all surviving ranks train again."""

@@ -72,7 +72,7 @@ class Inventory:
     def leader(self) -> Facts:
         """The newest state of rank 0 that any surviving rank knows."""
         known = [facts["leader"] for facts in self.said if facts["leader"] is not None]
-        newest: Facts = max(known, key=lambda its: (its["generation"], its["assignments"], its["progress"]["tokens"]))
+        newest: Facts = max(known, key=lambda state: (state["generation"], state["assignments"], state["progress"]["tokens"]))
         return newest
 
     def stages(self) -> list[list[Position]]:

@@ -248,7 +248,7 @@ class Worker:
         """Return a sentence for the log if training may continue with the next batch; else raise NotFinite."""
         exchange = self.schedule.exchange
         where = f"update {exchange.updates + 1}"
-        suspects = [its for its in self._recent if not torch.isfinite(its.loss)]
+        suspects = [trained for trained in self._recent if not torch.isfinite(trained.loss)]
         if not suspects and self.transport.size > 1 and exchange.synchronous and not exchange.exchanges_updates:
             where += ", in the sum of all ranks' gradients"
         else:

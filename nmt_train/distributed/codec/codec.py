@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from nmt_train.distributed.message import Message
@@ -53,6 +54,8 @@ class Codec(ABC):
     def decode(self, message: Message, into: Tensor) -> None:
         """Overwrite `into` (elements,) with the decoded vector. Raises Malformed if the message does not fit."""
 
-    @abstractmethod
     def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
         """Add `scale` times the decoded vector to `into`."""
+        decoded = torch.empty_like(into)
+        self.decode(message, decoded)
+        into.add_(decoded, alpha=scale)

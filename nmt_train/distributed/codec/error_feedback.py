@@ -31,7 +31,7 @@ class ErrorFeedback(Codec):
         return message
 
     def undo(self) -> None:
-        """Take back the last `encode`, whose message did not leave: the residual is again what it was before."""
+        """Take back the last `encode`, whose message no rank will apply: the residual is again what it was before."""
         self.residual, self._sum = self._sum, self.residual
 
     def encode_shape(self, vector: Tensor) -> Message:

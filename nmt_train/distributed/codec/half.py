@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nmt_train.distributed.codec.chunks import blocks
 from nmt_train.distributed.codec.codec import Codec
-from nmt_train.distributed.codec.finite import finite
+from nmt_train.distributed.codec.finite import largest_magnitude
 from nmt_train.distributed.message import Message
 
 _TOP = 14  # the largest element is scaled to less than 2^14, so that rounding cannot overflow
@@ -19,9 +19,7 @@ def to_half(vector: Tensor) -> tuple[int, Tensor]:
 
     Elements keep 11 bits down to 2^-28 of the largest element, and become zero only below 2^-39 of it.
     """
-    low, high = vector.aminmax() if vector.numel() else (vector.new_zeros(()),) * 2
-    largest = torch.maximum(-low, high)
-    finite(largest)
+    largest = largest_magnitude(vector)
     exponent = max(_LOWEST, int(torch.frexp(largest).exponent) - _TOP) if largest > 0 else 0
     rounded = torch.empty_like(vector, dtype=torch.float16)
     for place in blocks(vector):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nmt_train.distributed.codec.chunks import blocks
 from nmt_train.distributed.codec.codec import Codec
-from nmt_train.distributed.codec.finite import finite
+from nmt_train.distributed.codec.finite import largest_magnitude
 from nmt_train.distributed.message import Message
 
 _LEVELS = 127
@@ -19,9 +19,7 @@ class Int8(Codec):
     summable = True
 
     def encode(self, vector: Tensor, update: int) -> Message:
-        low, high = vector.aminmax() if vector.numel() else (vector.new_zeros(()),) * 2
-        largest = torch.maximum(-low, high)
-        finite(largest)
+        largest = largest_magnitude(vector)
         level = largest / _LEVELS
         levels = torch.empty_like(vector, dtype=torch.int8)
         for place in blocks(vector):

@@ -42,7 +42,7 @@ class LowBit(Codec):
         digits = vector.new_zeros(self._bytes * self._digits)
         positive = torch.ge(vector, 0, out=digits[: self._elements])
         magnitudes = []
-        for matrix, its in zip(self._matrices(vector), self._matrices(positive), strict=True):
+        for matrix, signs in zip(self._matrices(vector), self._matrices(positive), strict=True):
             found = matrix.abs()
             rows, columns = found.mean(1), found.mean(0)
             root = rows.mean().sqrt_().clamp_min_(_TINY)  # rows and columns of similar size need the smallest range
@@ -51,7 +51,7 @@ class LowBit(Codec):
                 product = torch.outer(rows, columns)
                 sent = product * _THRESHOLD
                 torch.ge(found, sent, out=sent)
-                its.mul_(2).sub_(1).mul_(sent).add_(1)
+                signs.mul_(2).sub_(1).mul_(sent).add_(1)
                 product = product.mul_(sent).flatten()
                 scale, size = torch.dot(found.flatten(), product), torch.dot(product, product)
             else:
@@ -74,11 +74,6 @@ class LowBit(Codec):
         for matrix in self._matrices(into):
             matrix.mul_(next(numbers)[:, None]).mul_(next(numbers))
 
-    def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
-        decoded = torch.empty_like(into)
-        self.decode(message, decoded)
-        into.add_(decoded, alpha=scale)
-
     def _matrices(self, vector: Tensor) -> list[Tensor]:
         parts = vector.split([rows * columns for rows, columns in self._shapes])
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
@@ -91,8 +86,8 @@ class LowBit(Codec):
         """Write digits of the base into bytes. The digits of a byte are as far apart as there are bytes."""
         first, *others = digits.view(self._digits, -1)
         packed = first.clone()
-        for its in others:
-            torch.add(its, packed, alpha=self._base, out=packed)
+        for more in others:
+            torch.add(more, packed, alpha=self._base, out=packed)
         return packed.to(torch.uint8)
 
     def _unpack(self, packed: Tensor, message: Message, into: Tensor) -> None:

@@ -40,11 +40,6 @@ class OneBit(Codec):
         above = torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=into.numel())).to(into.device)
         torch.where(above.bool(), high, low, out=into)
 
-    def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
-        decoded = torch.empty_like(into)
-        self.decode(message, decoded)
-        into.add_(decoded, alpha=scale)
-
 
 def _columns(vector: Tensor) -> Tensor:
     """Reshape to (columns, COLUMN), padded with zeros."""

@@ -80,8 +80,3 @@ class Qsgd(Codec):
         each = norms.repeat_interleave(bucket)[:count] / self._config.levels
         negative = torch.from_numpy(np.unpackbits(signs.numpy(), count=count)).to(torch.float32)
         into.copy_(torch.from_numpy(whole).to(torch.float32) * each * (1 - 2 * negative))
-
-    def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
-        decoded = torch.empty_like(into)
-        self.decode(message, decoded)
-        into.add_(decoded, alpha=scale)

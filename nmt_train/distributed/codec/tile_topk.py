@@ -77,8 +77,8 @@ class TileTopK(Codec):
         rest.view(-1)[: vector.numel() - whole] = vector[whole:]
         parts = ((vector[:whole].view(-1, self._size), self._largest), (rest, self._largest_of_rest))
         found = [(largest.positions(rows), rows) for rows, largest in parts]
-        positions = torch.cat([its for its, _ in found])
-        values = torch.cat([rows.gather(1, its) for its, rows in found])
+        positions = torch.cat([chosen for chosen, _ in found])
+        values = torch.cat([rows.gather(1, chosen) for chosen, rows in found])
         codes, table = _bins(values) if self._bits == 2 else _levels(values)
         packed = torch.from_numpy(rice(_distances(positions, self._size), self._width)).to(vector.device)
         codes = _pack_codes(codes.flatten(), self._bits)

@@ -9,19 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.codec.tile_topk import TileConfig
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
-from nmt_train.distributed.exchange.reducer import Reducer, Reduction
+from nmt_train.distributed.exchange.reducer import FINITE, NONE, NOT_FINITE, Reducer, Reduction, encoded
 from nmt_train.distributed.exchange.replica_check import compare
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Messages, Tag
 from nmt_train.trace import Trace
-
-_FINITE, _NOT_FINITE, _NONE = 1, 0, 2  # the first number of a message; none: the rank had no batch
 
 
 class AllGather(AllReduce):
@@ -43,12 +40,12 @@ class AllGather(AllReduce):
         self._gathering = GatherReducer(context.transport, codec, context.settings.tiles, context.flat.gradient, context.trace)
         return self._gathering
 
-    def owed(self, vector: Tensor) -> Tensor:
+    def contribution(self, vector: Tensor) -> Tensor:
         return self._shared(vector if self._rate == 1 else vector * self._rate)
 
-    def in_flight(self, vector: Tensor) -> Tensor:
-        sent = self._gathering.in_flight
-        return self.owed(vector) if sent is None else self._shared(sent)
+    def interrupted_contribution(self, vector: Tensor) -> Tensor:
+        sent = self._gathering.unapplied
+        return self.contribution(vector) if sent is None else self._shared(sent)
 
     @torch.no_grad()
     def apply(self, gradient: Tensor, parameters: Tensor, joined: Reduction) -> None:
@@ -84,9 +81,9 @@ class GatherReducer(Reducer):
         if not self._others:
             return Reduction(1.0, weight)
         mine = self._encode(vector, update, weight)
-        self._sent = mine if mine.number() == _FINITE else None
+        self._sent = mine if mine.number() == FINITE else None
         messages = self._gather(mine)
-        if any(message.number() == _NOT_FINITE for message in messages) and mine.number() == _FINITE and self._feedback:
+        if any(message.number() == NOT_FINITE for message in messages) and mine.number() == FINITE and self._feedback:
             self._feedback.undo()  # no rank will apply this sum
             self._sent = None
         total, contributions = 0, None
@@ -103,17 +100,14 @@ class GatherReducer(Reducer):
 
     def _encode(self, vector: Tensor, update: int, weight: int) -> Message:
         if not weight:  # the residual waits for the next vector
-            return Message((_NONE, 0))
+            return Message((NONE, 0))
         with self._trace.span("encode", self._codec.cost_elements(vector.numel())):
             if self._feedback is not None and self._config.decay < 1:
                 self._feedback.residual.mul_(self._config.decay)
             if self._config.rate != 1:
                 vector.mul_(self._config.rate)
             given = vector if self._feedback is not None else vector.clone()  # a message may share memory with its vector
-            try:
-                return self._codec.encode(given, update).and_numbers(_FINITE, weight)
-            except NotFinite:
-                return Message((_NOT_FINITE, weight))
+            return encoded(self._codec, given, update, weight)
 
     def _gather(self, mine: Message) -> list[Message]:
         """The messages of all ranks, in the order of the ranks."""
@@ -129,9 +123,9 @@ class GatherReducer(Reducer):
     def _add(self, message: Message, vector: Tensor, contributions: Tensor | None) -> int:
         """Add a message, weighted, to `vector`, and where it is not zero, its weight to `contributions`; return the weight."""
         kind, weight = message.number(), message.number(1)
-        if kind == _NONE:
+        if kind == NONE:
             return 0
-        if kind == _NOT_FINITE:
+        if kind == NOT_FINITE:
             vector.fill_(torch.nan)
             return weight
         bare = message.without_numbers(2).on(vector.device)
@@ -148,8 +142,8 @@ class GatherReducer(Reducer):
         self._sent = None
 
     @property
-    def in_flight(self) -> Tensor | None:
-        """What the message of an exchange contains whose sum was not applied (elements,); None if there is none."""
+    def unapplied(self) -> Tensor | None:
+        """The decoded message of the last exchange (elements,) if its sum has not been applied; otherwise None."""
         if self._sent is None or self._feedback is None:
             return None
         decoded = torch.zeros_like(self._feedback.residual)

@@ -33,15 +33,17 @@ class AllReduce(Exchange):
 
     def __init__(self, context: BuildContext) -> None:
         config, parameters = context.settings, context.flat.parameters
-        self.clips = context.mode.optimizer == "shard"
-        self.exchanges_updates = not self.clips
+        self.exchanges_updates = context.mode.optimizer == "worker"
+        self.clips = not self.exchanges_updates
         super().__init__(
             Optimizer(config.optimizer, parameters)
             if self.clips
             else update_optimizer(config.local, config.optimizer, parameters.clone())
         )
         self._clip_norm: float = config.optimizer.clip_norm if self.clips else 0.0
-        self._owes = UNSENT if self.exchanges_updates else RESIDUAL  # the name of the reducer's residual in a worker's state
+        self._residual_name = (
+            UNSENT if self.exchanges_updates else RESIDUAL
+        )  # the name of the reducer's residual in a worker's state
         self._sums = context.sums and self.clips
         self._adds_up = self.exchanges_updates and config.local.outer == "sum"
         self._share = 1 / context.transport.size if self.exchanges_updates and not self._adds_up else 1.0
@@ -60,8 +62,8 @@ class AllReduce(Exchange):
         self.begin(gradient, parameters, weight)()
 
     def begin(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> Callable[[], None]:
-        if weight and UNSENT in self._owed:  # what is to be added to the parameters, of which a mean takes only a share
-            gradient.add_(self._owed.pop(UNSENT), alpha=1 / self._share)
+        if weight and UNSENT in self._carried_over:  # what is to be added to the parameters, of which a mean takes only a share
+            gradient.add_(self._carried_over.pop(UNSENT), alpha=1 / self._share)
         joined = self.transfer(gradient, weight, self.updates)
         return lambda: self.apply(gradient, parameters, joined)
 
@@ -91,7 +93,7 @@ class AllReduce(Exchange):
         if parameters.data_ptr() != self.optimizer.parameters.data_ptr():
             parameters.copy_(self.optimizer.parameters)
 
-    def owed(self, vector: Tensor) -> Tensor:
+    def contribution(self, vector: Tensor) -> Tensor:
         return self._shared(vector)
 
     def _shared(self, vector: Tensor) -> Tensor:
@@ -103,17 +105,17 @@ class AllReduce(Exchange):
 
     def rescued(self) -> Vectors:
         residual = self._reducer.residual
-        return super().worker_state() | ({} if residual is None else {self._owes: self._shared(residual)})
+        return super().worker_state() | ({} if residual is None else {self._residual_name: self._shared(residual)})
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         super().load_worker_state(vectors)
         self._reducer.load_worker_state(vectors)
         residual = self._reducer.residual
         if residual is not None:
-            self._owed.pop(self._owes, None)  # the reducer adds it, so the next vector does not include it
+            self._carried_over.pop(self._residual_name, None)  # the reducer adds it, so the next vector does not include it
             residual.zero_()
-            if self._owes in vectors:
-                residual.copy_(vectors[self._owes].double() / self._share)
+            if self._residual_name in vectors:
+                residual.copy_(vectors[self._residual_name].double() / self._share)
 
     def refresh(self, parameters: Tensor) -> None:
         compare(self._transport, self.optimizer.parameters)

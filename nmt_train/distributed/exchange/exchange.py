@@ -71,11 +71,11 @@ class Exchange(ABC):
     staleness: Counter[int]
     initial_slices: list[slice]
     snapshot_slices: list[slice]
-    _owed: Vectors  # by name: loaded residual and unsent updates, which the next exchange adds
+    _carried_over: Vectors  # by name: loaded residual and unsent updates, which the next exchange includes
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer, self.staleness = optimizer, Counter[int]()
-        self._owed = {}
+        self._carried_over = {}
 
     @classmethod
     def build(cls, context: BuildContext) -> Exchange:
@@ -94,7 +94,7 @@ class Exchange(ABC):
         batch, in which case the gradient is zero.
         """
         if weight:
-            self._pay(RESIDUAL, gradient)
+            self._add_carried_over(RESIDUAL, gradient)
 
     @abstractmethod
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
@@ -127,7 +127,7 @@ class Exchange(ABC):
     def leave_round(self) -> None:
         """Announce that this worker sends nothing until its next `sync`, so that no other worker waits for it.
 
-        Returns when everything that this worker has sent has been applied.
+        Returns when its shards have accepted everything that this worker has sent.
         """
         return None
 
@@ -166,12 +166,12 @@ class Exchange(ABC):
 
     def worker_state(self) -> Vectors:
         """The vectors (elements,) that this worker keeps between calls of `sync`: residuals, and its own optimizer's state."""
-        return dict(self._owed)
+        return dict(self._carried_over)
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         """Continue with what `worker_state` returned on this rank, or with a state derived from other ranks' (`inherited`)."""
         owed = {name: vectors[name] for name in (RESIDUAL, UNSENT) if name in vectors}
-        self._owed = {name: vector.to(self.optimizer.parameters) for name, vector in owed.items()}
+        self._carried_over = {name: vector.to(self.optimizer.parameters) for name, vector in owed.items()}
 
     def recovery_pieces(self, rank: int) -> list[RecoveryPiece]:
         """The pieces of the global parameters that this rank holds now, `optimizer`'s first; rank: this rank's number."""
@@ -181,18 +181,18 @@ class Exchange(ABC):
         """`worker_state` after an exchange that may have been interrupted, without vectors that must be equal on all ranks."""
         return self.worker_state()
 
-    def owed(self, vector: Tensor) -> Tensor:
-        """A finished update that has not been sent, as it is kept in a worker's state: what it will add to the parameters."""
+    def contribution(self, vector: Tensor) -> Tensor:
+        """What an unsent update of this rank will add to the global parameters; this is saved."""
         return vector
 
-    def in_flight(self, vector: Tensor) -> Tensor:
-        """The same for a finished update whose exchange was interrupted: the part of `vector` that its message has."""
-        return self.owed(vector)
+    def interrupted_contribution(self, vector: Tensor) -> Tensor:
+        """The same for an interrupted exchange of `vector`: only the part that was encoded in its message."""
+        return self.contribution(vector)
 
-    def _pay(self, name: str, vector: Tensor) -> None:
+    def _add_carried_over(self, name: str, vector: Tensor) -> None:
         """Add the loaded vector `name`, if any, to `vector`, and forget it."""
-        if name in self._owed:
-            vector.add_(self._owed.pop(name))
+        if name in self._carried_over:
+            vector.add_(self._carried_over.pop(name))
 
 
 def replicated(elements: int, ranks: int) -> tuple[list[slice], list[slice]]:

@@ -17,20 +17,17 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from nmt_train.common.errors import NotFinite
 from nmt_train.common.section import STRICT
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.low_bit import LowBit
 from nmt_train.distributed.codec.size_only import SizeOnly
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
-from nmt_train.distributed.exchange.reducer import Reducer, Reduction
+from nmt_train.distributed.exchange.reducer import FINITE, NONE, NOT_FINITE, Reducer, Reduction, encoded
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Messages, Tag
 from nmt_train.optim.flat_model import add
 from nmt_train.trace import Trace
-
-_FINITE, _NOT_FINITE, _NONE = 1, 0, 2  # the first number of a message; none: the rank had no batch
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -77,8 +74,8 @@ class LowBitReducer(Reducer):
     A rank adds its residual to its vector. The part that it owns needs no compression on the way up. What the compressed mean
     leaves out of this part becomes the owner's residual, times the number of ranks, so that it adds the same to the next mean.
 
-    A vector may be reduced in parts, which end between rows of matrices. Residuals change when the last part has been reduced,
-    so that an interrupted exchange leaves them as they were; a mean that is not finite does, too.
+    A vector may be reduced in parts, which end between rows of matrices. Residuals change when the last part has been reduced.
+    An interrupted exchange, or a mean that is not finite, leaves them unchanged.
 
     layout: names and shapes of the parameters in the order of the vector.
     """
@@ -100,7 +97,7 @@ class LowBitReducer(Reducer):
             self._matrices.append((start, rows, elements // max(1, rows)))
             start += elements
         self._error, self._next_error = torch.zeros_like(like), torch.zeros_like(like)
-        self._reduced, self._finite = 0, True  # of the present vector: elements that have been reduced, and what was found
+        self._reduced, self._finite = 0, True  # of the present vector: elements reduced so far; whether all means were finite
         self._shares: dict[tuple[int, int], list[_Share]] = {}  # of the ranks, by the part of the vector
         rank, size = transport.rank, transport.size
         self._others = [*range(rank + 1, size), *range(rank)]
@@ -125,8 +122,8 @@ class LowBitReducer(Reducer):
         found = self._shares.get((place.start, place.stop))
         if found is None:
             found = self._shares[place.start, place.stop] = [
-                _Share(slice(its.start - place.start, its.stop - place.start), *self._codecs(its))
-                for its in self._cut(place, self._transport.size)
+                _Share(slice(part.start - place.start, part.stop - place.start), *self._codecs(part))
+                for part in self._cut(place, self._transport.size)
             ]
         return found
 
@@ -166,15 +163,15 @@ class LowBitReducer(Reducer):
         """Add the residual to `vector`, and send each other rank its share; `error` becomes what the messages leave out."""
         if not weight:  # without a batch, the residual waits for the next gradient
             error.copy_(residual)
-            return [self._transport.send(rank, Tag.RING, Message((_NONE, 0))) for rank in self._others]
+            return [self._transport.send(rank, Tag.RING, Message((NONE, 0))) for rank in self._others]
         mine = shares[self._transport.rank].place
         with self._trace.span("encode", vector.numel() - (mine.stop - mine.start)):
             add(vector, residual, out=vector)
             error.copy_(vector)
             sent = []
             for rank in self._others:
-                message = self._encode(vector[shares[rank].place], shares[rank].up, update, weight)
-                if message.number() == _FINITE:
+                message = encoded(shares[rank].up, vector[shares[rank].place], update, weight)
+                if message.number() == FINITE:
                     shares[rank].up.add(message.without_numbers(2), error[shares[rank].place], scale=-1.0)
                 sent.append(self._transport.send(rank, Tag.RING, message))
         return sent
@@ -189,13 +186,13 @@ class LowBitReducer(Reducer):
         with self._trace.span("decode", own.numel() * len(messages)):
             own.mul_(weight)
             for message in messages.values():
-                if message.number() == _FINITE:
+                if message.number() == FINITE:
                     mine.up.add(message.without_numbers(2).on(own.device), own, scale=float(message.number(1)))
-                elif message.number() == _NOT_FINITE:
+                elif message.number() == NOT_FINITE:
                     own.fill_(torch.nan)
             own.div_(max(1, total))
         with self._trace.span("encode", own.numel()):
-            message = self._encode(own, mine.down, update, total)
+            message = encoded(mine.down, own, update, total)
             left = own.clone()
             self._decode(message, mine, own)
             left.sub_(own).mul_(self._transport.size)
@@ -206,17 +203,11 @@ class LowBitReducer(Reducer):
         return message, total
 
     def _decode(self, mean: Message, share: _Share, into: Tensor) -> None:
-        if mean.number() == _FINITE:
+        if mean.number() == FINITE:
             share.down.decode(mean.without_numbers(2).on(into.device), into)
         else:
             into.fill_(torch.nan)
             self._finite = False
-
-    def _encode(self, vector: Tensor, codec: Codec, update: int, weight: int) -> Message:
-        try:
-            return codec.encode(vector, update).and_numbers(_FINITE, weight)
-        except NotFinite:
-            return Message((_NOT_FINITE, weight))
 
     def _receive(self) -> dict[int, Message]:
         coming = {rank: self._transport.receive(rank, Tag.RING) for rank in self._others}

@@ -199,9 +199,9 @@ def _orthonormal(matrix: Tensor) -> Tensor:
     if matrix.is_meta:  # no values to compute; torch would need milliseconds to derive their sizes
         return matrix
     for column in range(matrix.shape[1]):
-        its = matrix[:, column]
-        its.div_(its.norm().clamp(min=torch.finfo(its.dtype).tiny))
+        one = matrix[:, column]
+        one.div_(one.norm().clamp(min=torch.finfo(one.dtype).tiny))
         if column + 1 < matrix.shape[1]:
             others = matrix[:, column + 1 :]
-            others.sub_(its[:, None] * (its @ others)[None])
+            others.sub_(one[:, None] * (one @ others)[None])
     return matrix

@@ -16,7 +16,15 @@ from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Messages, Tag
 from nmt_train.trace import Trace
 
-_FINITE, _NOT_FINITE = 1, 0  # the first number of a message
+FINITE, NOT_FINITE, NONE = 1, 0, 2  # the first number of a message; none: the rank had no batch
+
+
+def encoded(codec: Codec, vector: Tensor, update: int, weight: int) -> Message:
+    """The message for `vector`, with its weight; if it cannot be encoded, a message that says so."""
+    try:
+        return codec.encode(vector, update).and_numbers(FINITE, weight)
+    except NotFinite:
+        return Message((NOT_FINITE, weight))
 
 
 class Reduction(NamedTuple):
@@ -41,7 +49,7 @@ class Reducer(ABC):
 
     @property
     def residual(self) -> Tensor | None:
-        """What the last sums left out of this rank's vectors (elements,), which the next sum adds; None: nothing is."""
+        """What the last sums left out of this rank's vectors (elements,), which the next sum adds; None if there is none."""
         return None
 
     def worker_state(self) -> Vectors:
@@ -64,10 +72,7 @@ class EncodingReducer(Reducer):
 
     def _encode(self, block: Tensor, update: int, weight: int) -> Message:
         with self._trace.span("encode", self._codec.cost_elements(block.numel())):
-            try:
-                return self._codec.encode(block, update).and_numbers(_FINITE, weight)
-            except NotFinite:
-                return Message((_NOT_FINITE, weight))
+            return encoded(self._codec, block, update, weight)
 
     def _take(self, source: int, block: Tensor, add: bool) -> Message:
         """Receive a block from another rank; add it to `block`, or replace `block` by it."""
@@ -78,7 +83,7 @@ class EncodingReducer(Reducer):
         return message
 
     def _decode(self, message: Message, block: Tensor, add: bool = False) -> None:
-        if message.number() == _NOT_FINITE:
+        if message.number() == NOT_FINITE:
             block.fill_(torch.nan)
             return
         bare = message.without_numbers(2).on(block.device)

@@ -65,7 +65,7 @@ class StromExchange(Exchange):
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         with self._trace.span("sync"):
             self._wait_for_the_last()
-            self._pay(UNSENT, gradient)
+            self._add_carried_over(UNSENT, gradient)
             with self._trace.span("encode", self._codec.cost_elements(gradient.numel())):
                 message = self._codec.encode(gradient, self.updates)
             self._leaving = [self._transport.send(rank, Tag.PEER, message.and_numbers(_CHANGE)) for rank in self._others]
@@ -152,13 +152,13 @@ class StromExchange(Exchange):
             return [replace(piece, exact=False) for piece in super().recovery_pieces(rank)]
 
     def worker_state(self) -> Vectors:
-        owed = {**self._owed, UNSENT: self._codec.residual + self._owed.get(UNSENT, 0.0)}
+        owed = {**self._carried_over, UNSENT: self._codec.residual + self._carried_over.get(UNSENT, 0.0)}
         return owed | (self._local.optimizer.packed(OPTIMIZER) if self._local is not None else {})
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         super().load_worker_state(vectors)
         self._codec.residual.zero_()
-        self._pay(UNSENT, self._codec.residual)
+        self._add_carried_over(UNSENT, self._codec.residual)
         if self._local is not None:
             self._local.optimizer.unpack(OPTIMIZER, vectors, "the worker's optimizer")
         self._base()

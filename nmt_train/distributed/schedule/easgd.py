@@ -33,14 +33,14 @@ class EASGD(LocalSGD):
     @torch.no_grad()
     def _exchange(self) -> None:
         since, self._since, self._begun, weight = self._since, 0, False, self._take_worked()
-        way, parameters = self._flat.gradient, self._flat.parameters
+        move, parameters = self._flat.gradient, self._flat.parameters
         self.exchange.fetch(self._start)  # the center as it is now
-        subtract(parameters, self._start, out=way).mul_(self._share)
-        parameters.sub_(way)
+        subtract(parameters, self._start, out=move).mul_(self._share)
+        parameters.sub_(move)
         try:
-            self.exchange.give(way, weight)
+            self.exchange.give(move, weight)
         finally:
-            way.zero_()
+            move.zero_()
         self.steps[since] += 1
 
     @property

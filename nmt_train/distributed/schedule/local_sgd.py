@@ -113,12 +113,12 @@ class LocalSGD(Schedule):
     def _exchange(self) -> None:
         since, self._since, self._begun, self._on_its_way = self._since, 0, False, True
         weight = self._take_worked()
-        way, parameters = self._flat.gradient, self._flat.parameters
-        subtract(parameters, self._start, out=way)
+        delta, parameters = self._flat.gradient, self._flat.parameters
+        subtract(parameters, self._start, out=delta)
         try:
-            self.exchange.sync(way, self._start, weight)
+            self.exchange.sync(delta, self._start, weight)
         finally:
-            way.zero_()
+            delta.zero_()
         parameters.copy_(self._start)
         self._on_its_way = False
         self.steps[since] += 1
@@ -140,17 +140,17 @@ class LocalSGD(Schedule):
         """Includes the delta since the last exchange, which has not been sent."""
         rescued = super().rescued()
         if self._begun:
-            way = self.exchange.owed(self._way())
-            rescued[UNSENT] = rescued[UNSENT] + way if UNSENT in rescued else way
+            delta = self.exchange.contribution(self._delta())
+            rescued[UNSENT] = rescued[UNSENT] + delta if UNSENT in rescued else delta
         return rescued
 
     @torch.no_grad()
     def in_doubt(self) -> Vectors:
         """The delta of an interrupted exchange. If the others received it, it is part of an update that they have made."""
         under_way = self.exchange.synchronous and self._on_its_way and not self._begun
-        return {UNSENT: self.exchange.in_flight(self._way())} if under_way else {}
+        return {UNSENT: self.exchange.interrupted_contribution(self._delta())} if under_way else {}
 
-    def _way(self) -> Tensor:
+    def _delta(self) -> Tensor:
         return subtract(self._flat.parameters, self._start, out=torch.empty_like(self._start))
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:

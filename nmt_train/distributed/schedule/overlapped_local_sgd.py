@@ -112,7 +112,8 @@ class OverlappedLocalSGD(LocalSGD):
     def in_doubt(self) -> Vectors:
         if not self.exchange.synchronous or not self._background.under_way:
             return {}
-        return {UNSENT: self.exchange.in_flight(subtract(self._start, self.received, out=torch.empty_like(self._start)))}
+        delta = subtract(self._start, self.received, out=torch.empty_like(self._start))
+        return {UNSENT: self.exchange.interrupted_contribution(delta)}
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         super().load_worker_state(vectors)

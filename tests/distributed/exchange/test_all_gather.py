@@ -110,15 +110,15 @@ def test_what_an_interrupted_round_sent_and_what_it_left_out_are_the_whole() -> 
         config = TileConfig(keep=5, decay=1.0)
         own = reducer(transport, TileTopK(config), config, 5000)
         own.reduce(draw(2, 5000)[transport.rank].clone(), 0)
-        assert own.in_flight is not None, "a sum that may come later than its messages"
+        assert own.unapplied is not None, "a sum that may come later than its messages"
         own.applied()
-        assert own.in_flight is None
+        assert own.unapplied is None
         before, vector = own.residual.clone(), draw(2, 5000)[transport.rank].clone()  # type: ignore[union-attr]
         own._gather = lambda message: (_ for _ in ()).throw(RuntimeError("ended"))  # type: ignore[method-assign]
         with pytest.raises(RuntimeError):
             own.reduce(vector.clone(), 1)
-        assert own.in_flight is not None
-        return [before + vector, own.residual + own.in_flight]  # type: ignore[operator]
+        assert own.unapplied is not None
+        return [before + vector, own.residual + own.unapplied]  # type: ignore[operator]
 
     for whole, parts in together(engine([1, 1]), reduce, reduce):
         torch.testing.assert_close(whole, parts)
@@ -130,7 +130,7 @@ def test_an_unsent_delta_counts_as_it_would_if_it_was_sent() -> None:
     def kept(transport: VirtualTransport) -> None:
         config = TileConfig(rate=3.0)
         own = AllGather(context(transport, torch.zeros(5000), "tile-top-k", optimizer_at="worker", tiles=config))
-        torch.testing.assert_close(own.owed(torch.ones(5000)), torch.full((5000,), 3.0 / 2).double())
+        torch.testing.assert_close(own.contribution(torch.ones(5000)), torch.full((5000,), 3.0 / 2).double())
         delta = torch.linspace(-1, 1, 5000)
         own.sync(delta.clone(), torch.zeros(5000))
         kept = own.worker_state()["unsent"]

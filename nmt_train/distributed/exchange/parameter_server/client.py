@@ -59,19 +59,19 @@ class ParameterServer(Exchange):
         self._transport, self._trace, self._traffic = transport, context.trace, traffic
         self._pushes = config.per == "device" or transport.rank in first_ranks(transport.nodes)  # else `sync` is not called
         self.exchanges_updates, self.waits_for_others = traffic.exchanges_updates, traffic.rule.holds
-        self._told = 0  # update count of the shard that answered last
-        self._heard: dict[int, int] = {}  # by rank: update count of its shard at its last answer
-        self._latest: Tensor | None = None  # the parameters in these answers
+        self._last_count = 0  # update count of the shard that last answered or acknowledged
+        self._counts: dict[int, int] = {}  # by rank: update count of its shard at its last answer
+        self._last_received: Tensor | None = None  # the parameters in these answers
         # Whether a worker continues from what it received plus all of its own updates, which deltas then leave out.
-        self._whole = config.knows_own(traffic.exchanges_updates, traffic.feedback)
-        self._owes = UNSENT if traffic.exchanges_updates else RESIDUAL
-        self._newest: Tensor | None = None  # with local_gradient: the update from the last gradient
+        self._adds_own_updates = config.knows_own(traffic.exchanges_updates, traffic.feedback)
+        self._residual_name = UNSENT if traffic.exchanges_updates else RESIDUAL
+        self._local_update: Tensor | None = None  # with local_gradient: the update from the last gradient
         recovers = transport.fault_tolerant and transport.size > 1 and settings.recovery.copies
         replication = Replication(transport, self.shards, settings.recovery) if recovers else None
         # Finished updates are each applied in full, unless the rule takes their mean.
         shard = Shard(
-            self.optimizer, traffic.up(), traffic.down() if traffic.down else None, traffic.rule, traffic.delay, self._whole,
-            traffic.sums or traffic.exchanges_updates,
+            self.optimizer, traffic.up(), traffic.down() if traffic.down else None, traffic.rule, traffic.delay,
+            self._adds_own_updates, traffic.sums or traffic.exchanges_updates,
         )  # fmt: skip
         self.service = ShardService(shard, transport, context.trace, replication)
         self.staleness = self.service.staleness
@@ -83,7 +83,7 @@ class ParameterServer(Exchange):
         self._down = traffic.down() if traffic.down else None
         own = self._pushes and ((traffic.exchanges_updates and traffic.prepares) or config.local_gradient)
         self._local = WorkerOptimizer(optimizer, parameters, self.optimizer, self._trace) if own else None
-        self._received = parameters.clone() if self._pushes and (config.local_gradient or self._whole) else None
+        self._received = parameters.clone() if self._pushes and (config.local_gradient or self._adds_own_updates) else None
         self._bypass = config.bypass and self.service.serves and not traffic.rule.holds
         self._holders = [rank for rank, shard in enumerate(self.shards) if shard.start < shard.stop]
         others = [other for other in self._holders if other != rank or not self._bypass]
@@ -97,7 +97,7 @@ class ParameterServer(Exchange):
 
     @property
     def updates(self) -> int:
-        return self.optimizer.updates if self.service.serves else self._told
+        return self.optimizer.updates if self.service.serves else self._last_count
 
     @torch.no_grad()
     def prepare(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
@@ -112,9 +112,9 @@ class ParameterServer(Exchange):
         with self._trace.span("sync"):
             received = parameters if self._received is None else self._received
             if self._local is not None and not self.exchanges_updates:
-                self._newest = gradient.clone()
-                self._local.step(self._newest, received, self.updates)
-            self._pay_all(gradient)
+                self._local_update = gradient.clone()
+                self._local.step(self._local_update, received, self.updates)
+            self._prepare_push(gradient)
             for turn, ranks in enumerate(self._turns):
                 for rank in ranks:
                     self._push(rank, gradient, Push.EXCHANGE, weight)
@@ -123,9 +123,9 @@ class ParameterServer(Exchange):
                 self._take_answers(ranks, received)
             self._combine(received, parameters)
 
-    def _pay_all(self, gradient: Tensor) -> None:
+    def _prepare_push(self, gradient: Tensor) -> None:
         """Add what is owed. Raises NotFinite before lossy codecs would, between two pushes: all shards get one, or none."""
-        self._pay(self._owes, gradient)
+        self._add_carried_over(self._residual_name, gradient)
         if self._up.lossy and not gradient.is_meta:
             finite(torch.linalg.vector_norm(gradient))
 
@@ -138,17 +138,17 @@ class ParameterServer(Exchange):
         if self._received is None:
             return
         parameters.copy_(received)
-        if self._whole:
+        if self._adds_own_updates:
             self._up.add_residuals(parameters)
-        elif self._newest is not None:
-            parameters.add_(self._newest)
+        elif self._local_update is not None:
+            parameters.add_(self._local_update)
 
     @torch.no_grad()
     def give(self, gradient: Tensor, weight: int = 1) -> None:
         """`sync` without answers. Returns when it is sent."""
         weight = self._counted(weight)
         with self._trace.span("sync"):
-            self._pay_all(gradient)
+            self._prepare_push(gradient)
             self._wait_for_applied(self.most_unacknowledged - 1)
             sent = [self._push(rank, gradient, Push.GIVE, weight) for rank in self._others]
             for rank in self._others:
@@ -167,7 +167,7 @@ class ParameterServer(Exchange):
         for waiting in self._applied.values():
             while len(waiting) > most:
                 with self._trace.span("waiting"):
-                    self._told = max(self._told, waiting[0].result()[1].number())
+                    self._last_count = max(self._last_count, waiting[0].result()[1].number())
                 waiting.popleft()  # not before: if the wait fails, the push is unacknowledged
 
     @torch.no_grad()
@@ -184,14 +184,14 @@ class ParameterServer(Exchange):
             self._combine(received, parameters)
 
     def _take_answers(self, ranks: Sequence[int], received: Tensor) -> None:
-        self._latest = received
+        self._last_received = received
         answers = [(rank, self._transport.receive(rank, Tag.ANSWER)) for rank in ranks]
         for rank, answer in answers:
             with self._trace.span("waiting"):
                 message, part = answer.result()[1], received[self.shards[rank]]
             with self._trace.span("decode", part.numel()):
                 self._decode(message.on(part.device), part)
-            self._told = self._heard[rank] = message.number()
+            self._last_count = self._counts[rank] = message.number()
 
     def _decode(self, message: Message, parameters: Tensor) -> None:
         """Apply a shard's answer to `parameters`, its slice of the received parameters."""
@@ -204,7 +204,7 @@ class ParameterServer(Exchange):
         part = gradient[self.shards[rank]]
         with self._trace.span("encode", self._up[rank].cost_elements(part.numel())):
             message = self._up[rank].encode(part, self.updates)
-            if self._received is not None and self._whole and self._down is not None:
+            if self._received is not None and self._adds_own_updates and self._down is not None:
                 self._up[rank].add(message, self._received[self.shards[rank]])
         return self._transport.send(rank, Tag.PUSH, message.and_numbers(kind, weight))
 
@@ -220,9 +220,9 @@ class ParameterServer(Exchange):
         for rank, answer in self._ask(Pull.ALL):
             message = answer.result()[1]
             place = parameters[self.shards[rank]]
-            self._told = self._heard[rank] = message.number()
+            self._last_count = self._counts[rank] = message.number()
             place.copy_(message.vector(place.numel()))
-        self._latest = parameters
+        self._last_received = parameters
         if self._received is not None:
             self._received.copy_(parameters)
 
@@ -231,7 +231,7 @@ class ParameterServer(Exchange):
         """The worker keeps its received parameters, and the shards keep their record of them."""
         self.service.flush()
         for _, answer in self._ask(Pull.EXPECT):
-            self._told = answer.result()[1].number()
+            self._last_count = answer.result()[1].number()
 
     def knows(self, vectors: Mapping[str, Tensor]) -> bool:
         return self._received is None or _RECEIVED in vectors
@@ -240,7 +240,7 @@ class ParameterServer(Exchange):
     def restore(self, parameters: Tensor) -> None:
         received = parameters if self._received is None else self._received
         for _, answer in self._ask(Pull.HAS, received):
-            self._told = answer.result()[1].number()
+            self._last_count = answer.result()[1].number()
 
     def copy(self) -> Future[Tensor]:
         wants_mean = self.optimizer.smoothed is not None
@@ -262,18 +262,18 @@ class ParameterServer(Exchange):
 
     def recovery_pieces(self, rank: int) -> list[RecoveryPiece]:
         found = self.service.recovery_pieces(self._shard)
-        if self._latest is not None:
+        if self._last_received is not None:
             exact = self._down is None and self._traffic.prepares
-            for its, updates in self._heard.items():
-                told = {"parameters": cpu_copy(self._latest[self.shards[its]])}
-                found.append(RecoveryPiece(self.shards[its], updates, told, exact=exact))
+            for holder, updates in self._counts.items():
+                told = {"parameters": cpu_copy(self._last_received[self.shards[holder]])}
+                found.append(RecoveryPiece(self.shards[holder], updates, told, exact=exact))
         return found
 
     def worker_state(self) -> Vectors:
-        vectors = {name: owed.clone() for name, owed in self._owed.items()}
+        vectors = {name: owed.clone() for name, owed in self._carried_over.items()}
         if any(self._up.residuals()):
-            vectors.setdefault(self._owes, torch.zeros(self._elements, device=self.optimizer.parameters.device))
-            self._up.add_residuals(vectors[self._owes])
+            vectors.setdefault(self._residual_name, torch.zeros(self._elements, device=self.optimizer.parameters.device))
+            self._up.add_residuals(vectors[self._residual_name])
         if self._local is not None:
             vectors |= self._local.optimizer.packed(OPTIMIZER)
         if self._received is not None:
@@ -287,11 +287,11 @@ class ParameterServer(Exchange):
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         super().load_worker_state(vectors)
-        if self._owes in self._owed:
-            owed = self._owed[self._owes] = self._owed[self._owes].clone()
+        if self._residual_name in self._carried_over:
+            owed = self._carried_over[self._residual_name] = self._carried_over[self._residual_name].clone()
             self._up.take_residuals(owed)
             if not owed.any():
-                del self._owed[self._owes]
+                del self._carried_over[self._residual_name]
         if self._local is not None:
             self._local.optimizer.unpack(OPTIMIZER, vectors, "the worker's optimizer")
         if self._received is not None and _RECEIVED in vectors:

@@ -40,7 +40,7 @@ class PerNode(ExchangeWrapper):
         super().__init__(exchange)
         self._transport, self.exchanges_updates, self._sums = transport, False, sums
         node = transport.nodes[transport.rank]
-        self._members = [rank for rank, its in enumerate(transport.nodes) if its == node]
+        self._members = [rank for rank, other in enumerate(transport.nodes) if other == node]
         self._told = 0  # update count when the node's first rank last exchanged
         self._received = parameters.clone() if transport.rank == self._members[0] else None
         self.waits_for_others = True
@@ -105,8 +105,8 @@ class PerNode(ExchangeWrapper):
         mean, weight = not self._sums and len(given) > 1, sum(weights)
         if mean:
             joined.mul_(weights[0])
-        for vector, its in zip(vectors[1:], weights[1:], strict=True):
-            joined.add_(vector, alpha=its if mean else 1)
+        for vector, share in zip(vectors[1:], weights[1:], strict=True):
+            joined.add_(vector, alpha=share if mean else 1)
         if mean:
             joined.div_(max(1, weight))
         self._exchange.prepare(joined, self._received, weight)

@@ -18,7 +18,10 @@ from nmt_train.trace import Trace
 
 
 class ShardService:
-    """Locks the shard while it uses it, except in `seen` and `load_seen`. replication: copies the shard to another machine."""
+    """Locks the shard while it uses it, except in `seen` and `load_seen`, during which no request is served.
+
+    replication: copies the shard to another machine.
+    """
 
     def __init__(self, shard: Shard, transport: Transport, trace: Trace, replication: Replication | None = None) -> None:
         self._shard, self._transport, self._trace, self._replication = shard, transport, trace, replication

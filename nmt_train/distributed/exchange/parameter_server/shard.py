@@ -161,7 +161,7 @@ class Shard:
 
     def seen(self, workers: int) -> Tensor:
         """The update counts of each worker's last answers (workers, answers), int64, padded on the left with -1."""
-        longest = max((len(its) for its in self._seen.values()), default=0)
+        longest = max(map(len, self._seen.values()), default=0)
         rows = [list(self._seen[worker]) if worker in self._seen else [] for worker in range(workers)]
         return torch.tensor([[-1] * (longest - len(row)) + row for row in rows], dtype=torch.int64)
 

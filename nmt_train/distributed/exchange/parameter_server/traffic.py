@@ -23,8 +23,8 @@ class Traffic:
     optimizer: creates the optimizer of a shard's parameters.
     up: creates the codec of pushes. down: creates the codec of deltas (None: shards send parameters). feedback: pushes use
     error feedback. exchanges_updates: workers push finished updates, and shards add them up. prepares: `prepare`, not the
-    schedule, turns gradients into updates. delay: how many answers a worker receives after it has received the parameters for a
-    gradient and before it pushes that gradient; 1 if exchanges overlap with computation. sums: gradients are summed, not
+    schedule, turns gradients into updates. delay: how many answers a worker has received since the parameters that a gradient
+    was computed on: 1 if exchanges overlap with computation, else 0. sums: gradients are summed, not
     averaged.
     """
 
