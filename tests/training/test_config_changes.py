@@ -9,15 +9,9 @@ from nmt_train.training.config_changes import differences
 def test_differences_name_keys_and_both_values_and_leave_out_the_harmless(make: Make) -> None:
     old = make()
     new = make(
-        seed=5,
-        log__every="7u",
-        batch__tokens=99,
-        stop__after="1h",
-        corpus__max_length=50,
-        mode="sparse",
-        model__dropout=0.2,
+        seed=5, log__every="7u", batch__tokens=99, stop__after="1h", corpus__max_length=50, mode="sparse", model__dropout=0.2,
         recovery__every="7u",
-    )
+    )  # fmt: skip
     changed = differences(plain(old), new)
     assert changed == [
         "batch.tokens was 1500, now 99", "corpus.max_length was 100, now 50", "model.dropout was 0.1, now 0.2",

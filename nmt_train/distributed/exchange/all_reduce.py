@@ -14,7 +14,7 @@ from nmt_train.distributed.exchange.library_all_reduce import LibraryAllReduce
 from nmt_train.distributed.exchange.reducer import Reducer, Reduction
 from nmt_train.distributed.exchange.replica_check import compare
 from nmt_train.distributed.exchange.ring import RingAllReduce
-from nmt_train.distributed.exchange.worker_state import RESIDUAL, UNSENT, Vectors
+from nmt_train.distributed.exchange.worker_state import UNSENT, Vectors
 from nmt_train.optim.optimizer import Optimizer, clip
 from nmt_train.optim.update_optimizers import update_optimizer
 
@@ -41,9 +41,6 @@ class AllReduce(Exchange):
             else update_optimizer(config.local, config.optimizer, parameters.clone())
         )
         self._clip_norm: float = config.optimizer.clip_norm if self.clips else 0.0
-        self._residual_name = (
-            UNSENT if self.exchanges_updates else RESIDUAL
-        )  # the name of the reducer's residual in a worker's state
         self._sums = context.sums and self.clips
         self._adds_up = self.exchanges_updates and config.local.outer == "sum"
         self._share = 1 / context.transport.size if self.exchanges_updates and not self._adds_up else 1.0

@@ -181,6 +181,11 @@ class Exchange(ABC):
         """`worker_state` after an exchange that may have been interrupted, without vectors that must be equal on all ranks."""
         return self.worker_state()
 
+    @property
+    def _residual_name(self) -> str:
+        """The name, in a worker's state, of what its messages have left out."""
+        return UNSENT if self.exchanges_updates else RESIDUAL
+
     def contribution(self, vector: Tensor) -> Tensor:
         """What an unsent update of this rank will add to the global parameters; this is saved."""
         return vector

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from simulated import events, run
 from virtual import engine, everybody_is_here, together
 
 from nmt_train.common.errors import UserError
+from nmt_train.distributed.schedule.local_sgd import LocalSGD
 from nmt_train.modes import build as modes
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.simulation.cluster import Cost, DeviceConfig, LinkConfig
@@ -214,3 +216,20 @@ def test_a_run_goes_on_in_any_other_mode(make: Make, tmp_path: Path, chain: tupl
         nodes = [1] if mode == "single" else [1, 1]
         folder = run(make, tmp_path / "run", nodes, mode=mode, stop__after=f"{number}e", dropping__up=0.9)
     assert json.loads((folder / "last" / "checkpoint.json").read_text())["progress"]["epochs"] == len(chain)
+
+
+def test_local_steps_continue_the_learning_rate_of_another_mode_on_every_rank(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a rank that serves no shard, and has not heard from one yet."""
+    counted: list[int] = []
+    load = LocalSGD.load_worker_state
+
+    def loaded(schedule: LocalSGD, vectors: Mapping[str, torch.Tensor]) -> None:
+        load(schedule, vectors)
+        counted.append(schedule._steps)
+
+    run(make, tmp_path / "run", [1, 1], mode="sync", stop__after="10u")
+    monkeypatch.setattr(LocalSGD, "load_worker_state", loaded)
+    run(make, tmp_path / "run", [1, 1], mode="diloco-async", exchange__shards=1, stop__after="14u")
+    assert counted == [10, 10]

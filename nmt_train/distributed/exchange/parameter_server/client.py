@@ -27,7 +27,7 @@ from nmt_train.distributed.exchange.parameter_server.service import ShardService
 from nmt_train.distributed.exchange.parameter_server.shard import Shard
 from nmt_train.distributed.exchange.parameter_server.traffic import Traffic
 from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
-from nmt_train.distributed.exchange.worker_state import OPTIMIZER, RESIDUAL, UNSENT, Vectors
+from nmt_train.distributed.exchange.worker_state import OPTIMIZER, Vectors
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Future, Tag
 from nmt_train.optim.config import OptimizerConfig
@@ -64,7 +64,6 @@ class ParameterServer(Exchange):
         self._last_received: Tensor | None = None  # the parameters in these answers
         # Whether a worker continues from what it received plus all of its own updates, which deltas then leave out.
         self._adds_own_updates = config.knows_own(traffic.exchanges_updates, traffic.feedback)
-        self._residual_name = UNSENT if traffic.exchanges_updates else RESIDUAL
         self._local_update: Tensor | None = None  # with local_gradient: the update from the last gradient
         recovers = transport.fault_tolerant and transport.size > 1 and settings.recovery.copies
         replication = Replication(transport, self.shards, settings.recovery) if recovers else None
@@ -124,7 +123,7 @@ class ParameterServer(Exchange):
             self._combine(received, parameters)
 
     def _prepare_push(self, gradient: Tensor) -> None:
-        """Add what is owed. Raises NotFinite before lossy codecs would, between two pushes: all shards get one, or none."""
+        """Add what is carried over. Raises NotFinite before lossy codecs would, so that all shards get a push, or none does."""
         self._add_carried_over(self._residual_name, gradient)
         if self._up.lossy and not gradient.is_meta:
             finite(torch.linalg.vector_norm(gradient))
