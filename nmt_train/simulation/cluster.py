@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from nmt_train.common.errors import UserError
 from nmt_train.common.section import STRICT, problem
 from nmt_train.common.yaml_file import override, read
+from nmt_train.modes.table import MODES
 from nmt_train.simulation.units import Bandwidth, Count, Seconds, Size
 
 
@@ -43,6 +44,14 @@ class Cost:
 
 
 @dataclass(frozen=True, config=STRICT)
+class CodecConfig:
+    """How long the codecs of a mode take."""
+
+    encode: Cost = Field(description="as `encode` of the device")
+    decode: Cost = Field(description="as `decode` of the device")
+
+
+@dataclass(frozen=True, config=STRICT)
 class DeviceConfig:
     """How long each kind of work takes on a rank's device, which its tasks share. `nmt-simulate --profile` measures it."""
 
@@ -55,6 +64,9 @@ class DeviceConfig:
     carry: Cost = Field(
         default_factory=Cost,
         description="carrying a message to or from another machine, by its bytes, if the carrying processor also computes",
+    )
+    modes: dict[str, CodecConfig] = Field(
+        default_factory=dict, description="`encode` and `decode` of modes whose codecs take another time, by mode"
     )
 
 
@@ -161,12 +173,20 @@ class ClusterConfig:
         """The bandwidth of a machine's network card, in each direction [bytes per second]."""
         return next((card.bandwidth for card in self.cards if card.node == node), self.network.bandwidth)
 
+    def in_mode(self, mode: str | None) -> ClusterConfig:
+        """This cluster with the costs of the codecs of a mode."""
+        if self.device is None or mode not in self.device.modes:
+            return self
+        return dataclasses.replace(self, device=dataclasses.replace(self.device, **vars(self.device.modes[mode])))
+
     def ranks(self) -> tuple[int, ...]:
         """The node of each rank."""
         return tuple(node for node, devices in enumerate(self.nodes) for _ in range(devices))
 
 
-_SECTIONS: tuple[Any, ...] = (ClusterConfig, DeviceConfig, Cost, LinkConfig, Straggler, Card, Crash, Kill, Cut, ScaleConfig)
+_SECTIONS: tuple[Any, ...] = (
+    ClusterConfig, DeviceConfig, CodecConfig, Cost, LinkConfig, Straggler, Card, Crash, Kill, Cut, ScaleConfig,
+)  # fmt: skip
 _CLUSTER, _DEVICE = TypeAdapter(ClusterConfig), TypeAdapter(DeviceConfig)
 _NOTHING: Mapping[str, str] = {}
 
@@ -175,7 +195,7 @@ def entries(section: Any = ClusterConfig, prefix: str = "") -> Iterator[tuple[st
     """Yield the dotted name and the description of every key that holds a single value."""
     for name, info in section.__pydantic_fields__.items():
         inner = [kind for kind in (info.annotation, *get_args(info.annotation)) if kind in _SECTIONS]
-        if inner and get_origin(info.annotation) is not list:
+        if inner and get_origin(info.annotation) not in (list, dict):
             yield from entries(inner[0], f"{prefix}{name}.")
         else:
             yield prefix + name, info.description or ""
@@ -202,6 +222,9 @@ def load(path: Path, overrides: Mapping[str, str] = _NOTHING) -> ClusterConfig:
         file = path.parent / Path(cluster.profile).expanduser()
         device = _checked(_DEVICE, read(file, other, "measure one with nmt-simulate --profile"), other, file)
         cluster = dataclasses.replace(cluster, device=device, profile=None)
+    for mode in cluster.device.modes if cluster.device else ():
+        if mode not in MODES:
+            raise UserError(f"{place('device')}: device.modes: there is no mode {mode}; modes: {', '.join(MODES)}")
     if any(devices < 1 for devices in cluster.nodes):
         raise UserError(f"{place('nodes')}: nodes: {cluster.nodes}: every machine needs at least one device")
     for name in ("crashes", "cuts", "cards"):
@@ -240,10 +263,14 @@ def described(cluster: ClusterConfig) -> str:
 
 def to_yaml(device: DeviceConfig, title: str) -> str:
     """The contents of a profile file, which the key `profile` of a cluster file can name. title: its first line."""
-    lines = [f"# {title}"]
-    for kind in dataclasses.fields(DeviceConfig):
-        cost = getattr(device, kind.name)
-        lines.append(f"{kind.name}: {{seconds: {cost.seconds * 1e3:.6g} ms, per_unit: {cost.per_unit * 1e9:.6g} ns}}")
+
+    def said(cost: Cost) -> str:
+        return f"{{seconds: {cost.seconds * 1e3:.6g} ms, per_unit: {cost.per_unit * 1e9:.6g} ns}}"
+
+    lines = [f"# {title}", *(f"{kind}: {said(cost)}" for kind, cost in vars(device).items() if kind != "modes")]
+    lines += ["modes:"] * bool(device.modes)
+    for mode, its in device.modes.items():
+        lines.append(f"  {mode}: {{encode: {said(its.encode)}, decode: {said(its.decode)}}}")
     return "\n".join(lines) + "\n"
 
 

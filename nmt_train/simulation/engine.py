@@ -86,7 +86,10 @@ class Engine:
                 torch.set_rng_state(self._random[transport.original_rank])
         self._entered = transport.original_rank
 
-    def compute(self, rank: VirtualTransport, name: str, work: float, parts: int) -> None:
+    def now(self) -> float:
+        return self.kernel.now()
+
+    def compute(self, rank: VirtualTransport, name: str, work: float, seconds: float, parts: int) -> None:
         seconds = self.network.seconds(rank.original_rank, name, work, parts)
         if seconds:
             current().wait(self.shares.use(seconds, self.network.devices[rank.original_rank]), f"its device, for {name}")

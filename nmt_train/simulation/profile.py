@@ -18,6 +18,7 @@ from nmt_train.distributed.message import Message
 from nmt_train.distributed.override import OverrideConfig
 from nmt_train.distributed.transport import Tag, Transport
 from nmt_train.distributed.transport.local import LocalTransport
+from nmt_train.simulation import codec_costs
 from nmt_train.simulation.cluster import Cost, DeviceConfig
 from nmt_train.training.worker import Make
 
@@ -56,7 +57,7 @@ def measure(config: Config, make: Make, transport: Transport, effort: Effort, sa
     each other data at full network speed, for the cost `carry`. `say` is told what is measured. Raises UserError for errors
     in the configuration.
     """
-    costs: dict[str, Cost] = {}
+    costs: dict[str, Any] = {}
     for mode, kinds in _MODES.items():
         say(f"measuring how long this device takes: {', '.join(kinds)}")
         done, mean = _train(dataclasses.replace(config, mode=mode), make, effort)
@@ -66,6 +67,8 @@ def measure(config: Config, make: Make, transport: Transport, effort: Effort, sa
             beside = mean - sum(took for times in done.values() for _, took in times) / len(done["forward"])
             forward = costs["forward"]
             costs["forward"] = dataclasses.replace(forward, seconds=forward.seconds + max(0.0, beside))
+    say(f"measuring how long this device takes: the codecs of {', '.join(codec_costs.MEASURED)}")
+    costs["modes"] = codec_costs.measure(config, make)
     if transport.size > 1:
         costs["carry"] = _carrying(dataclasses.replace(config, mode="single"), make, transport, effort, say)
     return DeviceConfig(**costs)

@@ -204,7 +204,8 @@ def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
     check(cluster, config)
     config = dataclasses.replace(config, precision="fp32")
     elements = count(shapes)
-    engine = Engine(Network(cluster, elements, only_training=True), config.transport.deadline, random=False)
+    network = Network(cluster.in_mode(config.mode), elements, only_training=True)
+    engine = Engine(network, config.transport.deadline, random=False)
     coordinator: list[_Steps] = []
 
     def run(transport: VirtualTransport) -> None:

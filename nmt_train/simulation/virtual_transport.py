@@ -34,8 +34,11 @@ class Carrier(Protocol):
     def add_up(self, rank: VirtualTransport, vector: Tensor, done: Future) -> None:
         """Once every rank has passed its vector, replace all vectors by their sum."""
 
-    def compute(self, rank: VirtualTransport, name: str, work: float, parts: int) -> None:
-        """Wait for the virtual time that this work takes."""
+    def now(self) -> float:
+        """The time in seconds that the ranks see."""
+
+    def compute(self, rank: VirtualTransport, name: str, work: float, seconds: float, parts: int) -> None:
+        """Wait for the virtual time that this work takes. seconds: how long it took on the clock of `now`."""
 
     def stop(self, ranks: Collection[VirtualTransport], error: BaseException) -> None:
         """End every wait of these ranks."""
@@ -129,13 +132,13 @@ class VirtualTransport:
         return Lock(self._kernel)
 
     def now(self) -> float:
-        return self._kernel.now()
+        return self._carrier.now()
 
     def task(self) -> str:
         return current().name
 
     def spend(self, name: str, work: float, seconds: float = 0.0, parts: int = 1) -> None:
-        self._carrier.compute(self, name, work, parts)
+        self._carrier.compute(self, name, work, seconds, parts)
 
     def watched(self, deadline: float) -> AbstractContextManager[None]:
         return nullcontext()  # the engine detects deadlocks

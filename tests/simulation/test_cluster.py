@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from nmt_train.common.errors import UserError
 from nmt_train.simulation import cluster
-from nmt_train.simulation.cluster import Cost, DeviceConfig
+from nmt_train.simulation.cluster import CodecConfig, Cost, DeviceConfig
 
 GOOD: dict[str, Any] = {
     "nodes": [2, 1],
@@ -41,12 +41,11 @@ def test_times_and_bandwidths_have_units(tmp_path: Path) -> None:
 
 
 def test_a_profile_is_a_file_beside_the_cluster_and_reads_what_is_written(tmp_path: Path) -> None:
-    device = DeviceConfig(forward=Cost(0.01, 2e-4), update=Cost(0.0, 1.5e-10))
+    codec = CodecConfig(encode=Cost(0.0, 1e-8), decode=Cost(0.0, 2e-9))
+    device = DeviceConfig(forward=Cost(0.01, 2e-4), update=Cost(0.0, 1.5e-10), modes={"low-bit": codec})
     (tmp_path / "mine.yml").write_text(cluster.to_yaml(device, "measured"))
     read = cluster.load(write(tmp_path, device=None, profile="mine.yml")).device
-    assert read is not None
-    for kind, cost in vars(device).items():
-        assert vars(getattr(read, kind)) == pytest.approx(vars(cost))
+    assert read == device
 
 
 def test_the_command_line_replaces_single_values(tmp_path: Path) -> None:
@@ -81,6 +80,11 @@ def test_every_cluster_that_comes_along_can_be_read(path: Path) -> None:
         ({"network": None}, "network is missing; give it"),
         ({"newtork": {}}, "unknown key newtork; did you mean network"),
         ({"device": {"forwards": {}}}, "unknown key device.forwards; did you mean forward"),
+        (
+            {"device": {"modes": {"lowbit": {"encode": {}, "decode": {}}}}},
+            "device.modes: there is no mode lowbit; modes: ",
+        ),
+        ({"device": {"modes": {"low-bit": {"encode": {}}}}}, "device.modes.low-bit.decode is missing; give it"),
         ({"device": {"forward": {"seconds": "fast"}}}, "device.forward.seconds: 'fast' is not a time"),
         ({"device": None}, "give either device .* or profile"),
         ({"profile": "x.yml"}, "give either device .* or profile"),

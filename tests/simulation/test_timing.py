@@ -12,7 +12,7 @@ from simulated import REPEATED
 from virtual import cluster
 
 from nmt_train.distributed.codec.topk import DroppingConfig, TopK
-from nmt_train.simulation.cluster import Cost, DeviceConfig, LinkConfig, Straggler
+from nmt_train.simulation.cluster import CodecConfig, Cost, DeviceConfig, LinkConfig, Straggler
 from nmt_train.simulation.timing import Timing, measure
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -47,6 +47,18 @@ def test_traces_of_small_clusters_are_the_golden_ones(make: Make, name: str) -> 
     if os.environ.get("NMT_TRAIN_GOLDEN") == "write":
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8")
+
+
+def test_a_mode_is_charged_for_its_own_codec(make: Make) -> None:
+    slow = CodecConfig(encode=Cost(0.0, 1e-5), decode=DEVICE.decode)
+    device = dataclasses.replace(DEVICE, modes={"low-bit": slow})
+
+    def seconds(device: DeviceConfig, mode: str) -> float:
+        return measure(make(mode=mode), cluster([1, 1], device, **LINKS), [(6000,)], [20], 4).seconds
+
+    assert seconds(device, "sync") == seconds(DEVICE, "sync")
+    assert seconds(device, "low-bit") == seconds(dataclasses.replace(DEVICE, encode=slow.encode), "low-bit")
+    assert seconds(device, "low-bit") > seconds(DEVICE, "low-bit")
 
 
 def test_times_and_bytes_of_every_mode_are_the_golden_ones(make: Make) -> None:

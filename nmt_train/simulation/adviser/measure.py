@@ -14,7 +14,7 @@ from nmt_train.distributed.message import from_json, to_facts
 from nmt_train.distributed.transport import Tag, Transport
 from nmt_train.simulation import profile
 from nmt_train.simulation.adviser.links import Link, between
-from nmt_train.simulation.cluster import Cost, DeviceConfig, to_yaml
+from nmt_train.simulation.cluster import DeviceConfig, to_yaml
 from nmt_train.simulation.profile import Effort, Say
 from nmt_train.training.worker import Make
 
@@ -82,7 +82,7 @@ def machines(
         return None
     others = (to_facts(transport.receive(rank, Tag.HELLO).result()[1], *mine) for rank in range(1, transport.size))
     found = [mine, *others]
-    devices = [DeviceConfig(**{name: Cost(**cost) for name, cost in its["costs"].items()}) for its in found]
+    devices = [DeviceConfig(**its["costs"]) for its in found]
     tokens = float(config.batch.tokens if config.batch.sentences is None else _SENTENCE * config.batch.sentences)
     return Measured(
         transport.nodes, transport.hosts, tuple(devices), tokens, min(its["memory"] for its in found), network, inside, later
