@@ -63,7 +63,7 @@ class DeviceConfig:
     decode: Cost = Field(default_factory=Cost, description="decoding a received vector, by its elements")
     carry: Cost = Field(
         default_factory=Cost,
-        description="carrying a message to or from another machine, by its bytes, if the carrying processor also computes",
+        description="a message to or from another machine, by its bytes, if the processor that carries it also computes",
     )
     modes: dict[str, CodecConfig] = Field(
         default_factory=dict, description="`encode` and `decode` of modes whose codecs take another time, by mode"

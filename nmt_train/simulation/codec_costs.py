@@ -1,6 +1,6 @@
 """Measures how long encoding and decoding take in modes whose codecs differ from that of mode sparse.
 
-Two ranks exchange random gradients in this process, one task at a time; the time of their codecs is measured.
+Two to four ranks exchange random gradients in this process, one task at a time; the time of their codecs is measured.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from nmt_train.training.worker import Make
 MEASURED = {  # the modes that are measured, and for each, those that have its codec
     "low-bit": ("low-bit",), "powersgd": ("powersgd",), "sparse-local": ("sparse-local", "sparse-local-async"),
 }  # fmt: skip
+_FEWEST, _MOST = 2, 4  # ranks: more would encode smaller parts of a vector, but take more time and memory
 _SETTLING, _STEPS = 2, 5  # exchanges that are not measured and that are
 _AT_ONCE = LinkConfig(bandwidth=1e18)
 _NOTHING = {"encode": (0.0, 0.0), "decode": (0.0, 0.0)}
 
 
-def measure(config: Config, make: Make) -> dict[str, CodecConfig]:
-    """The costs per element on the device of the workers that `make` builds, by mode."""
-    found = {mode: _costs(dataclasses.replace(config, mode=mode), make) for mode in MEASURED}
+def measure(config: Config, make: Make, ranks: int) -> dict[str, CodecConfig]:
+    """The costs per element on the device of the workers that `make` builds, by mode. ranks: of the job."""
+    found = {mode: _costs(dataclasses.replace(config, mode=mode), make, min(max(ranks, _FEWEST), _MOST)) for mode in MEASURED}
     return {mode: found[measured] for measured, alike in MEASURED.items() for mode in alike}
 
 
-def _costs(config: Config, make: Make) -> CodecConfig:
+def _costs(config: Config, make: Make, ranks: int) -> CodecConfig:
     config = dataclasses.replace(
         config,
         trace=True,  # makes spans wait for the work of a GPU
@@ -45,7 +46,8 @@ def _costs(config: Config, make: Make) -> CodecConfig:
         batch=dataclasses.replace(config.batch, accumulate=1),
         local=dataclasses.replace(config.local, every=1, delay=0),
     )
-    engine = _RealTime(Network(ClusterConfig(nodes=[1, 1], network=_AT_ONCE, inside=_AT_ONCE), 1), config.transport.deadline)
+    cluster = ClusterConfig(nodes=[1] * ranks, network=_AT_ONCE, inside=_AT_ONCE)
+    engine = _RealTime(Network(cluster, 1), config.transport.deadline)
     engine.run([partial(_exchange, engine, make, config, transport) for transport in engine.transports])
     steps = [step for steps in engine.steps.values() for step in steps[_SETTLING:]]
     return CodecConfig(**{

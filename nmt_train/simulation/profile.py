@@ -27,7 +27,7 @@ _MODES = {"single": ("forward", "backward"), "sparse": ("update", "encode", "dec
 _BY_TOKENS = ("forward", "backward")
 _UNUSUAL = 3.0  # times the median: what takes longer per token is left out
 _FEWEST = 5  # steps of a series: a line is fitted through them
-_BLOCK, _WINDOW = 1 << 20, 4  # bytes of each message of the test traffic, and how many are in flight
+_LARGE, _SMALL, _WINDOW = 1 << 20, 1 << 12, 4  # bytes of each message of the test traffic, and how many are in flight
 
 Say = Callable[[str], None]
 Done = dict[str, list[tuple[float, float]]]  # for each kind of work: (amount, seconds)
@@ -68,7 +68,7 @@ def measure(config: Config, make: Make, transport: Transport, effort: Effort, sa
             forward = costs["forward"]
             costs["forward"] = dataclasses.replace(forward, seconds=forward.seconds + max(0.0, beside))
     say(f"measuring how long this device takes: the codecs of {', '.join(codec_costs.MEASURED)}")
-    costs["modes"] = codec_costs.measure(config, make)
+    costs["modes"] = codec_costs.measure(config, make, transport.size)
     if transport.size > 1:
         costs["carry"] = _carrying(dataclasses.replace(config, mode="single"), make, transport, effort, say)
     return DeviceConfig(**costs)
@@ -132,39 +132,43 @@ def _train(config: Config, make: Make, effort: Effort) -> tuple[Done, float]:
 
 
 def _carrying(config: Config, make: Make, transport: Transport, effort: Effort, say: Say) -> Cost:
-    """The extra time that training takes while messages are transferred, per byte of these messages.
+    """The extra time that training takes while messages are transferred, per message and per byte.
 
-    Each round measures twice: without and with message traffic.
+    Each round measures three times: without messages, with large ones and with small ones.
     """
 
     def pace() -> float:
         done, _ = _train(config, make, effort)
         return sum(statistics.mean(took / work for work, took in typical(done[kind])) for kind in _BY_TOKENS)
 
-    shares = []  # fraction of the device that each byte per second takes
+    costs: dict[int, list[float]] = {_SMALL: [], _LARGE: []}  # seconds of the device that each message takes, by its bytes
     for number in range(1, effort.rounds + 1):
         say(f"measuring how much messages slow devices down, {number} of {effort.rounds}")
         alone = pace()
-        start, traffic = transport.now(), _Traffic(transport)
-        beside = pace()
-        shares.append((1 - alone / beside) * (transport.now() - start) / traffic.stop())
-    return Cost(0.0, max(0.0, statistics.median(shares)))
+        for size, found in costs.items():
+            start, traffic = transport.now(), _Traffic(transport, size)
+            beside = pace()
+            found.append((1 - alone / beside) * (transport.now() - start) / traffic.stop())
+    small, large = (max(0.0, statistics.median(found)) for found in costs.values())
+    per_byte = max(0.0, large - small) / (_LARGE - _SMALL)
+    return Cost(max(0.0, small - per_byte * _SMALL), per_byte)
 
 
 class _Traffic:
-    """Sends data to the next rank and receives data from the previous one, at full network speed, until all ranks stop."""
+    """Sends messages to the next rank and receives them from the previous one, as fast as possible, until all ranks stop."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport, self._on, self._bytes = transport, True, 0
-        self._block = Message((1,), (torch.zeros(_BLOCK, dtype=torch.uint8),))
+    def __init__(self, transport: Transport, size: int) -> None:
+        """size: bytes of each message."""
+        self._transport, self._on, self._messages = transport, True, 0
+        self._block = Message((1,), (torch.zeros(size, dtype=torch.uint8),))
         self._tasks = [transport.spawn("sender", self._send), transport.spawn("receiver", self._receive)]
 
     def stop(self) -> int:
-        """Stop the traffic; return the number of bytes sent and received."""
+        """Stop the traffic; return the number of messages sent and received."""
         self._on = False
         for task in self._tasks:
             task.result()
-        return self._bytes
+        return self._messages
 
     def _send(self) -> None:
         to, under_way = (self._transport.rank + 1) % self._transport.size, deque[Any]()
@@ -172,13 +176,13 @@ class _Traffic:
             under_way.append(self._transport.send(to, Tag.PUSH, self._block))
             if len(under_way) == _WINDOW:
                 under_way.popleft().result()
-                self._bytes += _BLOCK
+                self._messages += 1
         self._transport.send(to, Tag.PUSH, Message((0,)))
 
     def _receive(self) -> None:
         source = (self._transport.rank - 1) % self._transport.size
         while self._transport.receive(source, Tag.PUSH).result()[1].tensors:
-            self._bytes += _BLOCK
+            self._messages += 1
 
 
 def typical(times: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
