@@ -69,9 +69,12 @@ def permitted(devices: str | list[int]) -> int:
 
 
 def memory(own: torch.device, ranks: int) -> int:
-    """The bytes of a GPU's memory, or of this machine's memory divided by its number of ranks."""
+    """The bytes of a GPU's memory, or of this machine's memory, for each of the ranks that share it.
+
+    ranks: of this machine.
+    """
     if own.type == "cuda":
-        return int(torch.cuda.get_device_properties(own).total_memory)
+        return int(torch.cuda.get_device_properties(own).total_memory) // -(-ranks // torch.cuda.device_count())
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks
 
 

@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from nmt_train.common.errors import UserError
 from nmt_train.common.section import STRICT, problem
 from nmt_train.common.yaml_file import override, read
-from nmt_train.modes.table import MODES
+from nmt_train.distributed.codec import CODECS
+from nmt_train.distributed.context import Mode
 from nmt_train.simulation.units import Bandwidth, Count, Seconds, Size
+
+_WITH_COSTS = ("low-bit", "powersgd", *CODECS)  # the first two are exchanges with codecs of their own
 
 
 def _nodes(text: Any) -> Any:
@@ -45,10 +48,17 @@ class Cost:
 
 @dataclass(frozen=True, config=STRICT)
 class CodecConfig:
-    """How long the codecs of a mode take."""
+    """How long a codec takes."""
 
-    encode: Cost = Field(description="as `encode` of the device")
-    decode: Cost = Field(description="as `decode` of the device")
+    encode: Cost = Field(description="instead of `encode` of the device")
+    decode: Cost = Field(description="instead of `decode` of the device")
+
+
+def _known(codecs: dict[str, Any]) -> dict[str, Any]:
+    for name in codecs:
+        if name not in _WITH_COSTS:
+            raise ValueError(f"there is no codec {name}; codecs: {', '.join(_WITH_COSTS)}")
+    return codecs
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -65,8 +75,8 @@ class DeviceConfig:
         default_factory=Cost,
         description="a message to or from another machine, by its bytes, if the processor that carries it also computes",
     )
-    modes: dict[str, CodecConfig] = Field(
-        default_factory=dict, description="`encode` and `decode` of modes whose codecs take another time, by mode"
+    codecs: Annotated[dict[str, CodecConfig], AfterValidator(_known)] = Field(
+        default_factory=dict, description="`encode` and `decode` of codecs, and of exchanges with codecs of their own"
     )
 
 
@@ -173,11 +183,13 @@ class ClusterConfig:
         """The bandwidth of a machine's network card, in each direction [bytes per second]."""
         return next((card.bandwidth for card in self.cards if card.node == node), self.network.bandwidth)
 
-    def in_mode(self, mode: str | None) -> ClusterConfig:
-        """This cluster with the costs of the codecs of a mode."""
-        if self.device is None or mode not in self.device.modes:
+    def with_codec(self, mode: Mode) -> ClusterConfig:
+        """This cluster with the costs of what a mode's workers send."""
+        costs = self.device.codecs if self.device else {}
+        found = costs.get(mode.exchange, costs.get(mode.up))
+        if self.device is None or found is None:
             return self
-        return dataclasses.replace(self, device=dataclasses.replace(self.device, **vars(self.device.modes[mode])))
+        return dataclasses.replace(self, device=dataclasses.replace(self.device, **vars(found)))
 
     def ranks(self) -> tuple[int, ...]:
         """The node of each rank."""
@@ -222,9 +234,6 @@ def load(path: Path, overrides: Mapping[str, str] = _NOTHING) -> ClusterConfig:
         file = path.parent / Path(cluster.profile).expanduser()
         device = _checked(_DEVICE, read(file, other, "measure one with nmt-simulate --profile"), other, file)
         cluster = dataclasses.replace(cluster, device=device, profile=None)
-    for mode in cluster.device.modes if cluster.device else ():
-        if mode not in MODES:
-            raise UserError(f"{place('device')}: device.modes: there is no mode {mode}; modes: {', '.join(MODES)}")
     if any(devices < 1 for devices in cluster.nodes):
         raise UserError(f"{place('nodes')}: nodes: {cluster.nodes}: every machine needs at least one device")
     for name in ("crashes", "cuts", "cards"):
@@ -267,10 +276,10 @@ def to_yaml(device: DeviceConfig, title: str) -> str:
     def said(cost: Cost) -> str:
         return f"{{seconds: {cost.seconds * 1e3:.6g} ms, per_unit: {cost.per_unit * 1e9:.6g} ns}}"
 
-    lines = [f"# {title}", *(f"{kind}: {said(cost)}" for kind, cost in vars(device).items() if kind != "modes")]
-    lines += ["modes:"] * bool(device.modes)
-    for mode, its in device.modes.items():
-        lines.append(f"  {mode}: {{encode: {said(its.encode)}, decode: {said(its.decode)}}}")
+    lines = [f"# {title}", *(f"{kind}: {said(cost)}" for kind, cost in vars(device).items() if kind != "codecs")]
+    lines += ["codecs:"] * bool(device.codecs)
+    for name, its in device.codecs.items():
+        lines.append(f"  {name}: {{encode: {said(its.encode)}, decode: {said(its.decode)}}}")
     return "\n".join(lines) + "\n"
 
 

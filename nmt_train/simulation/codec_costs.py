@@ -1,6 +1,6 @@
-"""Measures how long encoding and decoding take in modes whose codecs differ from that of mode sparse.
+"""Measures how long codecs take that are slower or faster than that of mode sparse.
 
-Two to four ranks exchange random gradients in this process, one task at a time; the time of their codecs is measured.
+Some ranks exchange random gradients in this process, one task at a time; the time of their codecs is measured.
 """
 
 from __future__ import annotations
@@ -13,61 +13,88 @@ from functools import partial
 
 import torch
 
+from nmt_train import device
 from nmt_train.config import Config
-from nmt_train.distributed.exchange.config import ExchangeConfig
-from nmt_train.distributed.override import OverrideConfig
+from nmt_train.distributed.transport import Transport
+from nmt_train.distributed.transport.local import LocalTransport
+from nmt_train.modes.auto import with_mode
 from nmt_train.simulation.cluster import ClusterConfig, CodecConfig, Cost, LinkConfig
 from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.network import Network
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.training.worker import Make
 
-MEASURED = {  # the modes that are measured, and for each, those that have its codec
-    "low-bit": ("low-bit",), "powersgd": ("powersgd",), "sparse-local": ("sparse-local", "sparse-local-async"),
+_LOCAL = {"local.every": "1", "local.delay": "0"}
+# For each codec, or exchange with codecs of its own: a mode with settings in which it is used.
+MEASURED = {
+    "low-bit": ("low-bit", {}),
+    "powersgd": ("powersgd", {"override.up": "half", "low_rank.rank": "8"}),
+    "tile-top-k": ("sparse-local", {"tiles.keep": "86", "tiles.decay": "0", **_LOCAL}),
+    "half": ("sync", {"override.up": "half"}),
+    "bf16": ("sync", {"override.up": "bf16"}),
 }  # fmt: skip
-_FEWEST, _MOST = 2, 4  # ranks: more would encode smaller parts of a vector, but take more time and memory
-_SETTLING, _STEPS = 2, 5  # exchanges that are not measured and that are
-_AT_ONCE = LinkConfig(bandwidth=1e18)
-_NOTHING = {"encode": (0.0, 0.0), "decode": (0.0, 0.0)}
+# More ranks encode smaller parts of a vector, which takes longer per element if the model is small.
+_RANKS, _RANKS_OF_SMALL_MODELS, _SMALL = 2, 4, 20_000_000  # elements of a model
+_VECTORS, _SHARE = 8, 0.5  # vectors of a rank, at most; of the memory that may be used
+_SETTLING, _STEPS = 2, 4  # exchanges that are not measured and that are
+_KINDS = ("encode", "decode")
 
 
-def measure(config: Config, make: Make, ranks: int) -> dict[str, CodecConfig]:
-    """The costs per element on the device of the workers that `make` builds, by mode. ranks: of the job."""
-    found = {mode: _costs(dataclasses.replace(config, mode=mode), make, min(max(ranks, _FEWEST), _MOST)) for mode in MEASURED}
-    return {mode: found[measured] for measured, alike in MEASURED.items() for mode in alike}
+def measure(config: Config, make: Make, transport: Transport) -> dict[str, CodecConfig]:
+    """The costs per element on the device of the workers that `make` builds, by codec; none if its memory does not suffice.
+
+    transport: of the job, whose ranks all measure at the same time, without each other.
+    """
+    flat = make(with_mode(config, "single", {}), LocalTransport()).flat
+    elements, own = flat.parameters.numel(), flat.parameters.device
+    del flat
+    ranks = max(_RANKS, min(transport.size, _RANKS_OF_SMALL_MODELS if elements < _SMALL else _RANKS))
+    if ranks * _VECTORS * 4 * elements > _SHARE * device.memory(own, transport.nodes.count(transport.nodes[transport.rank])):
+        return {}
+    found = {}
+    for codec, (mode, settings) in MEASURED.items():
+        config = with_mode(config, mode, settings)
+        config = dataclasses.replace(
+            config,
+            trace=True,  # makes spans wait for the work of a GPU
+            optimizer=dataclasses.replace(
+                config.optimizer, at=None, warmup=0, async_warmup="unchanged", schedule="constant"
+            ),  # updates of about the same size, as later in training
+        )
+        found[codec] = _costs(config, make, ranks)
+    return found
 
 
 def _costs(config: Config, make: Make, ranks: int) -> CodecConfig:
-    config = dataclasses.replace(
-        config,
-        trace=True,  # makes spans wait for the work of a GPU
-        override=OverrideConfig(),  # what other modes need may be refused in this one
-        exchange=ExchangeConfig(),
-        batch=dataclasses.replace(config.batch, accumulate=1),
-        local=dataclasses.replace(config.local, every=1, delay=0),
-    )
-    cluster = ClusterConfig(nodes=[1] * ranks, network=_AT_ONCE, inside=_AT_ONCE)
-    engine = _RealTime(Network(cluster, 1), config.transport.deadline)
+    link = LinkConfig(bandwidth=1e18)
+    network = Network(ClusterConfig(nodes=[1] * ranks, network=link, inside=link), 1)
+    engine = _RealTime(network, config.transport.deadline)
     engine.run([partial(_exchange, engine, make, config, transport) for transport in engine.transports])
     steps = [step for steps in engine.steps.values() for step in steps[_SETTLING:]]
-    return CodecConfig(**{
-        kind: Cost(0.0, statistics.median(step[kind][1] / max(1.0, step[kind][0]) for step in steps)) for kind in _NOTHING
-    })  # fmt: skip
+
+    def cost(kind: str) -> Cost:
+        return Cost(0.0, statistics.median(step[kind][1] / max(1.0, step[kind][0]) for step in steps))
+
+    return CodecConfig(*map(cost, _KINDS))
 
 
 def _exchange(engine: _RealTime, make: Make, config: Config, transport: VirtualTransport) -> None:
     worker = make(config, transport)
     worker.schedule.refresh()
     for _ in range(_SETTLING + _STEPS):
-        engine.steps[transport.rank].append(dict(_NOTHING))
+        engine.steps[transport.rank].append(dict.fromkeys(_KINDS, (0.0, 0.0)))
         worker.schedule.backward(torch.zeros((), requires_grad=True), 1)
-        worker.flat.gradient.normal_()
+        with worker.trace.span("random numbers"):
+            worker.flat.gradient.normal_()
         worker.schedule.step()
     worker.schedule.drain()
 
 
 class _RealTime(Engine):
-    """Runs ranks one after the other, whose clock shows real time. steps: of each rank, (elements, seconds) by kind of work."""
+    """Runs the ranks in turn on a clock that shows real time.
+
+    steps: of each rank, the elements of each kind of work and the seconds that it took.
+    """
 
     def __init__(self, network: Network, deadline: float) -> None:
         self.steps: dict[int, list[dict[str, tuple[float, float]]]] = defaultdict(list)
@@ -77,6 +104,6 @@ class _RealTime(Engine):
         return time.perf_counter()
 
     def compute(self, rank: VirtualTransport, name: str, work: float, seconds: float, parts: int) -> None:
-        if name in _NOTHING and self.steps[rank.rank]:
-            elements, before = self.steps[rank.rank][-1][name]
-            self.steps[rank.rank][-1][name] = elements + work, before + seconds
+        if name in _KINDS and self.steps[rank.rank]:
+            step = self.steps[rank.rank][-1]
+            step[name] = step[name][0] + work, step[name][1] + seconds

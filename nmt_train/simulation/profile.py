@@ -19,6 +19,7 @@ from nmt_train.distributed.override import OverrideConfig
 from nmt_train.distributed.transport import Tag, Transport
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.simulation import codec_costs
+from nmt_train.simulation.adviser.links import barrier
 from nmt_train.simulation.cluster import Cost, DeviceConfig
 from nmt_train.training.worker import Make
 
@@ -67,8 +68,10 @@ def measure(config: Config, make: Make, transport: Transport, effort: Effort, sa
             beside = mean - sum(took for times in done.values() for _, took in times) / len(done["forward"])
             forward = costs["forward"]
             costs["forward"] = dataclasses.replace(forward, seconds=forward.seconds + max(0.0, beside))
-    say(f"measuring how long this device takes: the codecs of {', '.join(codec_costs.MEASURED)}")
-    costs["modes"] = codec_costs.measure(config, make, transport.size)
+    say(f"measuring how long this device takes: {', '.join(codec_costs.MEASURED)}")
+    costs["codecs"] = codec_costs.measure(config, make, transport)
+    if not costs["codecs"]:
+        say("their vectors need more than half of the memory, so the cluster file has no times of codecs but top-k")
     if transport.size > 1:
         costs["carry"] = _carrying(dataclasses.replace(config, mode="single"), make, transport, effort, say)
     return DeviceConfig(**costs)
@@ -144,11 +147,14 @@ def _carrying(config: Config, make: Make, transport: Transport, effort: Effort, 
     costs: dict[int, list[float]] = {_SMALL: [], _LARGE: []}  # seconds of the device that each message takes, by its bytes
     for number in range(1, effort.rounds + 1):
         say(f"measuring how much messages slow devices down, {number} of {effort.rounds}")
+        barrier(transport)
         alone = pace()
         for size, found in costs.items():
+            barrier(transport)
             start, traffic = transport.now(), _Traffic(transport, size)
             beside = pace()
-            found.append((1 - alone / beside) * (transport.now() - start) / traffic.stop())
+            seconds = transport.now() - start
+            found.append((1 - alone / beside) * seconds / max(1, traffic.stop()))
     small, large = (max(0.0, statistics.median(found)) for found in costs.values())
     per_byte = max(0.0, large - small) / (_LARGE - _SMALL)
     return Cost(max(0.0, small - per_byte * _SMALL), per_byte)
@@ -164,11 +170,11 @@ class _Traffic:
         self._tasks = [transport.spawn("sender", self._send), transport.spawn("receiver", self._receive)]
 
     def stop(self) -> int:
-        """Stop the traffic; return the number of messages sent and received."""
-        self._on = False
+        """Return the number of messages sent and received so far, and stop sending; wait until the other ranks stop, too."""
+        so_far, self._on = self._messages, False
         for task in self._tasks:
             task.result()
-        return self._messages
+        return so_far
 
     def _send(self) -> None:
         to, under_way = (self._transport.rank + 1) % self._transport.size, deque[Any]()

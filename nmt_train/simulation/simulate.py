@@ -54,7 +54,7 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
     own = device.prepare(config.devices, config.threads)
     start = time.perf_counter()
     with opened(config, force, overwrite, described(cluster), given.mode is None) as ready:
-        network = Network(cluster.in_mode(config.mode), count(shapes_of(config, ready.vocabulary)), shuffle_seed)
+        network = Network(cluster.with_codec(modes.row(config)), count(shapes_of(config, ready.vocabulary)), shuffle_seed)
         engine = Engine(
             network, config.transport.deadline, start=ready.saved.facts["progress"]["seconds"] if ready.saved else 0.0
         )

@@ -22,6 +22,7 @@ from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.distributed.transport import TRAINING
 from nmt_train.model.transformer import Transformer
+from nmt_train.modes import build as modes
 from nmt_train.run.folder import TIMING
 from nmt_train.simulation.cluster import ClusterConfig
 from nmt_train.simulation.engine import Engine
@@ -204,7 +205,7 @@ def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
     check(cluster, config)
     config = dataclasses.replace(config, precision="fp32")
     elements = count(shapes)
-    network = Network(cluster.in_mode(config.mode), elements, only_training=True)
+    network = Network(cluster.with_codec(modes.row(config)), elements, only_training=True)
     engine = Engine(network, config.transport.deadline, random=False)
     coordinator: list[_Steps] = []
 

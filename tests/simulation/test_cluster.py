@@ -42,7 +42,7 @@ def test_times_and_bandwidths_have_units(tmp_path: Path) -> None:
 
 def test_a_profile_is_a_file_beside_the_cluster_and_reads_what_is_written(tmp_path: Path) -> None:
     codec = CodecConfig(encode=Cost(0.0, 1e-8), decode=Cost(0.0, 2e-9))
-    device = DeviceConfig(forward=Cost(0.01, 2e-4), update=Cost(0.0, 1.5e-10), modes={"low-bit": codec})
+    device = DeviceConfig(forward=Cost(0.01, 2e-4), update=Cost(0.0, 1.5e-10), codecs={"low-bit": codec})
     (tmp_path / "mine.yml").write_text(cluster.to_yaml(device, "measured"))
     read = cluster.load(write(tmp_path, device=None, profile="mine.yml")).device
     assert read == device
@@ -80,11 +80,8 @@ def test_every_cluster_that_comes_along_can_be_read(path: Path) -> None:
         ({"network": None}, "network is missing; give it"),
         ({"newtork": {}}, "unknown key newtork; did you mean network"),
         ({"device": {"forwards": {}}}, "unknown key device.forwards; did you mean forward"),
-        (
-            {"device": {"modes": {"lowbit": {"encode": {}, "decode": {}}}}},
-            "device.modes: there is no mode lowbit; modes: ",
-        ),
-        ({"device": {"modes": {"low-bit": {"encode": {}}}}}, "device.modes.low-bit.decode is missing; give it"),
+        ({"device": {"codecs": {"lowbit": {"encode": {}, "decode": {}}}}}, "device.codecs: there is no codec lowbit; codecs: "),
+        ({"device": {"codecs": {"low-bit": {"encode": {}}}}}, "device.codecs.low-bit.decode is missing; give it"),
         ({"device": {"forward": {"seconds": "fast"}}}, "device.forward.seconds: 'fast' is not a time"),
         ({"device": None}, "give either device .* or profile"),
         ({"profile": "x.yml"}, "give either device .* or profile"),

@@ -21,8 +21,10 @@ from nmt_train.training.setup import maker
         {"batch__accumulate": 3},
         {"mode": "sparse-overlap", "override__schedule": "every-step", "override__up": "half"},
         {"exchange__per": "node", "overlap__bound": 2},
+        {"optimizer__at": "worker"},
+        {"optimizer__at": "shard", "mode": "powersgd", "low_rank__dense_updates": 100},
     ],
-    ids=["as it is", "accumulating", "with overrides", "per node"],
+    ids=["as it is", "accumulating", "with overrides", "per node", "at the worker", "dense at first"],
 )
 def test_a_profile_has_a_price_for_all_kinds_of_work_whatever_is_configured(make: Make, changes: dict[str, Any]) -> None:
     config = make(**changes)
@@ -30,8 +32,8 @@ def test_a_profile_has_a_price_for_all_kinds_of_work_whatever_is_configured(make
         worker = maker(config, torch.device("cpu"), ready.vocabulary, ready.stores)
         costs = vars(measure(config, worker, LocalTransport(), Effort(4), nothing))
     assert vars(costs.pop("carry")) == {"seconds": 0, "per_unit": 0}
-    codecs = costs.pop("modes")
-    assert set(codecs) == {"low-bit", "powersgd", "sparse-local", "sparse-local-async"}
+    codecs = costs.pop("codecs")
+    assert set(codecs) == {"low-bit", "powersgd", "tile-top-k", "half", "bf16"}
     assert all(cost.per_unit > 0 for its in codecs.values() for cost in (its.encode, its.decode))
     assert set(costs) == {"forward", "backward", "update", "encode", "decode", "swap"}
     assert all(cost.seconds >= 0 and cost.per_unit >= 0 and cost.seconds + cost.per_unit > 0 for cost in costs.values())
@@ -44,7 +46,7 @@ def test_a_series_of_steps_ends_in_time_and_what_is_measured_is_said(make: Make)
         costs = measure(config, worker, LocalTransport(), Effort(10**9, seconds=0.0), said.append)
     assert costs.forward.of(100) > 0
     assert said == [f"measuring how long this device takes: {kinds}" for kinds in (
-        "forward, backward", "update, encode, decode", "swap", "the codecs of low-bit, powersgd, sparse-local"
+        "forward, backward", "update, encode, decode", "swap", "low-bit, powersgd, tile-top-k, half, bf16"
     )]  # fmt: skip
 
 

@@ -49,16 +49,27 @@ def test_traces_of_small_clusters_are_the_golden_ones(make: Make, name: str) -> 
     assert text == path.read_text(encoding="utf-8")
 
 
-def test_a_mode_is_charged_for_its_own_codec(make: Make) -> None:
+@pytest.mark.parametrize(
+    ("codec", "changes", "others"),
+    [
+        ("low-bit", {"mode": "low-bit"}, {"mode": "sync", "override__up": "half"}),
+        ("powersgd", {"mode": "powersgd", "override__up": "half"}, {"mode": "sparse-local"}),
+        ("tile-top-k", {"mode": "sparse-local"}, {"mode": "sparse-local", "override__up": "top-k"}),
+        ("half", {"mode": "sync", "override__up": "half"}, {"mode": "powersgd"}),
+    ],
+)
+def test_a_worker_is_charged_for_the_codec_it_uses(
+    make: Make, codec: str, changes: dict[str, Any], others: dict[str, Any]
+) -> None:
     slow = CodecConfig(encode=Cost(0.0, 1e-5), decode=DEVICE.decode)
-    device = dataclasses.replace(DEVICE, modes={"low-bit": slow})
+    device = dataclasses.replace(DEVICE, codecs={codec: slow})
 
-    def seconds(device: DeviceConfig, mode: str) -> float:
-        return measure(make(mode=mode), cluster([1, 1], device, **LINKS), [(6000,)], [20], 4).seconds
+    def seconds(device: DeviceConfig, changes: dict[str, Any]) -> float:
+        return measure(make(**changes), cluster([1, 1], device, **LINKS), [(6000,)], [20], 4).seconds
 
-    assert seconds(device, "sync") == seconds(DEVICE, "sync")
-    assert seconds(device, "low-bit") == seconds(dataclasses.replace(DEVICE, encode=slow.encode), "low-bit")
-    assert seconds(device, "low-bit") > seconds(DEVICE, "low-bit")
+    assert seconds(device, others) == seconds(DEVICE, others)
+    assert seconds(device, changes) == seconds(dataclasses.replace(DEVICE, encode=slow.encode), changes)
+    assert seconds(device, changes) > seconds(DEVICE, changes)
 
 
 def test_times_and_bytes_of_every_mode_are_the_golden_ones(make: Make) -> None:

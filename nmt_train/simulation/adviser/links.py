@@ -40,10 +40,10 @@ def between(transport: Transport, ranks: Sequence[int], seconds: float) -> Link 
     first, second = ranks[:2]
     if transport.rank in (first, second):
         found.append(_latency(transport, first, second))
-    _barrier(transport)
+    barrier(transport)
     for pairs in ({first: second}, dict(zip(ranks, [*ranks[1:], ranks[0]], strict=True))):
         found.append(_received(transport, pairs, seconds))
-        _barrier(transport)
+        barrier(transport)
     if transport.rank:
         transport.send(0, Tag.HELLO, from_json(found))
         return None
@@ -95,7 +95,7 @@ def _send(transport: Transport, to: int, seconds: float) -> None:
     transport.send(to, Tag.PUSH, Message((_END,)))
 
 
-def _barrier(transport: Transport) -> None:
+def barrier(transport: Transport) -> None:
     """Wait until all ranks have come here."""
     if transport.rank:
         transport.send(0, Tag.REPORT, Message())
