@@ -161,6 +161,12 @@ class Random:
             )
             yield Turn(assemble(*sides), False)
 
+    def epochs(self, length: Any) -> float:
+        return math.inf
+
+    def described(self, batch: Any) -> str:
+        return "random words"
+
 
 class Steps:
     """A coordinator that ends training after a number of steps, the first of which are not timed."""
@@ -168,7 +174,7 @@ class Steps:
     def __init__(self, worker: Any, settling: int, steps: int) -> None:
         self._worker, self._left, self._steps, self.start = worker, settling + steps, steps, (0.0, 0)
 
-    def go_on(self) -> bool:
+    def should_continue(self) -> bool:
         if self._left == self._steps:
             self.start = self.now()
         self._left -= 1
@@ -200,7 +206,7 @@ def speed(preset: str, compiled: bool) -> Callable[[str, Path], str]:
             model.train_by(devices.compiled(model.states, own))
         worker = Worker(settings, LocalTransport(), model, Random(tokens, vocabulary))
         coordinator = Steps(worker, steps, steps)  # the first steps compile, which takes minutes
-        worker.run(coordinator)  # type: ignore[arg-type]
+        worker.run(coordinator)
         (start, before), (end, after) = coordinator.start, coordinator.now()
         words, parameters = (after - before) / (end - start), worker.flat.parameters.numel()
         memory = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if own.type == "cuda" else ""

@@ -63,6 +63,7 @@ def _removed(store: Path) -> bool:
     with suppress(OSError), open(store / READY, "r+b") as file:  # NFS locks exclusively only what is open for writing
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         hidden = store.with_name(f".{store.name}.removed")
+        shutil.rmtree(hidden, ignore_errors=True)  # left by a process that was killed here
         store.rename(hidden)  # at once: whoever looks for it now builds it again
         shutil.rmtree(hidden)
         return True

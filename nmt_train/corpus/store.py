@@ -146,7 +146,8 @@ def open_stores(config: CorpusConfig, vocabulary: Vocabulary, fallback: Path) ->
         open_store(part, config.label(number), vocabulary, (folder, fallback), config.max_ratio)
         for number, part in enumerate(found)
     ]
-    cache.make_room(folder, config.cache_limit * 1e9)
+    with suppress(OSError):  # a folder that cannot be read
+        cache.make_room(folder, config.cache_limit * 1e9)
     return Stores(stores, [np.array(vocabulary.encode([part.tag])[0], dtype=np.int64) for part in found])
 
 
@@ -159,7 +160,7 @@ def open_store(part: CorpusPart, key: str, vocabulary: Vocabulary, folders: Sequ
     digest = _digest(part, key, vocabulary)
     name = f"{Path(sides(part.files, key)[0][0]).name}.{digest}{cache.SUFFIX}"
     for folder in folders:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # there is none, or it cannot be read
             return _map(folder / name)
     for folder in folders:
         path = folder / name

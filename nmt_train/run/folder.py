@@ -22,7 +22,7 @@ _CONFIG, _SIMULATED = "config.yml", "simulated.yml"
 TIMING = "timing.json"  # of a simulation of the timing alone
 MACHINES = "machines.yml"  # a cluster file: the machines as `mode: auto` has measured them
 _WRITTEN = frozenset({
-    "metrics.jsonl", "train.log", "vocabulary.model", _CONFIG, _SIMULATED, MACHINES, "compare.json", "compare.png",
+    "metrics.jsonl", "train.log", "vocabulary.model", _CONFIG, _SIMULATED, MACHINES, TIMING, "compare.json", "compare.png",
 })  # fmt: skip
 # Seconds. A network file system releases the lock of a lost machine when the lease of that machine expires: after 90 s on most
 # NFS servers, after some minutes on others.
@@ -164,7 +164,7 @@ class Run:
 
 def is_simulation(folder: Path) -> bool:
     """Whether a run folder's times are virtual."""
-    return (folder / _SIMULATED).exists() or (folder / TIMING).exists()
+    return (folder / _SIMULATED).exists() or ((folder / TIMING).exists() and not (folder / "metrics.jsonl").exists())
 
 
 def refuse_existing(out: Path) -> None:
@@ -189,9 +189,12 @@ def _lock(lock: TextIO, folder: Path, patient: bool) -> None:
     while True:
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             lock.seek(0)
             used = f"run: {folder} is in use by {lock.read().strip() or 'another process'}"
+        except OSError as error:
+            what = f"run: {folder} cannot be locked ({error.strerror}): do not use it for two runs at the same time"
+            return print(f"nmt-train: warning: {what}", file=sys.stderr, flush=True)
         if not patient:
             raise UserError(f"{used}; wait for it, or choose another folder")
         if waited >= _PATIENCE:

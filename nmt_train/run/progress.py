@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -98,7 +99,9 @@ class Progress:
     def mean_cost(self) -> float:
         """Cost per target token since the last `logged`."""
         for loss, tokens in self._waiting:
-            self.cost += float(loss) * tokens
+            value = float(loss)
+            # A cost that is not finite, of a batch that is skipped later, counts as the mean so far.
+            self.cost += tokens * (value if math.isfinite(value) else self.cost / max(1, self.cost_tokens))
             self.cost_tokens += tokens
         self._waiting.clear()
         return self.cost / max(1, self.cost_tokens)

@@ -12,6 +12,7 @@ from nmt_train.common.errors import UserError
 from nmt_train.config import Config
 from nmt_train.distributed.codec import CODECS
 from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.override import OverrideConfig
 from nmt_train.modes import build as modes
 from nmt_train.simulation import equations
 from nmt_train.simulation.cluster import ClusterConfig, DeviceConfig
@@ -60,10 +61,13 @@ def predict(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
     if len(cluster.ranks()) < 2:
         raise UserError("--model: the equations need several ranks, but the cluster has only one; give another cluster file")
     mean, elements = sum(tokens) / len(tokens), count(shapes)
-    codec = CODECS[modes.row(dataclasses.replace(config, mode="pipe")).up].build(config, 0.0)
-    s = symbols(cluster, elements, codec, mean)
+    pipe = modes.row(dataclasses.replace(config, mode="pipe"))
+    s = symbols(cluster.with_codec(pipe), elements, CODECS[pipe.up].build(config, 0.0), mean)
     whole = dataclasses.replace(config, exchange=dataclasses.replace(config.exchange, buckets=1))
-    found = {mode: _seconds(dataclasses.replace(whole, mode=mode), cluster, shapes, tokens, steps) for mode in ("sync", "pipe")}
+    found = {
+        mode: _seconds(dataclasses.replace(whole, mode=mode, override=override), cluster, shapes, tokens, steps)
+        for mode, override in (("sync", OverrideConfig()), ("pipe", config.override))
+    }
     dense = symbols(cluster, elements, CODECS["dense"].build(config, 0.0), mean)
     segments = equations.segmented_ring(s.p, s.n, SEGMENTS, s.alpha, s.beta, s.gamma)
     first = s.l_back / SEGMENTS

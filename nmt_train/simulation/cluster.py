@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -249,6 +250,13 @@ def load(path: Path, overrides: Mapping[str, str] = _NOTHING) -> ClusterConfig:
     for cut in cluster.cuts:
         if cut.until <= cut.at:
             raise UserError(f"{place('cuts')}: cuts: node {cut.node}: until {cut.until:g} s must be after at {cut.at:g} s")
+    ordered = sorted(cluster.cuts, key=lambda cut: (cut.node, cut.at))
+    for cut, later in pairwise(ordered):
+        if later.node == cut.node and later.at <= cut.until:
+            raise UserError(
+                f"{place('cuts')}: cuts: node {cut.node}: the next cut, at {later.at:g} s, must begin after the end of this"
+                f" one, at {cut.until:g} s; give one cut instead of both"
+            )
     for name in ("stragglers", "kills"):
         for its in getattr(cluster, name):
             if its.rank >= sum(cluster.nodes):

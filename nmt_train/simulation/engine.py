@@ -111,7 +111,9 @@ class Engine:
         elements = vector.numel() * self.network.scale if vector.numel() > 1 else 0  # a single number is not model data
         size = 2 * (ranks - 1) / ranks * elements * vector.element_size()
         for peer, (_, summed) in zip(transport.peers, now, strict=True):
-            route = self.network.route(peer.original_rank, transport.peers[(peer.rank + 1) % ranks].original_rank)
+            ends = peer.original_rank, transport.peers[(peer.rank + 1) % ranks].original_rank
+            route = self.network.route(*ends)
+            self.network.burden(self.shares, *ends, round(size / self.network.scale))
             late = 2 * (ranks - 1) * route.latency
             passed = self.network.transfer(self.shares, size, route) if route.capacities else self.kernel.env.timeout(0)
             passed.callbacks.append(partial(self._summed, late, summed))

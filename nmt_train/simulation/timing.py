@@ -74,7 +74,7 @@ class RankTiming:
     def share(self, *names: str) -> float:
         """The fraction of the time that the worker's main thread spent in spans of these names."""
         main = self.spent["MainThread"]
-        return sum(main.get(name, 0.0) for name in names) / self.seconds
+        return sum(main.get(name, 0.0) for name in names) / max(self.seconds, 1e-9)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Timing:
         words = sum(rank.words_per_second for rank in ranks)
         computing = sum(rank.share("forward", "backward") for rank in ranks) / len(ranks)
         exchanging = sum(rank.share("sync", "swap") for rank in ranks) / len(ranks)
-        sent = sum(rank.sent for rank in ranks) / 1e6 / self.seconds
+        sent = sum(rank.sent for rank in ranks) / 1e6 / max(self.seconds, 1e-9)
         return f"{name:<7}{len(ranks):<8}{words:<10,.0f}{computing:<12.1%}{exchanging:<13.1%}{sent:.2f}"
 
     def write(self, folder: Path) -> None:
@@ -172,7 +172,7 @@ class _Steps:
         self.worker, self._steps, self._done = worker, steps, 0
         self.end = worker.transport.now()
         # Seconds and words: after each step but the first ones, and after those steps among them that exchanged.
-        self._ends: list[tuple[float, int]] = []
+        self._ends: list[tuple[float, int]] = [(self.end, 0)] if steps == 1 else []
         self._exchanged: list[tuple[float, int]] = []
         self.exchanges = 0
 

@@ -75,7 +75,7 @@ class BackgroundValidation:
             {named(metric, name): value for name, scores in sets.items() for metric, value in getattr(scores, kind).items()}
             for kind in ("values", "signatures", "failures")
         )
-        stage = sum(end <= then.epochs for end in worker.config.corpus.stages)
+        stage = sum(end < then.epoch for end in worker.config.corpus.stages)
         verdicts = state.patience.record(values, list(failures), stage)
         self._log.validation(then, values, signatures, verdicts, rate)
         for metric, reason in failures.items():

@@ -104,6 +104,7 @@ class Leader:
         while self.reason is None and self._data_balancer.too_far():
             self._worker.pause(self)
             self._count()
+            self._progress.tick(training=True)
             self._after_step(updated=not self._worker.joins_once)
             if self.reason is None:
                 self._hear(wait=True)  # a slower worker will report when it has caught up
@@ -196,7 +197,7 @@ class Leader:
     def _save(self, validate: bool) -> None:
         """Write a checkpoint; if `validate`, also validate the parameters that it holds."""
         pending = self._collect(validate)
-        if self._finish_validations(pending):
+        if self._finish_validations(pending) or self.signal:  # which may have interrupted a validation
             self.reason = self._reason_to_stop()
         self._checkpoint_writer.begin(pending)
         if self._held is not None and self.reason is None:  # a new best has reset the patience counter

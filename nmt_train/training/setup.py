@@ -159,6 +159,8 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
             log.say(sentence)
     for sentence in _of_choice(prepared):
         log.say(f"mode auto: {sentence}")
+    if worker.schedule.endless:
+        log.say("warning: workers exchange only once, at the end: until then, nothing is logged, validated or saved")
     if prepared.mode_chosen and transport.size > 1:
         log.say(
             f"mode: none is given, so {transport.size} ranks train in mode {config.mode}; docs/modes.md says which modes are"

@@ -92,8 +92,8 @@ class Worker:
         self._trained = 0  # number of batches trained
         self._positions: deque[tuple[Position, int]]  # at the last exchanges: data position, and number of trained batches
         self.assign(DataShard(transport.rank, transport.size), Position())
-        # The batches that can be in a sum of gradients.
-        self._recent = deque[_Trained](maxlen=(self.schedule.max_in_flight + 1) * config.batch.accumulate)
+        # The batches of each sum of gradients that is in flight, and last of the sum that grows.
+        self._recent = deque[list[_Trained]]([[]], self.schedule.max_in_flight + 1)
         self._skipped = 0  # skips because of non-finite values since the last update
         self.has_part = False  # whether this worker has received its part of the training state
         # Returns the state from which a new rank 0 would continue, as last known to this rank. None until all ranks train.
@@ -111,7 +111,7 @@ class Worker:
                 with trace.span("forward", batch.target_tokens), device.autocast(self.device, self.config.precision):
                     loss = self.model.loss(batch.to(self.device))
                 schedule.backward(loss, batch.target_tokens)
-                self._recent.append(_Trained(self._here(), batch, loss.detach()))
+                self._recent[-1].append(_Trained(self._here(), batch, loss.detach()))
             if batch is not None or schedule.exchange.synchronous:  # every worker takes part in a synchronous exchange
                 try:
                     updated = schedule.skip() if batch is None else schedule.step()
@@ -122,6 +122,8 @@ class Worker:
                     coordinator.skipped(self._not_finite(error))
             self.position.advance(last)
             self._trained += batch is not None
+            if updated or schedule.updates:
+                self._recent.append([])
             if updated:
                 self._skipped, trace.update = 0, schedule.exchange.updates
                 self._positions.append((self._here(), self._trained))
@@ -248,15 +250,16 @@ class Worker:
         """Return a sentence for the log if training may continue with the next batch; else raise NotFinite."""
         exchange = self.schedule.exchange
         where = f"update {exchange.updates + 1}"
-        suspects = [trained for trained in self._recent if not torch.isfinite(trained.loss)]
+        recent = [trained for batches in self._recent for trained in batches]
+        suspects = [trained for trained in recent if not torch.isfinite(trained.loss)]
         if not suspects and self.transport.size > 1 and exchange.synchronous and not exchange.exchanges_updates:
             where += ", in the sum of all ranks' gradients"
         else:
-            suspects = suspects or list(self._recent)[-1:]
+            suspects = suspects or (recent if len(recent) == 1 else [])
         for position, batch, loss in suspects:
             where += f", batch {position.batches + 1} of epoch {position.epochs + 1} ({self.batches.described(batch)}): "
             where += f"cost {float(loss):.4g}"
-        self._recent.clear()
+        self._recent.extend([] for _ in range(len(self._recent)))
         if self.transport.size > 1:
             where = f"rank {self.transport.rank} on host {self.transport.hosts[self.transport.rank]}, {where}"
         where += f", {error}"

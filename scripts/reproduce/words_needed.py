@@ -17,7 +17,7 @@ from reproduce.trials import Trial, Trials
 TABLE = ROOT / "nmt_train" / "simulation" / "adviser" / "words_needed.csv"
 _SHORTEST = 1_000_000  # words of the runs that count
 # With local.outer none, four times a mean is the sum that mode sparse-local takes by itself.
-_DEFAULTS = ("local.outer=", "tiles.rate", "tiles.decay", "low_rank.dense_updates")
+_DEFAULTS = {"local.outer": "none", "tiles.rate": "4", "tiles.decay": "1", "low_rank.dense_updates": "0"}
 
 
 def write(trials: Trials, folder: Path, jobs: int, path: Path = TABLE) -> None:
@@ -29,7 +29,7 @@ def write(trials: Trials, folder: Path, jobs: int, path: Path = TABLE) -> None:
     found: dict[tuple[str, str, int], list[Trial]] = {}
     for trial in trials.found:
         place = PLACES[trial.place]
-        other = trial.system == ALONE or any("batch.tokens" in setting for setting in trial.settings)
+        other = trial.system == ALONE or "batch.tokens" in " ".join(trial.settings) or not _has_defaults(trial)
         if not other and trial.words >= _SHORTEST and place.alone == FAST and not place.tuned_at:
             found.setdefault((*_choice(trial), place.workers), []).append(trial)
     chosen = {key: _best(its, trials) for key, its in sorted(found.items())}
@@ -41,7 +41,9 @@ def write(trials: Trials, folder: Path, jobs: int, path: Path = TABLE) -> None:
             runs = trials.seeds(best) or [best]
             needed = [trials.trained(run) / trials.equal(trials.end(run), run.place) for run in runs]
             values = [mean(needed), min(needed), max(needed), _period(best, folder)]
-            origin = f"{best.words / 1e6:g}M words, {len(runs)} seed{'s' * (len(runs) > 1)}"
+            origin = (
+                f"{best.words / 1e6:g}M words, {len(runs)} seed{'s' * (len(runs) > 1)}{f', {IDEAL}' * (best.system == IDEAL)}"
+            )
             writer.writerow([*key, *(f"{value:.3f}" for value in values), origin])
 
 
@@ -49,9 +51,18 @@ def _choice(trial: Trial) -> tuple[str, str]:
     """The mode and its settings, without what is tuned everywhere (rate, warm-up, beta1, floor)."""
     system = SYSTEMS[trial.system]
     fixed = ("override.up=bf16",) if trial.system == IDEAL else system.fixed
-    plan = next((setting.removeprefix("plan=").split(",") for setting in trial.settings if setting.startswith("plan=")), [])
-    settings = [setting for setting in (*fixed, *plan) if not setting.startswith(_DEFAULTS) and setting != "batch.accumulate=1"]
-    return system.mode, " ".join(settings)
+    settings = [setting for setting in (*fixed, *_plan(trial)) if setting.split("=")[0] not in _DEFAULTS]
+    return system.mode, " ".join(setting for setting in settings if setting != "batch.accumulate=1")
+
+
+def _plan(trial: Trial) -> list[str]:
+    return next((setting.removeprefix("plan=").split(",") for setting in trial.settings if setting.startswith("plan=")), [])
+
+
+def _has_defaults(trial: Trial) -> bool:
+    """Whether the settings that the table leaves out are those that a user's run has by itself."""
+    values = dict(setting.split("=", 1) for setting in _plan(trial))
+    return all(values.get(key, default) == default for key, default in _DEFAULTS.items())
 
 
 def _best(its: list[Trial], trials: Trials) -> Trial:

@@ -55,6 +55,14 @@ def test_only_complete_stores_are_touched(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_what_a_killed_process_has_left_of_a_removal_is_in_nobodys_way(tmp_path: Path) -> None:
+    store = stored(tmp_path, "a", 100, 1)
+    (tmp_path / f".{store.name}.removed").mkdir()
+    (tmp_path / f".{store.name}.removed" / "tokens").write_text("x")
+    assert cache.empty(tmp_path) == (1, 100)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_command_empties_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored(tmp_path, "a", 100, 1)
     assert train.command(["--empty-cache", "--corpus.cache", str(tmp_path)]) == 0

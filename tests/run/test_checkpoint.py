@@ -17,7 +17,7 @@ from nmt_train.common import atomic_file as durable
 from nmt_train.common.errors import TRY_AGAIN, UserError
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.run import checkpoint
-from nmt_train.run.folder import Run
+from nmt_train.run.folder import Run, is_simulation
 from nmt_train.run.log import rewind_metrics
 
 REMOVE = shutil.rmtree
@@ -232,6 +232,35 @@ def test_a_job_that_is_started_again_waits_for_the_lock_of_a_machine_that_was_lo
     Run.open(tmp_path / "run", patient=True).close()
     said = capsys.readouterr().err
     assert re.fullmatch(r"nmt-train: run: \S+ is in use by process \d+ on \S+: waiting for it for up to 300 s\n", said)
+
+
+def test_a_file_system_without_locks_is_used_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def flock(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("nmt_train.run.folder.fcntl.flock", flock)
+    Run.open(tmp_path / "run").close()
+    assert re.search(r"warning: run: .*run cannot be locked \(No locks available\): do not use", capsys.readouterr().err)
+
+
+def test_what_was_only_timed_is_no_simulation_once_it_was_trained(tmp_path: Path) -> None:
+    (tmp_path / "timing.json").write_text("{}")
+    assert is_simulation(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert not is_simulation(tmp_path)
+
+
+def test_a_full_disk_is_reported_with_the_name_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("nmt_train.common.atomic_file.os.fsync", fsync)
+    with pytest.raises(OSError, match="No space left") as full:
+        durable.write(tmp_path / "translations.txt", b"text")
+    assert full.value.filename == str(tmp_path / "translations.txt")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_lock_that_is_never_let_go_of_is_to_be_tried_again_by_another_start(

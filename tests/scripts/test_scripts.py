@@ -173,6 +173,11 @@ def test_what_was_found_on_a_gpu_is_written_into_its_place_as_often_as_one_likes
     assert "nothing" not in written[0]
 
 
+def test_the_training_loop_of_check_gpu_runs_also_without_a_gpu(tmp_path: Path) -> None:
+    row = next(row for row in CHECK_GPU["ROWS"] if row.cpu and "base" in row.name)
+    assert "words/s" in row.work("cpu", tmp_path)
+
+
 def test_a_row_of_check_gpu_that_hangs_is_ended_with_all_that_it_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

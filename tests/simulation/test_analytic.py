@@ -63,5 +63,7 @@ def test_equations_stand_beside_what_is_simulated(make: Make) -> None:
     for row in (1, 2, 5):
         expected, simulated = (float(value) for value in lines[row][39:].split())
         assert simulated == pytest.approx(expected, rel=0.05), "adding up takes of the device that computes"
+    overridden = predict(make(override__up="int8"), room, [(ELEMENTS,)], [TOKENS], 30).splitlines()
+    assert overridden[1] == lines[1], "what overrides the codec of pipe leaves sync dense"
     with pytest.raises(UserError, match="the cluster has only one; give another"):
         predict(make(), cluster([1], QUICK), [(ELEMENTS,)], [TOKENS], 3)

@@ -99,6 +99,10 @@ def test_every_cluster_that_comes_along_can_be_read(path: Path) -> None:
         ({"crashes": [{"node": 2, "at": "5s"}]}, "crashes: there is no node 2; the 2 nodes are numbered from 0"),
         ({"transfers": "turns", "crashes": [{"node": 1, "at": "5s"}]}, "transfers: turns allow no cuts and no crashes"),
         ({"cuts": [{"node": 1, "at": "5s", "until": "5s"}]}, "cuts: node 1: until 5 s must be after at 5 s"),
+        (
+            {"cuts": [{"node": 1, "at": "5s", "until": "9s"}, {"node": 1, "at": "9s", "until": "20s"}]},
+            "cuts: node 1: the next cut, at 9 s, must begin after the end of this one, at 9 s; give one cut instead of both",
+        ),
         ({"stragglers": [{"rank": 3, "factor": 2}]}, "stragglers: there is no rank 3; the 3 ranks are numbered from 0"),
         ({"kills": [{"rank": 3, "at": "5s"}]}, "kills: there is no rank 3; the 3 ranks are numbered from 0"),
         ({"stragglers": [{"rank": 0, "factor": 0}]}, "stragglers.0.factor: it should be greater than 0"),

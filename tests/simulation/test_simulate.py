@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 from itertools import count, pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from virtual import cluster
 from nmt_train.common.errors import UserError
 from nmt_train.modes.table import MODES
 from nmt_train.run import checkpoint
-from nmt_train.simulation.cluster import Cost, Crash, DeviceConfig
+from nmt_train.simulation.cluster import Cost, Crash, DeviceConfig, LinkConfig
 from nmt_train.simulation.simulate import simulate
 from nmt_train.training.leader import Leader
 from nmt_train.training.start import start
@@ -42,6 +43,18 @@ def test_one_simulated_worker_is_one_real_worker_bit_for_bit(make: Make, tmp_pat
 def test_one_worker_that_exchanges_every_gradient_trains_as_in_mode_single(make: Make, tmp_path: Path, mode: str) -> None:
     single, alone = (run(make, tmp_path / name, [1], mode=name, stop__after="2e") for name in ("single", mode))
     assert parameters(alone) == parameters(single)
+
+
+def test_a_batch_that_is_not_finite_is_named_although_its_sum_was_sent_later(make: Make, tmp_path: Path) -> None:
+    slow = {"network": LinkConfig("10 kB/s", "1ms"), "inside": LinkConfig("1 MB/s", "0.1ms")}
+    common = {"mode": "overlap", "optimizer__not_finite": "skip", "log__every": "1u", "places": slow}
+    with poisoned([12], float("nan")):
+        folder = run(make, tmp_path / "run", [1, 1], stop__after="9e", **common)
+    said = (folder / "train.log").read_text(encoding="utf-8")
+    assert re.search(
+        r"skipped: rank \d on host node\d, update \d+, batch \d+ of epoch \d+ \(corpus.train, .*\): cost nan", said
+    )
+    assert any(int(steps) > 2 for event in events(folder, "ranks") for rank in event["ranks"] for steps in rank["steps"])
 
 
 @pytest.mark.parametrize("mode", MODES)

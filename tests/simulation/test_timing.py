@@ -133,8 +133,16 @@ def test_carrying_messages_to_other_machines_is_taken_from_computing(make: Make)
         measure(make(mode="overlap"), cluster([1, 1], device, **LINKS), [(6000,)], [20], 20) for device in (DEVICE, busy)
     )
     assert taken.words_per_second < 0.9 * idle.words_per_second
+    library = make(mode="pipe", override__up="dense", exchange__algorithm="mpi")
+    idle, taken = (measure(library, cluster([1, 1], device, **LINKS), [(6000,)], [400], 20) for device in (DEVICE, busy))
+    assert taken.words_per_second < idle.words_per_second
     same = [measure(make(mode="overlap"), cluster([2], device, **LINKS), [(6000,)], [20], 20) for device in (DEVICE, busy)]
     assert same[0].words_per_second == same[1].words_per_second
+
+
+def test_even_a_single_step_has_a_speed(make: Make) -> None:
+    assert timed(make, [1], 1, mode="single").words_per_second > 0
+    assert "0.0%" in measure(make(mode="single"), cluster([1], DeviceConfig()), [(6000,)], [20], 1).table()
 
 
 def test_transfers_that_take_turns_move_about_as_much_as_those_that_share(make: Make) -> None:

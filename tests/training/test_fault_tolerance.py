@@ -192,6 +192,16 @@ def test_what_a_slow_worker_has_left_is_trained_by_the_others(make: Make, monkey
     assert shared < 0.65 * seconds()
 
 
+def test_rounds_of_all_workers_do_not_wait_for_one_that_waits_for_them(make: Make) -> None:
+    """Not even after a checkpoint, for which they had to hear from it."""
+    nodes = [1, 1, 1]
+    half = ledger.plain(make(mode="vanilla", stop__after="30u"))
+    uneven = ledger.train(half, nodes, overwrite=True, stragglers=[Straggler(1, 5), Straggler(2, 5)])
+    whole = ledger.plain(make(mode="backup", exchange__backup=0, stop__after="3e", checkpoint__every="3u"))
+    resumed = ledger.train(whole, nodes, uneven.trained)
+    assert resumed.trained == {(epoch, batch): 1 for epoch in range(3) for batch in range(ledger.BATCHES)}
+
+
 @pytest.mark.parametrize("slow", [0, 3])
 def test_a_worker_that_averages_once_at_the_end_waits_there_for_a_slow_one(make: Make, slow: int) -> None:
     config = ledger.plain(make(mode="simuparallel", stop__after="3e"))

@@ -30,6 +30,7 @@ from nmt_train.optim.gradient_accumulation import GradientAccumulator
 from nmt_train.run import checkpoint
 from nmt_train.run.folder import Run
 from nmt_train.run.log import read_metrics
+from nmt_train.run.manifest import load_verified
 from nmt_train.training import leader as lead_module
 from nmt_train.training import leader_state
 from nmt_train.training import worker as train_module
@@ -130,6 +131,20 @@ def test_a_signal_during_validation_puts_it_off_to_the_restart(
 ) -> None:
     values, whole = uninterrupted
     pieces = configuration.validate({**values, "run": str(tmp_path / "run")}, {})
+    assert_put_off(pieces, whole)
+
+
+def test_also_if_a_checkpoint_is_written_at_the_same_update(
+    uninterrupted: tuple[dict[str, Any], Config], tmp_path: Path
+) -> None:
+    values, _ = uninterrupted
+    values = {**values, "checkpoint": {**values["checkpoint"], "every": values["validation"]["every"]}}
+    whole, pieces = (configuration.validate({**values, "run": str(tmp_path / name)}, {}) for name in ("whole", "pieces"))
+    assert run(whole) == 0
+    assert_put_off(pieces, whole)
+
+
+def assert_put_off(pieces: Config, whole: Config) -> None:
     with pytest.MonkeyPatch.context() as patch:
         translate = TestSet.translate
 
@@ -139,7 +154,8 @@ def test_a_signal_during_validation_puts_it_off_to_the_restart(
 
         patch.setattr(TestSet, "translate", interrupted)
         assert run(pieces) == 128 + signal.SIGINT
-    assert final(pieces)[0]["validation_pending"]
+    facts, _ = final(pieces)
+    assert (facts["validation_pending"], facts["progress"]["updates"]) == (True, 4)
     assert run(pieces) == 0
     assert_same(pieces, whole)
     for name in ("best-bleu", "best-cross-entropy", "last"):
@@ -375,6 +391,30 @@ def test_or_the_batch_is_skipped_said_aloud_and_training_goes_on(make: Make) -> 
     assert all(bool(tensor.isfinite().all()) for tensor in tensors.values() if tensor.is_floating_point())
     assert "skipped: update 4, batch " in (Path(config.run) / "train.log").read_text(encoding="utf-8")
     assert all(event["cost"] < 100 for event in events(config) if event["event"] == "train")
+
+
+def test_checkpoints_can_be_read_although_the_cost_of_a_skipped_batch_was_not_finite(make: Make) -> None:
+    config = make(
+        stop__after="4u", batch__accumulate=2, optimizer__not_finite="skip", log__every="3u", checkpoint__every="1u",
+        checkpoint__keep=9,
+    )  # fmt: skip
+    with poisoned([3], float("nan")):  # the first batch of a sum
+        assert run(config) == 0
+    assert final(config)[0]["progress"]["skipped"] == 1
+    for path in Run(Path(config.run)).checkpoints():
+        load_verified(path)
+    assert all(event["cost"] < 100 for event in events(config) if event["event"] == "train")
+
+
+def test_a_stage_does_not_end_training_before_the_next_one_begins(make: Make, demo: Path) -> None:
+    """At the end of the first epoch, the second stage has not begun, so no validation of it can have been no better."""
+    files = [f"{demo}/train.en", f"{demo}/train.de"]
+    config = make(
+        corpus__train=[{"files": files, "until": "2e"}, {"files": files}], optimizer__learning_rate=1e-30,
+        validation__every="1e", stop__patience=1, stop__after="9e",
+    )  # fmt: skip
+    assert run(config) == 0
+    assert final(config)[0]["progress"]["epochs"] == 3
 
 
 def test_but_not_for_ever(make: Make) -> None:

@@ -18,9 +18,12 @@ from nmt_train.common.errors import UserError
 from nmt_train.training.stop_request import ENDS, PASSED_ON, SignalFilter
 
 TRAIN = "nmt_train.cli.entry"  # the module of nmt-train
-_ENDS = ("error: ", "MPI_ABORT was invoked")  # how the last line of a failing rank begins
+_LAST_LINES = re.compile("(?!error: rank .* has not ended for )error: |MPI_ABORT was invoked")  # of a job that fails
+_CONTINUES = re.compile(" ended: (the last rank continues|the other [0-9]+ ranks continue);")  # in the log
 _STATUS = re.compile(r"\s*Errorcode:\s+(\d+)")  # the status given to MPI_Abort; mpirun's own status may be that of another rank
-_GRACE, _LOOK = 10.0, 0.5  # seconds: for mpirun to exit after its ranks have ended; between two polls
+# Seconds: for mpirun to exit after the job has failed; for ranks on other machines to say that they continue without those
+# of this machine; between two polls.
+_GRACE, _RECOVERY, _LOOK = 10.0, 120.0, 0.5
 
 
 def mpirun(
@@ -72,40 +75,45 @@ def mpirun(
 def _follow(job: subprocess.Popen[str], heard: Callable[[str], None]) -> int:
     """Forward mpirun's stderr until it exits; returns the status of the rank that aborted the job, if any, else mpirun's."""
     aborted: list[int] = []
-    over = threading.Event()
+    failed, continues = threading.Event(), threading.Event()
 
     def listen() -> None:
         assert job.stderr is not None
         for line in job.stderr:
-            print(line, end="", file=sys.stderr, flush=True)
+            with suppress(OSError):  # nobody reads it any more
+                print(line, end="", file=sys.stderr, flush=True)
             heard(line)
             if said := _STATUS.match(line):
                 aborted.append(int(said[1]))
-            if line.startswith(_ENDS):
-                over.set()
+            if _LAST_LINES.match(line):
+                failed.set()
+            if _CONTINUES.search(line):
+                failed.clear()
+                continues.set()
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
-    status = _wait(job, over)
+    status = _wait(job, failed, continues)
     listener.join(_GRACE)
     return aborted[0] if aborted else status
 
 
-def _wait(job: subprocess.Popen[str], over: threading.Event) -> int:
+def _wait(job: subprocess.Popen[str], failed: threading.Event, continues: threading.Event) -> int:
     """Wait for mpirun to exit, and return its status; kill it if it does not exit soon after its ranks have ended.
 
-    mpirun may wait forever for a machine that it can no longer reach. Its ranks have ended if one has printed its last line
-    (`over`), or if this machine has no ranks any more.
+    mpirun may wait forever for a machine that it can no longer reach. Its ranks have ended if one has said that the job fails
+    (`failed`), or if this machine has no ranks any more and no others have said that they continue (`continues`).
     """
-    left, began = _GRACE, False
+    waited, began = 0.0, False
     while True:
         try:
             return job.wait(_LOOK)
         except subprocess.TimeoutExpired:
             there = _has_ranks(job.pid)
             began = began or there
-            left -= _LOOK if over.is_set() or (began and not there) else 0.0
-        if left <= 0:
+            gone = began and not there and not continues.is_set()
+            waited = waited + _LOOK if failed.is_set() or gone else 0.0
+        if waited >= (_GRACE if failed.is_set() else _RECOVERY):
             print("nmt-train: mpirun does not exit: killing it", file=sys.stderr, flush=True)
             for process in [job.pid, *_session(job.pid)]:
                 with suppress(ProcessLookupError):

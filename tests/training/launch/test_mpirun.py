@@ -73,9 +73,9 @@ def test_an_mpirun_that_waits_for_ever_after_its_ranks_have_ended_is_killed_with
     monkeypatch.setattr(launch, "_GRACE", 0.1)
     monkeypatch.setattr(launch, "_LOOK", 0.05)
     job = subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True, stderr=subprocess.PIPE, text=True)
-    over = threading.Event()
-    over.set()
-    assert launch._wait(job, over) == -signal.SIGKILL
+    failed = threading.Event()
+    failed.set()
+    assert launch._wait(job, failed, threading.Event()) == -signal.SIGKILL
     patience = time.monotonic() + 30
     while launch._session(job.pid):  # a signal takes its time
         assert time.monotonic() < patience
@@ -118,7 +118,7 @@ while [ ! -e {tmp_path}/heard ]; do sleep 0.01; done
 def test_an_mpirun_whose_ranks_here_are_gone_is_killed_though_nobody_has_said_that_they_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launch, "_GRACE", 0.1)
+    monkeypatch.setattr(launch, "_RECOVERY", 0.1)
     monkeypatch.setattr(launch, "_LOOK", 0.05)
     script = "(exec -a nmt_train.cli.entry sleep 600) & sleep 600; true"
     job = subprocess.Popen(["bash", "-c", script], start_new_session=True, stderr=subprocess.PIPE, text=True)
@@ -128,14 +128,37 @@ def test_an_mpirun_whose_ranks_here_are_gone_is_killed_though_nobody_has_said_th
         os.sched_yield()
     looks = iter([True, False])
     monkeypatch.setattr(launch, "_has_ranks", lambda mpirun: next(looks, False))
-    assert launch._wait(job, threading.Event()) == -signal.SIGKILL
+    assert launch._wait(job, threading.Event(), threading.Event()) == -signal.SIGKILL
+
+
+LOST = "[10:00:00] rank 0 (host a) ended: {others}; at most 0 updates of a shard are lost, and 1 batches are trained again"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        LOST.format(others="the last rank continues"),
+        "error: rank 1 (host b): _push (client.py, line 9) has not ended for 120 s, at least 2 times transport.deadline",
+        "error: rank 1 (host b): out of memory\n" + LOST.format(others="the other 2 ranks continue"),
+    ],
+    ids=["on other machines", "without one that hung", "without one that failed"],
+)
+def test_ranks_that_continue_without_others_are_not_killed(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    for name in ("_GRACE", "_RECOVERY"):
+        monkeypatch.setattr(launch, name, 0.2)
+    monkeypatch.setattr(launch, "_LOOK", 0.05)
+    looks = iter([True])
+    monkeypatch.setattr(launch, "_has_ranks", lambda mpirun: next(looks, "the last rank continues" not in said))
+    script = f"echo '{said}' >&2; sleep 1; exit 7"
+    job = subprocess.Popen(["sh", "-c", script], start_new_session=True, stderr=subprocess.PIPE, text=True)
+    assert launch._follow(job, lambda line: None) == 7
 
 
 def test_an_mpirun_without_ranks_here_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_GRACE", 0.1)
     monkeypatch.setattr(launch, "_LOOK", 0.05)
     job = subprocess.Popen(["sh", "-c", "sleep 1; exit 7"], start_new_session=True, stderr=subprocess.PIPE, text=True)
-    assert launch._wait(job, threading.Event()) == 7
+    assert launch._wait(job, threading.Event(), threading.Event()) == 7
 
 
 def test_no_file_of_the_working_directory_is_run_in_the_place_of_a_package(

@@ -28,6 +28,9 @@ from nmt_train.distributed.transport.watchdog import AwakeClock
 PATIENCE = 10.0  # seconds
 ABORT = 255
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 5e-5, 2e-3  # seconds
+# By how much each sleep is longer than the one before. With 2, a message comes on average half as late as the thread has waited
+# for it, so two ranks that answer each other soon wait for the longest sleep every time.
+_GROWTH = 1.25
 _SHORT = 16 << 10  # bytes: tensors up to this total are sent in the same frame as the header
 _BEAT = 0
 _BEATS = 8  # heartbeats per deadline
@@ -118,7 +121,7 @@ class ProgressThread:
             while not self._closed or self._requests or self._letters:
                 self._beat()
                 moved = self._poll() | self._collect()
-                sleep = _SHORTEST_SLEEP if moved else min(2 * sleep, _LONGEST_SLEEP)
+                sleep = _SHORTEST_SLEEP if moved else min(_GROWTH * sleep, _LONGEST_SLEEP)
                 if self._bell.acquire(timeout=sleep):
                     sleep = _SHORTEST_SLEEP
                 while self._letters:
