@@ -18,6 +18,7 @@ from nmt_train.config import Config
 from nmt_train.distributed.transport import Transport
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.modes.auto import with_mode
+from nmt_train.optim.config import OptimizerConfig
 from nmt_train.simulation.cluster import ClusterConfig, CodecConfig, Cost, LinkConfig
 from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.network import Network
@@ -57,9 +58,8 @@ def measure(config: Config, make: Make, transport: Transport) -> dict[str, Codec
         config = dataclasses.replace(
             config,
             trace=True,  # makes spans wait for the work of a GPU
-            optimizer=dataclasses.replace(
-                config.optimizer, at=None, warmup=0, async_warmup="unchanged", schedule="constant"
-            ),  # updates of about the same size, as later in training
+            # Updates of the same size from the first one on, as the codecs have them later in training.
+            optimizer=OptimizerConfig(name="sgd", schedule="constant", warmup=0, async_warmup="unchanged"),
         )
         found[codec] = _costs(config, make, ranks)
     return found
