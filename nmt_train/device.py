@@ -68,13 +68,10 @@ def permitted(devices: str | list[int]) -> int:
     return int(several[2] or 1) if several and several[1] == "cuda" else 1
 
 
-def memory(own: torch.device, ranks: int) -> int:
-    """The bytes of a GPU's memory, or of this machine's memory, for each of the ranks that share it.
-
-    ranks: of this machine.
-    """
+def memory(own: torch.device, devices: str | list[int], ranks: int) -> int:
+    """The bytes of memory for each rank: of the GPU that ranks share according to `devices:`, or of this machine's `ranks`."""
     if own.type == "cuda":
-        return int(torch.cuda.get_device_properties(own).total_memory) // -(-ranks // torch.cuda.device_count())
+        return int(torch.cuda.get_device_properties(own).total_memory) // permitted(devices)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks
 
 

@@ -159,10 +159,15 @@ def open_store(part: CorpusPart, key: str, vocabulary: Vocabulary, folders: Sequ
     """
     digest = _digest(part, key, vocabulary)
     name = f"{Path(sides(part.files, key)[0][0]).name}.{digest}{cache.SUFFIX}"
+    writable = []
     for folder in folders:
-        with suppress(OSError):  # there is none, or it cannot be read
+        try:
             return _map(folder / name)
-    for folder in folders:
+        except FileNotFoundError:
+            writable.append(folder)
+        except OSError as error:  # it cannot be read
+            reason = error
+    for folder in writable:
         path = folder / name
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -185,9 +185,9 @@ class ClusterConfig:
         return next((card.bandwidth for card in self.cards if card.node == node), self.network.bandwidth)
 
     def with_codec(self, mode: Mode) -> ClusterConfig:
-        """This cluster with the costs of what a mode's workers send."""
+        """This cluster with the costs of what a mode's workers send or, if that is dense, of what they receive."""
         costs = self.device.codecs if self.device else {}
-        found = costs.get(mode.exchange, costs.get(mode.up))
+        found = costs.get(mode.exchange, costs.get(mode.down if mode.up == "dense" else mode.up))
         if self.device is None or found is None:
             return self
         return dataclasses.replace(self, device=dataclasses.replace(self.device, **vars(found)))

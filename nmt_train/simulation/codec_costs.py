@@ -41,16 +41,17 @@ _SETTLING, _STEPS = 2, 4  # exchanges that are not measured and that are
 _KINDS = ("encode", "decode")
 
 
-def measure(config: Config, make: Make, transport: Transport) -> dict[str, CodecConfig]:
+def measure(config: Config, make: Make, transport: Transport, steps: int) -> dict[str, CodecConfig]:
     """The costs per element on the device of the workers that `make` builds, by codec; none if its memory does not suffice.
 
-    transport: of the job, whose ranks all measure at the same time, without each other.
+    transport: of the job, whose ranks all measure at the same time, without each other. steps: at most so many exchanges.
     """
     flat = make(with_mode(config, "single", {}), LocalTransport()).flat
     elements, own = flat.parameters.numel(), flat.parameters.device
     del flat
     ranks = max(_RANKS, min(transport.size, _RANKS_OF_SMALL_MODELS if elements < _SMALL else _RANKS))
-    if ranks * _VECTORS * 4 * elements > _SHARE * device.memory(own, transport.nodes.count(transport.nodes[transport.rank])):
+    here = transport.nodes.count(transport.nodes[transport.rank])
+    if ranks * _VECTORS * 4 * elements > _SHARE * device.memory(own, config.devices, here):
         return {}
     found = {}
     for codec, (mode, settings) in MEASURED.items():
@@ -61,15 +62,16 @@ def measure(config: Config, make: Make, transport: Transport) -> dict[str, Codec
             # Updates of the same size from the first one on, as the codecs have them later in training.
             optimizer=OptimizerConfig(name="sgd", schedule="constant", warmup=0, async_warmup="unchanged"),
         )
-        found[codec] = _costs(config, make, ranks)
+        found[codec] = _costs(config, make, ranks, min(steps, _STEPS))
+        device.release()
     return found
 
 
-def _costs(config: Config, make: Make, ranks: int) -> CodecConfig:
+def _costs(config: Config, make: Make, ranks: int, exchanges: int) -> CodecConfig:
     link = LinkConfig(bandwidth=1e18)
     network = Network(ClusterConfig(nodes=[1] * ranks, network=link, inside=link), 1)
     engine = _RealTime(network, config.transport.deadline)
-    engine.run([partial(_exchange, engine, make, config, transport) for transport in engine.transports])
+    engine.run([partial(_exchange, engine, make, config, transport, _SETTLING + exchanges) for transport in engine.transports])
     steps = [step for steps in engine.steps.values() for step in steps[_SETTLING:]]
 
     def cost(kind: str) -> Cost:
@@ -78,10 +80,10 @@ def _costs(config: Config, make: Make, ranks: int) -> CodecConfig:
     return CodecConfig(*map(cost, _KINDS))
 
 
-def _exchange(engine: _RealTime, make: Make, config: Config, transport: VirtualTransport) -> None:
+def _exchange(engine: _RealTime, make: Make, config: Config, transport: VirtualTransport, exchanges: int) -> None:
     worker = make(config, transport)
     worker.schedule.refresh()
-    for _ in range(_SETTLING + _STEPS):
+    for _ in range(exchanges):
         engine.steps[transport.rank].append(dict.fromkeys(_KINDS, (0.0, 0.0)))
         worker.schedule.backward(torch.zeros((), requires_grad=True), 1)
         with worker.trace.span("random numbers"):

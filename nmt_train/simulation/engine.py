@@ -113,7 +113,7 @@ class Engine:
         for peer, (_, summed) in zip(transport.peers, now, strict=True):
             ends = peer.original_rank, transport.peers[(peer.rank + 1) % ranks].original_rank
             route = self.network.route(*ends)
-            self.network.burden(self.shares, *ends, round(size / self.network.scale))
+            self.network.burden(self.shares, *ends, size / self.network.scale, 2 * (ranks - 1))
             late = 2 * (ranks - 1) * route.latency
             passed = self.network.transfer(self.shares, size, route) if route.capacities else self.kernel.env.timeout(0)
             passed.callbacks.append(partial(self._summed, late, summed))

@@ -88,11 +88,11 @@ class Network:
         pass_on = shares.use if self.cluster.transfers == "share" else shares.turn
         return pass_on(size, *route.capacities)
 
-    def burden(self, shares: Shares, start: int, end: int, size: int) -> None:
-        """Charge the devices at both ends for carrying a message of `size` bytes."""
+    def burden(self, shares: Shares, start: int, end: int, size: float, messages: int = 1) -> None:
+        """Charge the devices at both ends for carrying messages of `size` bytes in all."""
         if self.nodes[start] != self.nodes[end] and self._costs.carry != Cost():
             for rank in (start, end):
-                shares.use(self.seconds(rank, "carry", size), self.devices[rank])
+                shares.use(messages * self.seconds(rank, "carry", size / messages), self.devices[rank])
 
     def delay(self, start: int, end: int) -> float:
         """Seconds by which a message is delayed beyond the latency of its route."""

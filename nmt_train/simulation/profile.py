@@ -69,9 +69,9 @@ def measure(config: Config, make: Make, transport: Transport, effort: Effort, sa
             forward = costs["forward"]
             costs["forward"] = dataclasses.replace(forward, seconds=forward.seconds + max(0.0, beside))
     say(f"measuring how long this device takes: {', '.join(codec_costs.MEASURED)}")
-    costs["codecs"] = codec_costs.measure(config, make, transport)
+    costs["codecs"] = codec_costs.measure(config, make, transport, effort.steps)
     if not costs["codecs"]:
-        say("their vectors need more than half of the memory, so the cluster file has no times of codecs but top-k")
+        say("the memory of this device is too small to measure these codecs: they will be charged as top-k")
     if transport.size > 1:
         costs["carry"] = _carrying(dataclasses.replace(config, mode="single"), make, transport, effort, say)
     return DeviceConfig(**costs)

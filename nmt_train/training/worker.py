@@ -259,7 +259,8 @@ class Worker:
         for position, batch, loss in suspects:
             where += f", batch {position.batches + 1} of epoch {position.epochs + 1} ({self.batches.described(batch)}): "
             where += f"cost {float(loss):.4g}"
-        self._recent.extend([] for _ in range(len(self._recent)))
+        self._recent.clear()
+        self._recent.append([])
         if self.transport.size > 1:
             where = f"rank {self.transport.rank} on host {self.transport.hosts[self.transport.rank]}, {where}"
         where += f", {error}"

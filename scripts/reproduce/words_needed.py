@@ -61,7 +61,7 @@ def _plan(trial: Trial) -> list[str]:
 
 def _has_defaults(trial: Trial) -> bool:
     """Whether the settings that the table leaves out are those that a user's run has by itself."""
-    values = dict(setting.split("=", 1) for setting in _plan(trial))
+    values = dict(setting.split("=", 1) for setting in (*SYSTEMS[trial.system].fixed, *_plan(trial)))
     return all(values.get(key, default) == default for key, default in _DEFAULTS.items())
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from nmt_train.common.errors import UserError
-from nmt_train.corpus import CorpusPart
+from nmt_train.corpus import CorpusConfig, CorpusPart
 from nmt_train.corpus import store as store_module
-from nmt_train.corpus.store import Store, open_store
+from nmt_train.corpus.store import Store, open_store, open_stores
 from nmt_train.corpus.vocabulary import Vocabulary
 
 
@@ -75,6 +75,12 @@ def test_where_the_cache_cannot_be_written_it_goes_to_the_run_folder(
     Path(files[0]).touch()
     with pytest.raises(UserError, match="denied"):
         open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path / "cache", tmp_path / "other"])
+
+
+def test_also_where_the_cache_cannot_even_be_read(files: list[str], vocabulary: Vocabulary, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    config = CorpusConfig(train=files, valid=files, cache=str(tmp_path / "file" / "cache"))
+    assert open_stores(config, vocabulary, tmp_path / "run").paths[0].parent == tmp_path / "run"
 
 
 def test_its_folder_follows_the_umask(files: list[str], vocabulary: Vocabulary, tmp_path: Path) -> None:

@@ -50,6 +50,15 @@ def test_a_series_of_steps_ends_in_time_and_what_is_measured_is_said(make: Make)
     )]  # fmt: skip
 
 
+def test_where_memory_is_scarce_codecs_are_not_measured(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt_train.simulation.codec_costs.device.memory", lambda own, devices, ranks: 1000)
+    config, said = make(), list[str]()
+    with opened(config, False, False) as ready:
+        worker = maker(config, torch.device("cpu"), ready.vocabulary, ready.stores)
+        assert not measure(config, worker, LocalTransport(), Effort(4), said.append).codecs
+    assert said[-1].endswith("they will be charged as top-k")
+
+
 def test_a_step_that_took_unusually_long_is_left_out() -> None:
     usual = [(100.0, 0.1), (200.0, 0.25), (50.0, 0.1)]
     assert typical([*usual, (100.0, 24.0)]) == usual

@@ -206,6 +206,7 @@ def test_rounds_of_all_workers_do_not_wait_for_one_that_waits_for_them(make: Mak
 def test_a_worker_that_averages_once_at_the_end_waits_there_for_a_slow_one(make: Make, slow: int) -> None:
     config = ledger.plain(make(mode="simuparallel", stop__after="3e"))
     outcome = ledger.train(config, [1, 1, 1, 1], overwrite=True, stragglers=[Straggler(slow, 20)])
+    assert "workers exchange only once, at the end" in (outcome.folder / "train.log").read_text(encoding="utf-8")
     assert outcome.trained == {(epoch, batch): 1 for epoch in range(3) for batch in range(ledger.BATCHES)}
 
 

@@ -76,7 +76,7 @@ def machines(
     costs = profile.measure(config, make, transport, effort, say)
     later = between(transport, first, seconds) if len(first) > 1 else None
     here = transport.nodes.count(transport.nodes[transport.rank])
-    mine = {"memory": memory(own, here), "costs": dataclasses.asdict(costs)}
+    mine = {"memory": memory(own, config.devices, here), "costs": dataclasses.asdict(costs)}
     if transport.rank:
         transport.send(0, Tag.HELLO, from_json(mine))
         return None

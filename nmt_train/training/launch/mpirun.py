@@ -111,6 +111,8 @@ def _wait(job: subprocess.Popen[str], failed: threading.Event, continues: thread
         except subprocess.TimeoutExpired:
             there = _has_ranks(job.pid)
             began = began or there
+            if there:  # what was said when ranks were still here is no sign of life of other machines
+                continues.clear()
             gone = began and not there and not continues.is_set()
             waited = waited + _LOOK if failed.is_set() or gone else 0.0
         if waited >= (_GRACE if failed.is_set() else _RECOVERY):

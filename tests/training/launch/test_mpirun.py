@@ -131,6 +131,17 @@ def test_an_mpirun_whose_ranks_here_are_gone_is_killed_though_nobody_has_said_th
     assert launch._wait(job, threading.Event(), threading.Event()) == -signal.SIGKILL
 
 
+def test_what_was_said_while_ranks_were_still_here_is_no_sign_of_life_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_RECOVERY", 0.1)
+    monkeypatch.setattr(launch, "_LOOK", 0.05)
+    looks = iter([True])
+    monkeypatch.setattr(launch, "_has_ranks", lambda mpirun: next(looks, False))
+    job = subprocess.Popen(["sleep", "600"], start_new_session=True, stderr=subprocess.PIPE, text=True)
+    continues = threading.Event()
+    continues.set()
+    assert launch._wait(job, threading.Event(), continues) == -signal.SIGKILL
+
+
 LOST = "[10:00:00] rank 0 (host a) ended: {others}; at most 0 updates of a shard are lost, and 1 batches are trained again"
 
 

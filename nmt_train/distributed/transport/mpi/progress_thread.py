@@ -28,8 +28,8 @@ from nmt_train.distributed.transport.watchdog import AwakeClock
 PATIENCE = 10.0  # seconds
 ABORT = 255
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 5e-5, 2e-3  # seconds
-# By how much each sleep is longer than the one before. With 2, a message comes on average half as late as the thread has waited
-# for it, so two ranks that answer each other soon wait for the longest sleep every time.
+# By how much each sleep is longer than the one before. With 2, a rank notices a message late by up to as long as it has waited
+# for it; its answer is then late, too, so the sleeps of two ranks that answer each other grow to the longest.
 _GROWTH = 1.25
 _SHORT = 16 << 10  # bytes: tensors up to this total are sent in the same frame as the header
 _BEAT = 0
