@@ -155,12 +155,11 @@ LOST = "[10:00:00] rank 0 (host a) ended: {others}; at most 0 updates of a shard
     ids=["on other machines", "without one that hung", "without one that failed"],
 )
 def test_ranks_that_continue_without_others_are_not_killed(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-    for name in ("_GRACE", "_RECOVERY"):
-        monkeypatch.setattr(launch, name, 0.2)
-    monkeypatch.setattr(launch, "_LOOK", 0.05)
+    for name, seconds in (("_GRACE", 0.2), ("_RECOVERY", 1.0), ("_LOOK", 0.05)):
+        monkeypatch.setattr(launch, name, seconds)
     looks = iter([True])
     monkeypatch.setattr(launch, "_has_ranks", lambda mpirun: next(looks, "the last rank continues" not in said))
-    script = f"echo '{said}' >&2; sleep 1; exit 7"
+    script = f"sleep 0.3; echo '{said}' >&2; sleep 1.2; exit 7"
     job = subprocess.Popen(["sh", "-c", script], start_new_session=True, stderr=subprocess.PIPE, text=True)
     assert launch._follow(job, lambda line: None) == 7
 
