@@ -44,7 +44,7 @@ _KINDS = ("encode", "decode")
 def measure(config: Config, make: Make, transport: Transport, steps: int) -> dict[str, CodecConfig]:
     """The costs per element on the device of the workers that `make` builds, by codec; none if its memory does not suffice.
 
-    transport: of the job, whose ranks all measure at the same time, without each other. steps: at most so many exchanges.
+    transport: of the job, whose ranks all measure at the same time, without each other. steps: the most exchanges to measure.
     """
     flat = make(with_mode(config, "single", {}), LocalTransport()).flat
     elements, own = flat.parameters.numel(), flat.parameters.device
