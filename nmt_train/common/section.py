@@ -46,7 +46,7 @@ def problem(error: ValidationError) -> Problem:
     text = re.sub(r"a dictionary or an instance of \w+", "keys with their values", text)
     text = "there is no such key" if first["type"] == "unexpected_keyword_argument" else text
     given = "" if first["type"] in ("value_error", "missing", "unexpected_keyword_argument") else f", not {first['input']!r}"
-    return Problem(first["type"], [str(part) for part in first["loc"]], text + given)
+    return Problem(first["type"], [str(part) for part in first["loc"] if part != "[key]"], text + given)
 
 
 def listed(registry: Mapping[str, Any]) -> str:

@@ -159,15 +159,15 @@ def open_store(part: CorpusPart, key: str, vocabulary: Vocabulary, folders: Sequ
     """
     digest = _digest(part, key, vocabulary)
     name = f"{Path(sides(part.files, key)[0][0]).name}.{digest}{cache.SUFFIX}"
-    writable = []
+    missing = []
     for folder in folders:
         try:
             return _map(folder / name)
         except FileNotFoundError:
-            writable.append(folder)
+            missing.append(folder)
         except OSError as error:  # it cannot be read
             reason = error
-    for folder in writable:
+    for folder in missing:
         path = folder / name
         try:
             folder.mkdir(parents=True, exist_ok=True)

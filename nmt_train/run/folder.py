@@ -194,7 +194,8 @@ def _lock(lock: TextIO, folder: Path, patient: bool) -> None:
             used = f"run: {folder} is in use by {lock.read().strip() or 'another process'}"
         except OSError as error:
             what = f"run: {folder} cannot be locked ({error.strerror}): do not use it for two runs at the same time"
-            return print(f"nmt-train: warning: {what}", file=sys.stderr, flush=True)
+            print(f"nmt-train: warning: {what}", file=sys.stderr, flush=True)
+            return None
         if not patient:
             raise UserError(f"{used}; wait for it, or choose another folder")
         if waited >= _PATIENCE:

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from nmt_train.common.errors import UserError
-from nmt_train.common.section import STRICT, problem
+from nmt_train.common.section import STRICT, one_of, problem
 from nmt_train.common.yaml_file import override, read
 from nmt_train.distributed.codec import CODECS
 from nmt_train.distributed.context import Mode
 from nmt_train.simulation.units import Bandwidth, Count, Seconds, Size
 
-_WITH_COSTS = ("low-bit", "powersgd", *CODECS)  # the first two are exchanges with codecs of their own
+_WITH_COSTS = dict.fromkeys(("low-bit", "powersgd", *CODECS))  # the first two are exchanges with codecs of their own
 
 
 def _nodes(text: Any) -> Any:
@@ -55,13 +55,6 @@ class CodecConfig:
     decode: Cost = Field(description="instead of `decode` of the device")
 
 
-def _known(codecs: dict[str, Any]) -> dict[str, Any]:
-    for name in codecs:
-        if name not in _WITH_COSTS:
-            raise ValueError(f"there is no codec {name}; codecs: {', '.join(_WITH_COSTS)}")
-    return codecs
-
-
 @dataclass(frozen=True, config=STRICT)
 class DeviceConfig:
     """How long each kind of work takes on a rank's device, which its tasks share. `nmt-simulate --profile` measures it."""
@@ -76,7 +69,7 @@ class DeviceConfig:
         default_factory=Cost,
         description="a message to or from another machine, by its bytes, if the processor that carries it also computes",
     )
-    codecs: Annotated[dict[str, CodecConfig], AfterValidator(_known)] = Field(
+    codecs: dict[Annotated[str, one_of(_WITH_COSTS)], CodecConfig] = Field(
         default_factory=dict, description="`encode` and `decode` of codecs, and of exchanges with codecs of their own"
     )
 
@@ -250,8 +243,7 @@ def load(path: Path, overrides: Mapping[str, str] = _NOTHING) -> ClusterConfig:
     for cut in cluster.cuts:
         if cut.until <= cut.at:
             raise UserError(f"{place('cuts')}: cuts: node {cut.node}: until {cut.until:g} s must be after at {cut.at:g} s")
-    ordered = sorted(cluster.cuts, key=lambda cut: (cut.node, cut.at))
-    for cut, later in pairwise(ordered):
+    for cut, later in pairwise(sorted(cluster.cuts, key=lambda cut: (cut.node, cut.at))):
         if later.node == cut.node and later.at <= cut.until:
             raise UserError(
                 f"{place('cuts')}: cuts: node {cut.node}: the next cut, at {later.at:g} s, must begin after the end of this"

@@ -30,6 +30,7 @@ _LOCAL = {"local.every": "1", "local.delay": "0"}
 MEASURED = {
     "low-bit": ("low-bit", {}),
     "powersgd": ("powersgd", {"override.up": "half", "low_rank.rank": "8"}),
+    # Decay 0 keeps what is encoded from growing, for one pass over memory more than in training.
     "tile-top-k": ("sparse-local", {"tiles.keep": "86", "tiles.decay": "0", **_LOCAL}),
     "half": ("sync", {"override.up": "half"}),
     "bf16": ("sync", {"override.up": "bf16"}),
@@ -46,6 +47,12 @@ def measure(config: Config, make: Make, transport: Transport, steps: int) -> dic
 
     transport: of the job, whose ranks all measure at the same time, without each other. steps: the most exchanges to measure.
     """
+    config = dataclasses.replace(
+        config,
+        trace=True,  # makes spans wait for the work of a GPU
+        # Updates of the same size from the first one on, as the codecs have them later in training.
+        optimizer=OptimizerConfig(name="sgd", schedule="constant", warmup=0, async_warmup="unchanged"),
+    )
     flat = make(with_mode(config, "single", {}), LocalTransport()).flat
     elements, own = flat.parameters.numel(), flat.parameters.device
     del flat
@@ -55,14 +62,7 @@ def measure(config: Config, make: Make, transport: Transport, steps: int) -> dic
         return {}
     found = {}
     for codec, (mode, settings) in MEASURED.items():
-        config = with_mode(config, mode, settings)
-        config = dataclasses.replace(
-            config,
-            trace=True,  # makes spans wait for the work of a GPU
-            # Updates of the same size from the first one on, as the codecs have them later in training.
-            optimizer=OptimizerConfig(name="sgd", schedule="constant", warmup=0, async_warmup="unchanged"),
-        )
-        found[codec] = _costs(config, make, ranks, min(steps, _STEPS))
+        found[codec] = _costs(with_mode(config, mode, settings), make, ranks, min(steps, _STEPS))
         device.release()
     return found
 

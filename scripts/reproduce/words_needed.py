@@ -41,9 +41,8 @@ def write(trials: Trials, folder: Path, jobs: int, path: Path = TABLE) -> None:
             runs = trials.seeds(best) or [best]
             needed = [trials.trained(run) / trials.equal(trials.end(run), run.place) for run in runs]
             values = [mean(needed), min(needed), max(needed), _period(best, folder)]
-            origin = (
-                f"{best.words / 1e6:g}M words, {len(runs)} seed{'s' * (len(runs) > 1)}{f', {IDEAL}' * (best.system == IDEAL)}"
-            )
+            origin = f"{best.words / 1e6:g}M words, {len(runs)} seed{'s' * (len(runs) > 1)}"
+            origin += f", {IDEAL}" * (best.system == IDEAL)
             writer.writerow([*key, *(f"{value:.3f}" for value in values), origin])
 
 

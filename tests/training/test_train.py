@@ -407,7 +407,7 @@ def test_checkpoints_can_be_read_although_the_cost_of_a_skipped_batch_was_not_fi
 
 
 def test_a_stage_does_not_end_training_before_the_next_one_begins(make: Make, demo: Path) -> None:
-    """At the end of the first epoch, the second stage has not begun, so no validation of it can have been no better."""
+    """When a stage ends, the next one has not begun, so no validation of the next one can have been no better."""
     files = [f"{demo}/train.en", f"{demo}/train.de"]
     config = make(
         corpus__train=[{"files": files, "until": "2e"}, {"files": files}], optimizer__learning_rate=1e-30,
