@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from nmt_train.training.worker import Worker
 
 _MAIN = "MainThread"
-_SHOWN = ("forward", "backward", "update", "encode", "sync", "waiting")
+_SHOWN = ("forward", "backward", "update", "encode", "decode", "sync", "waiting")
 
 
 class RankStatistics:
