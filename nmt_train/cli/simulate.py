@@ -36,7 +36,7 @@ def parser() -> cli.Parser:
     )
     group = options.add_argument_group("simulation")
     group.add_argument("--cluster", type=Path, metavar="FILE", help="YAML: machines, devices, network; see configs/clusters")
-    group.add_argument("--shuffle-seed", type=int, metavar="N", help="delay messages randomly, to test other orders")
+    group.add_argument("--shuffle-seed", type=cli.count, metavar="N", help="delay messages randomly, to test other orders")
     group.add_argument(
         "--timing-only", type=cli.positive, metavar="N", help="simulate only the timing of N steps of every rank"
     )

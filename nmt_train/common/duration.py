@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -55,8 +56,8 @@ class Duration:
             raise ValueError(f"{text!r} is not a duration: write {_FORM}")
         number, multiple, unit = match.groups()
         amount = float(number) * _MULTIPLES[multiple] * _SECONDS.get(unit, 1)
-        if amount <= 0:
-            raise ValueError(f"{text!r} is not a duration: it must be more than zero")
+        if not 0 < amount < math.inf:
+            raise ValueError(f"{text!r} is not a duration: it must be more than zero{', and finite' * (amount > 0)}")
         length = cls(amount, unit, str(text))
         if length.counts and amount != int(amount):
             raise ValueError(f"{text!r} is not a duration: epochs, updates and tokens are whole numbers")

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from nmt_train.common.paths import expanded
+
 SUFFIX = ".store"
 READY = "store.json"  # in a folder that is complete; processes that use it lock this file
 
@@ -17,7 +19,7 @@ READY = "store.json"  # in a folder that is complete; processes that use it lock
 def folder(configured: str | None) -> Path:
     """The configured folder, or nmt_train in the user's cache folder (XDG_CACHE_HOME, or ~/.cache)."""
     if configured is not None:
-        return Path(configured).expanduser()
+        return expanded(configured)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nmt_train"
 
 
@@ -27,8 +29,12 @@ def hold(store: Path) -> BinaryIO:
     Raises FileNotFoundError if another process has just removed the store.
     """
     file = open(store / READY, "rb")
-    with suppress(OSError):  # a file system without locks
+    try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FileNotFoundError(store / READY) from None
+    except OSError:  # a file system without locks
+        pass
     with suppress(OSError):  # a store that only others may write
         os.utime(store / READY)
     if not (store / READY).exists():

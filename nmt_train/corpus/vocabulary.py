@@ -18,6 +18,7 @@ import numpy as np
 import sentencepiece
 
 from nmt_train.common.errors import UserError, unreadable
+from nmt_train.common.paths import expanded
 from nmt_train.corpus import CorpusConfig, VocabularyConfig
 from nmt_train.corpus.text import read_pairs
 
@@ -48,7 +49,7 @@ class Vocabulary:
     @staticmethod
     def load(path: str | Path) -> Vocabulary:
         try:
-            return Vocabulary.read(Path(path).expanduser().read_bytes(), str(path))
+            return Vocabulary.read(expanded(path).read_bytes(), str(path))
         except OSError as error:
             raise UserError(
                 f"{unreadable(path, error)}; name an existing SentencePiece model, or let the run train one"

@@ -75,7 +75,7 @@ class Log:
         line = f"[{datetime.now():%Y-%m-%d %H:%M:%S}] {message}"
         if self.bar is not None:
             self.bar.clear()
-        with contextlib.suppress(BrokenPipeError):  # mpirun may be gone while its ranks still save
+        with contextlib.suppress(OSError):  # mpirun, or the terminal, may be gone while ranks still train or save
             print(line, file=sys.stderr, flush=True)
         _write(self.text, line)
 

@@ -58,7 +58,7 @@ class Progress:
 
     def at(self, epochs: int, batches: int) -> None:
         """Set the number of completed epochs, and the number of batches done in the current epoch."""
-        self._epoch_is_over |= epochs > self.epochs or not batches
+        self._epoch_is_over |= epochs > self.epochs  # other workers begin with no batches of an epoch that is not over
         self.epochs, self.batches = epochs, batches
 
     def _begin_epoch(self) -> None:
@@ -118,7 +118,7 @@ class Progress:
     @property
     def epoch(self) -> int:
         """The epoch of the last batch, counted from 1."""
-        return max(1, self.epochs + (self.batches > 0))
+        return max(1, self.epochs + (self.batches > 0 or not self._epoch_is_over))
 
     def mark(self) -> Mark:
         """The current progress, for comparison with a later one."""

@@ -53,6 +53,7 @@ class Leader:
             worker, run, log, state, test_sets, self._stalled, lambda: self.signal is not None
         )
         self._held: PendingSnapshot | None = None  # the final snapshot, while the other ranks wait at the barrier
+        self._skipped = False  # the present batch
         self.reason: str | None = None
         self.signal: signal.Signals | None = None
 
@@ -115,6 +116,9 @@ class Leader:
 
     def step_done(self, updated: bool) -> None:
         self._count()
+        if self._skipped and not self._synchronous:  # else the next update decides: all workers make as many exchanges
+            self.reason = self._reason_to_stop()
+        self._skipped = False
         self._hear()
         if updated and self._synchronous:
             while not self._orders.all_exchanged:
@@ -129,9 +133,7 @@ class Leader:
 
     def skipped(self, what: str) -> None:
         self._log.say(what)
-        self._count()
-        if not self._synchronous:  # else the next update decides, when all workers have made as many exchanges
-            self.reason = self._reason_to_stop()
+        self._skipped = True
 
     def _count(self) -> None:
         """Update the position in the data; tell the other ranks when an epoch is complete."""

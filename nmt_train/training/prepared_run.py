@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from nmt_train import config as configuration
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
+from nmt_train.common.paths import expanded
 from nmt_train.config import Config
 from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.text import read_lines, read_pairs, read_weights, sides
@@ -51,7 +51,7 @@ def opened(
 ) -> Iterator[PreparedRun]:
     """Lock the run folder and prepare the run. UserError for errors that a user can fix; it leaves a previous run unchanged."""
     _check_early(config)
-    run = Run.open(Path(config.run).expanduser(), patient=launcher.restarted())
+    run = Run.open(expanded(config.run), patient=launcher.restarted())
     try:
         if not overwrite:
             run.refuse_other_kind(bool(simulated))
@@ -69,17 +69,17 @@ def opened(
 
 @contextmanager
 def taken_over(
-    config: Config, vocabulary: Vocabulary, stores: Stores, auto: ChosenMode | None, begun: bool
+    config: Config, vocabulary: Vocabulary, stores: Stores, auto: ChosenMode | None, overwrite: bool, begun: bool
 ) -> Iterator[PreparedRun]:
     """Lock the run folder of an ended rank 0, or create one if this machine cannot see it.
 
-    begun: whether training had begun, so that the surviving ranks have its state.
+    begun: whether training had begun, so that the surviving ranks have its state, and checkpoints are not needed.
     """
-    run = Run.open(Path(config.run).expanduser(), patient=True)
+    run = Run.open(expanded(config.run), patient=True)
     try:
-        saved, damaged = _newest(run)
+        saved, damaged = (None, []) if begun or overwrite else _newest(run)
         initial = _initial(config) if saved is None and config.init and not begun else None
-        yield PreparedRun(run, saved, damaged, vocabulary, stores, overwrite=False, initial=initial, auto=auto)
+        yield PreparedRun(run, saved, damaged, vocabulary, stores, overwrite and not begun, initial, auto=auto)
     finally:
         run.close()
 
@@ -112,7 +112,7 @@ def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
 
 def _initial(config: Config) -> Checkpoint:
     """The checkpoint that `init` names; UserError if its model has other sizes than this run's."""
-    initial = load_verified(newest(Path(str(config.init)).expanduser(), 1)[0])
+    initial = load_verified(newest(expanded(str(config.init)), 1)[0])
     there, here = saved_keys(initial.facts["config"]), configuration.flatten(configuration.plain(config))
     keys = [key for key in FIXED if key.startswith("model.") and there.get(key) != here[key]]
     if keys:

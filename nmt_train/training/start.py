@@ -19,6 +19,7 @@ from nmt_train import config as configuration
 from nmt_train import device
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
+from nmt_train.common.paths import expanded
 from nmt_train.config import Config
 from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.vocabulary import Vocabulary
@@ -61,7 +62,7 @@ def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE, advis
         status = (
             _lead(config, transport, force, overwrite, given.mode is None, advisers)
             if transport.rank == 0
-            else _follow(config, transport, advisers)
+            else _follow(config, transport, overwrite, advisers)
         )
     except Aborted:
         time.sleep(_LINGER)  # the failed rank has reported why; its exit status should become that of the job
@@ -128,18 +129,18 @@ def _lead(
             adviser = advisers(config, vocabulary, stores)
             prepared.auto = auto_mode.lead(config, transport, own, make, adviser, prepared.saved, folder)
             config = prepared.auto.config
-        status = _rank(config, make, vocabulary, stores, prepared.auto).train(transport, prepared)
+        status = _rank(config, make, vocabulary, stores, prepared.auto, overwrite).train(transport, prepared)
         return status if transport.size == 1 or launcher.tasks() else 0  # mpirun itself reports what ended its ranks
 
 
-def _follow(config: Config, transport: Transport, advisers: Advisers | None) -> int:
+def _follow(config: Config, transport: Transport, overwrite: bool, advisers: Advisers | None) -> int:
     own = device.prepare(config.devices, config.threads, transport.nodes, transport.rank)
     _compare_devices(config, transport, own)
     vocabulary = _accept(config, transport)
     first = transport.nodes.index(transport.nodes[transport.rank])
     if first != transport.rank:
         transport.receive(first, Tag.HELLO).result()  # sent when that rank has built the store
-    stores = open_stores(config.corpus, vocabulary, Path(config.run).expanduser() / "store")
+    stores = open_stores(config.corpus, vocabulary, expanded(config.run) / "store")
     for rank in range(transport.rank + 1, transport.size):
         if first == transport.rank and transport.nodes[rank] == transport.nodes[first]:
             transport.send(rank, Tag.HELLO, Message())
@@ -148,11 +149,11 @@ def _follow(config: Config, transport: Transport, advisers: Advisers | None) -> 
     if advisers is not None and config.mode == AUTO:
         auto = auto_mode.follow(config, transport, own, make, advisers(config, vocabulary, stores))
         config = auto.config
-    return _rank(config, make, vocabulary, stores, auto).train(transport)
+    return _rank(config, make, vocabulary, stores, auto, overwrite).train(transport)
 
 
-def _rank(config: Config, make: Make, vocabulary: Vocabulary, stores: Stores, auto: ChosenMode | None) -> Rank:
-    take_over = partial(taken_over, config, vocabulary, stores, auto)
+def _rank(config: Config, make: Make, vocabulary: Vocabulary, stores: Stores, auto: ChosenMode | None, overwrite: bool) -> Rank:
+    take_over = partial(taken_over, config, vocabulary, stores, auto, overwrite)
     return Rank(config, make, handling, take_over)
 
 
@@ -203,7 +204,7 @@ def _accept(config: Config, transport: Transport) -> Vocabulary:
     """Receive rank 0's vocabulary; UserError if this rank's `corpus.vocabulary.path` is another one."""
     vocabulary = Vocabulary.read(to_bytes(transport.receive(0, Tag.HELLO).result()[1]), "rank 0's vocabulary")
     path = config.corpus.vocabulary.path
-    if path and Path(path).expanduser().exists() and Vocabulary.load(path).digest != vocabulary.digest:
+    if path and expanded(path).exists() and Vocabulary.load(path).digest != vocabulary.digest:
         raise UserError(
             f"corpus.vocabulary.path: {path} is not the vocabulary of rank 0 (host {transport.hosts[0]}); copy that one here"
         )

@@ -65,8 +65,8 @@ number of workers that was chosen on 4x2 and 7x1 by the time to a target (lab-no
 *1.5x as fast* means: two thirds of the simulated time to the target. The target is the cross-entropy of 1x1 after 95% of its
 {words} words{target}. Times are those at which a straight line through five validations has fallen to the target. A run that
 takes 12% longer than 1x1 is ended (60% longer in mode overlap without a bound, which should be much slower). If only one of
-two runs has reached the target, their ratio is only known to be above, or below, some number; a clause that this does not
-decide is inconclusive. Two runs that both do not reach the target are compared by the time to the lowest cross-entropy that
+two runs has reached the target, there is only a bound on their ratio (such as *below 0.85x*); if it does not decide a clause,
+the clause is inconclusive. Two runs that both do not reach the target are compared by the time to the lowest cross-entropy that
 both have reached.
 
 A claim of the thesis consists of clauses; the limits of each were set in scripts/reproduce/thesis_claims.py before the runs.

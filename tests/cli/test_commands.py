@@ -407,6 +407,9 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
         (train, ["--config", "absent.yml"], "absent.yml: No such file"),
         (train, ["--config"], "expected one argument"),
         (train, ["--trace"], "is missing"),
+        (train, ["--config", "{run}.yml", "--run", "~nobody-has-this-name/x"], "there is no such user"),
+        (simulate, ["--config", "{run}.yml", "--cluster", "{two}", "--shuffle-seed", "-1"], "--shuffle-seed"),
+        (train, ["--config", "{run}.yml", "--stop.after", f"{9:0<400}u"], "and finite"),
     ],
 )  # fmt: skip
 def test_every_wrong_call_is_one_sentence_with_status_2(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -45,6 +46,14 @@ def test_what_a_process_uses_stays_and_counts_as_used_now(tmp_path: Path) -> Non
         assert cache.empty(tmp_path) == (1, 100)
         assert (old.exists(), new.exists()) == (True, False)
     assert cache.empty(tmp_path) == (1, 100)
+
+
+def test_a_store_that_another_process_is_removing_is_as_good_as_gone(tmp_path: Path) -> None:
+    store = stored(tmp_path, "a", 100, 1)
+    with open(store / cache.READY, "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(FileNotFoundError):
+            cache.hold(store)
 
 
 def test_only_complete_stores_are_touched(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -85,6 +87,31 @@ def test_metrics_are_rewound_to_where_a_run_continues_and_an_unfinished_line_is_
             read_metrics(path)
     with pytest.raises(UserError, match="is this a run folder"):
         read_metrics(tmp_path / "absent" / "metrics.jsonl")
+
+
+def test_lines_are_kept_although_the_terminal_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+        flush = write
+
+    log = Log.open(tmp_path, LogConfig())
+    monkeypatch.setattr(sys, "stderr", Gone())
+    log.say("still training")
+    log.close()
+    assert "still training" in (tmp_path / "train.log").read_text(encoding="utf-8")
+
+
+def test_an_epoch_goes_on_when_other_workers_begin_the_rest_of_it_anew() -> None:
+    state = Progress(epochs=2, batches=7, sentences=80)
+    state.at(2, 0)
+    state.skip()
+    assert (state.epoch, state.sentences) == (3, 80)
+    state.at(3, 0)
+    assert state.epoch == 3
+    state.skip()
+    assert (state.epoch, state.sentences) == (4, 0)
 
 
 @pytest.mark.parametrize("full", ["train.log", "metrics.jsonl"])

@@ -56,6 +56,17 @@ def test_the_cluster_file_can_be_read_and_names_what_is_slower(tmp_path: Path) -
     assert found.device == device(1e-3)
 
 
+def test_slow_devices_are_named_machine_by_machine_however_ranks_were_dealt_to_machines(tmp_path: Path) -> None:
+    network, inside = Link(0.001, 12e6, (12e6, 12e6)), Link(0.0001, 1e9, (1e9,) * 4)
+    devices = tuple(map(device, (1e-3, 2e-3, 1e-3, 2e-3)))  # machine b is slow
+    measured = Measured((0, 1, 0, 1), ("a", "b", "a", "b"), devices, 500.0, 8 * 10**9, network, inside)
+    path = tmp_path / "cluster.yml"
+    path.write_text(cluster_file(measured), encoding="utf-8")
+    found = load(path)
+    assert found.nodes == [2, 2]
+    assert [its.rank for its in found.stragglers] == [2, 3]
+
+
 @pytest.mark.parametrize(("rate", "said"), [(11e6, False), (6e6, True), (24e6, True)])
 def test_a_network_that_changes_while_it_is_measured_is_said(rate: float, said: bool) -> None:
     before, later = (Link(0.001, speed, (speed, speed)) for speed in (12e6, rate))

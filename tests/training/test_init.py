@@ -96,12 +96,39 @@ def test_a_new_rank_0_begins_with_it_too_if_there_is_no_checkpoint_yet(make: Mak
     config = dataclasses.replace(make(init=str(source)), run=str(tmp_path / "fine"))
     with opened(config, False, False) as first:
         vocabulary, stores, initial = first.vocabulary, first.stores, first.initial
-    with taken_over(config, vocabulary, stores, auto=None, begun=False) as second:
+    with taken_over(config, vocabulary, stores, auto=None, overwrite=False, begun=False) as second:
         assert initial is not None
         assert second.initial == initial
     source.rename(tmp_path / "elsewhere")
-    with taken_over(config, vocabulary, stores, auto=None, begun=True) as third:
+    with taken_over(config, vocabulary, stores, auto=None, overwrite=False, begun=True) as third:
         assert third.initial is None, "the survivors have the state; the model is not needed"
+
+
+def test_a_new_rank_0_starts_over_too_if_training_had_not_begun(make: Make, tmp_path: Path) -> None:
+    trained(make, tmp_path, "old")
+    config = dataclasses.replace(make(), run=str(tmp_path / "old"))
+    with opened(config, False, True) as first:
+        vocabulary, stores = first.vocabulary, first.stores
+    with taken_over(config, vocabulary, stores, auto=None, overwrite=True, begun=False) as second:
+        assert (second.saved, second.overwrite) == (None, True)
+    with taken_over(config, vocabulary, stores, auto=None, overwrite=True, begun=True) as third:
+        assert not third.overwrite, "what has been trained since is kept"
+
+
+def test_a_new_rank_0_with_the_state_of_survivors_needs_no_intact_checkpoint(make: Make, tmp_path: Path) -> None:
+    source = trained(make, tmp_path, "old")
+    config = dataclasses.replace(make(), run=str(source))
+    with opened(config, False, False) as first:
+        vocabulary, stores = first.vocabulary, first.stores
+    for file in source.glob("checkpoints/*/parameters.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+    with (
+        pytest.raises(UserError, match="no checkpoint of the run is intact"),
+        taken_over(config, vocabulary, stores, auto=None, overwrite=False, begun=False),
+    ):
+        pass
+    with taken_over(config, vocabulary, stores, auto=None, overwrite=False, begun=True) as taken:
+        assert taken.saved is None
 
 
 def test_a_restart_that_does_not_find_its_run_is_refused_until_the_machine_that_has_it_is_back(

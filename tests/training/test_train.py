@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -404,6 +405,17 @@ def test_checkpoints_can_be_read_although_the_cost_of_a_skipped_batch_was_not_fi
     for path in Run(Path(config.run)).checkpoints():
         load_verified(path)
     assert all(event["cost"] < 100 for event in events(config) if event["event"] == "train")
+
+
+def test_an_epoch_whose_last_batch_is_skipped_ends_the_run_too(make: Make) -> None:
+    batches = make(stop__after="1e", log__every="1u")
+    assert run(batches) == 0
+    number = final(batches)[0]["progress"]["updates"]
+    config = dataclasses.replace(make(stop__after="1e", optimizer__not_finite="skip"), run=f"{batches.run}-skipped")
+    with poisoned([number], float("nan")):
+        assert run(config) == 0
+    progress = final(config)[0]["progress"]
+    assert (progress["updates"], progress["skipped"], progress["epochs"], progress["batches"]) == (number - 1, 1, 1, 0)
 
 
 def test_a_stage_does_not_end_training_before_the_next_one_begins(make: Make, demo: Path) -> None:

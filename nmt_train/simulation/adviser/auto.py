@@ -58,7 +58,8 @@ class AutoAdviser:
             *self._warnings,
         ]
         if best.machines > 1 and best.estimate < WORTH:
-            sentences.append(f"warning: one machine alone would be {1 / best.estimate:.1f} times as fast")
+            alone = f"would be {1 / best.estimate:.2g} times as fast" if best.estimate < 1 else "would be nearly as fast"
+            sentences.append(f"warning: one machine alone {alone}")
         return Advice(self._with(best.choice), sentences, found.write)
 
     def compare(self, cluster: str, devices: Sequence[int], config: Config) -> str:
@@ -66,7 +67,8 @@ class AutoAdviser:
         if len(devices) != len(there.nodes) or any(left > all for left, all in zip(devices, there.nodes, strict=True)):
             return "these are not the machines that were measured; nmt-simulate --measure and --compare say what is best now"
         try:
-            found, best = self._compared(part_of(there, devices))
+            longest = min(_LONGEST, config.transport.deadline / 2)  # the other ranks are waiting
+            found, best = self._compared(part_of(there, devices), longest)
         except UserError as error:
             return str(error)
         where = f"with {sum(devices)} device{'s' * (sum(devices) > 1)}"
@@ -84,14 +86,14 @@ class AutoAdviser:
             f" {config.mode}: to change, stop it and start it again with {options}"
         )
 
-    def _compared(self, cluster: ClusterConfig) -> tuple[Comparison, Row]:
+    def _compared(self, cluster: ClusterConfig, longest: float = _LONGEST) -> tuple[Comparison, Row]:
         """The comparison, and its best row on all machines. Raises UserError if there is none."""
         every = len(cluster.nodes)
         if len(cluster.ranks()) > _MANY:
             cluster = dataclasses.replace(cluster, transfers="turns")
         wanted = [(choice, size) for size in sorted({1, every}) for choice in (_ALONE, *measured())]
         shapes, tokens = model_and_batches(self._config, self._vocabulary, self._stores)
-        found = compare(self._config, cluster, shapes, tokens, wanted, longest=_LONGEST)
+        found = compare(self._config, cluster, shapes, tokens, wanted, longest=longest)
         if (best := found.best_on(every)) is None:
             refused = "; ".join(f"{name}: {why}" for name, why in found.refused.items())
             raise UserError(f"mode: auto knows no mode for these machines ({refused or 'not enough memory'}); name a mode")

@@ -104,7 +104,9 @@ def cluster_file(found: Measured) -> str:
         _link("inside", "device", found.inside, found.network),
     ]
     lines += [f"# {found.warning}"] * bool(found.warning)
-    slow = [(rank, pace / found.paces[typical]) for rank, pace in enumerate(found.paces)]
+    # In a cluster file, ranks are counted machine by machine.
+    by_machine = sorted(range(len(found.nodes)), key=lambda rank: found.nodes.index(found.nodes[rank]))
+    slow = [(place, found.paces[rank] / found.paces[typical]) for place, rank in enumerate(by_machine)]
     if stragglers := [f"{{rank: {rank}, factor: {factor:.3g}}}" for rank, factor in slow if not 1 / _ALIKE < factor < _ALIKE]:
         lines.append(f"stragglers: [{', '.join(stragglers)}]          # devices that are slower (or, below 1, faster)")
     if found.network and (
