@@ -15,6 +15,7 @@ from virtual import cluster
 from nmt_train.common.errors import UserError
 from nmt_train.modes import build as modes
 from nmt_train.modes.auto import AUTO, with_mode
+from nmt_train.simulation.adviser import auto
 from nmt_train.simulation.adviser.auto import AutoAdviser
 from nmt_train.simulation.adviser.compare import Comparison, Row, choices, compare, part_of, sizes
 from nmt_train.simulation.adviser.words_needed import ONE, Choice, Needed, measured
@@ -168,6 +169,11 @@ def test_auto_chooses_the_best_mode_for_all_machines(adviser: AutoAdviser, make:
     assert re.fullmatch(r"warning: one machine alone would be \d+\.\d times as fast", slow.sentences[-1])
     fast.write(tmp_path)
     assert {"compare.json", "compare.png"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_one_machine_is_not_said_to_be_faster_if_it_is_about_as_fast() -> None:
+    said = [auto._alone(estimate) for estimate in (0.5, 0.94, 0.97, 1.03)]
+    assert said == ["2.0 times as fast", "1.1 times as fast", *["nearly as fast, or as fast"] * 2]
 
 
 def test_auto_on_the_devices_of_one_machine(adviser: AutoAdviser) -> None:

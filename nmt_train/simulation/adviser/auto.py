@@ -58,8 +58,7 @@ class AutoAdviser:
             *self._warnings,
         ]
         if best.machines > 1 and best.estimate < WORTH:
-            alone = f"would be {1 / best.estimate:.2g} times as fast" if best.estimate < 1 else "would be nearly as fast"
-            sentences.append(f"warning: one machine alone {alone}")
+            sentences.append(f"warning: one machine alone would be {_alone(best.estimate)}")
         return Advice(self._with(best.choice), sentences, found.write)
 
     def compare(self, cluster: str, devices: Sequence[int], config: Config) -> str:
@@ -101,6 +100,11 @@ class AutoAdviser:
 
     def _with(self, choice: Choice) -> Config:
         return with_mode(self._config, choice.mode, choice.settings)
+
+
+def _alone(estimate: float) -> str:
+    """How fast one machine is compared with all. estimate: how fast all are compared with one."""
+    return f"{1 / estimate:.1f} times as fast" if estimate < 0.95 else "nearly as fast, or as fast"
 
 
 def _times(row: Row, best: Row) -> str:
