@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from nmt_train.common import container
 from nmt_train.common.errors import UserError
 
 _SEVERAL = re.compile(r"(cpu|cuda)(?:\s*x\s*([1-9]\d{0,2}))?")
@@ -72,7 +74,7 @@ def memory(own: torch.device, devices: str | list[int], ranks: int) -> int:
     """The bytes of memory for each rank: of the GPU that ranks share according to `devices:`, or of this machine's `ranks`."""
     if own.type == "cuda":
         return int(torch.cuda.get_device_properties(own).total_memory) // permitted(devices)
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks
+    return int(min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), container.memory())) // ranks
 
 
 def identity(own: torch.device) -> str:
@@ -87,9 +89,9 @@ def identity(own: torch.device) -> str:
 def prepare(devices: str | list[int], threads: int, nodes: tuple[int, ...] = (0,), rank: int = 0) -> torch.device:
     """Return the device of `rank`, and set the number of CPU threads.
 
-    threads: 0 leaves the choice to torch; if a node has several ranks, they share its cores. nodes: the node of each rank. If
-    a node has more ranks than this rank sees GPUs, its ranks are assigned to the GPUs in rotation. Ranks may see different
-    GPUs, so they compare their GPUs later (start.py) to detect whether two of them share one.
+    threads: 0 leaves the choice to torch; if a node has several ranks, or a container fewer cores, they share what there is.
+    nodes: the node of each rank. If a node has more ranks than this rank sees GPUs, its ranks are assigned to the GPUs in
+    rotation. Ranks may see different GPUs, so they compare their GPUs later (start.py) to detect whether two of them share one.
 
     The process keeps freed memory. A training step frees and allocates the same large blocks repeatedly; glibc would return
     each block to the kernel, which must clear its pages before the next use. Keeping the blocks makes a step about 10% faster.
@@ -100,9 +102,11 @@ def prepare(devices: str | list[int], threads: int, nodes: tuple[int, ...] = (0,
     if own.type == "cuda":
         torch.cuda.set_device(own)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if threads or (len(beside) > 1 and "OMP_NUM_THREADS" not in os.environ):
+    quota = container.cores() / len(beside)
+    if threads or ((len(beside) > 1 or quota < cores) and "OMP_NUM_THREADS" not in os.environ):
         # A launcher that binds ranks to cores has already divided the cores.
-        torch.set_num_threads(threads or max(1, cores // (len(beside) if cores == os.cpu_count() else 1)))
+        divided = cores // (len(beside) if cores == os.cpu_count() else 1)
+        torch.set_num_threads(threads or max(1, math.ceil(min(divided, quota))))
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

@@ -21,7 +21,7 @@ class Clock(Protocol):
     def task(self) -> str:
         """The name of the calling task; a rank's first task is named MainThread."""
 
-    def spend(self, name: str, work: float, seconds: float, parts: int = 1) -> None:
+    def spend(self, name: str, work: float, seconds: float, parts: float = 1) -> None:
         """Record that `work` of kind `name` took `seconds`; a simulated clock instead advances by the predicted time.
 
         work: the number of target tokens of a batch or of elements of a vector; parts: see `Trace.span`.
@@ -39,11 +39,11 @@ class Trace:
         self._spans: list[Span] = []
 
     @contextmanager
-    def span(self, name: str, work: float = 0.0, parts: int = 1) -> Iterator[None]:
+    def span(self, name: str, work: float = 0.0, parts: float = 1) -> Iterator[None]:
         """A context whose duration is recorded under `name` for the current thread.
 
         work: the amount of work that the span computes, in target tokens of a batch or elements of a vector; 0 if none.
-        parts: the number of equal spans that this work is divided into; this span is one of them.
+        parts: this span is one of so many equal parts of the work; 2.5 means that it is two fifths.
         """
         start = self._clock.now()
         try:

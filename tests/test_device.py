@@ -54,6 +54,23 @@ def refused(config: Config, nodes: list[int], identities: list[str], monkeypatch
     return ""
 
 
+def test_ranks_use_no_more_threads_and_memory_than_their_container_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, set_to = torch.get_num_threads(), list[int]()
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    for cores, ranks in ((float("inf"), 1), (2.5, 1), (2.5, 2), (0.5, 4), (float("inf"), 4)):
+        monkeypatch.setattr("nmt_train.common.container.cores", lambda cores=cores: cores)
+        device.prepare("cpu", 0, nodes=(0,) * ranks)
+    assert set_to == [3, 2, 1, 16], "one rank without a limit leaves the choice to torch"
+    device.prepare("cpu", 7)
+    assert set_to[-1] == 7
+    monkeypatch.setattr("nmt_train.common.container.memory", lambda: 1000.0)
+    assert device.memory(torch.device("cpu"), "cpu", 2) == 500
+    assert torch.get_num_threads() == before
+
+
 def test_ranks_that_see_one_gpu_each_take_it_and_may_train_where_these_are_different(
     make: Make, gpus: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nmt_train import cli
+from nmt_train.common.errors import UserError
 from nmt_train.common.metric import METRICS
 from nmt_train.common.section import listed
 from nmt_train.report import convergence, timeline
@@ -70,12 +71,17 @@ def command(arguments: Sequence[str]) -> int:
     shown = f"-{given.metric}" if given.kind == "convergence" and given.metric != "cross-entropy" else ""
     name = "trace.json" if given.kind == "trace" else f"{given.kind}{shown}.png"
     output = given.output or (runs[0] / name if len(runs) == 1 and runs[0].is_dir() else Path(name))
-    if "metric" in given:
-        written = convergence.plot(runs, given.metric, given.clock, output)
-    elif given.kind == "timeline":
-        written = timeline.plot(given.run, given.start, given.seconds, output)
-    else:
-        written = timeline.chrome(given.run, output)
+    try:
+        if "metric" in given:
+            written = convergence.plot(runs, given.metric, given.clock, output)
+        elif given.kind == "timeline":
+            written = timeline.plot(given.run, given.start, given.seconds, output)
+        else:
+            written = timeline.chrome(given.run, output)
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or output}: {error.strerror}; name a file that can be written with --output"
+        ) from None
     print(*written, sep="\n")
     return 0
 

@@ -180,8 +180,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             event = json.loads(line)
         except (ValueError, RecursionError):
             event = None
-        if not isinstance(event, dict):
-            raise UserError(f"{path}, line {number}: not a JSON object; remove the line")
+        if not isinstance(event, dict) or not {"event", "update"} <= event.keys():
+            raise UserError(
+                f"{path}, line {number}: not an event of a run (a JSON object with event and update); remove the line"
+            )
         events.append(event)
     return events
 

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from nmt_train.common.errors import UserError
+from nmt_train.common.paths import expanded
 from nmt_train.common.section import STRICT, one_of, problem
 from nmt_train.common.yaml_file import override, read
 from nmt_train.distributed.codec import CODECS
@@ -68,6 +69,10 @@ class DeviceConfig:
     carry: Cost = Field(
         default_factory=Cost,
         description="a message to or from another machine, by its bytes, if the processor that carries it also computes",
+    )
+    response: Seconds = Field(
+        default=0.0,
+        description="time until a device that computes notices a message from another machine, if above the latency",
     )
     codecs: dict[Annotated[str, one_of(_WITH_COSTS)], CodecConfig] = Field(
         default_factory=dict, description="`encode` and `decode` of codecs, and of exchanges with codecs of their own"
@@ -225,7 +230,10 @@ def load(path: Path, overrides: Mapping[str, str] = _NOTHING) -> ClusterConfig:
         raise UserError(f"{path}: give either device (the cost of work) or profile (a file that nmt-simulate --profile wrote)")
     if cluster.profile is not None:
         other: dict[str, str] = {}
-        file = path.parent / Path(cluster.profile).expanduser()
+        try:
+            file = path.parent / expanded(cluster.profile)
+        except UserError as error:
+            raise UserError(f"{place('profile')}: profile: {error}") from None
         device = _checked(_DEVICE, read(file, other, "measure one with nmt-simulate --profile"), other, file)
         cluster = dataclasses.replace(cluster, device=device, profile=None)
     if any(devices < 1 for devices in cluster.nodes):
@@ -276,8 +284,8 @@ def to_yaml(device: DeviceConfig, title: str) -> str:
     def said(cost: Cost) -> str:
         return f"{{seconds: {cost.seconds * 1e3:.6g} ms, per_unit: {cost.per_unit * 1e9:.6g} ns}}"
 
-    lines = [f"# {title}", *(f"{kind}: {said(cost)}" for kind, cost in vars(device).items() if kind != "codecs")]
-    lines += ["codecs:"] * bool(device.codecs)
+    lines = [f"# {title}", *(f"{kind}: {said(cost)}" for kind, cost in vars(device).items() if isinstance(cost, Cost))]
+    lines += [f"response: {device.response * 1e3:.6g} ms", *["codecs:"] * bool(device.codecs)]
     for name, its in device.codecs.items():
         lines.append(f"  {name}: {{encode: {said(its.encode)}, decode: {said(its.decode)}}}")
     return "\n".join(lines) + "\n"

@@ -105,7 +105,7 @@ class _RealTime(Engine):
     def now(self) -> float:
         return time.perf_counter()
 
-    def compute(self, rank: VirtualTransport, name: str, work: float, seconds: float, parts: int) -> None:
+    def compute(self, rank: VirtualTransport, name: str, work: float, seconds: float, parts: float) -> None:
         if name in _KINDS and self.steps[rank.rank]:
             step = self.steps[rank.rank][-1]
             step[name] = step[name][0] + work, step[name][1] + seconds

@@ -89,7 +89,7 @@ class Engine:
     def now(self) -> float:
         return self.kernel.now()
 
-    def compute(self, rank: VirtualTransport, name: str, work: float, seconds: float, parts: int) -> None:
+    def compute(self, rank: VirtualTransport, name: str, work: float, seconds: float, parts: float) -> None:
         seconds = self.network.seconds(rank.original_rank, name, work, parts)
         if seconds:
             current().wait(self.shares.use(seconds, self.network.devices[rank.original_rank]), f"its device, for {name}")
@@ -114,7 +114,7 @@ class Engine:
             ends = peer.original_rank, transport.peers[(peer.rank + 1) % ranks].original_rank
             route = self.network.route(*ends)
             self.network.burden(self.shares, *ends, size / self.network.scale, 2 * (ranks - 1))
-            late = 2 * (ranks - 1) * route.latency
+            late = 2 * (ranks - 1) * (route.latency + self.network.response(*ends))
             passed = self.network.transfer(self.shares, size, route) if route.capacities else self.kernel.env.timeout(0)
             passed.callbacks.append(partial(self._summed, late, summed))
 

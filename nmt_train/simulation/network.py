@@ -50,8 +50,8 @@ class Network:
         self._random = [np.random.default_rng([cluster.seed, rank]) for rank in range(len(self.nodes))]
         self._shuffle = None if shuffle_seed is None else np.random.default_rng(shuffle_seed)
 
-    def seconds(self, rank: int, name: str, work: float, parts: int = 1) -> float:
-        """Seconds that a rank's device needs for one of `parts` equal parts of this work if the device does nothing else."""
+    def seconds(self, rank: int, name: str, work: float, parts: float = 1) -> float:
+        """Seconds that a rank's device needs for one of `parts` parts of this work if the device does nothing else."""
         cost = getattr(self._costs, name, None)
         if cost is None:
             return 0.0
@@ -96,13 +96,19 @@ class Network:
 
     def delay(self, start: int, end: int) -> float:
         """Seconds by which a message is delayed beyond the latency of its route."""
-        late = 0.0
+        late = self.response(start, end)
         if self.nodes[start] != self.nodes[end]:
             while self.cluster.loss and self._random[start].random() < self.cluster.loss:
                 late += self.cluster.resend
         if self._shuffle is not None and start != end:
             late += self._shuffle.random() * (self._costs.forward.of(1000) + self._costs.backward.of(1000))
         return late
+
+    def response(self, start: int, end: int) -> float:
+        """Seconds until the receiver of a message notices it, beyond the latency of the network."""
+        if self.nodes[start] == self.nodes[end] or not self.devices[end].uses:
+            return 0.0
+        return max(0.0, self._costs.response * self._slower[end] - self.cluster.network.latency)
 
     def set_rate(self, shares: Shares, node: int, rate: float) -> None:
         """Set the bandwidth of a machine's network card in each direction [bytes per second]."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ import torch
 
 from nmt_train.config import Config
 from nmt_train.distributed.message import Message
-from nmt_train.distributed.override import OverrideConfig
 from nmt_train.distributed.transport import Tag, Transport
 from nmt_train.distributed.transport.local import LocalTransport
+from nmt_train.modes.auto import with_mode
 from nmt_train.simulation import codec_costs
 from nmt_train.simulation.adviser.links import barrier
 from nmt_train.simulation.cluster import Cost, DeviceConfig
@@ -28,7 +29,9 @@ _MODES = {"single": ("forward", "backward"), "sparse": ("update", "encode", "dec
 _BY_TOKENS = ("forward", "backward")
 _UNUSUAL = 3.0  # times the median: what takes longer per token is left out
 _FEWEST = 5  # steps of a series: a line is fitted through them
+_ROUNDS = 5
 _LARGE, _SMALL, _WINDOW = 1 << 20, 1 << 12, 4  # bytes of each message of the test traffic, and how many are in flight
+_PAUSE = 0.02  # seconds between an answer and the next question: as after a pause in training, the progress thread sleeps
 
 Say = Callable[[str], None]
 Done = dict[str, list[tuple[float, float]]]  # for each kind of work: (amount, seconds)
@@ -42,7 +45,8 @@ def nothing(what: str) -> None:
 class Effort:
     """How long to measure: `steps` for each kind of work, after `settling` ones that do not count; `rounds` beside traffic.
 
-    seconds: no step begins later than this in a series of steps, unless there would be too few.
+    seconds: no step begins later than this in a series of steps, unless there would be too few; no round begins later than
+    _ROUNDS times as many seconds after the first one.
     """
 
     steps: int
@@ -61,7 +65,7 @@ def measure(config: Config, make: Make, transport: Transport, effort: Effort, sa
     costs: dict[str, Any] = {}
     for mode, kinds in _MODES.items():
         say(f"measuring how long this device takes: {', '.join(kinds)}")
-        done, mean = _train(dataclasses.replace(config, mode=mode), make, effort)
+        done, mean = _train(config, mode, make, effort)
         for kind in kinds:
             costs[kind] = _by_tokens(typical(done[kind])) if kind in _BY_TOKENS else _by_elements(done[kind])
         if mode == "single":  # time of a step outside the recorded work, such as assembling batches
@@ -73,7 +77,7 @@ def measure(config: Config, make: Make, transport: Transport, effort: Effort, sa
     if not costs["codecs"]:
         say("the memory of this device is too small to measure these codecs: they will be charged as top-k")
     if transport.size > 1:
-        costs["carry"] = _carrying(dataclasses.replace(config, mode="single"), make, transport, effort, say)
+        costs["carry"], costs["response"] = _carrying(config, make, transport, effort, say)
     return DeviceConfig(**costs)
 
 
@@ -84,7 +88,7 @@ class _Watched(LocalTransport):
         super().__init__()
         self.done: Done = defaultdict(list)
 
-    def spend(self, name: str, work: float, seconds: float, parts: int = 1) -> None:
+    def spend(self, name: str, work: float, seconds: float, parts: float = 1) -> None:
         self.done[name].append((work, seconds))
 
 
@@ -115,15 +119,10 @@ class _Steps:
         """Do nothing: a skipped update takes time, too."""
 
 
-def _train(config: Config, make: Make, effort: Effort) -> tuple[Done, float]:
+def _train(config: Config, mode: str, make: Make, effort: Effort) -> tuple[Done, float]:
     """Returns what was done, and the seconds of a step."""
-    config = dataclasses.replace(
-        config,
-        trace=True,  # makes spans wait for the work of a GPU
-        batch=dataclasses.replace(config.batch, accumulate=1),
-        override=OverrideConfig(exchange=None if config.mode in (None, "single") else "server"),
-        exchange=dataclasses.replace(config.exchange, bypass=False),
-    )
+    apart = {} if mode == "single" else {"override.exchange": "server", "exchange.bypass": "false"}
+    config = dataclasses.replace(with_mode(config, mode, apart), trace=True)  # so that spans wait for the work of a GPU
     transport = _Watched()
     worker = make(config, transport)
     worker.schedule.refresh()
@@ -134,21 +133,27 @@ def _train(config: Config, make: Make, effort: Effort) -> tuple[Done, float]:
     return transport.done, coordinator.mean
 
 
-def _carrying(config: Config, make: Make, transport: Transport, effort: Effort, say: Say) -> Cost:
-    """The extra time that training takes while messages are transferred, per message and per byte.
+def _carrying(config: Config, make: Make, transport: Transport, effort: Effort, say: Say) -> tuple[Cost, float]:
+    """The extra time that training takes while messages are transferred, per message and per byte; the response time [s].
 
-    Each round measures three times: without messages, with large ones and with small ones.
+    Each round measures three times: with a message now and then, with large ones and with small ones.
     """
 
     def pace() -> float:
-        done, _ = _train(config, make, effort)
+        done, _ = _train(config, "single", make, effort)
         return sum(statistics.mean(took / work for work, took in typical(done[kind])) for kind in _BY_TOKENS)
 
     costs: dict[int, list[float]] = {_SMALL: [], _LARGE: []}  # seconds of the device that each message takes, by its bytes
+    responses = []
+    began = transport.now()
     for number in range(1, effort.rounds + 1):
-        say(f"measuring how much messages slow devices down, {number} of {effort.rounds}")
-        barrier(transport)
+        late = number > 1 and transport.now() - began > _ROUNDS * effort.seconds
+        if barrier(transport, int(late)):  # rank 0 decides
+            break
+        say(f"measuring how much messages slow devices down, {number} of at most {effort.rounds}")
+        questions = _Questions(transport)
         alone = pace()
+        responses.append(questions.stop())
         for size, found in costs.items():
             barrier(transport)
             start, traffic = transport.now(), _Traffic(transport, size)
@@ -157,7 +162,7 @@ def _carrying(config: Config, make: Make, transport: Transport, effort: Effort, 
             found.append((1 - alone / beside) * seconds / max(1, traffic.stop()))
     small, large = (max(0.0, statistics.median(found)) for found in costs.values())
     per_byte = max(0.0, large - small) / (_LARGE - _SMALL)
-    return Cost(max(0.0, small - per_byte * _SMALL), per_byte)
+    return Cost(max(0.0, small - per_byte * _SMALL), per_byte), statistics.median(responses)
 
 
 class _Traffic:
@@ -189,6 +194,36 @@ class _Traffic:
         source = (self._transport.rank - 1) % self._transport.size
         while self._transport.receive(source, Tag.PUSH).result()[1].tensors:
             self._messages += 1
+
+
+class _Questions:
+    """Now and then asks the next rank, and answers the previous one, until all ranks stop."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport, self._on, self._times = transport, True, list[float]()
+        self._tasks = [transport.spawn("asker", self._ask), transport.spawn("answerer", self._answer)]
+
+    def stop(self) -> float:
+        """Stop asking, wait until the other ranks stop, too, and return the mean time from a rank to the next [s]."""
+        self._on = False
+        for task in self._tasks:
+            task.result()
+        return statistics.mean(self._times) / 2
+
+    def _ask(self) -> None:
+        to = (self._transport.rank + 1) % self._transport.size
+        while self._on or not self._times:
+            start = self._transport.now()
+            self._transport.send(to, Tag.PUSH, Message((1,)))
+            self._transport.receive(to, Tag.ANSWER).result()
+            self._times.append(self._transport.now() - start)
+            time.sleep(_PAUSE)
+        self._transport.send(to, Tag.PUSH, Message((0,)))
+
+    def _answer(self) -> None:
+        source = (self._transport.rank - 1) % self._transport.size
+        while self._transport.receive(source, Tag.PUSH).result()[1].number():
+            self._transport.send(source, Tag.ANSWER, Message())
 
 
 def typical(times: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -20,7 +20,8 @@ from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.distributed.transport import TRAINING
+from nmt_train.distributed.message import Message
+from nmt_train.distributed.transport import TRAINING, Tag
 from nmt_train.model.transformer import Transformer
 from nmt_train.modes import build as modes
 from nmt_train.run.folder import TIMING
@@ -165,7 +166,8 @@ class _Lengths:
 class _Steps:
     """Makes a worker take `steps` steps, and measures its speed from one exchange, after the first few steps, to the last one.
 
-    If there are no two such exchanges, it measures from the first of these steps to the last one.
+    If there are no two such exchanges, it measures from the first of these steps to the last one. If exchanges are
+    synchronous, workers wait as in training: for an order before a step, and rank 0 for all reports after an exchange.
     """
 
     def __init__(self, worker: Worker, steps: int) -> None:
@@ -175,9 +177,29 @@ class _Steps:
         self._ends: list[tuple[float, int]] = [(self.end, 0)] if steps == 1 else []
         self._exchanged: list[tuple[float, int]] = []
         self.exchanges = 0
+        self._synchronous = worker.schedule.exchange.synchronous
 
     def should_continue(self) -> bool:
-        return self._done < self._steps
+        more = self._done < self._steps
+        if more and self._synchronous and not self.worker.schedule.mid_accumulation:
+            self._order()
+        return more
+
+    def _order(self) -> None:
+        transport = self.worker.transport
+        if transport.rank:
+            transport.receive(0, Tag.CONTROL).result()
+            return
+        for rank in range(1, transport.size):
+            transport.send(rank, Tag.CONTROL, Message())
+
+    def _report(self) -> None:
+        transport = self.worker.transport
+        if transport.rank:
+            transport.send(0, Tag.REPORT, Message())
+            return
+        for rank in range(1, transport.size):
+            transport.receive(rank, Tag.REPORT).result()
 
     def step_done(self, updated: bool) -> None:
         self._done += 1
@@ -186,6 +208,8 @@ class _Steps:
         if self._done >= min(_SETTLING, self._steps - 1):
             for marks in (self._ends, self._exchanged)[: 1 + updated]:
                 marks.append((self.end, self.worker.progress.tokens))
+        if updated and self._synchronous:
+            self._report()
 
     def skipped(self, what: str) -> None:
         raise AssertionError("a gradient without values is finite")

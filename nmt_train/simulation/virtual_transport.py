@@ -37,7 +37,7 @@ class Carrier(Protocol):
     def now(self) -> float:
         """The time in seconds that the ranks see."""
 
-    def compute(self, rank: VirtualTransport, name: str, work: float, seconds: float, parts: int) -> None:
+    def compute(self, rank: VirtualTransport, name: str, work: float, seconds: float, parts: float) -> None:
         """Wait for the virtual time that this work takes. seconds: how long it took on the clock of `now`."""
 
     def stop(self, ranks: Collection[VirtualTransport], error: BaseException) -> None:
@@ -137,7 +137,7 @@ class VirtualTransport:
     def task(self) -> str:
         return current().name
 
-    def spend(self, name: str, work: float, seconds: float = 0.0, parts: int = 1) -> None:
+    def spend(self, name: str, work: float, seconds: float = 0.0, parts: float = 1) -> None:
         self._carrier.compute(self, name, work, seconds, parts)
 
     def watched(self, deadline: float) -> AbstractContextManager[None]:

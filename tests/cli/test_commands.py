@@ -378,6 +378,7 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
         (validate, ["{run}", "--metrics", "ter"], "argument --metrics: invalid choice"),
         (plot, ["convergence", "{tmp}"], "is this a run folder"),
         (plot, ["convergence", "{run}", "--output", "{tmp}/x.doc"], "unknown extension"),
+        (plot, ["trace", "{run}", "--chrome", "--output", "{tmp}"], "Is a directory; name a file that can be written"),
         (plot, ["timeline", "{run}", "--start", "1e9"], "choose a second inside it"),
         (plot, ["timeline", "{run}", "--seconds", "nan"], "nan is not a finite number"),
         (translate, ["--model", "{run}", "--average", "9"], "has 2 checkpoints, not the 9 that --average asks for"),

@@ -81,9 +81,9 @@ def test_metrics_are_rewound_to_where_a_run_continues_and_an_unfinished_line_is_
     assert [event["update"] for event in read_metrics(path)] == [5, 10, 15]
     rewind_metrics(path, 10)
     assert [event["update"] for event in read_metrics(path)] == [5, 10]
-    for wrong in ("nonsense", "[5]", "[" * 100_000):
+    for wrong in ("nonsense", "[5]", "{}", "[" * 100_000):
         path.write_text(wrong + "\n")
-        with pytest.raises(UserError, match=r"metrics\.jsonl, line 1: not a JSON object"):
+        with pytest.raises(UserError, match=r"metrics\.jsonl, line 1: not an event of a run"):
             read_metrics(path)
     with pytest.raises(UserError, match="is this a run folder"):
         read_metrics(tmp_path / "absent" / "metrics.jsonl")

@@ -92,6 +92,7 @@ def test_every_cluster_that_comes_along_can_be_read(path: Path) -> None:
             {"device": None, "profile": "none.yml"},
             "none.yml: No such file .*; measure one with nmt-simulate --profile",
         ),
+        ({"device": None, "profile": "~nobody-here/x.yml"}, "no such user; write the whole path"),
         ({"nodes": []}, "nodes: "),
         ({"nodes": [1, 0]}, "nodes: .*every machine needs at least one device"),
         ({"nodes": "many"}, "nodes: 'many' is not a list of machines: write the devices of each, as in .* or 1000 x 1"),

@@ -9,7 +9,7 @@ from virtual import engine, together
 
 from nmt_train.simulation.adviser.links import Link, between
 from nmt_train.simulation.adviser.measure import Measured, cluster_file
-from nmt_train.simulation.cluster import Cost, DeviceConfig, LinkConfig, load
+from nmt_train.simulation.cluster import Card, Cost, DeviceConfig, LinkConfig, load
 
 NETWORK, INSIDE = LinkConfig("10 MB/s", "2 ms"), LinkConfig("1 GB/s", "0.1 ms")
 
@@ -28,6 +28,11 @@ def test_bandwidth_and_latency_between_machines_are_those_of_the_cluster_file(no
     assert link.one == pytest.approx(10e6, rel=0.02)
     assert link.bandwidth == pytest.approx(10e6, rel=0.02)
     assert len(link.all) == len(nodes)
+
+
+def test_a_slow_card_is_not_blamed_on_its_neighbors() -> None:
+    link = found([1] * 4, [0, 1, 2, 3], cards=[Card(1, 5e6)])
+    assert link.all == pytest.approx([10e6, 5e6, 10e6, 10e6], rel=0.05)
 
 
 def test_devices_that_share_a_bus_are_slower_while_all_send() -> None:

@@ -23,8 +23,9 @@ from nmt_train.training.setup import maker
         {"exchange__per": "node", "overlap__bound": 2},
         {"optimizer__at": "worker"},
         {"optimizer__at": "shard", "mode": "powersgd", "low_rank__dense_updates": 100},
+        {"mode": "sync", "exchange__buckets": 4, "exchange__algorithm": "butterfly"},
     ],
-    ids=["as it is", "accumulating", "with overrides", "per node", "at the worker", "dense at first"],
+    ids=["as it is", "accumulating", "with overrides", "per node", "at the worker", "dense at first", "in parts"],
 )
 def test_a_profile_has_a_price_for_all_kinds_of_work_whatever_is_configured(make: Make, changes: dict[str, Any]) -> None:
     config = make(**changes)
@@ -32,6 +33,7 @@ def test_a_profile_has_a_price_for_all_kinds_of_work_whatever_is_configured(make
         worker = maker(config, torch.device("cpu"), ready.vocabulary, ready.stores)
         costs = vars(measure(config, worker, LocalTransport(), Effort(4), nothing))
     assert vars(costs.pop("carry")) == {"seconds": 0, "per_unit": 0}
+    assert costs.pop("response") == 0
     codecs = costs.pop("codecs")
     assert set(codecs) == {"low-bit", "powersgd", "tile-top-k", "half", "bf16"}
     assert all(cost.per_unit > 0 for its in codecs.values() for cost in (its.encode, its.decode))

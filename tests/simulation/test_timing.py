@@ -140,6 +140,19 @@ def test_carrying_messages_to_other_machines_is_taken_from_computing(make: Make)
     assert same[0].words_per_second == same[1].words_per_second
 
 
+def test_a_device_that_computes_notices_messages_of_other_machines_late(make: Make) -> None:
+    def speed(nodes: list[int], response: float, **changes: Any) -> float:
+        device = dataclasses.replace(DEVICE, response=response)
+        return measure(make(**changes), cluster(nodes, device, **LINKS), [(6000,)], [20], 20).words_per_second
+
+    bucketed = {"mode": "low-bit"}  # its messages arrive during the backward pass
+    assert speed([1, 1], 0.02, **bucketed) < 0.95 * speed([1, 1], 0.0, **bucketed)
+    assert speed([1, 1], 0.001, **bucketed) == speed([1, 1], 0.0, **bucketed)  # not longer than the latency
+    assert speed([2], 0.02, **bucketed) == speed([2], 0.0, **bucketed)
+    waits = {"mode": "local-sgd", "local__every": 1, "local__delay": 0}  # workers compute nothing while their sum is on its way
+    assert speed([1, 1], 0.02, **waits) == pytest.approx(speed([1, 1], 0.0, **waits), rel=0.01)
+
+
 def test_even_a_single_step_has_a_speed(make: Make) -> None:
     assert timed(make, [1], 1, mode="single").words_per_second > 0
     assert "0.0%" in measure(make(mode="single"), cluster([1], DeviceConfig()), [(6000,)], [20], 1).table()

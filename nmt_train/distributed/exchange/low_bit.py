@@ -164,16 +164,17 @@ class LowBitReducer(Reducer):
         if not weight:  # without a batch, the residual waits for the next gradient
             error.copy_(residual)
             return [self._transport.send(rank, Tag.RING, Message((NONE, 0))) for rank in self._others]
-        mine = shares[self._transport.rank].place
-        with self._trace.span("encode", vector.numel() - (mine.stop - mine.start)):
-            add(vector, residual, out=vector)
-            error.copy_(vector)
-            sent = []
-            for rank in self._others:
-                message = encoded(shares[rank].up, vector[shares[rank].place], update, weight)
+        sent = list[Any]()
+        for rank in self._others:
+            place = shares[rank].place
+            with self._trace.span("encode", place.stop - place.start):
+                if not sent:
+                    add(vector, residual, out=vector)
+                    error.copy_(vector)
+                message = encoded(shares[rank].up, vector[place], update, weight)
                 if message.number() == FINITE:
-                    shares[rank].up.add(message.without_numbers(2), error[shares[rank].place], scale=-1.0)
-                sent.append(self._transport.send(rank, Tag.RING, message))
+                    shares[rank].up.add(message.without_numbers(2), error[place], scale=-1.0)
+            sent.append(self._transport.send(rank, Tag.RING, message))
         return sent
 
     def _mean(self, vector: Tensor, error: Tensor, mine: _Share, update: int, weight: int) -> tuple[Message, int]:

@@ -6,7 +6,10 @@ gradients, but not before the next bucket in the vector, so that all workers sum
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import deque
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -21,7 +24,7 @@ class Bucketed(EveryStep):
     """Sends buckets of about equal size, from the end of the vector, where the last layers are, to its beginning.
 
     If tasks cannot run while another task computes, as on a simulated clock, the worker sends the buckets after the backward
-    pass, each after its share of the time of the pass.
+    pass, each after the share of the time of the pass after which it would be complete (see `_shares`).
     """
 
     works_with = AllReduce
@@ -32,6 +35,7 @@ class Bucketed(EveryStep):
         super().__init__(context, exchange)
         self._all_reduce = exchange  # `sync` in two halves: `transfer` and `apply`
         self._buckets = exchange.parts(context.settings.exchange.buckets)[::-1]
+        self._shares = _shares(self._flat.layout, self._buckets)
         self._waiting = deque[slice]()  # buckets of this exchange that have not been sent
         self._missing: dict[int, int] = {}  # by the start of each bucket: elements still to be computed
         self._begun = False  # whether buckets of this exchange may have been sent
@@ -43,14 +47,17 @@ class Bucketed(EveryStep):
     def backward(self, loss: Tensor, tokens: int) -> None:
         if self._steps + 1 < self._accumulate:
             return super().backward(loss, tokens)
-        factor, parts = self.accumulator.add(tokens), len(self._buckets)
+        factor = self.accumulator.add(tokens)
         divisor = self._begin()
-        with self._trace.span("backward", tokens, parts):
+        shares = iter(self._shares)
+        with self._trace.span("backward", tokens, 1 / next(shares)):
             (loss if factor == divisor else loss * (factor / divisor)).backward()
-        while len(self._waiting) > 1:
-            self._give()
-            with self._trace.span("backward", tokens, parts):
-                pass  # already computed; a simulated clock advances here
+        for share in shares:
+            if self._waiting:
+                self._give()
+            if share and self._waiting:  # already computed; a simulated clock advances here
+                with self._trace.span("backward", tokens, 1 / share):
+                    pass
 
     def _begin(self) -> float:
         """Begin an exchange, perhaps before the last gradient is computed; returns the divisor that makes the sum the mean."""
@@ -84,3 +91,15 @@ class Bucketed(EveryStep):
                 _, joined = self._background.take()
         self._begun = False
         self._all_reduce.apply(self._flat.gradient, self._flat.parameters, joined)
+
+
+def _shares(layout: Sequence[tuple[str, tuple[int, ...]]], buckets: Sequence[slice]) -> list[float]:
+    """What share of a backward pass passes between the completion of one bucket and the next (the first: since its beginning).
+
+    A matrix is assumed to take as long as it has elements. The first one, the embedding of target words, is also the output
+    layer, as far as they are tied: it is computed first, but complete only when the pass ends.
+    """
+    elements = buckets[0].stop
+    first = math.prod(layout[0][1]) if len(layout[0][1]) > 1 else 0
+    complete = [1.0 if bucket.start < first else (elements - bucket.start + first) / elements for bucket in buckets]
+    return [end - begin for begin, end in itertools.pairwise([0.0, *complete])]

@@ -152,7 +152,7 @@ class LocalTransport:
     def task(self) -> str:
         return threading.current_thread().name
 
-    def spend(self, name: str, work: float, seconds: float, parts: int = 1) -> None:
+    def spend(self, name: str, work: float, seconds: float, parts: float = 1) -> None:
         """Do nothing: real work takes real time."""
 
     def watched(self, deadline: float) -> AbstractContextManager[None]:

@@ -13,7 +13,7 @@ from nmt_train.distributed.transport import Tag, Transport
 
 _TRIPS = 30  # round trips whose median is the latency
 _BLOCK, _WINDOW = 1 << 20, 4  # bytes of a message, and how many are in flight
-_SETTLING = 4  # first blocks, which are not measured
+_SETTLING = 2  # first blocks, which are not measured
 _MORE, _END = 1, 0  # the first number of a block
 
 
@@ -34,21 +34,23 @@ class Link:
 def between(transport: Transport, ranks: Sequence[int], seconds: float) -> Link | None:
     """Measure the connections between these ranks, at least two; every rank of the job calls this at the same point.
 
-    seconds: the length of each of two measurements. Returns the result on rank 0, None on all others.
+    seconds: the length of each of three measurements. Returns the result on rank 0, None on all others.
     """
     found: list[float] = []
     first, second = ranks[:2]
     if transport.rank in (first, second):
         found.append(_latency(transport, first, second))
     barrier(transport)
-    for pairs in ({first: second}, dict(zip(ranks, [*ranks[1:], ranks[0]], strict=True))):
+    ring = dict(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
+    for pairs in ({first: second}, ring, {to: sender for sender, to in ring.items()}):
         found.append(_received(transport, pairs, seconds))
         barrier(transport)
     if transport.rank:
         transport.send(0, Tag.HELLO, from_json(found))
         return None
     by_rank = [found, *(to_json(transport.receive(rank, Tag.HELLO).result()[1]) for rank in range(1, transport.size))]
-    return Link(by_rank[first][0], by_rank[second][-2], tuple(by_rank[rank][-1] for rank in ranks))
+    # A slow card also slows down what its neighbor receives from it, but not what it receives from its other neighbor.
+    return Link(by_rank[first][0], by_rank[second][-3], tuple(max(by_rank[rank][-2:]) for rank in ranks))
 
 
 def _latency(transport: Transport, first: int, second: int) -> float:
@@ -95,13 +97,13 @@ def _send(transport: Transport, to: int, seconds: float) -> None:
     transport.send(to, Tag.PUSH, Message((_END,)))
 
 
-def barrier(transport: Transport) -> None:
-    """Wait until all ranks have come here."""
+def barrier(transport: Transport, said: int = 0) -> int:
+    """Wait until all ranks have come here; returns what rank 0 has said."""
     if transport.rank:
         transport.send(0, Tag.REPORT, Message())
-        transport.receive(0, Tag.CONTROL).result()
-        return
+        return transport.receive(0, Tag.CONTROL).result()[1].number()
     for rank in range(1, transport.size):
         transport.receive(rank, Tag.REPORT).result()
     for rank in range(1, transport.size):
-        transport.send(rank, Tag.CONTROL, Message())
+        transport.send(rank, Tag.CONTROL, Message((said,)))
+    return said
