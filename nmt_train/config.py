@@ -71,7 +71,7 @@ class Config:
         default=0,
         ge=0,
         le=1024,
-        description="CPU threads of each rank; 0: OMP_NUM_THREADS, else the cores of the machine (or container) by its ranks",
+        description="CPU threads of each rank; 0: OMP_NUM_THREADS, else a share of the cores of the machine or container",
     )
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="number format of matrix products: fp32, or bf16 (autocast)"
