@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError
+from nmt_train.common.paths import expanded
 from nmt_train.common.section import STRICT, problem
 from nmt_train.common.yaml_file import merge, override, read
 from nmt_train.corpus import BatchConfig, CorpusConfig
@@ -160,6 +161,10 @@ def leaves() -> dict[str, Key]:
     return {key.name: key for key in entries() if isinstance(key, Key)}
 
 
+# Texts that may contain YAML's special characters: a shell command, and paths.
+_LITERAL = ("validation.command", "run", "init", "corpus.cache", "corpus.vocabulary.path")
+
+
 def load(files: Sequence[str], overrides: Mapping[str, str]) -> Config:
     """Load the configuration: later files override earlier ones, and `overrides` override all files.
 
@@ -169,8 +174,8 @@ def load(files: Sequence[str], overrides: Mapping[str, str]) -> Config:
     values: dict[str, Any] = {}
     where: dict[str, str] = {}
     for file in files:
-        merge(values, read(Path(file), where, "give an existing YAML file to --config"), leaves())
-    override(values, overrides, where, literal=("validation.command",))  # a shell command may contain YAML's special characters
+        merge(values, read(expanded(file), where, "give an existing YAML file to --config"), leaves())
+    override(values, overrides, where, literal=_LITERAL)
     return validate(values, where)
 
 

@@ -34,7 +34,7 @@ def load_ensemble(models: list[list[Path]], device: torch.device) -> tuple[Trans
 
 
 def load_model(paths: list[Path], device: torch.device) -> tuple[Transformer, Vocabulary, dict[str, Any]]:
-    """Load the model of a checkpoint, or the mean of several checkpoints; return it with its vocabulary and checkpoint.json.
+    """Load the model of a checkpoint, or the mean of several; return it with its vocabulary and the last one's checkpoint.json.
 
     Uses smoothed parameters if a checkpoint has them. Raises UserError if a checkpoint is damaged, or if the checkpoints
     belong to different models.
@@ -55,7 +55,7 @@ def load_model(paths: list[Path], device: torch.device) -> tuple[Transformer, Vo
     model = Transformer(_model_config(first), len(vocabulary))
     flat = FlatModel(model)
     flat.load(mean, flat.parameters, str(first.path))
-    return model.to(device).eval(), vocabulary, first.facts
+    return model.to(device).eval(), vocabulary, saved.facts
 
 
 def _model_config(saved: Checkpoint) -> ModelConfig:

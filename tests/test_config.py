@@ -9,7 +9,7 @@ from conftest import ROOT
 from nmt_train import config as configuration
 from nmt_train.cli import train as train_command
 from nmt_train.common.errors import UserError
-from nmt_train.config import entries, load, plain, to_yaml
+from nmt_train.config import entries, load, plain, to_yaml, validate
 
 MINIMAL = "corpus:\n  train: [a.en, a.de]\n  valid: [b.en, b.de]\nstop:\n  after: 10u\n"
 
@@ -65,6 +65,7 @@ def test_values_are_taken_as_they_are_written_whatever_yaml_would_make_of_them(t
     for name in ("1.10", "3:10", "0x10", "1_000", "2026-01-01", "2026-99-99", "no", "~x"):
         assert load([write(tmp_path, MINIMAL + f"run: {name}\n")], {}).run == name
         assert load([write(tmp_path, MINIMAL)], {"run": name}).run == name
+    assert load([write(tmp_path, MINIMAL)], {"run": "runs/exp #2", "init": "null"}).run == "runs/exp #2"
     assert load([write(tmp_path, MINIMAL)], {"trace": "true", "validation.every": "null", "devices": "[0]"}).devices == [0]
 
 
@@ -78,6 +79,18 @@ def test_patience_without_validations_and_no_end_are_refused(tmp_path: Path) -> 
 def test_of_contradicting_keys_the_first_is_found_where_it_was_set(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="^command line: model: dim 18 is not a multiple of heads 4"):
         load([write(tmp_path, MINIMAL + "model: {heads: 4}\n")], {"model.dim": "18"})
+
+
+def test_a_validation_set_has_metrics_if_any_are_given(tmp_path: Path) -> None:
+    corpus = {"train": ["a", "b"], "valid": [{"files": ["a", "b"]}, {"files": ["a", "b"], "name": "news", "metrics": []}]}
+    with pytest.raises(UserError, match=r"corpus\.valid.*metrics"):
+        validate({"corpus": corpus, "run": "x"}, {})
+
+
+def test_a_file_in_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path, MINIMAL + "run: mine\n")
+    assert load([f"~/{Path(write(tmp_path, MINIMAL + 'run: mine')).name}"], {}).run == "mine"
 
 
 def test_a_missing_required_key_is_named(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import argparse
 import errno
 import itertools
 import math
+import os
 import re
 import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from nmt_train import __version__
@@ -52,18 +54,25 @@ def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return command(given)
+        status, message = command(given), ""
+        sys.stdout.flush()
     except Exception as error:
         if "--debug" in given:
             traceback.print_exception(error)
         status, message = _explain(error)
+        if isinstance(error, OSError):
+            _discard_output()
     except KeyboardInterrupt:
         return 130
-    if status == _READER_GONE:
-        sys.stderr.close()  # otherwise the interpreter reports the broken pipe at exit
-    else:
+    if message:
         print(message, file=sys.stderr)
     return status
+
+
+def _discard_output() -> None:
+    """Send what stdout still holds to nowhere: the interpreter would try once more at exit, and report that this failed, too."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _explain(error: Exception) -> tuple[int, str]:
@@ -75,7 +84,7 @@ def _explain(error: Exception) -> tuple[int, str]:
     if isinstance(error, OSError) and error.errno in _FULL:
         return 2, f"error: {error.filename or 'output'}: {error.strerror}; check free space and permissions"
     if _out_of_memory(error):
-        return 2, "error: out of memory; make batch.tokens, model or beam smaller"
+        return 2, "error: out of memory; make batches (batch.tokens, --batch-tokens), the beam or the model smaller"
     if isinstance(error, RuntimeError) and _FAULT.search(str(error)):
         what = str(error).partition("\n")[0]
         return TRY_AGAIN, (
@@ -97,7 +106,7 @@ def bounded(kind: Callable[[str], float], name: str, low: float, high: float = m
 
     def read(text: str) -> float:
         value = kind(text)
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise argparse.ArgumentTypeError(f"{text} is not a finite number")
         if not low <= value <= high:
             span = f"at least {low}" if math.isinf(high) else f"between {low} and {high}"
@@ -109,6 +118,8 @@ def bounded(kind: Callable[[str], float], name: str, low: float, high: float = m
 
 
 positive = bounded(int, "positive", 1)
+beam = bounded(int, "beam", 1, 1000)
+tokens = bounded(int, "tokens", 1, 10**9)
 count = bounded(int, "count", 0)
 threads = bounded(int, "threads", 0, 1024)
 power = bounded(float, "power", 0, 10)  # the exponent of length normalization
@@ -116,14 +127,14 @@ finite = bounded(float, "finite", -math.inf)
 
 
 def add_search_options(options: Parser) -> None:
-    _add(options, "--beam", positive, 5, "beam size: hypotheses kept per sentence")
+    _add(options, "--beam", beam, 5, "beam size: hypotheses kept per sentence")
     _add(options, "--normalization", power, 1.0, "divide log-probabilities by length to this power; 0: no normalization")
 
 
 def add_model_options(options: Parser) -> None:
     """Add the options that nmt-translate and nmt-validate share: search, batches and device."""
     add_search_options(options)
-    _add(options, "--batch-tokens", positive, 2048, "maximum number of source or target pieces per batch, padding included")
+    _add(options, "--batch-tokens", tokens, 2048, "maximum number of source or target pieces per batch, padding included")
     _add(options, "--threads", threads, 0, "CPU threads; 0: OMP_NUM_THREADS, else one per core")
     options.add_argument("--devices", default="auto", help="auto, cpu, cuda or a GPU number (default: auto)")
     options.add_argument("--debug", action="store_true", help="print the stack trace of an error")

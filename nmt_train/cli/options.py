@@ -9,6 +9,7 @@ from typing import Any
 
 from nmt_train import cli, config
 from nmt_train.common.errors import UserError
+from nmt_train.common.paths import expanded
 from nmt_train.common.section import listed
 from nmt_train.config import Config, Key
 from nmt_train.model import PRESETS
@@ -123,3 +124,15 @@ def resolve(given: argparse.Namespace) -> Config:
     """Combine the defaults, the configuration files and the command-line options."""
     overrides = {name: text for name, text in vars(given).items() if name in config.leaves() and text is not None}
     return config.load(given.config, overrides)
+
+
+def keep_files(given: argparse.Namespace, resolved: Config) -> None:
+    """Raise UserError if the config.yml that a new run writes would replace a file of the user's."""
+    folder = expanded(resolved.run)
+    written = folder / "config.yml"
+    if written.exists() and not (folder / "vocabulary.model").exists():  # no run has begun there
+        for file in given.config:
+            if expanded(file).samefile(written):
+                raise UserError(
+                    f"{file}: the run would write its own config.yml over it; move it, or choose another run folder"
+                )

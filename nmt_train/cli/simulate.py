@@ -88,6 +88,7 @@ def command(arguments: Sequence[str]) -> int:
     if given.print_config or given.changed:
         settings.print_config(resolved, given.changed)
         return 0
+    settings.keep_files(given, resolved)
     if (given.cluster is not None) + (given.profile is not None) + given.measure != 1:
         options.error("give either --cluster (one of configs/clusters, or your own), --profile or --measure")
     if given.hosts is not None and not given.measure:

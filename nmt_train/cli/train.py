@@ -68,6 +68,7 @@ def command(arguments: Sequence[str]) -> int:
         if given.print_config or given.changed:
             settings.print_config(resolved, given.changed)
             return 0
+        settings.keep_files(given, resolved)
         from nmt_train.training.start import check, start  # imports the slow parts of torch, which --help does not need
 
         hosts = read_hosts(given.hosts) if given.hosts and not launcher.launched() else []

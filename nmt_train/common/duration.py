@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, NamedTuple, Protocol
 
 from pydantic import GetCoreSchemaHandler
@@ -55,7 +56,8 @@ class Duration:
         if match is None:
             raise ValueError(f"{text!r} is not a duration: write {_FORM}")
         number, multiple, unit = match.groups()
-        amount = float(number) * _MULTIPLES[multiple] * _SECONDS.get(unit, 1)
+        # Exactly: 4.1 * 1e6 is less than 4,100,000.
+        amount = float(Decimal(number) * Decimal(_MULTIPLES[multiple]) * Decimal(_SECONDS.get(unit, 1)))
         if not 0 < amount < math.inf:
             raise ValueError(f"{text!r} is not a duration: it must be more than zero{', and finite' * (amount > 0)}")
         length = cls(amount, unit, str(text))

@@ -75,7 +75,7 @@ def read(path: Path, where: dict[str, str], hint: str) -> dict[str, Any]:
 def override(values: dict[str, Any], texts: Mapping[str, str], where: dict[str, str], literal: Container[str] = ()) -> None:
     """Replace values from files with values from the command line; `texts` maps dotted keys to YAML texts.
 
-    literal: keys whose texts are not YAML.
+    literal: keys whose texts are not YAML, except the text null.
     """
     for name, text in texts.items():
         *sections, key = name.split(".")
@@ -85,7 +85,7 @@ def override(values: dict[str, Any], texts: Mapping[str, str], where: dict[str, 
                 place[section] = {}
             place = place[section]
         try:
-            place[key] = text if name in literal else value(text)
+            place[key] = text if name in literal and text != "null" else value(text)
         except TooMuch as error:
             raise UserError(f"command line: {name}: {error}; write the value that nmt-train --help describes") from None
         except (yaml.YAMLError, ValueError):

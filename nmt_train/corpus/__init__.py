@@ -89,7 +89,7 @@ class ValidationSet:
 
     files: Files
     name: str = ""
-    metrics: Annotated[list[str], BeforeValidator(as_list)] | None = None
+    metrics: Annotated[list[str], BeforeValidator(as_list), Field(min_length=1)] | None = None
 
     @property
     def label(self) -> str:

@@ -219,6 +219,7 @@ class Batches:
         if list(changed) == texts:
             return source, target
         ids = [np.array(self._vocabulary.encode([text], side)[0]) for side, text in enumerate(changed)]
-        if not all(0 < len(its) <= self._longest and (its != UNKNOWN).all() for its in ids):
+        if not all(len(its) and (its != UNKNOWN).all() for its in ids):
             return source, target
-        return np.concatenate([tag, ids[0]]), ids[1]
+        noisy = np.concatenate([tag, ids[0]]), ids[1]
+        return noisy if max(map(len, noisy)) <= self._longest else (source, target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import BinaryIO
 from nmt_train.common.paths import expanded
 
 SUFFIX = ".store"
+_ABANDONED = 24 * 3600.0  # seconds after the last change of a store that is being built: its process has ended
 READY = "store.json"  # in a folder that is complete; processes that use it lock this file
 
 
@@ -20,7 +22,7 @@ def folder(configured: str | None) -> Path:
     """The configured folder, or nmt_train in the user's cache folder (XDG_CACHE_HOME, or ~/.cache)."""
     if configured is not None:
         return expanded(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nmt_train"
+    return Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache")) / "nmt_train"
 
 
 def hold(store: Path) -> BinaryIO:
@@ -44,6 +46,7 @@ def hold(store: Path) -> BinaryIO:
 
 def make_room(cache: Path, most: float) -> None:
     """Remove the stores that were used longest ago, until those in `cache` have at most `most` bytes; those in use stay."""
+    _remove_abandoned(cache)
     stores = sorted(_stores(cache))
     total = sum(size for _, size, _ in stores)
     for _, size, path in stores:
@@ -53,6 +56,7 @@ def make_room(cache: Path, most: float) -> None:
 
 def empty(cache: Path) -> tuple[int, int]:
     """Remove all stores that no process uses; return how many were removed, and their bytes."""
+    _remove_abandoned(cache)
     removed = [size for _, size, path in _stores(cache) if _removed(path)]
     return len(removed), sum(removed)
 
@@ -62,6 +66,15 @@ def _stores(cache: Path) -> Iterator[tuple[float, int, Path]]:
     for path in cache.glob(f"*{SUFFIX}"):
         with suppress(OSError):  # another process has just removed it
             yield (path / READY).stat().st_mtime, sum(file.stat().st_size for file in path.iterdir()), path
+
+
+def _remove_abandoned(cache: Path) -> None:
+    """Remove what is left of stores whose process was killed while it built or removed them."""
+    for path in cache.glob(f".*{SUFFIX}.*"):
+        with suppress(OSError):
+            last = max(file.stat().st_mtime for file in (path, *path.iterdir()))
+            if time.time() - last > _ABANDONED:
+                shutil.rmtree(path)
 
 
 def _removed(store: Path) -> bool:

@@ -182,7 +182,7 @@ def open_store(part: CorpusPart, key: str, vocabulary: Vocabulary, folders: Sequ
             _publish(building, path)
         except OSError as error:
             raise UserError(
-                f"{path}: {error.strerror}; free some space, or set corpus.cache to a folder on another disk"
+                f"{path}: {error.strerror or error}; free some space, or set corpus.cache to a folder on another disk"
             ) from None
         finally:
             shutil.rmtree(building, ignore_errors=True)

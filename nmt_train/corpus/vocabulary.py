@@ -160,13 +160,13 @@ def train(config: CorpusConfig) -> Vocabulary:
     """
     vocabulary = config.vocabulary
     output = io.BytesIO()
-    lines = _BothSides(config)
     print(
         f"nmt-train: training a vocabulary of {vocabulary.size:,} pieces", file=sys.stderr, flush=True
     )  # before the log opens
+    lines = _sample(_both_sides(config), vocabulary.sample_lines)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(_sample(lines, vocabulary.sample_lines)),
+            sentence_iterator=iter(lines),
             model_writer=output,
             vocab_size=vocabulary.size,
             model_type=vocabulary.type,
@@ -180,13 +180,9 @@ def train(config: CorpusConfig) -> Vocabulary:
             minloglevel=2,
         )
     except RuntimeError as error:
-        if lines.error is not None:  # this error ended the input early
-            raise lines.error from None
         if "sentences_.empty()" in str(error):
             raise UserError("corpus.train: no pair has text on both sides; check the files") from None
         raise UserError(f"corpus.vocabulary.size: {_explain(str(error), vocabulary)}") from None
-    if lines.error is not None:
-        raise lines.error
     return Vocabulary(output.getvalue(), "the vocabulary just trained")
 
 
@@ -202,23 +198,13 @@ def _sample(lines: Iterable[str], most: int) -> list[str]:
     return kept
 
 
-class _BothSides:
-    """Iterates over the lines of both sides; `error` keeps a UserError, which SentencePiece would hide."""
-
-    def __init__(self, config: CorpusConfig) -> None:
-        self._config = config
-        self.error: UserError | None = None
-
-    def __iter__(self) -> Iterator[str]:
-        try:
-            found = self._config.parts
-            for number, part in enumerate(found):
-                for source, target in read_pairs(part.files, self._config.label(number), self._config.max_ratio):
-                    if source.strip() and target.strip():
-                        yield source
-                        yield target
-        except UserError as error:
-            self.error = error
+def _both_sides(config: CorpusConfig) -> Iterator[str]:
+    """The lines of both sides of all pairs with text on both."""
+    for number, part in enumerate(config.parts):
+        for source, target in read_pairs(part.files, config.label(number), config.max_ratio):
+            if source.strip() and target.strip():
+                yield source
+                yield target
 
 
 def _explain(message: str, vocabulary: VocabularyConfig) -> str:

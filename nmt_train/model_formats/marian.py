@@ -14,11 +14,13 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nmt_train.common.errors import UserError, unreadable
+from nmt_train.common.section import problem
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, VocabularyPair
 from nmt_train.model import ModelConfig
 from nmt_train.model.beam_search import SearchConfig
@@ -130,8 +132,11 @@ def _config(found: Mapping[str, Any], folder: Path) -> ModelConfig:
             dropout=found.get("dropout", 0.1), dropout_attention=found.get("attention_dropout", 0.0),
             dropout_ffn=found.get("activation_dropout", 0.0),
         )  # fmt: skip
-    except (KeyError, ValueError) as error:
-        raise UserError(f"{folder / 'config.json'}: not the configuration of a MarianMT model ({error})") from None
+    except (KeyError, ValidationError) as error:
+        why = f"{error.args[0]} is missing" if isinstance(error, KeyError) else problem(error).text
+        raise UserError(
+            f"{folder / 'config.json'}: not the configuration of a MarianMT model: {why}; give another folder"
+        ) from None
 
 
 def _order(table: Mapping[str, Any], folder: Path) -> list[int]:

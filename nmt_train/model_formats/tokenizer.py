@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +43,30 @@ def convert(vocabulary: Vocabulary) -> Any:
             " with spaces before words); export to ctranslate2, which uses SentencePiece itself"
         )
     pieces = [(piece.piece, piece.score) for piece in model.pieces]
+    own = [piece.piece for piece in model.pieces if piece.type == _USER_DEFINED]
     if trained.model_type == _UNIGRAM:
         tokenizer = Tokenizer(models.Unigram(pieces, UNKNOWN, trained.byte_fallback))
     else:
         ids = {piece: number for number, (piece, _) in enumerate(pieces)}
         unknown = vocabulary.piece(UNKNOWN)
         tokenizer = Tokenizer(
-            models.BPE(ids, _merges(pieces), unk_token=unknown, fuse_unk=True, byte_fallback=trained.byte_fallback)
+            models.BPE(
+                ids,
+                _merges(pieces),
+                unk_token=unknown,
+                fuse_unk=True,
+                byte_fallback=trained.byte_fallback,
+                ignore_merges=bool(own),  # no merge makes a piece of ours
+            )  # fmt: skip
         )
     steps: list[Any] = [normalizers.Precompiled(normalizer.precompiled_charsmap)] if normalizer.precompiled_charsmap else []
     if normalizer.remove_extra_whitespaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-        _SPACE, prepend_scheme="always" if normalizer.add_dummy_prefix else "never", split=False
-    )
+    spaces = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="always" if normalizer.add_dummy_prefix else "never", split=False)
+    # Not added tokens, which would be cut out first: then the space that SentencePiece puts before the text would be missing.
+    cuts = [pre_tokenizers.Split(Regex("|".join(map(re.escape, own))), "isolated")] if own else []
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([spaces, *cuts])
     end = vocabulary.piece(END)
     tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {end}", special_tokens=[(end, END)])
     backwards: list[Any] = [decoders.Replace(_SPACE, " ")]
@@ -68,8 +78,6 @@ def convert(vocabulary: Vocabulary) -> Any:
     tokenizer.decoder = decoders.Sequence(backwards)
     special = [piece.piece for number, piece in enumerate(model.pieces) if number <= END or piece.type == _CONTROL]
     tokenizer.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in special])
-    own = [piece.piece for piece in model.pieces if piece.type == _USER_DEFINED]
-    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in own])
     return tokenizer
 
 

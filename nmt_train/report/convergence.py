@@ -17,12 +17,14 @@ CLOCKS = {"seconds": "wall-clock time", "training_seconds": "training time witho
 
 # Names in the events of log lines, with the titles of their axes.
 LOGGED = {"cost": "training cost per piece (nats)", "learning_rate": "learning rate"}
+_COLUMNS = ("update", "epoch", "words", *CLOCKS)
 
 
 def curve(run: Path, metric: str) -> list[dict[str, Any]]:
     """Return the events of a run that include `metric` (of any validation set, or one of LOGGED); UserError if none does."""
     kind = "train" if metric in LOGGED else "validation"
-    events = [event for event in read_metrics(run / "metrics.jsonl") if event["event"] == kind and metric in event]
+    needed = {metric, *_COLUMNS}
+    events = [event for event in read_metrics(run / "metrics.jsonl") if event["event"] == kind and needed <= event.keys()]
     if not events and kind == "train":
         raise UserError(f"{run}: has no log line yet; let the run continue, or set log.every lower")
     if not events:
@@ -56,11 +58,10 @@ def plot(runs: list[Path], metric: str, clock: str, output: Path) -> list[Path]:
     table = output.with_suffix(".csv")
     with open(table, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["run", "update", "epoch", "words", "seconds", "training_seconds", metric])
+        writer.writerow(["run", *_COLUMNS, metric])
         for run, events in curves.items():
             for event in events:
-                keys = ("update", "epoch", "words", "seconds", "training_seconds", metric)
-                writer.writerow([run, *(event[key] for key in keys)])
+                writer.writerow([run, *(event[key] for key in (*_COLUMNS, metric))])
     return [output, table]
 
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from nmt_train.common.errors import NotFinite
+from nmt_train.common.errors import NotFinite, UserError
 from nmt_train.common.metric import METRICS
 from nmt_train.corpus import MAX_RATIO, Files
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.load_model import load_model
 from nmt_train.model.metrics import TestSet, ValidationConfig
-from nmt_train.run import checkpoint
 from nmt_train.run.folder import find_checkpoints, newest
 
 
@@ -38,7 +37,7 @@ def measure(
                 scores = sets[key].measure(model, config)
             except NotFinite as error:
                 raise NotFinite(f"{group[-1]}: {error}") from None
-            update = checkpoint.load(group[-1]).facts["progress"]["updates"]
+            update = facts["progress"]["updates"]
             yield {
                 "checkpoint": str(group[-1]), "averaged": len(group), "update": update, "test": files,
                 **scores.values, "signatures": scores.signatures, "beam": config.beam,
@@ -56,7 +55,10 @@ def test_set(test: list[str] | None, vocabulary: Vocabulary, facts: dict[str, An
     """The test set of these files, or the run's first validation set."""
     if test:
         return TestSet(list(test), "--test", vocabulary, MAX_RATIO)
-    return TestSet(_files(facts), "corpus.valid", vocabulary, facts["config"]["corpus"].get("max_ratio", MAX_RATIO))
+    try:
+        return TestSet(_files(facts), "corpus.valid", vocabulary, facts["config"]["corpus"].get("max_ratio", MAX_RATIO))
+    except UserError as error:
+        raise UserError(f"{error}; or name a test set with --test") from None
 
 
 def _files(facts: dict[str, Any]) -> Files:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from nmt_train.common.errors import UserError
+from nmt_train.common.errors import UserError, unreadable
 from nmt_train.report.figure import TASK_COLORS, new_figure, save_figure
 from nmt_train.run.folder import is_simulation
 
@@ -20,11 +20,16 @@ def read_spans(run: Path) -> list[Span]:
     spans: list[Span] = []
     files = sorted((run / "trace").glob("*.jsonl"))
     for path in files:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        except OSError as error:
+            raise UserError(f"{unreadable(path, error)}; check that it can be read") from None
         for number, line in enumerate(lines[:-1], 1):
             try:
                 span = json.loads(line)
-                spans.append({**span, "start": float(span["start"]), "end": float(span["end"]), "name": str(span["name"])})
+                times = {"start": float(span["start"]), "end": float(span["end"])}
+                texts = {"name": str(span["name"]), "thread": str(span["thread"])}
+                spans.append({**span, **times, **texts, "rank": int(span["rank"]), "update": int(span["update"])})
             except (ValueError, KeyError, TypeError):
                 raise UserError(f"{path}, line {number}: not a span; delete the line") from None
     if not spans:

@@ -67,6 +67,13 @@ class Run:
         except BaseException:
             lock.close()
             raise
+        for path in (folder / "last", *folder.glob("best-*")):
+            if path.is_dir() and not path.is_symlink():
+                lock.close()
+                raise UserError(
+                    f"run: {path} is a folder instead of a link, perhaps because the run was copied without its links; remove it:"
+                    f" the checkpoints are in {folder / 'checkpoints'}"
+                )
         lock.truncate(0)
         print(f"process {os.getpid()} on {socket.gethostname()}", file=lock, flush=True)
         for name in _CHECKPOINTS:
@@ -154,12 +161,14 @@ class Run:
     def empty(self) -> None:
         """Delete everything that training wrote in this folder."""
         for name in (*_CHECKPOINTS, "trace", "translations", "tensorboard"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
+            place = self.folder / name
+            for path in [*place.iterdir()] if place.is_symlink() else [place]:  # a link to another disk stays
+                shutil.rmtree(path, ignore_errors=True)
         for path in self.folder.iterdir():
-            if path.is_symlink() or path.name in _WRITTEN:
+            if path.name in _WRITTEN or (path.is_symlink() and (path.name == "last" or path.name.startswith("best-"))):
                 path.unlink()
         for name in _CHECKPOINTS:
-            (self.folder / name).mkdir()
+            (self.folder / name).mkdir(exist_ok=True)
 
 
 def is_simulation(folder: Path) -> bool:
@@ -175,7 +184,9 @@ def refuse_existing(out: Path) -> None:
 
 def run_of(checkpoint: Path) -> Path | None:
     """The run folder that a checkpoint is in, or None if it is elsewhere, e.g. a copy."""
-    parent = checkpoint.resolve().parent
+    if checkpoint.is_symlink():  # follow only this link: the folder of all checkpoints may be a link, too
+        checkpoint = checkpoint.parent / checkpoint.readlink()
+    parent = checkpoint.absolute().parent
     return parent.parent if parent.name in _CHECKPOINTS else None
 
 

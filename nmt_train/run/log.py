@@ -172,7 +172,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The events of a `metrics.jsonl`; UserError names a damaged line. An unfinished last line is ignored."""
     events = []
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; is this a run folder?") from None
     for number, line in enumerate(lines[:-1], 1):

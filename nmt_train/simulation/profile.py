@@ -30,8 +30,8 @@ _BY_TOKENS = ("forward", "backward")
 _UNUSUAL = 3.0  # times the median: what takes longer per token is left out
 _FEWEST = 5  # steps of a series: a line is fitted through them
 _ROUNDS = 5
-_LARGE, _SMALL, _WINDOW = 1 << 20, 1 << 12, 4  # bytes of each message of the test traffic, and how many are in flight
-_PAUSE = 0.02  # seconds between an answer and the next question: as after a pause in training, the progress thread sleeps
+_BLOCK, _WINDOW = 1 << 20, 4  # bytes of each message of the test traffic, and how many are in flight
+_PAUSE = 0.005  # seconds between an answer and the next question: after a message, the progress thread looks often for the next
 
 Say = Callable[[str], None]
 Done = dict[str, list[tuple[float, float]]]  # for each kind of work: (amount, seconds)
@@ -136,94 +136,93 @@ def _train(config: Config, mode: str, make: Make, effort: Effort) -> tuple[Done,
 def _carrying(config: Config, make: Make, transport: Transport, effort: Effort, say: Say) -> tuple[Cost, float]:
     """The extra time that training takes while messages are transferred, per message and per byte; the response time [s].
 
-    Each round measures three times: with a message now and then, with large ones and with small ones.
+    Each round measures three times: without messages, with short ones now and then, and with long ones all the time.
     """
 
     def pace() -> float:
         done, _ = _train(config, "single", make, effort)
         return sum(statistics.mean(took / work for work, took in typical(done[kind])) for kind in _BY_TOKENS)
 
-    costs: dict[int, list[float]] = {_SMALL: [], _LARGE: []}  # seconds of the device that each message takes, by its bytes
-    responses = []
-    began = transport.now()
+    costs: dict[type[_Traffic], list[float]] = {_Questions: [], _Blocks: []}  # seconds of the device that a message takes
+    responses, began = [], transport.now()
     for number in range(1, effort.rounds + 1):
         late = number > 1 and transport.now() - began > _ROUNDS * effort.seconds
         if barrier(transport, int(late)):  # rank 0 decides
             break
         say(f"measuring how much messages slow devices down, {number} of at most {effort.rounds}")
-        questions = _Questions(transport)
         alone = pace()
-        responses.append(questions.stop())
-        for size, found in costs.items():
+        for kind, found in costs.items():
             barrier(transport)
-            start, traffic = transport.now(), _Traffic(transport, size)
+            start, traffic = transport.now(), kind(transport)
             beside = pace()
             seconds = transport.now() - start
             found.append((1 - alone / beside) * seconds / max(1, traffic.stop()))
-    small, large = (max(0.0, statistics.median(found)) for found in costs.values())
-    per_byte = max(0.0, large - small) / (_LARGE - _SMALL)
-    return Cost(max(0.0, small - per_byte * _SMALL), per_byte), statistics.median(responses)
+            if isinstance(traffic, _Questions):
+                responses.append(statistics.mean(traffic.times))
+    short, long = (max(0.0, statistics.median(found)) for found in costs.values())
+    return Cost(short, max(0.0, long - short) / _BLOCK), statistics.median(responses)
 
 
 class _Traffic:
-    """Sends messages to the next rank and receives them from the previous one, as fast as possible, until all ranks stop."""
+    """Two tasks that send messages to the next rank and receive those of the previous one until all ranks stop."""
 
-    def __init__(self, transport: Transport, size: int) -> None:
-        """size: bytes of each message."""
+    def __init__(self, transport: Transport) -> None:
         self._transport, self._on, self._messages = transport, True, 0
-        self._block = Message((1,), (torch.zeros(size, dtype=torch.uint8),))
+        self._next, self._previous = ((transport.rank + step) % transport.size for step in (1, -1))
         self._tasks = [transport.spawn("sender", self._send), transport.spawn("receiver", self._receive)]
 
     def stop(self) -> int:
-        """Return the number of messages sent and received so far, and stop sending; wait until the other ranks stop, too."""
+        """Return the number of messages sent and received so far, and stop; wait until the other ranks stop, too."""
         so_far, self._on = self._messages, False
         for task in self._tasks:
             task.result()
         return so_far
 
     def _send(self) -> None:
-        to, under_way = (self._transport.rank + 1) % self._transport.size, deque[Any]()
+        raise NotImplementedError
+
+    def _receive(self) -> None:
+        raise NotImplementedError
+
+
+class _Blocks(_Traffic):
+    """Long messages, as fast as possible."""
+
+    def _send(self) -> None:
+        block, under_way = Message((1,), (torch.zeros(_BLOCK, dtype=torch.uint8),)), deque[Any]()
         while self._on:
-            under_way.append(self._transport.send(to, Tag.PUSH, self._block))
+            under_way.append(self._transport.send(self._next, Tag.PUSH, block))
             if len(under_way) == _WINDOW:
                 under_way.popleft().result()
                 self._messages += 1
-        self._transport.send(to, Tag.PUSH, Message((0,)))
+        self._transport.send(self._next, Tag.PUSH, Message((0,)))
 
     def _receive(self) -> None:
-        source = (self._transport.rank - 1) % self._transport.size
-        while self._transport.receive(source, Tag.PUSH).result()[1].tensors:
+        while self._transport.receive(self._previous, Tag.PUSH).result()[1].number():
             self._messages += 1
 
 
-class _Questions:
-    """Now and then asks the next rank, and answers the previous one, until all ranks stop."""
+class _Questions(_Traffic):
+    """Short messages now and then, each answered at once. times: from a question to its answer, half of it, so one way [s]."""
 
     def __init__(self, transport: Transport) -> None:
-        self._transport, self._on, self._times = transport, True, list[float]()
-        self._tasks = [transport.spawn("asker", self._ask), transport.spawn("answerer", self._answer)]
+        self.times = list[float]()
+        super().__init__(transport)
 
-    def stop(self) -> float:
-        """Stop asking, wait until the other ranks stop, too, and return the mean time from a rank to the next [s]."""
-        self._on = False
-        for task in self._tasks:
-            task.result()
-        return statistics.mean(self._times) / 2
-
-    def _ask(self) -> None:
-        to = (self._transport.rank + 1) % self._transport.size
-        while self._on or not self._times:
+    def _send(self) -> None:
+        while self._on or not self.times:
             start = self._transport.now()
-            self._transport.send(to, Tag.PUSH, Message((1,)))
-            self._transport.receive(to, Tag.ANSWER).result()
-            self._times.append(self._transport.now() - start)
+            self._transport.send(self._next, Tag.PUSH, Message((1,)))
+            self._transport.receive(self._next, Tag.ANSWER).result()
+            self.times.append((self._transport.now() - start) / 2)
+            self._messages += 2
             time.sleep(_PAUSE)
-        self._transport.send(to, Tag.PUSH, Message((0,)))
+        self._transport.send(self._next, Tag.PUSH, Message((0,)))
 
-    def _answer(self) -> None:
-        source = (self._transport.rank - 1) % self._transport.size
-        while self._transport.receive(source, Tag.PUSH).result()[1].number():
-            self._transport.send(source, Tag.ANSWER, Message())
+    def _receive(self) -> None:
+        while self._transport.receive(self._previous, Tag.PUSH).result()[1].number():
+            self._transport.send(self._previous, Tag.ANSWER, Message())
+            self._messages += 2
 
 
 def typical(times: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -10,6 +10,7 @@ from nmt_train import config as configuration
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
+from nmt_train.common.yaml_file import read
 from nmt_train.config import Config
 from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.text import read_lines, read_pairs, read_weights, sides
@@ -142,7 +143,7 @@ def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: b
     """The vocabulary of the run (unless `overwrite`), else the given one, else the checkpoint's, else a newly trained one."""
     path, wanted = run.folder / "vocabulary.model", config.corpus.vocabulary
     given = Vocabulary.load(wanted.path) if wanted.path else None
-    if overwrite or not path.exists():
+    if overwrite or not path.exists() or (saved is None and not _same_corpus(run, config)):
         return given or (saved.vocabulary() if saved else train_vocabulary(config.corpus))
     vocabulary = Vocabulary.load(path)
     if given is not None and given.digest != vocabulary.digest:
@@ -155,6 +156,15 @@ def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: b
             " corpus.vocabulary.path"
         )
     return vocabulary
+
+
+def _same_corpus(run: Run, config: Config) -> bool:
+    """Whether a start that made no checkpoint would have trained the same vocabulary. (Without its config.yml: yes.)"""
+    path = run.folder / "config.yml"
+    if not path.exists():
+        return True
+    before, here = saved_keys(read(path, {}, "")), configuration.flatten(configuration.plain(config))
+    return all(before.get(key) == its for key, its in here.items() if key.startswith(("corpus.train", "corpus.vocabulary.")))
 
 
 def _inherited(initial: Checkpoint, config: Config) -> Vocabulary:

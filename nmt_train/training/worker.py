@@ -165,11 +165,11 @@ class Worker:
     def part(self) -> RankState:
         """This rank's part of a snapshot, on the CPU. With several ranks, it is a copy, so that training can continue."""
         exchange, alone = self.schedule.exchange, self.transport.size == 1
-        shard, numbers = exchange.optimizer.everything() if alone else exchange.snapshot()
-        if exchange.snapshot_slices[self.transport.rank] != exchange.initial_slices[self.transport.rank]:
-            shard = {}  # another rank contributes the same slice
+        # Otherwise, another rank contributes the same slice.
+        contributes = exchange.snapshot_slices[self.transport.rank] == exchange.initial_slices[self.transport.rank]
+        shard, numbers = exchange.snapshot() if contributes and not alone else exchange.optimizer.everything()
+        shard = {name: Tensor.cpu(vector) for name, vector in shard.items()} if contributes else {}
         held = Tensor.cpu if alone else cpu_copy
-        shard = {name: Tensor.cpu(vector) for name, vector in shard.items()}
         worker_state = {name: held(vector) for name, vector in self.schedule.worker_state().items()}
         if self.data_shard.idle:  # an idle worker starts from the global parameters when it joins
             worker_state.pop(RECEIVED, None)

@@ -372,6 +372,8 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
         (translate, ["--model", "{tmp}"], "holds no checkpoint"),
         (translate, [], "command line: the following arguments are required: --model"),
         (translate, ["--model", "{run}", "--beam", "0"], "argument --beam"),
+        (validate, ["{run}", "--beam", "1001"], "1001 is not between 1 and 1000"),
+        (validate, ["{run}", "--batch-tokens", "9" * 400], "is not between 1 and 1000000000"),
         (translate, ["--model", "{run}", "--n-best", "9"], "--n-best 9 needs a --beam of at least as many"),
         (translate, ["--model", "{run}", "--devices", "cuda"], "finds none"),
         (validate, ["{run}", "--test", "absent"], "absent: No such file"),
@@ -485,7 +487,10 @@ def raising(error: Exception) -> Any:
 )
 def test_too_little_memory_is_the_users_to_mend(capsys: pytest.CaptureFixture[str], error: Exception) -> None:
     assert cli.run(raising(error), []) == 2
-    assert capsys.readouterr().err == "error: out of memory; make batch.tokens, model or beam smaller\n"
+    assert (
+        capsys.readouterr().err
+        == "error: out of memory; make batches (batch.tokens, --batch-tokens), the beam or the model smaller\n"
+    )
 
 
 def test_memory_that_torch_cannot_have_is_too_little_memory(capsys: pytest.CaptureFixture[str]) -> None:
@@ -526,12 +531,33 @@ def test_a_full_disk_anywhere_is_the_users_to_mend(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "error: train.log: No space left on device; check free space and permissions\n"
 
 
+def test_output_that_cannot_be_written_is_one_sentence(run: Path) -> None:
+    code = "from nmt_train.cli.validate import main; main()"
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([sys.executable, "-c", code, str(run)], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (result.returncode, result.stderr.splitlines()[-1:]) == (
+        2, ["error: output: No space left on device; check free space and permissions"],
+    )  # fmt: skip
+
+
+def test_the_users_file_is_not_replaced_by_the_configuration_of_the_run(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = run.with_suffix(".yml").read_text(encoding="utf-8")
+    (tmp_path / "config.yml").write_text(text, encoding="utf-8")
+    assert cli.run(train.command, ["--config", str(tmp_path / "config.yml"), "--run", str(tmp_path)]) == 2
+    assert "the run would write its own config.yml over it; move it, or" in capsys.readouterr().err
+    assert (tmp_path / "config.yml").read_text(encoding="utf-8") == text
+
+
 def test_a_reader_that_goes_away_is_no_error(run: Path) -> None:
     code = "from nmt_train.cli.translate import main; main()"
     command = f"yes twelve | head -5000 | {sys.executable} -c '{code}' --model {run} --beam 1 --window 5 | head -1"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
     assert result.stderr == ""
     assert len(result.stdout.splitlines()) == 1
+    result = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 141
 
 
 def test_a_built_wheel_in_a_clean_environment_trains_validates_translates_and_plots(demo: Path, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from nmt_train.common.duration import Duration, Mark
 @pytest.mark.parametrize(
     ("text", "amount", "unit"),
     [("10e", 10, "e"), ("500u", 500, "u"), ("300Kt", 300_000, "t"), ("1.5Mt", 1_500_000, "t"), ("1Gt", 1e9, "t"),
-     ("2h", 7200, "h"), ("30m", 1800, "m"), ("90s", 90, "s"), ("0.5h", 1800, "h")],
+     ("2h", 7200, "h"), ("30m", 1800, "m"), ("90s", 90, "s"), ("0.5h", 1800, "h"),
+     ("4.1Mt", 4_100_000, "t"), ("33.3Mt", 33_300_000, "t"), ("1.005Ku", 1005, "u")],
 )  # fmt: skip
 def test_durations_are_written_as_in_marian(text: str, amount: float, unit: str) -> None:
     span = Duration.parse(text)

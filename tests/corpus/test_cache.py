@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,13 @@ def test_a_command_empties_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert train.command(["--empty-cache", "--corpus.cache", str(tmp_path)]) == 0
     assert "tokenized corpora removed: 1, 0.00 GB" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_what_killed_processes_left_behind_is_removed_after_a_day(tmp_path: Path) -> None:
+    for name, age in ((".a.store.1234", 100_000), (".b.store.5678", 10), (".c.store.removed", 100_000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "source.tokens").write_bytes(b"x")
+        for path in (tmp_path / name / "source.tokens", tmp_path / name):
+            os.utime(path, (time.time() - age,) * 2)
+    cache.make_room(tmp_path, 10**9)
+    assert [path.name for path in tmp_path.iterdir()] == [".b.store.5678"]

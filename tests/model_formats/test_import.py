@@ -199,7 +199,10 @@ def test_sizes_that_do_not_fit_are_named(make: Make, ours: Path, tmp_path: Path)
         (lambda folder: changed(folder, encoder_layers=5), "a parameter is missing"),
         (lambda folder: changed(folder, encoder_layers=1), "describes another model than the weights are of"),
         (lambda folder: changed(folder, encoder_ffn_dim=7, decoder_ffn_dim=7), "does not fit config.json"),
-        (lambda folder: changed(folder, encoder_layers="x"), "not the configuration of a MarianMT model"),
+        (
+            lambda folder: changed(folder, encoder_layers="x"),
+            "not the configuration of a MarianMT model: it should be a valid integer",
+        ),
         (lambda folder: (folder / "vocab.json").write_text('{"a": 0, "b": 0}'), "not the table of a MarianMT model"),
         (
             lambda folder: (folder / "vocab.json").write_text('{"</s>": "0", "<unk>": "1", "<pad>": "2"}'),

@@ -45,6 +45,14 @@ def test_convergence_refuses_what_it_cannot_draw(tmp_path: Path) -> None:
         convergence.plot([run], "bleu", "seconds", tmp_path / "a.png")
     with pytest.raises(UserError, match="is this a run folder"):
         convergence.plot([tmp_path / "absent"], "bleu", "seconds", tmp_path / "a.png")
+    (tmp_path / "old").mkdir()
+    event = {"event": "validation", "update": 1, "bleu": 3}
+    (tmp_path / "old" / "metrics.jsonl").write_text(json.dumps(event) + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match="no validation measured bleu"):
+        convergence.plot([tmp_path / "old"], "bleu", "seconds", tmp_path / "a.png")
+    (tmp_path / "old" / "metrics.jsonl").write_bytes(b"\xff\n")
+    with pytest.raises(UserError, match="line 1: not an event"):
+        convergence.plot([tmp_path / "old"], "bleu", "seconds", tmp_path / "a.png")
     with pytest.raises(UserError, match="unknown extension"):
         convergence.plot([run], "cross-entropy", "seconds", tmp_path / "a.txt")
 

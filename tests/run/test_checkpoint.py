@@ -17,7 +17,7 @@ from nmt_train.common import atomic_file as durable
 from nmt_train.common.errors import TRY_AGAIN, UserError
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.run import checkpoint
-from nmt_train.run.folder import Run, is_simulation
+from nmt_train.run.folder import Run, is_simulation, run_of
 from nmt_train.run.log import rewind_metrics
 
 REMOVE = shutil.rmtree
@@ -278,3 +278,29 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"run: .*choose a folder that can be written"):
         Run.open(tmp_path / "file" / "run")
+
+
+def test_a_run_that_was_copied_without_its_links_is_refused_before_it_trains(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    run = Run.open(tmp_path / "run")
+    save(run.checkpoint(1), vocabulary, 1)
+    run.link("last", run.checkpoint(1))
+    run.close()
+    shutil.copytree(run.folder, tmp_path / "copy")
+    with pytest.raises(UserError, match=r"copy/last is a folder instead of a link, .*; remove it: the checkpoints are in"):
+        Run.open(tmp_path / "copy")
+
+
+def test_overwriting_leaves_the_users_own_links(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    big, run = tmp_path / "big", Run.open(tmp_path / "run")
+    run.close()
+    (run.folder / "checkpoints").rmdir()
+    big.mkdir()
+    (run.folder / "checkpoints").symlink_to(big)
+    (run.folder / "data").symlink_to(tmp_path)
+    run = Run.open(run.folder)
+    save(run.checkpoint(1), vocabulary, 1)
+    run.link("last", run.checkpoint(1))
+    assert run_of(run.folder / "last") == run.folder
+    run.empty()
+    assert {path.name for path in run.folder.iterdir() if path.is_symlink()} == {"checkpoints", "data"}
+    assert list(big.iterdir()) == []

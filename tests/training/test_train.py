@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ from nmt_train.run.manifest import load_verified
 from nmt_train.training import leader as lead_module
 from nmt_train.training import leader_state
 from nmt_train.training import worker as train_module
+from nmt_train.training.prepared_run import opened
 from nmt_train.training.start import start
 
 # Times differ from run to run; nothing else may.
@@ -243,6 +245,22 @@ def test_a_damaged_newest_checkpoint_is_said_aloud_and_the_one_before_is_used(
         (path / "optimizer.safetensors").write_bytes(b"short")
     with pytest.raises(UserError, match="no checkpoint of the run is intact"):
         run(pieces)
+
+
+def test_a_start_without_a_checkpoint_leaves_its_vocabulary_only_for_the_same_corpus(make: Make, demo: Path) -> None:
+    config = make(stop__after="2u")
+    folder = Path(config.run)
+    assert run(config) == 0
+    before = (folder / "vocabulary.model").read_bytes()
+    shutil.rmtree(folder / "checkpoints")
+    for link in ("last", *(path.name for path in folder.glob("best-*"))):
+        (folder / link).unlink(missing_ok=True)
+    (folder / "metrics.jsonl").unlink()
+    with opened(config, False, False) as ready:
+        assert ready.vocabulary.model == before
+    swapped = make(stop__after="2u", corpus__vocabulary={"size": len(ready.vocabulary), "type": "bpe"})
+    with opened(swapped, False, False) as ready:
+        assert ready.vocabulary.model != before
 
 
 def test_a_changed_configuration_is_refused_with_the_difference_unless_harmless_or_forced(make: Make) -> None:

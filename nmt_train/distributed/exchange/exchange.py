@@ -13,6 +13,7 @@ from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.exchange.worker_state import RESIDUAL, UNSENT, Vectors
 from nmt_train.distributed.transport import Future
+from nmt_train.optim.flat_model import cpu_copy
 from nmt_train.optim.optimizer import Optimizer
 
 
@@ -162,7 +163,7 @@ class Exchange(ABC):
     def snapshot(self) -> tuple[Vectors, dict[str, Any]]:
         """Copies of this rank's slice of the global parameters and of the optimizer's vectors; the optimizer's counters."""
         vectors, numbers = self.optimizer.everything()
-        return {name: vector.clone() for name, vector in vectors.items()}, numbers
+        return {name: cpu_copy(vector) for name, vector in vectors.items()}, numbers
 
     def worker_state(self) -> Vectors:
         """The vectors (elements,) that this worker keeps between calls of `sync`: residuals, and its own optimizer's state."""
