@@ -70,7 +70,7 @@ def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
 
 
 def _discard_output() -> None:
-    """Send what stdout still holds to nowhere: the interpreter would try once more at exit, and report that this failed, too."""
+    """Send what stdout still holds to nowhere: at exit, the interpreter would try once more, and report that this failed."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -57,7 +57,7 @@ def convert(vocabulary: Vocabulary) -> Any:
                 fuse_unk=True,
                 byte_fallback=trained.byte_fallback,
                 ignore_merges=bool(own),  # no merge makes a piece of ours
-            )  # fmt: skip
+            )
         )
     steps: list[Any] = [normalizers.Precompiled(normalizer.precompiled_charsmap)] if normalizer.precompiled_charsmap else []
     if normalizer.remove_extra_whitespaces:

@@ -71,8 +71,8 @@ class Run:
             if path.is_dir() and not path.is_symlink():
                 lock.close()
                 raise UserError(
-                    f"run: {path} is a folder instead of a link, perhaps because the run was copied without its links; remove it:"
-                    f" the checkpoints are in {folder / 'checkpoints'}"
+                    f"run: {path} is a folder instead of a link, perhaps because the run was copied without its links; remove"
+                    f" it: the checkpoints are in {folder / 'checkpoints'}"
                 )
         lock.truncate(0)
         print(f"process {os.getpid()} on {socket.gethostname()}", file=lock, flush=True)
