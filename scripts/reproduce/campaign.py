@@ -38,8 +38,9 @@ class Job:
                 start_new_session=True,
             )  # fmt: skip
 
-    def end(self, process: subprocess.Popen[bytes]) -> None:
-        if process.wait() not in (0, 128 + signal.SIGTERM):
+    def end(self, process: subprocess.Popen[bytes], stopped: bool = False) -> None:
+        """stopped: this script has sent it SIGTERM. (A signal from elsewhere does not make a run complete.)"""
+        if process.wait() not in (0, *[128 + signal.SIGTERM] * stopped):
             raise SystemExit(f"{self.run}.log: {self.run.name} failed; correct the cause and start again")
         if self.output is not None:
             self.output.replace(self.finished)
@@ -107,11 +108,11 @@ def side_by_side(
                 else:
                     running[job] = job.start()
             for job, process in list(running.items()):
-                if enough(job):
-                    process.send_signal(signal.SIGTERM)
-                elif process.poll() is None:
+                if process.poll() is None and not enough(job):
                     continue
-                job.end(process)
+                if stopped := process.poll() is None:
+                    process.send_signal(signal.SIGTERM)
+                job.end(process, stopped)
                 ended(job)
                 del running[job]
             time.sleep(1)

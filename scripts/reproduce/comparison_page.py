@@ -82,10 +82,12 @@ def times(trials: Trials, place: str) -> str:
         if tuned is not None and (runs := trials.longer(tuned)):
             found = [crossing(trials.found[trial], target) for trial in runs]
             reached = [time for time in found if math.isfinite(time)]
-            missed = f"{len(found) - len(reached)} of {len(found)} runs did not reach it"
+            said = [_range(reached, 0)] if reached else []
+            if len(reached) < len(found):
+                said.append(f"{len(found) - len(reached)} of {len(found)} runs did not reach it")
             columns = (
                 system, ", ".join(str(trial.seed) for trial in runs), f"{runs[0].words / 1e6:g}M",
-                ", ".join([_range(reached, 0)] * bool(reached) + [missed] * (len(reached) < len(found))),
+                ", ".join(said),
                 _range([base / time for time in reached], 2) if len(reached) == len(found) else "-",
             )  # fmt: skip
             lines.append(f"| {' | '.join(columns)} |")

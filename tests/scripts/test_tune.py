@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from reproduce.campaign import Job, side_by_side
 from reproduce.comparison_page import table, times
 from reproduce.places import FAST, PLACES, SLOW, STRAGGLER
 from reproduce.runs import crossing, fitted
@@ -155,6 +156,8 @@ def test_the_late_target_is_what_one_machine_has_after_most_of_its_run_and_runs_
     assert row == "| sparse | 1, 2 | 3M | 712, 1 of 2 runs did not reach it | - |"
     ended(replace(sparse, seed=1, words=2_500_000), 2.5, 700)  # a shorter one of an earlier search is not shown
     assert times(trials, FAST).splitlines()[-1] == row
+    ended(longer, 2.7, 750)
+    assert times(trials, FAST).splitlines()[-1] == "| sparse | 1, 2 | 3M | 2 of 2 runs did not reach it | - |"
 
 
 def test_words_are_those_that_a_run_had_not_those_that_were_wanted(tmp_path: Path) -> None:
@@ -273,3 +276,24 @@ def test_every_system_has_as_many_trials_and_each_is_a_valid_run(name: str, plac
         assert now.optimizer.warmup == round(share * warmup / 4 * PLACES[place].updates(SYSTEMS[name].singly))
         assert SYSTEMS[name].singly or len(machines.ranks()) == PLACES[place].workers
         assert str(now.optimizer.cosine_until) == "500000t"
+
+
+def test_a_run_that_a_signal_from_elsewhere_ended_does_not_count_as_finished(tmp_path: Path) -> None:
+    jobs = [
+        Job(tmp_path / name, ("sh", "-c", command), tmp_path / f"{name}.finished")
+        for name, command in (("whole", "true"), ("killed", "kill -TERM $$"))
+    ]
+    with pytest.raises(SystemExit, match="killed failed"):
+        side_by_side(jobs, 1)
+    assert [job.finished.exists() for job in jobs] == [True, False]
+
+
+def test_a_run_that_has_enough_is_ended_and_finished(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    job = Job(
+        tmp_path / "long",
+        ("sh", "-c", f"trap 'exit 143' TERM; touch {ready}; while true; do sleep 0.1; done"),
+        tmp_path / "done",
+    )
+    side_by_side([job], 1, enough=lambda job: ready.exists())
+    assert job.finished.exists()
