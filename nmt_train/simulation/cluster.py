@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -236,14 +236,24 @@ def load(path: Path, overrides: Mapping[str, str] = _NOTHING) -> ClusterConfig:
             raise UserError(f"{place('profile')}: profile: {error}") from None
         device = _checked(_DEVICE, read(file, other, "measure one with nmt-simulate --profile"), other, file)
         cluster = dataclasses.replace(cluster, device=device, profile=None)
+    _check(cluster, place)
+    return cluster
+
+
+def _check(cluster: ClusterConfig, place: Callable[[str], str]) -> None:
+    """Raise UserError if parts of the cluster do not fit each other. place: where a key was set."""
     if any(devices < 1 for devices in cluster.nodes):
         raise UserError(f"{place('nodes')}: nodes: {cluster.nodes}: every machine needs at least one device")
-    for name in ("crashes", "cuts", "cards"):
-        for event in getattr(cluster, name):
-            if event.node >= len(cluster.nodes):
-                raise UserError(
-                    f"{place(name)}: {name}: there is no node {event.node}; the {len(cluster.nodes)} nodes are numbered from 0"
-                )
+    for kind, count, names in (
+        ("node", len(cluster.nodes), ("crashes", "cuts", "cards")),
+        ("rank", sum(cluster.nodes), ("stragglers", "kills")),
+    ):
+        for name in names:
+            for number in (getattr(its, kind) for its in getattr(cluster, name)):
+                if number >= count:
+                    raise UserError(
+                        f"{place(name)}: {name}: there is no {kind} {number}; the {count} {kind}s are numbered from 0"
+                    )
     if cluster.transfers == "turns" and (cluster.cuts or cluster.crashes):
         raise UserError(
             f"{place('transfers')}: transfers: turns allow no cuts and no crashes; write share, or remove cuts and crashes"
@@ -257,13 +267,6 @@ def load(path: Path, overrides: Mapping[str, str] = _NOTHING) -> ClusterConfig:
                 f"{place('cuts')}: cuts: node {cut.node}: the next cut, at {later.at:g} s, must begin after the end of this"
                 f" one, at {cut.until:g} s; give one cut instead of both"
             )
-    for name in ("stragglers", "kills"):
-        for its in getattr(cluster, name):
-            if its.rank >= sum(cluster.nodes):
-                raise UserError(
-                    f"{place(name)}: {name}: there is no rank {its.rank}; the {sum(cluster.nodes)} ranks are numbered from 0"
-                )
-    return cluster
 
 
 def parse(text: str) -> ClusterConfig:
