@@ -180,10 +180,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             event = json.loads(line)
         except (ValueError, RecursionError):
             event = None
-        if not isinstance(event, dict) or not {"event", "update"} <= event.keys():
-            raise UserError(
-                f"{path}, line {number}: not an event of a run (a JSON object with event and update); remove the line"
-            )
+        if not isinstance(event, dict) or "event" not in event:
+            raise UserError(f"{path}, line {number}: not an event of a run; remove the line")
         events.append(event)
     return events
 
@@ -203,5 +201,5 @@ def rewind_metrics(path: Path, update: int, keep: str = "") -> None:
     """Remove events after `update`, except those of kind `keep`; a run that continues from `update` writes them again."""
     if not path.exists():
         return
-    kept = [event for event in read_metrics(path) if event["update"] <= update or event["event"] == keep]
+    kept = [event for event in read_metrics(path) if event.get("update", 0) <= update or event["event"] == keep]
     durable.write(path, "".join(json.dumps(event) + "\n" for event in kept).encode())

@@ -108,7 +108,7 @@ class Slept:
         self.processes.append(subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"]))
         return self.processes[-1]
 
-    def end(self, process: subprocess.Popen[bytes]) -> None:
+    def end(self, process: subprocess.Popen[bytes], stopped: bool = False) -> None:
         process.wait()
         self.finished.touch()
 
