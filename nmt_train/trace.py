@@ -43,7 +43,7 @@ class Trace:
         """A context whose duration is recorded under `name` for the current thread.
 
         work: the amount of work that the span computes, in target tokens of a batch or elements of a vector; 0 if none.
-        parts: this span is one of so many equal parts of the work; 2.5 means that it is two fifths.
+        parts: the work, divided by the part of it in this span, so 2.5 for two fifths.
         """
         start = self._clock.now()
         try:

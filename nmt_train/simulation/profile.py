@@ -6,6 +6,7 @@ import dataclasses
 import math
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -163,7 +164,7 @@ def _carrying(config: Config, make: Make, transport: Transport, effort: Effort, 
     return Cost(short, max(0.0, long - short) / _BLOCK), statistics.median(responses)
 
 
-class _Traffic:
+class _Traffic(ABC):
     """Two tasks that send messages to the next rank and receive those of the previous one until all ranks stop."""
 
     def __init__(self, transport: Transport) -> None:
@@ -178,11 +179,13 @@ class _Traffic:
             task.result()
         return so_far
 
+    @abstractmethod
     def _send(self) -> None:
-        raise NotImplementedError
+        """Send to the next rank until `_on` is false; then tell it."""
 
+    @abstractmethod
     def _receive(self) -> None:
-        raise NotImplementedError
+        """Receive what the previous rank sends until it says that it stops."""
 
 
 class _Blocks(_Traffic):
