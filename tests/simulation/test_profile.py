@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from conftest import Make
+from memory import MemoryTransport, together, transports
 
 from nmt_train.distributed.transport.local import LocalTransport
-from nmt_train.simulation.profile import Effort, measure, nothing, typical
+from nmt_train.simulation.cluster import Cost
+from nmt_train.simulation.profile import Effort, _carrying, measure, nothing, typical
 from nmt_train.training.prepared_run import opened
 from nmt_train.training.setup import maker
 
@@ -65,3 +68,17 @@ def test_a_step_that_took_unusually_long_is_left_out() -> None:
     usual = [(100.0, 0.1), (200.0, 0.25), (50.0, 0.1)]
     assert typical([*usual, (100.0, 24.0)]) == usual
     assert typical(usual) == usual
+
+
+def test_several_ranks_measure_what_messages_cost_and_when_they_are_noticed(make: Make) -> None:
+    config = make()
+    with opened(config, False, False) as ready:
+        worker = maker(config, torch.device("cpu"), ready.vocabulary, ready.stores)
+
+        def run(transport: MemoryTransport) -> tuple[Cost, float]:
+            return _carrying(config, worker, transport, Effort(3, settling=1, rounds=2), nothing)
+
+        for carry, response in together(*[partial(run, transport) for transport in transports([0, 1])]):
+            assert response > 0
+            assert carry.seconds >= 0
+            assert carry.per_unit >= 0
