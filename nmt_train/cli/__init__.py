@@ -55,7 +55,8 @@ def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         status, message = command(given), ""
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it is None if the caller has closed it
+            sys.stdout.flush()
     except Exception as error:
         if "--debug" in given:
             traceback.print_exception(error)
