@@ -20,7 +20,7 @@ from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.config import ExchangeConfig
 from nmt_train.distributed.exchange.reducer import Reducer, Reduction
 from nmt_train.distributed.exchange.worker_state import RESIDUAL
-from nmt_train.distributed.schedule.bucketed import Bucketed
+from nmt_train.distributed.schedule.bucketed import Bucketed, _shares
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.modes import build as modes
 from nmt_train.optim.config import OptimizerConfig
@@ -171,3 +171,10 @@ def test_buckets_shorten_the_step_of_a_simulated_run(make: Make, tmp_path: Any) 
                      exchange__buckets=buckets)  # fmt: skip
         times[buckets] = validations(folder)[-1]["seconds"]
     assert times[8] < times[1]
+
+
+def test_on_a_simulated_clock_buckets_with_the_embedding_are_complete_when_the_backward_pass_ends() -> None:
+    layout = [("embedding", (40, 10)), ("weight", (60, 10))]
+    buckets = [slice(750, 1000), slice(500, 750), slice(250, 500), slice(0, 250)]
+    assert _shares(layout, buckets) == pytest.approx([0.65, 0.25, 0.1, 0.0])  # first the output layer, which takes 0.4
+    assert _shares([("bias", (1000,))], buckets) == pytest.approx([0.25] * 4)
