@@ -89,8 +89,8 @@ def test_a_validation_set_has_metrics_if_any_are_given(tmp_path: Path) -> None:
 
 def test_a_file_in_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    write(tmp_path, MINIMAL + "run: mine\n")
-    assert load([f"~/{Path(write(tmp_path, MINIMAL + 'run: mine')).name}"], {}).run == "mine"
+    path = Path(write(tmp_path, MINIMAL + "run: mine\n"))
+    assert load([f"~/{path.name}"], {}).run == "mine"
 
 
 def test_a_missing_required_key_is_named(tmp_path: Path) -> None:

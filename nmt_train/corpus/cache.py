@@ -69,7 +69,7 @@ def _stores(cache: Path) -> Iterator[tuple[float, int, Path]]:
 
 
 def _remove_abandoned(cache: Path) -> None:
-    """Remove what is left of stores whose process was killed while it built or removed them."""
+    """Remove stores whose process was killed while it built or removed them."""
     for path in cache.glob(f".*{SUFFIX}.*"):
         with suppress(OSError):
             last = max(file.stat().st_mtime for file in (path, *path.iterdir()))
