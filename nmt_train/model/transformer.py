@@ -120,6 +120,7 @@ class Transformer(nn.Module):
         self.encoder_norm, self.decoder_norm = final(config.dim), final(config.dim)
         self._positions = torch.empty(0)
         self._states: States = self.states
+        self._lookups: Tensor | None = None  # the output layer's matrix once more, with a gradient of its own
         self._initialize()
 
     def _initialize(self) -> None:
@@ -141,6 +142,11 @@ class Transformer(nn.Module):
     @property
     def output_matrix(self) -> Tensor:
         return self.output_embedding if self.config.tied == "none" else self.target_embedding
+
+    def separate_lookups(self, gradient: Tensor) -> None:
+        """From now on, add the gradients of lookups in the output layer's matrix to `gradient`, of the matrix's shape."""
+        self._lookups = self.output_matrix.detach().requires_grad_()
+        self._lookups.grad = gradient
 
     def train_by(self, states: States) -> None:
         """Make the loss call another version of `states`, such as a compiled one."""
@@ -220,6 +226,8 @@ class Transformer(nn.Module):
         return x
 
     def _embed(self, ids: Tensor, matrix: Tensor, first: int, drop: float) -> Tensor:
+        if self._lookups is not None and matrix is self.output_matrix:
+            matrix = self._lookups
         x = F.embedding(ids, matrix) * math.sqrt(self.config.dim)
         x = drop_words(x, drop, self.training)
         x = x + self.position_table(first + ids.shape[1], x.device)[first:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ class FlatModel:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        named = list(model.named_parameters())
+        self.model, named = model, list(model.named_parameters())
         self._parameters = [parameter for _, parameter in named]
         self.layout = [(name, tuple(parameter.shape)) for name, parameter in named]
         self.parameters = torch.cat([parameter.detach().flatten() for _, parameter in named])
@@ -36,6 +37,18 @@ class FlatModel:
         for parameter in self._parameters:
             place = slice(start, start := start + parameter.numel())
             parameter.register_post_accumulate_grad_hook(lambda _, place=place: computed(place))
+
+    def separate_lookups(self) -> Tensor:
+        """Separate the two parts of the gradient of the first parameter, an embedding that is also the output layer.
+
+        From now on, the model adds the gradients of lookups to the vector (elements of the embedding,) that is returned;
+        `gradient` has only the output layer's. (A model without such an embedding has nothing to separate.)
+        """
+        gradient = torch.zeros_like(self._parameters[0].data)
+        separate: Any = getattr(self.model, "separate_lookups", None)
+        if separate is not None:
+            separate(gradient)
+        return gradient.view(-1)
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """The views of a flat `vector` by parameter name, in the parameters' shapes."""

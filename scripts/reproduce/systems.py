@@ -145,10 +145,10 @@ SYSTEMS: dict[str, System] = {
     ),
     "low-bit": System(
         "low-bit", (), _knobs(*_FOUR_BATCHES),
-        _plans(_networks("up=2,down=3 up=2,down=2 up=3,down=3",
+        _plans(_networks("up=2,down=3,late=true up=2,down=2,late=true up=3,down=3,late=true up=2,down=3,late=false",
                          "up=2,down=3,n=4 up=2,down=2,n=4 up=2,down=2,n=2 up=2,down=2,n=8",
                          "up=2,down=2,n=32 up=2,down=2,n=16 up=2,down=2,n=64 up=2,down=3,n=32"),
-               up="low_bit.up", down="low_bit.down", n="batch.accumulate") | _BATCHES
+               up="low_bit.up", down="low_bit.down", late="low_bit.late_lookups", n="batch.accumulate") | _BATCHES
     ),
     "local-sgd": System("local-sgd", ("override.up=half",), _knobs(*_LOCAL), _DENSE_LOCAL, drains=True),
     "diloco": System(

@@ -6,9 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models import random_batch, random_model
 from torch import nn
 
 from nmt_train.common.errors import UserError
+from nmt_train.corpus.vocabulary import PAD
 from nmt_train.optim.flat_model import FlatModel, partition
 
 
@@ -31,6 +33,21 @@ def test_the_vectors_are_the_models_own_parameters_and_gradients() -> None:
     torch.testing.assert_close(flat.gradient, 2 * first)
     flat.parameters.fill_(1.0)
     assert all(bool((parameter == 1).all()) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("tied", ["all", "target-output"])
+def test_the_gradient_of_lookups_can_be_kept_apart_from_that_of_the_output_layer(tied: str) -> None:
+    batch = random_batch(50)
+    plain, apart = (FlatModel(random_model(50, tied=tied)) for _ in range(2))
+    lookups = apart.separate_lookups()
+    for flat in (plain, apart):
+        flat.model.loss(batch).backward()
+    looked_up = lookups.view(50, -1).any(1).nonzero().flatten().tolist()
+    words = {*batch.target_in.flatten().tolist(), *(batch.source.flatten().tolist() if tied == "all" else [])}
+    assert set(looked_up) == words - {PAD}
+    whole = apart.gradient.clone()
+    whole[: lookups.numel()] += lookups
+    torch.testing.assert_close(whole, plain.gradient)
 
 
 def test_borrowed_values_are_given_back_bit_for_bit_even_after_an_error() -> None:

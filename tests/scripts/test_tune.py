@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from reproduce import bleu
 from reproduce.campaign import Job, side_by_side
 from reproduce.comparison_page import table, times
 from reproduce.places import FAST, PLACES, SLOW, STRAGGLER
@@ -297,3 +298,21 @@ def test_a_run_that_has_enough_is_ended_and_finished(tmp_path: Path) -> None:
     )
     side_by_side([job], 1, enough=lambda job: ready.exists())
     assert job.finished.exists()
+
+
+def test_bleu_is_measured_once_per_run(tmp_path: Path) -> None:
+    output, its = tmp_path / "bleu.csv", [trial("low-bit", 500, seed, "rate=1", "beta1=0.7") for seed in (1, 2)]
+    for number, one in enumerate(its):
+        trained = one.job(tmp_path)
+        trained.run.mkdir(parents=True)
+        trained.finished.touch()
+        found = tmp_path / "bleu" / f"{trained.run.name}.json"
+        found.parent.mkdir(exist_ok=True)
+        found.write_text(json.dumps({"bleu": 20 + number, "cross-entropy": 2.5}))
+    bleu.measure(its[:1], tmp_path, 1, output)
+    bleu.measure(its, tmp_path, 1, output)
+    assert output.read_text().splitlines()[1:] == [
+        "low-bit,1 Gbit/s,500,1,rate=1 beta1=0.7,20.00,2.5000", "low-bit,1 Gbit/s,500,2,rate=1 beta1=0.7,21.00,2.5000"
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="test set"):
+        bleu.measure([replace(its[0], place="tatoeba 4")], tmp_path, 1, output)

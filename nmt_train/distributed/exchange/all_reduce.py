@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ class AllReduce(Exchange):
 
     codec_needs = "summable"
     synchronous = True
+    late_lookups = False  # whether the gradients of lookups in a tied embedding may come one exchange late, by `add_late`
     buckets = 8  # with more, the first one is sent earlier; 8 are as fast as DDP (docs/benchmarks.md)
 
     def __init__(self, context: BuildContext) -> None:
@@ -77,6 +78,15 @@ class AllReduce(Exchange):
         """
         with self._trace.span("sync"):
             return self._reducer.reduce(gradient, update, weight)
+
+    def stages(self, gradient: Tensor, weight: int, update: int, start: int = 0) -> Generator[None, None, Reduction]:
+        """`transfer` in stages; between them, other parts of the same gradient may be transferred."""
+        yield from ()
+        return self.transfer(gradient, weight, update, start)
+
+    def add_late(self, gradient: Tensor) -> None:
+        """Add the beginning of a gradient, which came too late for this exchange, to the next one."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def apply(self, gradient: Tensor, parameters: Tensor, joined: Reduction) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +38,11 @@ class LowBitConfig:
         default=2, ge=2, le=3, description="values that an element sent by a worker can have: 2 (one bit) or 3 (1.6 bits)"
     )
     down: int = Field(default=3, ge=2, le=3, description="the same for an element of the mean, which workers receive")
+    late_lookups: bool = Field(
+        default=True,
+        description="add the gradients of lookups in a tied embedding to those of the next exchange, so that exchange.buckets"
+        " with the embedding need not wait until the backward pass ends",
+    )
 
 
 class LowBitAllReduce(AllReduce):
@@ -46,6 +51,11 @@ class LowBitAllReduce(AllReduce):
     codec_needs = "lossless"  # it has codecs of its own
     only_gradients = True
     buckets = 12  # fewer begin later, more have more magnitudes (docs/benchmarks.md)
+
+    def __init__(self, context: BuildContext) -> None:
+        super().__init__(context)
+        tied = context.settings.model.tied != "none"
+        self.late_lookups = context.settings.low_bit.late_lookups and tied and context.transport.size > 1
 
     def _make_reducer(self, context: BuildContext) -> Reducer:
         flat, config = context.flat, context.settings.low_bit
@@ -58,6 +68,19 @@ class LowBitAllReduce(AllReduce):
     def transfer(self, gradient: Tensor, weight: int, update: int, start: int = 0) -> Reduction:
         with self._trace.span("sync"):
             return self._low_bit.reduce(gradient, update, weight, start)
+
+    def stages(self, gradient: Tensor, weight: int, update: int, start: int = 0) -> Generator[None, None, Reduction]:
+        stages = self._low_bit.stages(gradient, update, weight, start)
+        while True:
+            with self._trace.span("sync"):
+                try:
+                    next(stages)
+                except StopIteration as end:
+                    return end.value
+            yield
+
+    def add_late(self, gradient: Tensor) -> None:
+        self._low_bit.add_late(gradient)
 
 
 class _Share(NamedTuple):
@@ -74,8 +97,8 @@ class LowBitReducer(Reducer):
     A rank adds its residual to its vector. The part that it owns needs no compression on the way up. What the compressed mean
     leaves out of this part becomes the owner's residual, times the number of ranks, so that it adds the same to the next mean.
 
-    A vector may be reduced in parts, which end between rows of matrices. Residuals change when the last part has been reduced.
-    An interrupted exchange, or a mean that is not finite, leaves them unchanged.
+    A vector may be reduced in parts, which end between rows of matrices, and in stages. Residuals change when the last part has
+    been reduced. An interrupted exchange, or a mean that is not finite, leaves them unchanged.
 
     layout: names and shapes of the parameters in the order of the vector.
     """
@@ -139,14 +162,26 @@ class LowBitReducer(Reducer):
     @torch.no_grad()
     def reduce(self, vector: Tensor, update: int, weight: int = 1, start: int = 0) -> Reduction:
         """start: where `vector` begins, if it is a part of the vector; all ranks must reduce the same parts."""
+        stages = self.stages(vector, update, weight, start)
+        while True:
+            try:
+                next(stages)
+            except StopIteration as end:
+                return end.value
+
+    @torch.no_grad()
+    def stages(self, vector: Tensor, update: int, weight: int = 1, start: int = 0) -> Generator[None, None, Reduction]:
+        """`reduce` in stages, which all ranks must begin in the same order of parts: send, average, receive the means."""
         if not self._others:
             return Reduction(1.0, weight)
         place = slice(start, start + vector.numel())
         shares, error = self._shares_of(place), self._next_error[place]
         sent = self._send_up(vector, self._error[place], error, shares, update, weight)
+        yield
         mean, total = self._mean(vector, error, shares[self._transport.rank], update, weight)
-        sent += [self._transport.send(rank, Tag.RING, mean) for rank in self._others]
-        means = self._receive()
+        sent += [self._transport.send(rank, Tag.MEAN, mean) for rank in self._others]
+        yield
+        means = self._receive(Tag.MEAN)
         with self._trace.span("decode", sum(vector[shares[rank].place].numel() for rank in means)):
             for rank, message in means.items():
                 self._decode(message, shares[rank], vector[shares[rank].place])
@@ -182,7 +217,7 @@ class LowBitReducer(Reducer):
 
         In this share, `vector` becomes the decoded mean, and `error` what it leaves out.
         """
-        own, kept, messages = vector[mine.place], error[mine.place], self._receive()
+        own, kept, messages = vector[mine.place], error[mine.place], self._receive(Tag.RING)
         total = weight + sum(message.number(1) for message in messages.values())
         with self._trace.span("decode", own.numel() * len(messages)):
             own.mul_(weight)
@@ -210,8 +245,8 @@ class LowBitReducer(Reducer):
             into.fill_(torch.nan)
             self._finite = False
 
-    def _receive(self) -> dict[int, Message]:
-        coming = {rank: self._transport.receive(rank, Tag.RING) for rank in self._others}
+    def _receive(self, tag: Tag) -> dict[int, Message]:
+        coming = {rank: self._transport.receive(rank, tag) for rank in self._others}
         with self._trace.span("waiting"):
             return {rank: future.result()[1] for rank, future in sorted(coming.items())}
 
@@ -220,6 +255,10 @@ class LowBitReducer(Reducer):
         if self._finite:
             self._error, self._next_error = self._next_error, self._error
         self._reduced, self._finite = 0, True
+
+    def add_late(self, gradient: Tensor) -> None:
+        """Add the beginning of a gradient to the residual, between two exchanges."""
+        add(self._error[: gradient.numel()], gradient, out=self._error[: gradient.numel()])
 
     @property
     def residual(self) -> Tensor | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -15,13 +16,35 @@ from nmt_train.trace import Trace
 T = TypeVar("T")
 
 
+def in_one_stage(exchange: Callable[..., T]) -> Callable[..., Generator[None, None, T]]:
+    """An exchange that is over before the next one begins."""
+
+    def stages(*arguments: Any) -> Generator[None, None, T]:
+        yield from ()
+        return exchange(*arguments)
+
+    return stages
+
+
+@dataclass(eq=False)
+class _Begun(Generic[T]):
+    """An exchange that has begun. passed: the number of its stages that are over."""
+
+    vector: Tensor
+    stages: Generator[None, None, T]
+    passed: int = 0
+
+
 class BackgroundTask(Generic[T]):
-    """Exchanges vectors one after the other, in the order of `give`; all workers must give them in the same order.
+    """Exchanges vectors in the order of `give`; all workers must give them in the same order.
+
+    An exchange yields where it would wait for other ranks. Others, with the same number of stages, go on there: first
+    those with the fewest stages passed, so that the network is never idle while something can be sent.
 
     under_way: the number of vectors that have been given but not taken back. ready: whether `take` would not wait.
     """
 
-    def __init__(self, tasks: Tasks, trace: Trace, exchange: Callable[..., T]) -> None:
+    def __init__(self, tasks: Tasks, trace: Trace, exchange: Callable[..., Generator[None, None, T]]) -> None:
         """exchange: exchanges one vector, which it may change; the task calls it with the arguments of `give`."""
         self._trace, self._exchange = trace, exchange
         self._given, self._done = deque[tuple[Any, ...]](), deque[tuple[Tensor, T | NotFinite]]()
@@ -57,14 +80,23 @@ class BackgroundTask(Generic[T]):
         return vector, result
 
     def _run(self) -> None:
+        begun = deque[_Begun[T]]()  # the oldest first
         while True:
-            while not self._given:
+            while not (self._given or begun):
                 self._work.clear()
                 if not self._given:
                     self._work.wait()
-            vector, *details = self._given.popleft()
+            if self._given:
+                vector, *details = self._given.popleft()
+                begun.append(_Begun(vector, self._exchange(vector, *details)))
+            one = min(begun, key=lambda its: its.passed)
+            one.passed += 1
             try:
-                self._done.append((vector, self._exchange(vector, *details)))
+                next(one.stages)
+                continue
+            except StopIteration as end:
+                self._done.append((one.vector, end.value))
             except NotFinite as error:
-                self._done.append((vector, error))
+                self._done.append((one.vector, error))
+            begun.remove(one)
             self._news.set()

@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from nmt_train.distributed.context import BuildContext
@@ -23,6 +24,10 @@ from nmt_train.distributed.schedule.every_step import EveryStep
 class Bucketed(EveryStep):
     """Sends buckets of about equal size, from the end of the vector, where the last layers are, to its beginning.
 
+    The gradient of a tied embedding is complete only when the backward pass ends, because of the lookups of words; the part of
+    the output layer is the first to be computed. If the exchange permits it, the part of the lookups is left for the next
+    exchange, and the buckets of the embedding are sent first. (Of several accumulated steps, this concerns only the last.)
+
     If tasks cannot run while another task computes, as on a simulated clock, the worker sends the buckets after the backward
     pass, each after the share of the time of the pass after which it would be complete (see `_shares`).
     """
@@ -34,19 +39,27 @@ class Bucketed(EveryStep):
         assert isinstance(exchange, AllReduce), "modes/compatibility.py rejects other exchanges"
         super().__init__(context, exchange)
         self._all_reduce = exchange  # `sync` in two halves: `transfer` and `apply`
-        self._buckets = exchange.parts(context.settings.exchange.buckets)[::-1]
-        self._shares = _shares(self._flat.layout, self._buckets)
+        # The gradient of the last step's lookups (empty: they are not separate), and whether that of an earlier step is lost.
+        self._lookups = self._flat.separate_lookups() if exchange.late_lookups else self._flat.gradient.new_zeros(0)
+        self._lost, early = False, self._lookups.numel()
+        self._buckets = sorted(
+            exchange.parts(context.settings.exchange.buckets), key=lambda place: (place.stop > early, -place.start)
+        )
+        self._shares = _shares(self._flat.layout, self._buckets, early)
         self._waiting = deque[slice]()  # buckets of this exchange that have not been sent
         self._missing: dict[int, int] = {}  # by the start of each bucket: elements still to be computed
         self._begun = False  # whether buckets of this exchange may have been sent
         self._weight = 0  # weight of the gradient of this exchange
-        self._background = BackgroundTask(context.transport, self._trace, exchange.transfer)
+        self._background = BackgroundTask(context.transport, self._trace, exchange.stages)
         if context.transport.parallel:
             self._flat.watch(self._computed)
 
     def backward(self, loss: Tensor, tokens: int) -> None:
         if self._steps + 1 < self._accumulate:
-            return super().backward(loss, tokens)
+            super().backward(loss, tokens)
+            self._flat.gradient[: self._lookups.numel()] += self._lookups
+            self._lookups.zero_()
+            return
         factor = self.accumulator.add(tokens)
         divisor = self._begin()
         shares = iter(self._shares)
@@ -65,6 +78,8 @@ class Bucketed(EveryStep):
         divisor, self._weight = self.accumulator.take()
         if divisor != 1.0:
             self._flat.gradient.div_(divisor)
+        if self._lost:  # it was not finite: all workers alike drop this exchange, and say so
+            self._flat.gradient[0], self._lost = torch.nan, False
         self.exchange.prepare(self._flat.gradient, self._flat.parameters, self._weight)
         self._waiting.extend(self._buckets)
         self._missing = {bucket.start: bucket.stop - bucket.start for bucket in self._buckets}
@@ -90,16 +105,35 @@ class Bucketed(EveryStep):
             while self._background.under_way:
                 _, joined = self._background.take()
         self._begun = False
-        self._all_reduce.apply(self._flat.gradient, self._flat.parameters, joined)
+        try:
+            self._all_reduce.apply(self._flat.gradient, self._flat.parameters, joined)
+            if self._all_reduce.late_lookups:
+                self._leave_lookups()
+        finally:
+            self._lookups.zero_()
+
+    def _leave_lookups(self) -> None:
+        """Leave their gradient for the next exchange."""
+        lookups = self._lookups
+        with self._trace.span("swap", lookups.numel()):
+            self._lost = not lookups.is_meta and not math.isfinite(torch.linalg.vector_norm(lookups))
+            if not self._lost:
+                self._all_reduce.add_late(lookups)
 
 
-def _shares(layout: Sequence[tuple[str, tuple[int, ...]]], buckets: Sequence[slice]) -> list[float]:
+def _shares(layout: Sequence[tuple[str, tuple[int, ...]]], buckets: Sequence[slice], early: int = 0) -> list[float]:
     """What share of a backward pass passes between the completion of one bucket and the next (the first: since its beginning).
 
     A matrix is assumed to take as long as it has elements. The first one, the embedding of target words, is also the output
-    layer, as far as they are tied: it is computed first, but complete only when the pass ends.
+    layer, as far as they are tied: it is computed first, but complete only when the pass ends. early: the number of elements at
+    the beginning that do not wait for lookups.
     """
-    elements = buckets[0].stop
+    elements = max(bucket.stop for bucket in buckets)
     first = math.prod(layout[0][1]) if len(layout[0][1]) > 1 else 0
-    complete = [1.0 if bucket.start < first else (elements - bucket.start + first) / elements for bucket in buckets]
-    return [end - begin for begin, end in itertools.pairwise([0.0, *complete])]
+
+    def complete(bucket: slice) -> float:
+        if bucket.stop <= early:
+            return first / elements
+        return 1.0 if bucket.start < first else (elements - bucket.start + first) / elements
+
+    return [end - begin for begin, end in itertools.pairwise([0.0, *map(complete, buckets)])]

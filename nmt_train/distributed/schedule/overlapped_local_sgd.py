@@ -18,7 +18,7 @@ from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.exchange.worker_state import UNSENT, Vectors
-from nmt_train.distributed.schedule.background import BackgroundTask
+from nmt_train.distributed.schedule.background import BackgroundTask, in_one_stage
 from nmt_train.distributed.schedule.local_sgd import LocalSGD
 from nmt_train.optim.flat_model import add, subtract
 
@@ -32,7 +32,7 @@ class OverlappedLocalSGD(LocalSGD):
         super().__init__(context, exchange)
         self._delay = context.settings.local.delay
         self.received, self._given = self._flat.parameters.clone(), self._flat.gradient.clone()
-        self._background = BackgroundTask[Callable[[], None]](context.transport, self._trace, self._send)
+        self._background = BackgroundTask[Callable[[], None]](context.transport, self._trace, in_one_stage(self._send))
         self._between = False  # whether a step was attempted since a result was taken
 
     @property

@@ -14,7 +14,7 @@ from nmt_train.common.section import STRICT
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.exchange import Exchange
-from nmt_train.distributed.schedule.background import BackgroundTask
+from nmt_train.distributed.schedule.background import BackgroundTask, in_one_stage
 from nmt_train.distributed.schedule.schedule import Schedule
 
 
@@ -44,7 +44,7 @@ class PipeSGD(Schedule):
         self.max_in_flight = self._config.width - 1
         self._all_reduce = exchange  # `sync` in two halves: `transfer` and `apply`
         self._free = [self._flat.gradient.clone() for _ in range(self._config.width)]
-        self._background = BackgroundTask(context.transport, self._trace, exchange.transfer)
+        self._background = BackgroundTask(context.transport, self._trace, in_one_stage(exchange.transfer))
 
     def step(self) -> bool:
         """Raises NotFinite, on all workers alike, if the sum that this step applies is not finite."""

@@ -35,7 +35,7 @@ def averaged(
             for part in reversed(made.parts(parts)):
                 assert made.reduce(own[part], update, weight, part.start).divisor == 1
             found.append(own)
-        return found, made.residual.clone(), transport.sent[Tag.RING][1]
+        return found, made.residual.clone(), sum(transport.sent[tag][1] for tag in (Tag.RING, Tag.MEAN))
 
     ranks = vectors.shape[1]
     return together(engine([1] * ranks), *[reduce] * ranks)
@@ -51,6 +51,29 @@ def test_all_have_the_same_and_nothing_is_lost(up: int, down: int, ranks: int, p
         assert all(torch.equal(one, other) for one, other in zip(means, found[0][0], strict=True))
     owed = sum((left for _, left, _ in found), torch.zeros(ELEMENTS))
     torch.testing.assert_close(ranks * sum(found[0][0]) + owed, vectors.sum((0, 1)), rtol=0, atol=2e-5 * ranks)
+
+
+def test_ranks_may_interleave_the_stages_of_parts_differently() -> None:
+    """Each order has the parts of every stage in turn: that is all that ranks must have in common."""
+    orders = [(0, 0, 0, 1, 1, 1, 2, 2, 2), (0, 1, 2, 0, 1, 2, 0, 1, 2), (0, 1, 0, 2, 1, 2, 0, 1, 2)]
+    torch.manual_seed(4)
+    vectors = torch.randn(2, 3, ELEMENTS)
+
+    def reduce(transport: VirtualTransport) -> tuple[list[Tensor], Tensor]:
+        made, found = reducer(transport), []
+        for update, step in enumerate(vectors):
+            own = step[transport.rank].clone()
+            stages = [made.stages(own[part], update, 1, part.start) for part in made.parts(3)]
+            for part in orders[transport.rank]:
+                next(stages[part], None)
+            found.append(own)
+        return found, made.residual.clone()
+
+    for (means, left), (expected, its, _) in zip(
+        together(engine([1] * 3), *[reduce] * 3), averaged(vectors, parts=3), strict=True
+    ):
+        assert all(torch.equal(one, other) for one, other in zip(means, expected, strict=True))
+        assert torch.equal(left, its)
 
 
 def test_the_mean_is_about_right_at_once() -> None:

@@ -12,8 +12,10 @@ from contexts import context
 from pulled import settings
 from simulated import run
 from torch import Tensor, nn
+from torch.nn import functional
 from virtual import engine, together
 
+from nmt_train.common.errors import NotFinite
 from nmt_train.corpus import BatchConfig
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
@@ -61,8 +63,28 @@ class Layers(nn.Module):
         return self.second(hidden).square().mean()
 
 
-def made(model: nn.Module, accumulate: int, buckets: int) -> tuple[Bucketed, FlatModel, Recorder]:
-    flat = FlatModel(model)
+class Tied(nn.Module):
+    """An embedding that is also the output layer, and one layer between; `between` is called before it is computed."""
+
+    def __init__(self, between: Any) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embedding, self.layer, self._between = nn.Parameter(torch.randn(5, 4)), nn.Linear(4, 4), between
+        self.looked_up: Tensor | None = None
+
+    def separate_lookups(self, gradient: Tensor) -> None:
+        self.looked_up = self.embedding.detach().requires_grad_()
+        self.looked_up.grad = gradient
+
+    def loss(self, ids: Tensor) -> Tensor:
+        hidden = self.layer(functional.embedding(ids, self.embedding if self.looked_up is None else self.looked_up))
+        if hidden.requires_grad:
+            hidden.register_hook(self._between)
+        return (hidden @ self.embedding.T).square().mean()
+
+
+def made(model: nn.Module, accumulate: int, buckets: int, late: bool = False) -> tuple[Bucketed, FlatModel, Recorder]:
+    flat, residual = FlatModel(model), torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
     recorder = Recorder(flat.gradient)
     built_from = context(
         LocalTransport(), flat, batch=BatchConfig(accumulate=accumulate), exchange=ExchangeConfig(buckets=buckets),
@@ -70,8 +92,19 @@ def made(model: nn.Module, accumulate: int, buckets: int) -> tuple[Bucketed, Fla
     )  # fmt: skip
 
     class Recorded(AllReduce):
+        late_lookups = late
+
         def _make_reducer(self, context: BuildContext) -> Reducer:
             return recorder
+
+        def transfer(self, gradient: Tensor, weight: int, update: int, start: int = 0) -> Reduction:
+            place = slice(start, start + gradient.numel())
+            gradient += residual[place]
+            residual[place] = 0
+            return super().transfer(gradient, weight, update, start)
+
+        def add_late(self, gradient: Tensor) -> None:
+            residual[: gradient.numel()] += gradient
 
     return Bucketed(built_from, Recorded(built_from)), flat, recorder
 
@@ -128,6 +161,70 @@ def test_a_drained_worker_has_given_away_what_had_piled_up() -> None:
     assert schedule.exchange.updates == 1
 
 
+def test_with_late_lookups_the_bucket_of_the_embedding_is_summed_first() -> None:
+    seen = []
+    model = Tied(lambda _: seen.append(recorder.begun.wait(PATIENCE)))
+    schedule, _, recorder = made(model, 1, 4, late=True)  # 40 elements, the embedding's are the first 20
+    schedule.backward(model.loss(torch.tensor([1, 2, 2])), 3)
+    assert seen == [True]
+    assert schedule.step()
+    assert recorder.parts == [(10, 20), (0, 10), (30, 40), (20, 30)]
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_late_lookups_are_added_to_the_next_exchange_and_nothing_else_is_late(accumulate: int) -> None:
+    batches = torch.randint(5, (4, accumulate, 6), generator=torch.Generator().manual_seed(2))
+    model = Tied(lambda _: None)
+    schedule, flat, _ = made(model, accumulate, 4, late=True)
+    lookups = torch.zeros(20)
+    for steps in batches:
+        before, expected = flat.parameters.clone(), torch.zeros(40)
+        expected[:20] += lookups
+        for step in steps:
+            apart = FlatModel(Tied(lambda _: None))
+            late = apart.separate_lookups()
+            apart.parameters.copy_(before)
+            apart.model.loss(step).backward()
+            expected += apart.gradient / accumulate
+            expected[:20] += late / accumulate
+            lookups = late / accumulate
+            schedule.backward(model.loss(step), 6)
+            schedule.step()
+        expected[:20] -= lookups  # those of the last step
+        torch.testing.assert_close(flat.parameters, before - 0.5 * expected)
+
+
+def test_without_a_batch_the_lookups_of_the_last_one_are_exchanged_only_once() -> None:
+    model = Tied(lambda _: None)
+    schedule, flat, _ = made(model, 1, 4, late=True)
+    schedule.backward(model.loss(torch.tensor([1, 2, 2])), 3)
+    moved = []
+    for _ in range(3):
+        before = flat.parameters.clone()
+        assert schedule.skip()
+        moved.append(bool((flat.parameters != before).any()))
+    assert moved == [True, True, False]
+
+
+def test_lookups_whose_gradient_is_not_finite_make_all_workers_drop_the_next_exchange() -> None:
+    model = Tied(lambda _: None)
+    schedule, flat, _ = made(model, 1, 4, late=True)
+    assert model.looked_up is not None
+    lookups = model.looked_up.grad
+    assert lookups is not None
+    schedule.backward(model.loss(torch.tensor([1, 2, 2])), 3)
+    lookups[1] = torch.inf
+    assert schedule.step()
+    before = flat.parameters.clone()
+    schedule.backward(model.loss(torch.tensor([1, 2, 2])), 3)
+    with pytest.raises(NotFinite):
+        schedule.step()
+    assert torch.equal(flat.parameters, before)
+    schedule.backward(model.loss(torch.tensor([1, 2, 2])), 3)
+    assert schedule.step()
+    assert flat.parameters.isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("mode", "buckets", "accumulate"), [("sync", 2, 1), ("sync", 5, 1), ("sync", 64, 1), ("sync", 5, 2), ("powersgd", 8, 1)]
 )
@@ -177,4 +274,6 @@ def test_on_a_simulated_clock_buckets_with_the_embedding_are_complete_when_the_b
     layout = [("embedding", (40, 10)), ("weight", (60, 10))]
     buckets = [slice(750, 1000), slice(500, 750), slice(250, 500), slice(0, 250)]
     assert _shares(layout, buckets) == pytest.approx([0.65, 0.25, 0.1, 0.0])  # first the output layer, which takes 0.4
+    late = [slice(0, 250), slice(750, 1000), slice(500, 750), slice(250, 500)]
+    assert _shares(layout, late, 400) == pytest.approx([0.4, 0.25, 0.25, 0.1])  # without lookups, one of them at once
     assert _shares([("bias", (1000,))], buckets) == pytest.approx([0.25] * 4)
