@@ -120,7 +120,7 @@ class Transformer(nn.Module):
         self.encoder_norm, self.decoder_norm = final(config.dim), final(config.dim)
         self._positions = torch.empty(0)
         self._states: States = self.states
-        self._lookups: Tensor | None = None  # the output layer's matrix once more, with a gradient of its own
+        self._lookups: Tensor | None = None  # a view of the output layer's matrix, with its own gradient
         self._initialize()
 
     def _initialize(self) -> None:
@@ -144,7 +144,8 @@ class Transformer(nn.Module):
         return self.output_embedding if self.config.tied == "none" else self.target_embedding
 
     def separate_lookups(self, gradient: Tensor) -> None:
-        """From now on, add the gradients of lookups in the output layer's matrix to `gradient`, of the matrix's shape."""
+        """From now on, add the gradients of lookups in the first parameter, the output layer's matrix, to `gradient`."""
+        assert self.output_matrix is next(self.parameters()), "modes with late lookups need a tied embedding"
         self._lookups = self.output_matrix.detach().requires_grad_()
         self._lookups.grad = gradient
 

@@ -42,12 +42,13 @@ class FlatModel:
         """Separate the two parts of the gradient of the first parameter, an embedding that is also the output layer.
 
         From now on, the model adds the gradients of lookups to the vector (elements of the embedding,) that is returned;
-        `gradient` has only the output layer's. (A model without such an embedding has nothing to separate.)
+        `gradient` has only the output layer's. Empty if the model has no method `separate_lookups`.
         """
-        gradient = torch.zeros_like(self._parameters[0].data)
         separate: Any = getattr(self.model, "separate_lookups", None)
-        if separate is not None:
-            separate(gradient)
+        if separate is None:
+            return self.gradient.new_zeros(0)
+        gradient = torch.zeros_like(self._parameters[0].data)
+        separate(gradient)
         return gradient.view(-1)
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:

@@ -85,7 +85,7 @@ class AllReduce(Exchange):
         return self.transfer(gradient, weight, update, start)
 
     def add_late(self, gradient: Tensor) -> None:
-        """Add the beginning of a gradient, which came too late for this exchange, to the next one."""
+        """Add a gradient of the first elements, which came too late for this exchange, to the next one."""
         raise NotImplementedError
 
     @torch.no_grad()

@@ -40,8 +40,8 @@ class LowBitConfig:
     down: int = Field(default=3, ge=2, le=3, description="the same for an element of the mean, which workers receive")
     late_lookups: bool = Field(
         default=True,
-        description="add the gradients of lookups in a tied embedding to those of the next exchange, so that exchange.buckets"
-        " with the embedding need not wait until the backward pass ends",
+        description="add the gradients of lookups in a tied embedding to those of the next exchange, so that the buckets of the"
+        " embedding need not wait until the backward pass ends (see exchange.buckets)",
     )
 
 
@@ -98,7 +98,7 @@ class LowBitReducer(Reducer):
     leaves out of this part becomes the owner's residual, times the number of ranks, so that it adds the same to the next mean.
 
     A vector may be reduced in parts, which end between rows of matrices, and in stages. Residuals change when the last part has
-    been reduced. An interrupted exchange, or a mean that is not finite, leaves them unchanged.
+    been reduced, and by `add_late`. An interrupted exchange, or a mean that is not finite, leaves them unchanged.
 
     layout: names and shapes of the parameters in the order of the vector.
     """
@@ -171,7 +171,7 @@ class LowBitReducer(Reducer):
 
     @torch.no_grad()
     def stages(self, vector: Tensor, update: int, weight: int = 1, start: int = 0) -> Generator[None, None, Reduction]:
-        """`reduce` in stages, which all ranks must begin in the same order of parts: send, average, receive the means."""
+        """`reduce` in three stages (send, average, receive means); in each, all ranks must have the parts in the same order."""
         if not self._others:
             return Reduction(1.0, weight)
         place = slice(start, start + vector.numel())
@@ -257,7 +257,7 @@ class LowBitReducer(Reducer):
         self._reduced, self._finite = 0, True
 
     def add_late(self, gradient: Tensor) -> None:
-        """Add the beginning of a gradient to the residual, between two exchanges."""
+        """Add a gradient of the first elements to the residual, between two exchanges."""
         add(self._error[: gradient.numel()], gradient, out=self._error[: gradient.numel()])
 
     @property

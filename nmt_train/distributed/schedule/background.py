@@ -38,8 +38,10 @@ class _Begun(Generic[T]):
 class BackgroundTask(Generic[T]):
     """Exchanges vectors in the order of `give`; all workers must give them in the same order.
 
-    An exchange yields where it would wait for other ranks. Others, with the same number of stages, go on there: first
-    those with the fewest stages passed, so that the network is never idle while something can be sent.
+    An exchange may have stages: it yields before it waits for other ranks. The task then goes on with the vector that has
+    passed the fewest stages, so what has been given is sent before anything is waited for. While it waits, nothing begins. All
+    vectors must have the same number of stages, and only the last stage may raise NotFinite. If more than two stages waited,
+    ranks could wait for each other forever: one in a late stage of an old vector, another in an early stage of a new one.
 
     under_way: the number of vectors that have been given but not taken back. ready: whether `take` would not wait.
     """

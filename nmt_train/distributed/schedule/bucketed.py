@@ -1,7 +1,7 @@
 """Exchange after every step, in buckets: a worker sends gradients of later layers while it computes those of earlier ones.
 
 As in Li et al. 2020 (PyTorch Distributed, 3.2.3): a worker sends a bucket when the backward pass has computed all its
-gradients, but not before the next bucket in the vector, so that all workers sum the buckets in the same order.
+gradients, and the buckets in the same order as all other workers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from nmt_train.distributed.schedule.every_step import EveryStep
 
 
 class Bucketed(EveryStep):
-    """Sends buckets of about equal size, from the end of the vector, where the last layers are, to its beginning.
+    """Sends buckets of about equal size, usually from the end of the vector, where the last layers are, to its beginning.
 
     The gradient of a tied embedding is complete only when the backward pass ends, because of the lookups of words; the part of
     the output layer is the first to be computed. If the exchange permits it, the part of the lookups is left for the next
-    exchange, and the buckets of the embedding are sent first. (Of several accumulated steps, this concerns only the last.)
+    exchange, and the buckets of the embedding are sent first. Of several accumulated steps, only the last has late lookups.
 
     If tasks cannot run while another task computes, as on a simulated clock, the worker sends the buckets after the backward
     pass, each after the share of the time of the pass after which it would be complete (see `_shares`).
@@ -39,7 +39,7 @@ class Bucketed(EveryStep):
         assert isinstance(exchange, AllReduce), "modes/compatibility.py rejects other exchanges"
         super().__init__(context, exchange)
         self._all_reduce = exchange  # `sync` in two halves: `transfer` and `apply`
-        # The gradient of the last step's lookups (empty: they are not separate), and whether that of an earlier step is lost.
+        # The gradient of the newest lookups (empty if lookups are not late); and whether an older one was not finite.
         self._lookups = self._flat.separate_lookups() if exchange.late_lookups else self._flat.gradient.new_zeros(0)
         self._lost, early = False, self._lookups.numel()
         self._buckets = sorted(
@@ -78,7 +78,7 @@ class Bucketed(EveryStep):
         divisor, self._weight = self.accumulator.take()
         if divisor != 1.0:
             self._flat.gradient.div_(divisor)
-        if self._lost:  # it was not finite: all workers alike drop this exchange, and say so
+        if self._lost and self._weight:  # all workers alike drop this exchange, and say so
             self._flat.gradient[0], self._lost = torch.nan, False
         self.exchange.prepare(self._flat.gradient, self._flat.parameters, self._weight)
         self._waiting.extend(self._buckets)
@@ -115,21 +115,23 @@ class Bucketed(EveryStep):
     def _leave_lookups(self) -> None:
         """Leave their gradient for the next exchange."""
         lookups = self._lookups
+        if lookups.is_meta or math.isfinite(torch.linalg.vector_norm(lookups)):
+            self._all_reduce.add_late(lookups)
+        else:
+            self._lost = True
         with self._trace.span("swap", lookups.numel()):
-            self._lost = not lookups.is_meta and not math.isfinite(torch.linalg.vector_norm(lookups))
-            if not self._lost:
-                self._all_reduce.add_late(lookups)
+            pass  # charged only now, because a simulated worker may end here
 
 
 def _shares(layout: Sequence[tuple[str, tuple[int, ...]]], buckets: Sequence[slice], early: int = 0) -> list[float]:
     """What share of a backward pass passes between the completion of one bucket and the next (the first: since its beginning).
 
     A matrix is assumed to take as long as it has elements. The first one, the embedding of target words, is also the output
-    layer, as far as they are tied: it is computed first, but complete only when the pass ends. early: the number of elements at
-    the beginning that do not wait for lookups.
+    layer, as far as they are tied: it is computed first, but complete only when the pass ends. early: so many elements at
+    the beginning of the vector do not wait for lookups.
     """
     elements = max(bucket.stop for bucket in buckets)
-    first = math.prod(layout[0][1]) if len(layout[0][1]) > 1 else 0
+    first = early or (math.prod(layout[0][1]) if len(layout[0][1]) > 1 else 0)
 
     def complete(bucket: slice) -> float:
         if bucket.stop <= early:

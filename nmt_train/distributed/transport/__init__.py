@@ -56,7 +56,7 @@ class Tag(IntEnum):
     CONTROL = 6  # orders from rank 0
     REPORT = 7  # reports of the other ranks to rank 0
     HELLO = 8  # setup at the start: hosts, clocks, and the comparison of the ranks' states
-    RING = 12  # a partial sum of a ring all-reduce, sent to the next rank
+    RING = 12  # a gradient, or a sum of some, sent to another worker
     MEAN = 16  # the mean of a part of all gradients, sent by the rank that owns the part
     PEER = 14  # a worker's changes, sent to all other workers
     REPLICA = 13  # a checksum of state that must be identical on all ranks
