@@ -38,7 +38,7 @@ class _Begun(Generic[T]):
 class BackgroundTask(Generic[T]):
     """Exchanges vectors in the order of `give`; all workers must give them in the same order.
 
-    An exchange may have stages: it yields before it waits for other ranks. The task then goes on with the vector that has
+    An exchange may have stages: it yields before it waits for other ranks. The task then continues with the vector that has
     passed the fewest stages, so what has been given is sent before anything is waited for. While it waits, nothing begins. All
     vectors must have the same number of stages, and only the last stage may raise NotFinite. If more than two stages waited,
     ranks could wait for each other forever: one in a late stage of an old vector, another in an early stage of a new one.

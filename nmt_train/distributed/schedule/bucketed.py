@@ -127,8 +127,8 @@ def _shares(layout: Sequence[tuple[str, tuple[int, ...]]], buckets: Sequence[sli
     """What share of a backward pass passes between the completion of one bucket and the next (the first: since its beginning).
 
     A matrix is assumed to take as long as it has elements. The first one, the embedding of target words, is also the output
-    layer, as far as they are tied: it is computed first, but complete only when the pass ends. early: so many elements at
-    the beginning of the vector do not wait for lookups.
+    layer, as far as they are tied: it is computed first, but complete only when the pass ends. early: how many
+    elements, from the beginning of the vector, do not wait for lookups.
     """
     elements = max(bucket.stop for bucket in buckets)
     first = early or (math.prod(layout[0][1]) if len(layout[0][1]) > 1 else 0)
