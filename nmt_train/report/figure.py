@@ -12,6 +12,8 @@ from nmt_train.common.errors import UserError
 TASK_COLORS = {
     "forward": "#4e79a7", "backward": "#f28e2b", "update": "#59a14f", "sync": "#e15759",
     "receive gradients": "#76b7b2", "send parameters": "#b07aa1", "send gradients": "#b6dbd8", "receive parameters": "#dcc2d4",
+    "receive sums": "#76b7b2", "send means": "#b07aa1", "send sums": "#b6dbd8", "receive means": "#dcc2d4",
+    "receive changes": "#76b7b2", "send changes": "#b6dbd8",
     "waiting": "#d4d4d4", "encode": "#edc948", "decode": "#9c755f", "swap": "#bab0ac", "validate": "#86bcb6",
 }  # fmt: skip
 
