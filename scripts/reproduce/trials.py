@@ -222,7 +222,8 @@ class Trials:
 
     def seeds(self, tuned: Trial) -> list[Trial]:
         """The runs of the same length and settings with the other seeds."""
-        return [trial for trial in self.found if trial.seed and replace(trial, seed=0) == tuned]
+        its = (trial for trial in self.found if trial.seed and replace(trial, seed=0) == tuned)
+        return sorted(its, key=lambda trial: trial.seed)
 
     def target(self, place: str) -> float:
         """The late target: the cross-entropy of one machine at 95% of its longest run, as the mean over its seeds but 0."""
