@@ -121,6 +121,7 @@ class LowBitReducer(Reducer):
             start += elements
         self._error, self._next_error = torch.zeros_like(like), torch.zeros_like(like)
         self._reduced, self._finite = 0, True  # of the present vector: elements reduced so far; whether all means were finite
+        self._scratch = like.new_empty(3, 0)  # of the codecs
         self._shares: dict[tuple[int, int], list[_Share]] = {}  # of the ranks, by the part of the vector
         rank, size = transport.rank, transport.size
         self._others = [*range(rank + 1, size), *range(rank)]
@@ -156,7 +157,10 @@ class LowBitReducer(Reducer):
             elements = min(place.stop, start + rows * columns) - max(place.start, start)
             if elements > 0:
                 shapes.append((elements // columns, columns))
-        made = [LowBit(shapes, values) for values in (self._config.up, self._config.down)]
+        elements = place.stop - place.start
+        if self._scratch.shape[1] < elements:
+            self._scratch = self._error.new_empty(3, elements)
+        made = [LowBit(shapes, values, self._scratch) for values in (self._config.up, self._config.down)]
         return [SizeOnly(codec) for codec in made] if self._meta else list(made)
 
     @torch.no_grad()
@@ -205,10 +209,9 @@ class LowBitReducer(Reducer):
             with self._trace.span("encode", place.stop - place.start):
                 if not sent:
                     add(vector, residual, out=vector)
-                    error.copy_(vector)
                 message = encoded(shares[rank].up, vector[place], update, weight)
                 if message.number() == FINITE:
-                    shares[rank].up.add(message.without_numbers(2), error[place], scale=-1.0)
+                    shares[rank].up.left_out(message.without_numbers(2), vector[place], error[place])
             sent.append(self._transport.send(rank, Tag.RING, message))
         return sent
 
@@ -229,12 +232,11 @@ class LowBitReducer(Reducer):
             own.div_(max(1, total))
         with self._trace.span("encode", own.numel()):
             message = encoded(mine.down, own, update, total)
-            left = own.clone()
+            left = kept if weight else torch.empty_like(kept)
+            left.copy_(own)
             self._decode(message, mine, own)
             left.sub_(own).mul_(self._transport.size)
-            if weight:
-                kept.copy_(left)
-            else:
+            if not weight:
                 kept.add_(left)
         return message, total
 
