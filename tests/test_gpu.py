@@ -16,6 +16,7 @@ from nmt_train.distributed.codec.dense import BFloat16, Dense
 from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.codec.half import Half
 from nmt_train.distributed.codec.int8 import Int8
+from nmt_train.distributed.codec.low_bit import LowBit
 from nmt_train.distributed.codec.onebit import OneBit
 from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
 from nmt_train.distributed.codec.strom_threshold import StromThreshold, ThresholdConfig
@@ -89,6 +90,23 @@ def test_what_a_message_leaves_out_on_a_gpu_is_owed(name: str) -> None:
     into = torch.empty(30_000, device=GPU)
     codec.decode(codec.encode(vector().to(GPU), 0), into)
     torch.testing.assert_close((into + codec.residual).cpu(), vector(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("values", [2, 3])
+def test_signs_and_magnitudes_mean_the_same_on_either_device(values: int) -> None:
+    meant, left = [], []
+    for maker in (CPU, GPU):
+        codec = {own: LowBit([(100, 256), (1, 4400)], values, torch.empty(3, 30_000, device=own)) for own in (CPU, GPU)}
+        message, rest = codec[maker].encode(vector().to(maker), 0), torch.empty(30_000, device=maker)
+        codec[maker].left_out(message, vector().to(maker), rest)
+        left.append(rest.cpu())
+        for reader in (CPU, GPU):
+            into = torch.empty(30_000, device=reader)
+            codec[reader].decode(message.on(reader) if reader != CPU else _on_the_cpu(message), into)
+            meant.append(into.cpu())
+        torch.testing.assert_close(meant[-1] + left[-1], vector(), rtol=1e-5, atol=1e-5)
+    for its in meant[1:]:  # a magnitude at the border of two codes may have another code
+        assert float((its - meant[0]).norm() / meant[0].norm()) < 0.01
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

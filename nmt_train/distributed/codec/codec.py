@@ -59,3 +59,8 @@ class Codec(ABC):
         decoded = torch.empty_like(into)
         self.decode(message, decoded)
         into.add_(decoded, alpha=scale)
+
+    def left_out(self, message: Message, vector: Tensor, into: Tensor) -> None:
+        """Overwrite `into` with the error: what `message`, encoded from `vector`, leaves out of it."""
+        into.copy_(vector)
+        self.add(message, into, scale=-1.0)

@@ -7,21 +7,22 @@ other matrices also by column.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.finite import finite
+from nmt_train.distributed.codec.packing import DIGITS, SIGNS, pack_digits, pack_signs, unpack_digits, unpack_signs
 from nmt_train.distributed.message import Message
 
-_PER_BYTE = {2: 8, 3: 5}  # digits of this base that fit in a byte
 # Elements below this part of their approximate magnitude become 0 if there are three values. For normally distributed elements,
 # 0.77 of the mean magnitude has the smallest squared error.
 _THRESHOLD = 0.77
 _TINY = torch.finfo(torch.float32).tiny
 _STEP, _ZERO = 1 / 8, 255  # the unit of a magnitude's logarithm to base 2; the code of those too small for a byte
+_MOST = 3**DIGITS - 1  # the largest byte of three values
 
 
 class LowBit(Codec):
@@ -31,48 +32,75 @@ class LowBit(Codec):
     shapes of what it encodes, so exchange low-bit makes its codecs itself.
     """
 
-    def __init__(self, shapes: Sequence[tuple[int, int]], values: int) -> None:
-        """shapes: (rows, columns) of the matrices that a vector consists of. values: per element, 2 (-1, 1) or 3 (-1, 0, 1)."""
-        self._shapes, self._base, self._digits = shapes, values, _PER_BYTE[values]
+    def __init__(self, shapes: Sequence[tuple[int, int]], values: int, scratch: Tensor) -> None:
+        """shapes: (rows, columns) of the matrices that a vector consists of. values: per element, 2 (-1, 1) or 3 (-1, 0, 1).
+
+        scratch: (3, elements of a vector or more), overwritten; codecs that are not used at the same time can share it.
+        """
+        self._shapes, self._only_signs = shapes, values == 2
         self._elements = sum(rows * columns for rows, columns in shapes)
         self._magnitudes = sum(rows + columns for rows, columns in shapes)
+        self._scratch = scratch[:, : self._elements]
 
     def encode(self, vector: Tensor, update: int) -> Message:
-        # In floating point: a comparison that returns bool takes four times as long, and so does a multiplication by it.
-        digits = vector.new_zeros(self._bytes * self._digits)
-        positive = torch.ge(vector, 0, out=digits[: self._elements])
-        magnitudes = []
-        for matrix, signs in zip(self._matrices(vector), self._matrices(positive), strict=True):
-            found = matrix.abs()
+        parts, magnitudes = map(self._matrices, self._scratch), []  # reused: fresh memory takes longer than the computation
+        for matrix, found, product, digits in zip(self._matrices(vector), *parts, strict=True):
+            torch.abs(matrix, out=found)
             rows, columns = found.mean(1), found.mean(0)
             root = rows.mean().sqrt_().clamp_min_(_TINY)  # rows and columns of similar size need the smallest range
             rows, columns = rows.div_(root), columns.div_(root)
-            if self._base == 3:
-                product = torch.outer(rows, columns)
-                sent = product * _THRESHOLD
-                torch.ge(found, sent, out=sent)
-                signs.mul_(2).sub_(1).mul_(sent).add_(1)
-                product = product.mul_(sent).flatten()
-                scale, size = torch.dot(found.flatten(), product), torch.dot(product, product)
-            else:
+            if self._only_signs:
                 scale, size = torch.dot(rows, found @ columns), torch.dot(rows, rows) * torch.dot(columns, columns)
+            else:
+                torch.outer(rows, columns, out=product)
+                torch.mul(product, _THRESHOLD, out=digits)
+                torch.ge(found, digits, out=digits)  # in floating point: a comparison that returns bool takes longer
+                sent = product.mul_(digits).view(-1)
+                scale, size = torch.dot(found.view(-1), sent), torch.dot(sent, sent)
+                digits.copysign_(matrix)
             magnitudes += [rows.mul_(scale / size.clamp_min(_TINY)), columns]  # the scale with the smallest squared error
         largest, codes = _logarithms(torch.cat([vector.new_empty(0), *magnitudes]))
-        return Message((), (largest, codes, self._pack(digits)))
+        return Message((), (largest, codes, pack_signs(vector) if self._only_signs else pack_digits(self._scratch[2])))
 
     def encode_shape(self, vector: Tensor) -> Message:
         codes, packed = (vector.new_empty(length, dtype=torch.uint8) for length in (self._magnitudes, self._bytes))
         return Message((), (vector.new_empty(1), codes, packed))
 
     def decode(self, message: Message, into: Tensor) -> None:
-        largest, codes, packed = message.vectors(
-            (torch.float32, 1), (torch.uint8, self._magnitudes), (torch.uint8, self._bytes)
-        )
-        self._unpack(packed, message, into)
+        packed = self._packed(message)
+        into.copy_((unpack_signs if self._only_signs else unpack_digits)(packed, self._elements))
+        for matrix, rows, columns in self._with_magnitudes(message, into):
+            matrix.mul_(rows[:, None]).mul_(columns)
+
+    def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
+        decoded = self._scratch[0]
+        self.decode(message, decoded)
+        into.add_(decoded, alpha=scale)
+
+    def left_out(self, message: Message, vector: Tensor, into: Tensor) -> None:
+        if self._only_signs:  # which `vector` has, too
+            for matrix, rows, columns in self._with_magnitudes(message, into):
+                torch.outer(rows, columns, out=matrix)
+            into.copysign_(vector)
+        else:
+            self.decode(message, into)
+        torch.sub(vector, into, out=into)
+
+    def _packed(self, message: Message) -> Tensor:
+        packed = self._parts(message)[2]
+        if not self._only_signs and self._elements and int(packed.max()) > _MOST:
+            raise message.malformed(f"a byte is {int(packed.max())}, but should be at most {_MOST}")
+        return packed
+
+    def _with_magnitudes(self, message: Message, vector: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The matrices of `vector`, with the magnitudes of their rows and columns."""
+        largest, codes, _ = self._parts(message)
         magnitudes = torch.where(codes == _ZERO, 0, largest * torch.exp2(codes * -_STEP))
-        numbers = iter(magnitudes.to(into).split([length for shape in self._shapes for length in shape]))
-        for matrix in self._matrices(into):
-            matrix.mul_(next(numbers)[:, None]).mul_(next(numbers))
+        numbers = iter(magnitudes.to(vector).split([length for shape in self._shapes for length in shape]))
+        return zip(self._matrices(vector), numbers, numbers, strict=True)
+
+    def _parts(self, message: Message) -> Sequence[Tensor]:
+        return message.vectors((torch.float32, 1), (torch.uint8, self._magnitudes), (torch.uint8, self._bytes))
 
     def _matrices(self, vector: Tensor) -> list[Tensor]:
         parts = vector.split([rows * columns for rows, columns in self._shapes])
@@ -80,32 +108,7 @@ class LowBit(Codec):
 
     @property
     def _bytes(self) -> int:
-        return -(-self._elements // self._digits)
-
-    def _pack(self, digits: Tensor) -> Tensor:
-        """Write digits of the base into bytes. The digits of a byte are as far apart as there are bytes."""
-        first, *others = digits.view(self._digits, -1)
-        packed = first.clone()
-        for more in others:
-            torch.add(more, packed, alpha=self._base, out=packed)
-        return packed.to(torch.uint8)
-
-    def _unpack(self, packed: Tensor, message: Message, into: Tensor) -> None:
-        count = self._base**self._digits
-        if self._base == 3 and self._elements and int(packed.max()) >= count:
-            raise message.malformed(f"a byte is {int(packed.max())}, but should be below {count}")
-        if self._base == 2:
-            places = torch.arange(self._digits - 1, -1, -1, dtype=torch.uint8, device=packed.device)[:, None]
-            digits = (packed >> places).bitwise_and_(1)
-        else:  # in floating point: integer division takes five times as long
-            digits, rest = into.new_empty(self._digits, self._bytes), packed.to(into.dtype)
-            for place in range(self._digits - 1, 0, -1):
-                quotient = (rest * (1 / 3)).floor_()
-                torch.sub(rest, quotient, alpha=3, out=digits[place])
-                rest = quotient
-            digits[0] = rest
-        into.copy_(digits.view(-1)[: self._elements])
-        into.mul_(2 // (self._base - 1)).sub_(1)
+        return -(-self._elements // (SIGNS if self._only_signs else DIGITS))
 
 
 def _logarithms(magnitudes: Tensor) -> tuple[Tensor, Tensor]:

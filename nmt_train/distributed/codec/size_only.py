@@ -28,3 +28,6 @@ class SizeOnly(Codec):
 
     def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
         return None
+
+    def left_out(self, message: Message, vector: Tensor, into: Tensor) -> None:
+        return None

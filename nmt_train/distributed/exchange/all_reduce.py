@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
+from nmt_train.distributed.background import Stages, finish
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.butterfly import ButterflyAllReduce
 from nmt_train.distributed.exchange.exchange import Exchange, replicated
@@ -76,13 +77,18 @@ class AllReduce(Exchange):
 
         update: a number of updates that is the same on all ranks.
         """
-        with self._trace.span("sync"):
-            return self._reducer.reduce(gradient, update, weight)
+        return finish(self.stages(gradient, weight, update, start))
 
-    def stages(self, gradient: Tensor, weight: int, update: int, start: int = 0) -> Generator[None, None, Reduction]:
+    def stages(self, gradient: Tensor, weight: int, update: int, start: int = 0) -> Stages[Reduction]:
         """`transfer` in stages; between them, other parts of the same gradient may be transferred."""
-        yield from ()
-        return self.transfer(gradient, weight, update, start)
+        stages = self._reducer.stages(gradient, update, weight, start)
+        while True:
+            with self._trace.span("sync"):
+                try:
+                    next(stages)
+                except StopIteration as end:
+                    return end.value
+            yield
 
     def add_late(self, gradient: Tensor) -> None:
         """Add a gradient of the first elements, which came too late for this exchange, to the next one."""

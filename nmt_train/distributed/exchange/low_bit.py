@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,12 +18,13 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from nmt_train.common.section import STRICT
+from nmt_train.distributed.background import Stages
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.low_bit import LowBit
 from nmt_train.distributed.codec.size_only import SizeOnly
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
-from nmt_train.distributed.exchange.reducer import FINITE, NONE, NOT_FINITE, Reducer, Reduction, encoded
+from nmt_train.distributed.exchange.reducer import FINITE, NONE, NOT_FINITE, Reducer, Reduction, StagedReducer, encoded
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Messages, Tag
 from nmt_train.optim.flat_model import add
@@ -65,20 +66,6 @@ class LowBitAllReduce(AllReduce):
     def parts(self, most: int) -> list[slice]:
         return self._low_bit.parts(most)
 
-    def transfer(self, gradient: Tensor, weight: int, update: int, start: int = 0) -> Reduction:
-        with self._trace.span("sync"):
-            return self._low_bit.reduce(gradient, update, weight, start)
-
-    def stages(self, gradient: Tensor, weight: int, update: int, start: int = 0) -> Generator[None, None, Reduction]:
-        stages = self._low_bit.stages(gradient, update, weight, start)
-        while True:
-            with self._trace.span("sync"):
-                try:
-                    next(stages)
-                except StopIteration as end:
-                    return end.value
-            yield
-
     def add_late(self, gradient: Tensor) -> None:
         self._low_bit.add_late(gradient)
 
@@ -91,7 +78,7 @@ class _Share(NamedTuple):
     down: Codec
 
 
-class LowBitReducer(Reducer):
+class LowBitReducer(StagedReducer):
     """Approximates the mean over all ranks; what both compressions leave out stays in the residuals.
 
     A rank adds its residual to its vector. The part that it owns needs no compression on the way up. What the compressed mean
@@ -121,6 +108,7 @@ class LowBitReducer(Reducer):
             start += elements
         self._error, self._next_error = torch.zeros_like(like), torch.zeros_like(like)
         self._reduced, self._finite = 0, True  # of the present vector: elements reduced so far; whether all means were finite
+        self._scratch = like.new_empty(3, 0)  # of the codecs
         self._shares: dict[tuple[int, int], list[_Share]] = {}  # of the ranks, by the part of the vector
         rank, size = transport.rank, transport.size
         self._others = [*range(rank + 1, size), *range(rank)]
@@ -156,22 +144,15 @@ class LowBitReducer(Reducer):
             elements = min(place.stop, start + rows * columns) - max(place.start, start)
             if elements > 0:
                 shapes.append((elements // columns, columns))
-        made = [LowBit(shapes, values) for values in (self._config.up, self._config.down)]
+        elements = place.stop - place.start
+        if self._scratch.shape[1] < elements:
+            self._scratch = self._error.new_empty(3, elements)
+        made = [LowBit(shapes, values, self._scratch) for values in (self._config.up, self._config.down)]
         return [SizeOnly(codec) for codec in made] if self._meta else list(made)
 
     @torch.no_grad()
-    def reduce(self, vector: Tensor, update: int, weight: int = 1, start: int = 0) -> Reduction:
-        """start: where `vector` begins, if it is a part of the vector; all ranks must reduce the same parts."""
-        stages = self.stages(vector, update, weight, start)
-        while True:
-            try:
-                next(stages)
-            except StopIteration as end:
-                return end.value
-
-    @torch.no_grad()
-    def stages(self, vector: Tensor, update: int, weight: int = 1, start: int = 0) -> Generator[None, None, Reduction]:
-        """`reduce` in three stages (send, average, receive means); in each, all ranks must have the parts in the same order."""
+    def stages(self, vector: Tensor, update: int, weight: int = 1, start: int = 0) -> Stages[Reduction]:
+        """Three stages: send, average, receive means."""
         if not self._others:
             return Reduction(1.0, weight)
         place = slice(start, start + vector.numel())
@@ -205,10 +186,9 @@ class LowBitReducer(Reducer):
             with self._trace.span("encode", place.stop - place.start):
                 if not sent:
                     add(vector, residual, out=vector)
-                    error.copy_(vector)
                 message = encoded(shares[rank].up, vector[place], update, weight)
                 if message.number() == FINITE:
-                    shares[rank].up.add(message.without_numbers(2), error[place], scale=-1.0)
+                    shares[rank].up.left_out(message.without_numbers(2), vector[place], error[place])
             sent.append(self._transport.send(rank, Tag.RING, message))
         return sent
 
@@ -229,12 +209,11 @@ class LowBitReducer(Reducer):
             own.div_(max(1, total))
         with self._trace.span("encode", own.numel()):
             message = encoded(mine.down, own, update, total)
-            left = own.clone()
+            left = kept if weight else torch.empty_like(kept)
+            left.copy_(own)
             self._decode(message, mine, own)
             left.sub_(own).mul_(self._transport.size)
-            if weight:
-                kept.copy_(left)
-            else:
+            if not weight:
                 kept.add_(left)
         return message, total
 

@@ -12,10 +12,12 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from nmt_train.common.section import STRICT
+from nmt_train.distributed.background import BackgroundTask, Stages, in_one_stage
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
-from nmt_train.distributed.exchange.reducer import Reducer, Reduction
+from nmt_train.distributed.exchange.reducer import Reducer, Reduction, StagedReducer
 from nmt_train.distributed.exchange.worker_state import Vectors
+from nmt_train.distributed.transport import Tasks
 from nmt_train.trace import Trace
 
 _Q = "low-rank.q"  # name of the right factors in a worker's state
@@ -39,20 +41,16 @@ class PowerSGD(AllReduce):
     """All-reduce of low-rank factors of the gradient matrices; the codec encodes the factors."""
 
     averages = True
-    buckets = 4  # each needs two all-reduces one after the other; 8 are not faster (docs/benchmarks.md)
 
     def _make_reducer(self, context: BuildContext) -> Reducer:
         flat, config = context.flat, context.settings.low_rank
         inner, alone = super()._make_reducer(context), context.transport.size == 1
-        self._low_rank = LowRankReducer(inner, flat.layout, config, flat.gradient, context.trace, alone=alone)
+        tasks = None if alone else context.transport
+        self._low_rank = LowRankReducer(inner, flat.layout, config, flat.gradient, context.trace, tasks)
         return self._low_rank
 
     def parts(self, most: int) -> list[slice]:
         return self._low_rank.parts(most)
-
-    def transfer(self, gradient: Tensor, weight: int, update: int, start: int = 0) -> Reduction:
-        with self._trace.span("sync"):
-            return self._low_rank.reduce(gradient, update, weight, start)
 
 
 class _Matrix(NamedTuple):
@@ -72,13 +70,14 @@ class _Matrix(NamedTuple):
         return factors[self.factor].view(self.columns, -1)
 
 
-class LowRankReducer(Reducer):
+class LowRankReducer(StagedReducer):
     """Approximates the mean of every gradient matrix M over all ranks by P Q^T.
 
     It averages P = M Q over the ranks and makes P orthonormal; then it averages Q = M^T P. Error feedback adds what P Q^T
     leaves out of a rank's gradient to the next gradient of that rank.
 
-    A vector may be reduced in parts, which end between parameters. Residuals and right factors change when the last part has
+    A vector may be reduced in parts, which end between parameters. A task does all sums one after the other, so that factors of
+    one part are computed while those of another are in the network. Residuals and right factors change when the last part has
     been reduced. An interrupted exchange, or a mean that is not finite, leaves them unchanged.
 
     layout: names and shapes of the parameters in the order of the vector. Parameters that are not matrices, or too small to
@@ -87,11 +86,13 @@ class LowRankReducer(Reducer):
 
     def __init__(
         self, inner: Reducer, layout: Sequence[tuple[str, tuple[int, ...]]], config: LowRankConfig, like: Tensor, trace: Trace,
-        *, alone: bool = False,
+        tasks: Tasks | None,
     ) -> None:  # fmt: skip
-        """like: a vector of the model's size and device. alone: there are no other ranks, so nothing is compressed."""
+        """like: a vector of the model's size and device. tasks: None if there are no other ranks, so nothing is compressed."""
         self._inner, self._rank, self._dense, self._trace = inner, config.rank, config.dense_updates, trace
-        self._alone = alone
+        self._sums: BackgroundTask[Reduction] | None = None
+        if tasks is not None:
+            self._sums = BackgroundTask(tasks, trace, in_one_stage(inner.reduce), name="sums of factors")
         self._matrices: list[_Matrix] = []
         self._others: list[slice] = []
         start = factors = 0
@@ -127,9 +128,9 @@ class LowRankReducer(Reducer):
         return [slice(start, stop) for start, stop in itertools.pairwise(sorted(cuts))]
 
     @torch.no_grad()
-    def reduce(self, vector: Tensor, update: int, weight: int = 1, start: int = 0) -> Reduction:
-        """start: where `vector` begins, if it is a part of the vector; all ranks must reduce the same parts."""
-        if update < self._dense or self._alone:
+    def stages(self, vector: Tensor, update: int, weight: int = 1, start: int = 0) -> Stages[Reduction]:
+        """Three stages: compute P, compute Q from the mean of P, compute P Q^T from the mean of Q."""
+        if update < self._dense or self._sums is None:
             return self._inner.reduce(vector, update, weight)
         place = slice(start, start + vector.numel())
         matrices = [matrix for matrix in self._matrices if place.start <= matrix.place.start < place.stop]
@@ -141,14 +142,18 @@ class LowRankReducer(Reducer):
                 vector.add_(self._error[place])
             left = [matrix.of(vector, start) @ matrix.right(self._q) for matrix in matrices]
             first = _joined([*left, *(vector[other] for other in others)], vector)
-        joined = self._inner.reduce(first, update, weight)
+        self._sums.give(first, update, weight)
+        yield
+        _, joined = self._sums.take()
         first.div_(joined.divisor)
         with self._trace.span("encode", vector.numel()):
             sizes = [*(p.numel() for p in left), *(other.stop - other.start for other in others)]
             means = list(first.split(sizes))
             left = [_orthonormal(mean.view(p.shape)) for mean, p in zip(means, left, strict=False)]
             second = _joined([matrix.of(vector, start).T @ p for matrix, p in zip(matrices, left, strict=True)], vector)
-        self._inner.reduce(second, update, weight)
+        self._sums.give(second, update, weight)
+        yield
+        self._sums.take()
         if matrices:
             self._next_q[matrices[0].factor.start : matrices[-1].factor.stop] = second.div_(joined.divisor)
         self._finite &= torch.isfinite(first).all() & torch.isfinite(second).all()
@@ -179,7 +184,7 @@ class LowRankReducer(Reducer):
 
     @property
     def residual(self) -> Tensor | None:
-        return None if self._alone else self._error
+        return None if self._sums is None else self._error
 
     def worker_state(self) -> Vectors:
         return {_Q: self._q}

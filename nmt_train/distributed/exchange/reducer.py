@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
+from nmt_train.distributed.background import Stages, finish
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.exchange.worker_state import Vectors
 from nmt_train.distributed.message import Message
@@ -47,6 +48,14 @@ class Reducer(ABC):
         If a rank's vector contains infinities or NaN, so does the sum on every rank; no rank is left waiting.
         """
 
+    def stages(self, vector: Tensor, update: int, weight: int = 1, start: int = 0) -> Stages[Reduction]:
+        """`reduce` in stages (see BackgroundTask), also for a part of a vector, which begins at `start`.
+
+        All ranks must reduce the same parts; and if a part begins before another one is over, all stages in the same order.
+        """
+        yield from ()
+        return self.reduce(vector, update, weight)
+
     @property
     def residual(self) -> Tensor | None:
         """What the last sums left out of this rank's vectors (elements,), which the next sum adds; None if there is none."""
@@ -59,6 +68,16 @@ class Reducer(ABC):
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         """Continue from what `worker_state` returned; forget an interrupted sum."""
         return None
+
+
+class StagedReducer(Reducer):
+    """Reduces in several stages."""
+
+    def reduce(self, vector: Tensor, update: int, weight: int = 1, start: int = 0) -> Reduction:
+        return finish(self.stages(vector, update, weight, start))
+
+    @abstractmethod
+    def stages(self, vector: Tensor, update: int, weight: int = 1, start: int = 0) -> Stages[Reduction]: ...
 
 
 class EncodingReducer(Reducer):

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nmt_train.distributed.background import BackgroundTask
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.exchange import Exchange
-from nmt_train.distributed.schedule.background import BackgroundTask
 from nmt_train.distributed.schedule.every_step import EveryStep
 
 
@@ -50,7 +50,7 @@ class Bucketed(EveryStep):
         self._missing: dict[int, int] = {}  # by the start of each bucket: elements still to be computed
         self._begun = False  # whether buckets of this exchange may have been sent
         self._weight = 0  # weight of the gradient of this exchange
-        self._background = BackgroundTask(context.transport, self._trace, exchange.stages)
+        self._background = BackgroundTask(context.transport, self._trace, exchange.stages, len(self._buckets))
         if context.transport.parallel:
             self._flat.watch(self._computed)
 

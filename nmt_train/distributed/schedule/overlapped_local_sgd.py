@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
+from nmt_train.distributed.background import BackgroundTask, in_one_stage
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.exchange.worker_state import UNSENT, Vectors
-from nmt_train.distributed.schedule.background import BackgroundTask, in_one_stage
 from nmt_train.distributed.schedule.local_sgd import LocalSGD
 from nmt_train.optim.flat_model import add, subtract
 

@@ -11,10 +11,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from nmt_train.common.section import STRICT
+from nmt_train.distributed.background import BackgroundTask, in_one_stage
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.exchange import Exchange
-from nmt_train.distributed.schedule.background import BackgroundTask, in_one_stage
 from nmt_train.distributed.schedule.schedule import Schedule
 
 

@@ -17,6 +17,10 @@ from nmt_train.distributed.message import Malformed, Message
 ROUNDING = 2 ** (1 / 16)  # half of an eighth of an octave
 
 
+def low_bit(shapes: list[tuple[int, int]], values: int) -> LowBit:
+    return LowBit(shapes, values, torch.full((3, sum(rows * columns for rows, columns in shapes)), math.nan))
+
+
 def decoded(codec: LowBit, vector: torch.Tensor) -> torch.Tensor:
     found = torch.full_like(vector, math.nan)
     codec.decode(codec.encode(vector, 0), found)
@@ -30,7 +34,7 @@ def test_signs_with_magnitudes_of_rank_one_are_said_to_rounding(values: int, uni
     magnitudes = torch.outer(torch.rand(20) + 0.1, 10 ** torch.linspace(-2, 2, 30)) * unit
     matrix = magnitudes * (torch.randint(0, 2, (20, 30)) * 2 - 1)
     vector = torch.cat([matrix.flatten(), torch.randn(7)])
-    found = decoded(LowBit([(20, 30), (1, 7)], values), vector)
+    found = decoded(low_bit([(20, 30), (1, 7)], values), vector)
     error = (found / vector)[:600].log().abs()
     assert float(error.max()) <= 2 * math.log(ROUNDING) + 1e-5  # of the row and of the column
 
@@ -38,14 +42,14 @@ def test_signs_with_magnitudes_of_rank_one_are_said_to_rounding(values: int, uni
 def test_a_matrix_of_one_row_is_its_columns() -> None:
     torch.manual_seed(2)
     vector = torch.randn(50)
-    found = decoded(LowBit([(1, 50)], 2), vector)
+    found = decoded(low_bit([(1, 50)], 2), vector)
     assert float((found / vector).log().abs().max()) <= 2 * math.log(ROUNDING) + 1e-5
 
 
 def test_two_values_keep_every_sign_and_three_leave_out_what_is_small() -> None:
     torch.manual_seed(3)
     matrix = torch.randn(64, 256)
-    two, three = (decoded(LowBit([(64, 256)], values), matrix.flatten()).view_as(matrix) for values in (2, 3))
+    two, three = (decoded(low_bit([(64, 256)], values), matrix.flatten()).view_as(matrix) for values in (2, 3))
     assert torch.equal(two.sign(), matrix.sign())
     magnitude = torch.outer(matrix.abs().mean(1), matrix.abs().mean(0)) / matrix.abs().mean()
     clear = (matrix.abs() / magnitude - 0.77).abs() > 1e-4
@@ -56,7 +60,7 @@ def test_two_values_keep_every_sign_and_three_leave_out_what_is_small() -> None:
 
 @pytest.mark.parametrize(("values", "bits"), [(2, 8), (3, 5)])
 def test_a_byte_has_eight_bits_or_five_of_three_values(values: int, bits: int) -> None:
-    codec = LowBit([(3, 50), (1, 9)], values)
+    codec = low_bit([(3, 50), (1, 9)], values)
     message = codec.encode(torch.randn(159), 0)
     assert message.bytes == 4 + (3 + 50 + 1 + 9) + -(-159 // bits)
     assert codec.encode_shape(torch.empty(159, device="meta")).bytes == message.bytes
@@ -70,7 +74,7 @@ NUMBERS = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, -0.0, 1e-30, 1e
 @given(numbers=st.lists(NUMBERS, min_size=24, max_size=24))
 def test_what_is_left_out_is_never_larger_than_what_was_to_be_sent(values: int, numbers: list[float]) -> None:
     vector = torch.tensor(numbers)
-    left = vector - decoded(LowBit([(4, 5), (1, 4)], values), vector)
+    left = vector - decoded(low_bit([(4, 5), (1, 4)], values), vector)
     assert float(left.norm()) <= float(vector.norm()) * (1 + 1e-5)
 
 
@@ -78,17 +82,17 @@ def test_what_is_left_out_is_never_larger_than_what_was_to_be_sent(values: int, 
 def test_feedback_sends_all_of_a_constant_in_the_end(values: int) -> None:
     torch.manual_seed(4)
     vector = torch.randn(600) * torch.rand(600)
-    feedback, total = ErrorFeedback(LowBit([(20, 30)], values), torch.zeros(600)), torch.zeros(600)
+    feedback, total = ErrorFeedback(low_bit([(20, 30)], values), torch.zeros(600)), torch.zeros(600)
     for _ in range(200):
         feedback.add(feedback.encode(vector, 0), total)
     assert float((total / 200 - vector).norm()) < 0.05 * float(vector.norm())
 
 
 def test_nothing_is_an_empty_message() -> None:
-    codec = LowBit([], 3)
+    codec = low_bit([], 3)
     assert codec.encode(torch.empty(0), 0).bytes == codec.encode_shape(torch.empty(0, device="meta")).bytes == 4
     assert decoded(codec, torch.empty(0)).numel() == 0
-    assert not decoded(LowBit([(2, 3)], 3), torch.zeros(6)).any()
+    assert not decoded(low_bit([(2, 3)], 3), torch.zeros(6)).any()
 
 
 @pytest.mark.parametrize("values", [2, 3])
@@ -97,11 +101,11 @@ def test_what_is_not_finite_is_refused(values: int, bad: float) -> None:
     vector = torch.randn(12)
     vector[7] = bad
     with pytest.raises(NotFinite):
-        LowBit([(3, 4)], values).encode(vector, 0)
+        low_bit([(3, 4)], values).encode(vector, 0)
 
 
 def test_a_message_that_does_not_fit_is_refused() -> None:
-    codec = LowBit([(3, 4)], 3)
+    codec = low_bit([(3, 4)], 3)
     largest, codes, packed = codec.encode(torch.randn(12), 0).tensors
     for tensors in ((largest, codes[1:], packed), (largest, codes, torch.full_like(packed, 243)), (codes, packed)):
         with pytest.raises(Malformed):

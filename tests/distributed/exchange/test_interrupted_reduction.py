@@ -26,7 +26,7 @@ def low_bit(transport: VirtualTransport) -> LowBitReducer:
 
 def low_rank(transport: VirtualTransport) -> LowRankReducer:
     trace = Trace(False, transport)
-    return LowRankReducer(RingAllReduce(transport, Dense(), trace), LAYOUT, LowRankConfig(1), LIKE, trace)
+    return LowRankReducer(RingAllReduce(transport, Dense(), trace), LAYOUT, LowRankConfig(1), LIKE, trace, transport)
 
 
 @pytest.mark.parametrize("make", [low_bit, low_rank])

@@ -28,9 +28,8 @@ def summed(
 
     def reduce(transport: VirtualTransport) -> tuple[list[Tensor], Tensor, int]:
         trace = Trace(False, transport)
-        made = LowRankReducer(
-            algorithm(transport, Dense(), trace), LAYOUT, LowRankConfig(rank, dense_updates), torch.zeros(ELEMENTS), trace
-        )
+        inner, config = algorithm(transport, Dense(), trace), LowRankConfig(rank, dense_updates)
+        made = LowRankReducer(inner, LAYOUT, config, torch.zeros(ELEMENTS), trace, transport)
         found = []
         for update, step in enumerate(vectors):
             own = step[transport.rank].clone()
@@ -111,7 +110,7 @@ def test_parts_have_the_same_mean_as_the_whole(parts: int) -> None:
 def test_parts_end_between_parameters() -> None:
     trace = Trace(False, LocalTransport())
     made = LowRankReducer(
-        RingAllReduce(LocalTransport(), Dense(), trace), LAYOUT, LowRankConfig(1), torch.zeros(ELEMENTS), trace
+        RingAllReduce(LocalTransport(), Dense(), trace), LAYOUT, LowRankConfig(1), torch.zeros(ELEMENTS), trace, None
     )
     assert made.parts(1) == [slice(0, 179)]
     assert made.parts(2) == [slice(0, 108), slice(108, 179)]

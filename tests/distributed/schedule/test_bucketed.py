@@ -17,6 +17,7 @@ from virtual import engine, together
 
 from nmt_train.common.errors import NotFinite
 from nmt_train.corpus import BatchConfig
+from nmt_train.distributed.background import Stages
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.config import ExchangeConfig
@@ -97,11 +98,11 @@ def made(model: nn.Module, accumulate: int, buckets: int, late: bool = False) ->
         def _make_reducer(self, context: BuildContext) -> Reducer:
             return recorder
 
-        def transfer(self, gradient: Tensor, weight: int, update: int, start: int = 0) -> Reduction:
+        def stages(self, gradient: Tensor, weight: int, update: int, start: int = 0) -> Stages[Reduction]:
             place = slice(start, start + gradient.numel())
             gradient += residual[place]
             residual[place] = 0
-            return super().transfer(gradient, weight, update, start)
+            return super().stages(gradient, weight, update, start)
 
         def add_late(self, gradient: Tensor) -> None:
             residual[: gradient.numel()] += gradient
