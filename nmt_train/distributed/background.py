@@ -50,7 +50,8 @@ class BackgroundTask(Generic[T]):
     An exchange may have stages: it yields before it waits for what others do. Vectors come in groups of a fixed number. In
     every round, the next vector of the group begins, and all that have begun pass one stage, the newest first. So what an old
     vector waits for happens while newer ones are sent; and all workers have all stages in the same order, so that none can
-    wait for one that waits for it.
+    wait for one that waits for it. For this, all vectors of a group must have the same number of stages, and only the last one
+    may raise NotFinite.
 
     under_way: the number of vectors that have been given but not taken back. ready: whether `take` would not wait.
     """

@@ -94,7 +94,7 @@ def _window(spans: list[Span], start: float | None, seconds: float | None) -> tu
     return start, seconds
 
 
-_ORDER = ("MainThread", "background task", "node", "server", "network in", "network out")
+_ORDER = ("MainThread", "background task", "sums of factors", "node", "server", "network in", "network out")
 
 
 def _rows(spans: list[Span]) -> list[tuple[int, str]]:

@@ -127,11 +127,11 @@ class Results(SeededRuns):
         return (ends[slow] if math.isinf(a) else a) / b, a / (ends[quick] if math.isinf(b) else b)
 
     def later(self, setup: Setup, than: Setup) -> list[float]:
-        """By seed: cross-entropy of `setup` when `than` ends, relative to that of `than`."""
+        """By seed: cross-entropy of `setup` when `than` ends, relative to that of `than`, which may be validated only then."""
 
         def relative(seed: int) -> float:
             its, other = setup.with_seed(seed), self.curve(than.with_seed(seed))
-            return self.after(its, other[-1]["seconds"], "seconds") / fitted(other, other[-1]["words"], fewest=2)
+            return self.after(its, other[-1]["seconds"], "seconds") / float(other[-1]["cross-entropy"])
 
         return self.by_seed(relative)
 

@@ -75,7 +75,8 @@ below 1.1, *practically nothing* below 1.25, *linear* is within 5%, and *more th
 ratio is within 10% of its limit, or of 1, three seeds decide; if they disagree, the clause is inconclusive. On
 24 November 2026, before any of the present training runs, a critical reading made these judges stricter or corrected them: T1
 (the third device, too; its words/s were known), T12 (4x1 against 3x1), T15 (4x1 may be as fast), T17 and T18 (runs without the
-target are bounds), T22 (after equal time, with an equal warm-up).
+target are bounds), T22 (after equal time, with an equal warm-up). T22 needed two validations of SimuParallelSGD, which
+has one, at its end; when it had run, this was corrected.
 """
 
 

@@ -61,6 +61,9 @@ class Codec(ABC):
         into.add_(decoded, alpha=scale)
 
     def left_out(self, message: Message, vector: Tensor, into: Tensor) -> None:
-        """Overwrite `into` with the error: what `message`, encoded from `vector`, leaves out of it."""
+        """Overwrite `into` with the error: what `message`, encoded from `vector`, leaves out of it.
+
+        `into` must not share memory with `vector`.
+        """
         into.copy_(vector)
         self.add(message, into, scale=-1.0)

@@ -43,7 +43,7 @@ class LowBit(Codec):
         self._scratch = scratch[:, : self._elements]
 
     def encode(self, vector: Tensor, update: int) -> Message:
-        parts, magnitudes = map(self._matrices, self._scratch), []  # reused: fresh memory takes longer than the computation
+        parts, magnitudes = map(self._matrices, self._scratch), []  # fresh memory would take longer than the computation
         for matrix, found, product, digits in zip(self._matrices(vector), *parts, strict=True):
             torch.abs(matrix, out=found)
             rows, columns = found.mean(1), found.mean(0)
@@ -78,7 +78,7 @@ class LowBit(Codec):
         into.add_(decoded, alpha=scale)
 
     def left_out(self, message: Message, vector: Tensor, into: Tensor) -> None:
-        if self._only_signs:  # which `vector` has, too
+        if self._only_signs:  # those of `vector`
             for matrix, rows, columns in self._with_magnitudes(message, into):
                 torch.outer(rows, columns, out=matrix)
             into.copysign_(vector)

@@ -29,7 +29,7 @@ def unpack_signs(packed: Tensor, elements: int) -> Tensor:
 
 
 def pack_digits(digits: Tensor) -> Tensor:
-    """`digits` (elements,), each -1, 0 or 1, as uint8 (bytes,); those of a byte are as far apart as there are bytes."""
+    """`digits` (elements,), each -1, 0 or 1, as uint8 (bytes,): byte i of n has the digits i, n + i, 2 n + i, ..."""
     elements, count = digits.numel(), -(-digits.numel() // DIGITS)
     padded = digits.new_empty(count * DIGITS, dtype=torch.int8)
     padded[:elements], padded[elements:] = digits, 0

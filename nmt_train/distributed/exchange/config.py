@@ -34,7 +34,7 @@ class ExchangeConfig:
         ge=1,
         le=10**4,
         description="all-reduce, powersgd, low-bit: largest number of parts in which gradients are sent while the backward"
-        " pass continues (powersgd: whole parameters); null: 8, 4 with powersgd, 12 with low-bit, or 1 if the mode cannot",
+        " pass continues (powersgd: whole parameters); null: 8, 12 with low-bit, or 1 if the mode cannot",
     )
     rule: Annotated[str, one_of(RULES)] | None = Field(
         default=None,

@@ -132,9 +132,13 @@ class LowBitReducer(StagedReducer):
     def _shares_of(self, place: slice) -> list[_Share]:
         found = self._shares.get((place.start, place.stop))
         if found is None:
+            parts = self._cut(place, self._transport.size)
+            largest = max(part.stop - part.start for part in parts)
+            if self._scratch.shape[1] < largest:
+                self._scratch = self._error.new_empty(3, largest)
+                self._shares.clear()  # their codecs would keep the smaller one
             found = self._shares[place.start, place.stop] = [
-                _Share(slice(part.start - place.start, part.stop - place.start), *self._codecs(part))
-                for part in self._cut(place, self._transport.size)
+                _Share(slice(part.start - place.start, part.stop - place.start), *self._codecs(part)) for part in parts
             ]
         return found
 
@@ -144,9 +148,6 @@ class LowBitReducer(StagedReducer):
             elements = min(place.stop, start + rows * columns) - max(place.start, start)
             if elements > 0:
                 shapes.append((elements // columns, columns))
-        elements = place.stop - place.start
-        if self._scratch.shape[1] < elements:
-            self._scratch = self._error.new_empty(3, elements)
         made = [LowBit(shapes, values, self._scratch) for values in (self._config.up, self._config.down)]
         return [SizeOnly(codec) for codec in made] if self._meta else list(made)
 

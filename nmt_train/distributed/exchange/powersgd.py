@@ -76,9 +76,9 @@ class LowRankReducer(StagedReducer):
     It averages P = M Q over the ranks and makes P orthonormal; then it averages Q = M^T P. Error feedback adds what P Q^T
     leaves out of a rank's gradient to the next gradient of that rank.
 
-    A vector may be reduced in parts, which end between parameters. A task does all sums one after the other, so that factors of
-    one part are computed while those of another are in the network. Residuals and right factors change when the last part has
-    been reduced. An interrupted exchange, or a mean that is not finite, leaves them unchanged.
+    A vector may be reduced in parts, which end between parameters. A task does all sums of factors one after the other, so that
+    those of one part are computed while those of another are in the network. Residuals and right factors change when the last
+    part has been reduced. An interrupted exchange, or a mean that is not finite, leaves them unchanged.
 
     layout: names and shapes of the parameters in the order of the vector. Parameters that are not matrices, or too small to
     benefit, are averaged without compression. inner: the reducer for the factors and the uncompressed parameters.
@@ -144,7 +144,8 @@ class LowRankReducer(StagedReducer):
             first = _joined([*left, *(vector[other] for other in others)], vector)
         self._sums.give(first, update, weight)
         yield
-        _, joined = self._sums.take()
+        done, joined = self._sums.take()
+        assert done is first, "parts must pass their stages in the order of BackgroundTask"
         first.div_(joined.divisor)
         with self._trace.span("encode", vector.numel()):
             sizes = [*(p.numel() for p in left), *(other.stop - other.start for other in others)]
@@ -153,7 +154,8 @@ class LowRankReducer(StagedReducer):
             second = _joined([matrix.of(vector, start).T @ p for matrix, p in zip(matrices, left, strict=True)], vector)
         self._sums.give(second, update, weight)
         yield
-        self._sums.take()
+        done, _ = self._sums.take()
+        assert done is second, "parts must pass their stages in the order of BackgroundTask"
         if matrices:
             self._next_q[matrices[0].factor.start : matrices[-1].factor.stop] = second.div_(joined.divisor)
         self._finite &= torch.isfinite(first).all() & torch.isfinite(second).all()

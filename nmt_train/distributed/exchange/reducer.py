@@ -51,7 +51,7 @@ class Reducer(ABC):
     def stages(self, vector: Tensor, update: int, weight: int = 1, start: int = 0) -> Stages[Reduction]:
         """`reduce` in stages (see BackgroundTask), also for a part of a vector, which begins at `start`.
 
-        All ranks must reduce the same parts; and if a part begins before another one is over, all stages in the same order.
+        All ranks must reduce the same parts; if a part begins before another one is over, in the order of BackgroundTask.
         """
         yield from ()
         return self.reduce(vector, update, weight)

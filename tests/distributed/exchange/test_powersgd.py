@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 from virtual import engine, together
 
+from nmt_train.distributed.background import BackgroundTask
 from nmt_train.distributed.codec.dense import Dense
 from nmt_train.distributed.exchange.butterfly import ButterflyAllReduce
 from nmt_train.distributed.exchange.powersgd import LowRankConfig, LowRankReducer
@@ -105,6 +108,35 @@ def test_parts_have_the_same_mean_as_the_whole(parts: int) -> None:
     whole, in_parts = summed(vectors, 2)[1], summed(vectors, 2, parts=parts)[1]
     for one, other in zip((*whole[0], whole[1]), (*in_parts[0], in_parts[1]), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [0.0, torch.inf])
+def test_parts_that_overlap_have_the_means_of_parts_one_after_the_other(bad: float) -> None:
+    """Also after dense updates, without a batch (rank 2, once), and after a mean that is not finite."""
+    torch.manual_seed(7)
+    vectors = torch.randn(6, 3, ELEMENTS)
+    vectors[3, 0, 5] += bad
+
+    def reduce(transport: VirtualTransport, overlap: bool) -> tuple[list[Tensor], Tensor, Tensor]:
+        trace, found = Trace(False, transport), []
+        inner, like = RingAllReduce(transport, Dense(), trace), torch.zeros(ELEMENTS)
+        made = LowRankReducer(inner, LAYOUT, LowRankConfig(2, 1), like, trace, transport)
+        parts = made.parts(4)
+        task = BackgroundTask(transport, trace, made.stages, len(parts) if overlap else 1)
+        for update, step in enumerate(vectors):
+            own, weight = step[transport.rank].clone(), int((update, transport.rank) != (2, 2))
+            for part in reversed(parts):
+                task.give(own[part], update, weight, part.start)
+            for part in reversed(parts):
+                own[part] /= task.take()[1].divisor
+            found.append(own)
+        return found, made.residual.clone(), made.worker_state()["low-rank.q"].clone()
+
+    runs = [together(engine([1] * 3), *[partial(reduce, overlap=overlap)] * 3) for overlap in (True, False)]
+    for (means, left, factors), (its, other, same) in zip(*runs, strict=True):
+        torch.testing.assert_close(torch.stack(means), torch.stack(its), rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(left, other)
+        assert torch.equal(factors, same)
 
 
 def test_parts_end_between_parameters() -> None:
