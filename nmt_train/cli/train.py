@@ -91,7 +91,7 @@ def _adviser(config: Config, vocabulary: Vocabulary, stores: Stores) -> Adviser:
 def main() -> None:
     status = cli.run(command)
     if launcher.launched():
-        from nmt_train.distributed.transport.mpi.library import leave
+        from nmt_train.distributed.transport.mpi.runtime import leave
 
         sys.stdout.flush()
         sys.stderr.flush()

@@ -10,8 +10,8 @@ from torch import Tensor
 from nmt_train.distributed.background import Stages, finish
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.butterfly import ButterflyAllReduce
+from nmt_train.distributed.exchange.collective_all_reduce import CollectiveAllReduce
 from nmt_train.distributed.exchange.exchange import Exchange, replicated
-from nmt_train.distributed.exchange.library_all_reduce import LibraryAllReduce
 from nmt_train.distributed.exchange.reducer import Reducer, Reduction
 from nmt_train.distributed.exchange.replica_check import compare
 from nmt_train.distributed.exchange.ring import RingAllReduce
@@ -53,7 +53,7 @@ class AllReduce(Exchange):
         """The configured algorithm."""
         algorithm = context.settings.exchange.algorithm
         if algorithm not in _OURS:
-            return LibraryAllReduce(context.transport, algorithm, context.trace)
+            return CollectiveAllReduce(context.transport, algorithm, context.trace)
         codec = context.codec(context.mode.up, context.settings.dropping.up)
         return _OURS[algorithm](context.transport, codec, context.trace)
 

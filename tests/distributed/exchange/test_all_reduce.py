@@ -21,7 +21,7 @@ from nmt_train.distributed.codec.dense import BFloat16, Dense
 from nmt_train.distributed.codec.half import Half
 from nmt_train.distributed.codec.int8 import Int8
 from nmt_train.distributed.exchange.butterfly import ButterflyAllReduce
-from nmt_train.distributed.exchange.library_all_reduce import LibraryAllReduce
+from nmt_train.distributed.exchange.collective_all_reduce import CollectiveAllReduce
 from nmt_train.distributed.exchange.reducer import EncodingReducer
 from nmt_train.distributed.exchange.replica_check import compare
 from nmt_train.distributed.exchange.ring import RingAllReduce
@@ -37,7 +37,7 @@ def library(vectors: torch.Tensor, nodes: list[int]) -> list[torch.Tensor]:
     def reduce(transport: VirtualTransport) -> torch.Tensor:
         own = vectors[transport.rank].clone()
         transport.spend("forward", transport.rank)  # they come one after the other
-        LibraryAllReduce(transport, "mpi", Trace(False, transport)).reduce(own, 1)
+        CollectiveAllReduce(transport, "mpi", Trace(False, transport)).reduce(own, 1)
         return own
 
     return together(engine(nodes), *[reduce] * len(vectors))
@@ -51,7 +51,7 @@ def test_the_wires_own_sum_is_the_same_and_takes_as_long_as_a_ring() -> None:
     def seconds(transport: VirtualTransport) -> tuple[float, float]:
         times = []
         for reducer in (
-            LibraryAllReduce(transport, "torch", Trace(False, transport)),
+            CollectiveAllReduce(transport, "torch", Trace(False, transport)),
             RingAllReduce(transport, Dense(), Trace(False, transport)),
         ):
             start = transport.now()

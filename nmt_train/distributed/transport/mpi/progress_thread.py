@@ -21,8 +21,8 @@ import numpy as np
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import NAMES, Lost, Tag, TransportConfig
 from nmt_train.distributed.transport.mpi.framing import contents, pack, unpack
-from nmt_train.distributed.transport.mpi.library import finalize, load
 from nmt_train.distributed.transport.mpi.requests import SendRequest, Slots, SumRequest, Transfer
+from nmt_train.distributed.transport.mpi.runtime import finalize, load
 from nmt_train.distributed.transport.watchdog import AwakeClock
 
 PATIENCE = 10.0  # seconds

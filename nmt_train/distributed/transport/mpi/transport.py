@@ -17,10 +17,10 @@ from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Aborted, Ended, Lost, Tag, TransportConfig, describe, numbered
 from nmt_train.distributed.transport.local import LocalFuture, LocalTransport
 from nmt_train.distributed.transport.mpi.framing import on_host
-from nmt_train.distributed.transport.mpi.library import fault_tolerant, has_ended
 from nmt_train.distributed.transport.mpi.progress_thread import ABORT, ProgressThread
 from nmt_train.distributed.transport.mpi.rendezvous import rendezvous
 from nmt_train.distributed.transport.mpi.requests import SendRequest, SumRequest
+from nmt_train.distributed.transport.mpi.runtime import fault_tolerant, has_ended
 from nmt_train.distributed.transport.mpi.torch_group import Group
 
 

@@ -11,7 +11,7 @@ from nmt_train.distributed.transport.mpi.framing import on_host
 from nmt_train.trace import Trace
 
 
-class LibraryAllReduce(Reducer):
+class CollectiveAllReduce(Reducer):
     """The library chooses the algorithm; it sums in full precision."""
 
     def __init__(self, transport: Messages, by: str, trace: Trace) -> None:
