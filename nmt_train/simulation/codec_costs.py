@@ -50,8 +50,11 @@ def measure(config: Config, make: Make, transport: Transport, steps: int) -> dic
     config = dataclasses.replace(
         config,
         trace=True,  # makes spans wait for the work of a GPU
-        # Updates of the same size from the first one on, as the codecs have them later in training.
-        optimizer=OptimizerConfig(name="sgd", schedule="constant", warmup=0, async_warmup="unchanged"),
+        # Updates of the same size from the first one on, as the codecs have them later in training; large enough that few
+        # elements of the changes of rounded parameters are equal, as in training, for tile-top-k takes longer with equal ones.
+        optimizer=OptimizerConfig(
+            name="sgd", learning_rate=0.01, clip_norm=0, schedule="constant", warmup=0, async_warmup="unchanged"
+        ),
     )
     flat = make(with_mode(config, "single", {}), LocalTransport()).flat
     elements, own = flat.parameters.numel(), flat.parameters.device

@@ -60,6 +60,17 @@ class Codec(ABC):
         self.decode(message, decoded)
         into.add_(decoded, alpha=scale)
 
+    def encode_away(self, vector: Tensor, update: int) -> Message:
+        """The message of `encode`; what it will be decoded to is subtracted from `vector`, where only the error remains.
+
+        The message shares no memory with `vector`, which is unchanged if NotFinite is raised.
+        """
+        message = self.encode(vector, update)
+        if any(tensor.data_ptr() == vector.data_ptr() for tensor in message.tensors):
+            message = Message(message.numbers, tuple(tensor.clone() for tensor in message.tensors))
+        self.add(message, vector, scale=-1.0)
+        return message
+
     def left_out(self, message: Message, vector: Tensor, into: Tensor) -> None:
         """Overwrite `into` with the error: what `message`, encoded from `vector`, leaves out of it.
 

@@ -23,11 +23,8 @@ class ErrorFeedback(Codec):
     def encode(self, vector: Tensor, update: int) -> Message:
         """The message for `vector` plus the residual. If it raises NotFinite, the residual is unchanged."""
         add(self.residual, vector, out=self._sum)
-        message = self._codec.encode(self._sum, update)
+        message = self._codec.encode_away(self._sum, update)
         self.residual, self._sum = self._sum, self.residual
-        if any(tensor.data_ptr() == self.residual.data_ptr() for tensor in message.tensors):
-            message = Message(message.numbers, tuple(tensor.clone() for tensor in message.tensors))
-        self._codec.add(message, self.residual, scale=-1.0)
         return message
 
     def undo(self) -> None:

@@ -7,6 +7,7 @@ bits of all remaining parts, and so on. Planes take as many bits as codes stored
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,19 +18,24 @@ Whole = NDArray[np.int64]
 
 def fixed(values: Whole, width: int) -> Bytes:
     """The lowest `width` bits of each value, as planes: the lowest bits of all values, then the next bits, and so on."""
-    planes = ((values >> place) & 1 for place in range(width))
-    return np.concatenate([np.packbits(plane.astype(np.uint8)) for plane in planes] or [np.empty(0, np.uint8)])
+    low = values.astype(_holding(width))
+    return np.concatenate([np.packbits((low & (1 << place)).astype(bool)) for place in range(width)] or [np.empty(0, np.uint8)])
 
 
 def from_fixed(packed: Bytes, count: int, width: int) -> Whole:
     if len(packed) < width * -(-count // 8):
         raise ValueError(f"{count} numbers of {width} bits do not fit in {len(packed)} bytes")
-    values = np.zeros(count, np.int64)
+    values = np.zeros(count, _holding(width))
     each = -(-count // 8)
     for place in range(width):
         plane = np.unpackbits(packed[place * each : (place + 1) * each], count=count)
-        values |= plane.astype(np.int64) << place
-    return values
+        values |= plane.astype(values.dtype) << place
+    return values.astype(np.int64)
+
+
+def _holding(width: int) -> np.dtype[Any]:
+    """The smallest type with this number of bits: less memory makes it faster."""
+    return np.min_scalar_type((1 << width) - 1)
 
 
 def unary(values: Whole) -> Bytes:

@@ -75,38 +75,57 @@ class LargestOfRows:
     def __init__(self, keep: int) -> None:
         self._keep, self._near = keep, np.empty(0, np.float32)
 
-    def positions(self, rows: Tensor) -> Tensor:
-        """Ascending positions (rows, keep), int64, in `rows` (rows, columns). Raises NotFinite if one of them is not finite."""
-        if not len(rows):
-            return torch.empty(0, self._keep, dtype=torch.int64, device=rows.device)
-        if not rows.is_cuda:
-            return torch.from_numpy(self._on_cpu(rows.numpy()))
-        magnitudes, found = rows.abs().topk(self._keep, dim=1)
-        finite(magnitudes)  # NaN counts as the largest
-        return found.sort(1).values
+    def find(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions and values, each (rows * keep,), in `rows` (rows, columns); positions count over all rows, and ascend.
 
-    def _on_cpu(self, rows: np.ndarray) -> np.ndarray:
+        Raises NotFinite if one of the values is not finite.
+        """
+        if not rows.is_cuda:
+            positions, values = self._on_cpu(rows.numpy())
+            return torch.from_numpy(positions), torch.from_numpy(values)
+        magnitudes, columns = rows.abs().topk(self._keep, dim=1)
+        finite(magnitudes)  # NaN counts as the largest
+        first = torch.arange(len(rows), device=rows.device)[:, None] * rows.shape[1]
+        positions = (columns.sort(1).values + first).flatten()
+        return positions, rows.reshape(-1)[positions]
+
+    def _on_cpu(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         count, columns = rows.shape
         if len(self._near) != count:
             self._near = _nearly(rows, self._keep)
-        row, column, magnitudes = _not_below(rows, self._near)
-        finite(torch.from_numpy(magnitudes))
-        counts = np.bincount(row, minlength=count)
+        places, values = _not_below(rows, self._near)
+        finite(torch.from_numpy(values))
+        counts = np.diff(np.searchsorted(places, np.arange(count + 1) * columns))
         most = min(_MOST_NEAR * self._keep, max(2 * self._keep, columns // 4))
-        odd = np.flatnonzero((counts < self._keep) | (counts > most))  # the magnitude was no good guess
-        width = int(np.delete(counts, odd).max(initial=self._keep))
-        place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-        inside = place < width
-        candidates, columns_of = np.full((count, width), -1, np.float32), np.zeros((count, width), np.int64)
-        candidates[row[inside], place[inside]] = magnitudes[inside]
-        columns_of[row[inside], place[inside]] = column[inside]
-        found, self._near = _exactly_of_rows(candidates, columns_of, self._keep)
-        for start in range(0, len(odd), _ROWS):
-            these = odd[start : start + _ROWS]
-            everywhere = np.broadcast_to(np.arange(columns), (len(these), columns))
-            found[these], self._near[these] = _exactly_of_rows(np.abs(rows[these]), everywhere, self._keep)
+        good = (counts >= self._keep) & (counts <= most)  # otherwise the magnitude was no good guess
+        if not good.all():
+            kept = np.repeat(good, counts)
+            places, values, counts = places[kept], values[kept], counts[good]
+        inside = np.arange(counts.max(initial=self._keep)) < counts[:, None]
+        candidates = np.full(inside.shape, -1, np.float32)
+        candidates[inside] = np.abs(values)
+        largest, self._near[good] = _largest_of_rows(candidates, self._keep)
+        chosen = largest[inside]
+        places, values = places[chosen], values[chosen]
+        if not good.all():
+            places, values = self._with_rest(rows, np.flatnonzero(~good), places, values)
         self._near *= _NEARLY
-        return found
+        return places, values
+
+    def _with_rest(
+        self, rows: np.ndarray, rest: np.ndarray, places: np.ndarray, values: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Add the largest elements of the rows `rest`, which are looked at as a whole, to those of all others."""
+        found, there = [places], [values]
+        for start in range(0, len(rest), _ROWS):
+            these = rest[start : start + _ROWS]
+            chosen, self._near[these] = _largest_of_rows(np.abs(rows[these]), self._keep)
+            row, column = np.nonzero(chosen)
+            found.append(these[row] * rows.shape[1] + column)
+            there.append(rows[these][chosen])
+        joined = np.concatenate(found)
+        order = joined.argsort(kind="stable")  # fast for parts that ascend
+        return joined[order], np.concatenate(there)[order]
 
 
 def _nearly(rows: np.ndarray, keep: int) -> np.ndarray:
@@ -116,27 +135,26 @@ def _nearly(rows: np.ndarray, keep: int) -> np.ndarray:
     return np.partition(sample, sample.shape[1] - rank, axis=1)[:, -rank]
 
 
-def _not_below(rows: np.ndarray, limits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Row, column and magnitude of all elements whose magnitude is not below the limit of their row, or is NaN."""
+def _not_below(rows: np.ndarray, limits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ascending positions over all rows, and values, of elements that are NaN or not below the limit of their row."""
     columns = rows.shape[1]
     each = max(1, _BLOCK // 4 // columns)
     magnitude, small = np.empty((each, columns), np.float32), np.empty((each, columns), np.bool_)
-    places, there = [], []
+    places, there = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
     for start in range(0, len(rows), each):
         block = rows[start : start + each]
         size = len(block)
         np.abs(block, out=magnitude[:size])
         np.less(magnitude[:size], limits[start : start + size, None], out=small[:size])
         found = np.flatnonzero(np.logical_not(small[:size], out=small[:size]))
-        there.append(magnitude[:size].ravel()[found])  # while the block is in the cache
-        places.append(found + start * columns)
-    joined = np.concatenate(places) if places else np.empty(0, np.int64)
-    row, column = np.divmod(joined, columns)
-    return row, column, np.concatenate(there) if there else np.empty(0, np.float32)
+        there.append(block.ravel()[found])  # while the block is in the cache
+        found += start * columns
+        places.append(found)
+    return np.concatenate(places), np.concatenate(there)
 
 
-def _exactly_of_rows(magnitudes: np.ndarray, columns: np.ndarray, keep: int) -> tuple[np.ndarray, np.ndarray]:
-    """The columns (rows, keep) of the largest magnitudes of each row, and the smallest of these (rows,)."""
+def _largest_of_rows(magnitudes: np.ndarray, keep: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which elements (rows, width) are the `keep` largest of their row, and the smallest of these (rows,)."""
     width = magnitudes.shape[1]
     least = np.partition(magnitudes, width - keep, axis=1)[:, width - keep].copy()
     chosen = magnitudes >= least[:, None]
@@ -145,4 +163,4 @@ def _exactly_of_rows(magnitudes: np.ndarray, columns: np.ndarray, keep: int) -> 
         larger, equal = magnitudes[tied] > least[tied, None], magnitudes[tied] == least[tied, None]
         needed = keep - larger.sum(1, keepdims=True)
         chosen[tied] = larger | (equal & (np.cumsum(equal, axis=1) <= needed))
-    return columns[chosen].reshape(-1, keep), least
+    return chosen, least

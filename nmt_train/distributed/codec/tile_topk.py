@@ -72,17 +72,27 @@ class TileTopK(Codec):
         return cls(settings.tiles)
 
     def encode(self, vector: Tensor, update: int) -> Message:
+        return self._encoded(vector)[0]
+
+    def encode_away(self, vector: Tensor, update: int) -> Message:
+        message, positions, codes = self._encoded(vector)
+        positions, values = self._inside(positions, self._values(codes, message.tensors[2]), vector.numel())
+        vector.index_add_(0, positions, values, alpha=-1.0)
+        return message
+
+    def _encoded(self, vector: Tensor) -> tuple[Message, Tensor, Tensor]:
+        """The message, the positions (tiles * kept,), and the codes (tiles, kept)."""
         whole = vector.numel() // self._size * self._size
         rest = vector.new_zeros(self._tiles(vector.numel() - whole), self._size)
         rest.view(-1)[: vector.numel() - whole] = vector[whole:]
-        parts = ((vector[:whole].view(-1, self._size), self._largest), (rest, self._largest_of_rest))
-        found = [(largest.positions(rows), rows) for rows, largest in parts]
-        positions = torch.cat([chosen for chosen, _ in found])
-        values = torch.cat([rows.gather(1, chosen) for chosen, rows in found])
+        first, values = self._largest.find(vector[:whole].view(-1, self._size))
+        last, more = self._largest_of_rest.find(rest)
+        positions, values = torch.cat([first, last + whole]), torch.cat([values, more]).view(-1, self._keep)
         codes, table = _bins(values) if self._bits == 2 else _levels(values)
-        packed = torch.from_numpy(rice(_distances(positions, self._size), self._width)).to(vector.device)
-        codes = _pack_codes(codes.flatten(), self._bits)
-        return Message((vector.numel(),), (packed, codes, table.flatten().to(torch.bfloat16)))
+        distances = np.diff(positions.cpu().numpy(), prepend=-1) - 1
+        packed = torch.from_numpy(rice(distances, self._width)).to(vector.device)
+        tensors = packed, _pack_codes(codes.flatten(), self._bits), table.flatten().to(torch.bfloat16)
+        return Message((vector.numel(),), tensors), positions, codes
 
     def encode_shape(self, vector: Tensor) -> Message:
         tiles = self._tiles(vector.numel())
@@ -122,14 +132,18 @@ class TileTopK(Codec):
         positions = torch.from_numpy(np.cumsum(distances + 1) - 1).to(packed.device)
         if count and int(positions[-1]) >= tiles * self._size:
             raise message.malformed(f"position {int(positions[-1])} in a vector of {elements} elements")
-        codes = _unpack_codes(packed_codes, count, self._bits)
-        tables = table.float().view(tiles, self._entries)
-        if self._bits == 2:
-            values = tables.gather(1, codes.view(tiles, self._keep)).flatten()
-        else:
-            values = ((codes - _LEVELS - 1).view(tiles, self._keep) * tables).flatten()
-        inside = positions < elements  # padding has the largest positions of the last tile
-        return positions[inside], values[inside]
+        codes = _unpack_codes(packed_codes, count, self._bits).view(tiles, self._keep)
+        return self._inside(positions, self._values(codes, table), elements)
+
+    def _values(self, codes: Tensor, table: Tensor) -> Tensor:
+        """The decoded values (tiles, kept) of codes (tiles, kept)."""
+        tables = table.float().view(-1, self._entries)
+        return tables.gather(1, codes) if self._bits == 2 else (codes - _LEVELS - 1) * tables
+
+    def _inside(self, positions: Tensor, values: Tensor, elements: int) -> tuple[Tensor, Tensor]:
+        """Without the padding, which has the largest positions. Positions ascend."""
+        inside = int(torch.searchsorted(positions, elements))
+        return positions[:inside], values.flatten()[:inside]
 
 
 def _bins(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,12 +161,6 @@ def _levels(values: Tensor) -> tuple[Tensor, Tensor]:
     level = (values.abs().amax(1, keepdim=True) / _LEVELS).to(torch.bfloat16).float()
     rounded = torch.where(level > 0, values / level, torch.zeros_like(values)).round_().clamp_(-_LEVELS, _LEVELS)
     return rounded.long() + _LEVELS + 1, level
-
-
-def _distances(positions: Tensor, size: int) -> np.ndarray:
-    """How many elements lie between neighboring positions (tiles, kept), which ascend in each tile, over all tiles."""
-    first = torch.arange(len(positions), device=positions.device)[:, None] * size
-    return np.diff((positions + first).flatten().cpu().numpy(), prepend=-1) - 1
 
 
 def _pack_codes(codes: Tensor, bits: int) -> Tensor:

@@ -312,14 +312,16 @@ def test_the_largest_of_rows_are_those_of_a_stable_sort_whatever_came_before(see
         rows = (torch.randn(5, 1000, generator=generator) * 3).round() * scale
         rows[1] = torch.randn(1000, generator=generator)
         rows[2, 30:] = 0
-        expected = rows.abs().argsort(dim=1, descending=True, stable=True)[:, :keep].sort(1).values
-        assert torch.equal(largest.positions(rows), expected)
+        columns = rows.abs().argsort(dim=1, descending=True, stable=True)[:, :keep].sort(1).values
+        positions, values = largest.find(rows)
+        assert torch.equal(positions, (columns + 1000 * torch.arange(5)[:, None]).flatten())
+        assert torch.equal(values, rows.gather(1, columns).flatten())
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_the_largest_of_rows_include_none_that_is_not_finite(bad: float) -> None:
     rows, largest = torch.randn(5, 1000), LargestOfRows(20)
-    largest.positions(rows)
+    largest.find(rows)
     rows[3, 77] = bad
     with pytest.raises(NotFinite):
-        largest.positions(rows)
+        largest.find(rows)
