@@ -88,9 +88,9 @@ def cpu_copy(vector: Tensor) -> Tensor:
     return vector.clone() if vector.is_meta else vector.to("cpu", copy=True)
 
 
-def add(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """`left` + `right` in `out`. Does nothing for vectors without values (torch's meta device), to save time."""
-    return out if out.is_meta else torch.add(left, right, out=out)
+def add(left: Tensor, right: Tensor, out: Tensor, scale: float = 1.0) -> Tensor:
+    """`left` + `scale` * `right` in `out`. Does nothing for vectors without values (torch's meta device), to save time."""
+    return out if out.is_meta else torch.add(left, right, alpha=scale, out=out)
 
 
 def subtract(left: Tensor, right: Tensor, out: Tensor) -> Tensor:

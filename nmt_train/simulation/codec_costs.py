@@ -30,8 +30,8 @@ _LOCAL = {"local.every": "1", "local.delay": "0"}
 MEASURED = {
     "low-bit": ("low-bit", {}),
     "powersgd": ("powersgd", {"override.up": "half", "low_rank.rank": "8"}),
-    # Decay 0 keeps what is encoded from growing, for one pass over memory more than in training.
-    "tile-top-k": ("sparse-local", {"tiles.keep": "86", "tiles.decay": "0", **_LOCAL}),
+    # Decay 0 keeps what is encoded from growing.
+    "tile-top-k": ("sparse-local", {"tiles.keep": "86", "tiles.decay": "0", "tiles.rate": "4", **_LOCAL}),
     "half": ("sync", {"override.up": "half"}),
     "bf16": ("sync", {"override.up": "bf16"}),
 }  # fmt: skip

@@ -10,7 +10,10 @@ import torch
 from conftest import Make
 from memory import MemoryTransport, together, transports
 
+from nmt_train.distributed.codec.tile_topk import TileTopK
+from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport.local import LocalTransport
+from nmt_train.simulation import codec_costs
 from nmt_train.simulation.cluster import Cost
 from nmt_train.simulation.profile import Effort, _carrying, measure, nothing, typical
 from nmt_train.training.prepared_run import opened
@@ -53,6 +56,21 @@ def test_a_series_of_steps_ends_in_time_and_what_is_measured_is_said(make: Make)
     assert said == [f"measuring how long this device takes: {kinds}" for kinds in (
         "forward, backward", "update, encode, decode", "swap", "low-bit, powersgd, tile-top-k, half, bf16"
     )]  # fmt: skip
+
+
+def test_what_codecs_encode_while_they_are_measured_has_few_equal_elements(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in training: tile-top-k takes longer with equal elements."""
+    config, distinct = make(), list[float]()
+    encode = TileTopK.encode_away
+
+    def watched(codec: TileTopK, vector: torch.Tensor, update: int) -> Message:
+        distinct.append(vector.unique().numel() / vector.numel())
+        return encode(codec, vector, update)
+
+    monkeypatch.setattr(TileTopK, "encode_away", watched)
+    with opened(config, False, False) as ready:
+        codec_costs.measure(config, maker(config, torch.device("cpu"), ready.vocabulary, ready.stores), LocalTransport(), 4)
+    assert min(distinct) > 0.9
 
 
 def test_where_memory_is_scarce_codecs_are_not_measured(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,8 +69,8 @@ def test_the_same_seed_gives_the_same_trace_and_parameters_byte_for_byte(make: M
 def test_interrupted_and_resumed_is_uninterrupted_bit_for_bit(make: Make, tmp_path: Path, mode: str, delay: int | None) -> None:
     """A checkpoint on its way to rank 0 takes a part of the network, so that workers at their own pace need a fast one."""
     nodes = [2] if mode == "single" else [2, 1]
-    common = {"mode": mode, "checkpoint__every": "9u", "dropping__up": 0.9, "places": LINK if mode in IN_STEP else FAST}
-    common |= {"local__delay": delay}
+    common = {"mode": mode, "checkpoint__every": "9u", "batch__tokens": 300, "dropping__up": 0.9}
+    common |= {"local__delay": delay, "places": LINK if mode in IN_STEP else FAST}
     whole = run(make, tmp_path / "whole", nodes, stop__after="20u", **common)
     run(make, tmp_path / "parts", nodes, stop__after="9u", **common)
     parts = run(make, tmp_path / "parts", nodes, stop__after="20u", **common)
@@ -131,7 +131,7 @@ def test_fewer_shards_than_ranks_change_what_is_sent_but_not_what_holds(make: Ma
 def test_validation_changes_nothing(make: Make, tmp_path: Path, mode: str) -> None:
     """Whatever the network where all exchange at the same step, else on one that is fast enough for what is validated."""
     nodes, places = ([2], FAST) if mode == "single" else ([2, 1], LINK if mode in IN_STEP else FAST)
-    common = {"mode": mode, "stop__after": "40u", "dropping__up": 0.9, "places": places}
+    common = {"mode": mode, "stop__after": "40u", "batch__tokens": 300, "dropping__up": 0.9, "places": places}
     often = run(make, tmp_path / "often", nodes, validation__every="4u", **common)
     never = run(make, tmp_path / "never", nodes, validation__every="1000u", **common)
     assert len(events(often, "validation")) == 10

@@ -11,18 +11,18 @@ from nmt_train.optim.flat_model import add
 
 
 class ErrorFeedback(Codec):
-    """`residual` (elements,) is what has not been sent yet: old residual + vector == decoded message + new residual.
+    """`residual` (elements,) is what has not been sent yet: decay * old residual + vector == decoded message + new residual.
 
     `encode` replaces the tensor `residual`, so do not keep a reference to it.
     """
 
-    def __init__(self, codec: Codec, residual: Tensor) -> None:
-        self._codec, self.residual = codec, residual
+    def __init__(self, codec: Codec, residual: Tensor, decay: float = 1.0) -> None:
+        self._codec, self.residual, self._decay = codec, residual, decay
         self._sum = torch.empty_like(residual)
 
     def encode(self, vector: Tensor, update: int) -> Message:
-        """The message for `vector` plus the residual. If it raises NotFinite, the residual is unchanged."""
-        add(self.residual, vector, out=self._sum)
+        """The message for `vector` plus decay * residual. If it raises NotFinite, the residual is unchanged."""
+        add(vector, self.residual, out=self._sum, scale=self._decay)
         message = self._codec.encode_away(self._sum, update)
         self.residual, self._sum = self._sum, self.residual
         return message

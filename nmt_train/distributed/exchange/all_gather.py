@@ -70,7 +70,7 @@ class GatherReducer(Reducer):
         """like: a vector of the model's size and device."""
         self._transport, self._config, self._trace = transport, config, trace
         feeds_back = codec.biased and not codec.lossless and transport.size > 1
-        self._feedback = ErrorFeedback(codec, torch.zeros_like(like)) if feeds_back else None
+        self._feedback = ErrorFeedback(codec, torch.zeros_like(like), config.decay) if feeds_back else None
         self._codec: Codec = self._feedback or codec
         self._decoded = torch.empty_like(like) if config.contributors else None
         self._sent: Message | None = None  # the message of an exchange until its sum is applied
@@ -102,8 +102,6 @@ class GatherReducer(Reducer):
         if not weight:  # the residual waits for the next vector
             return Message((NONE, 0))
         with self._trace.span("encode", self._codec.cost_elements(vector.numel())):
-            if self._feedback is not None and self._config.decay < 1:
-                self._feedback.residual.mul_(self._config.decay)
             if self._config.rate != 1:
                 vector.mul_(self._config.rate)
             given = vector if self._feedback is not None else vector.clone()  # a message may share memory with its vector

@@ -168,10 +168,13 @@ def test_residuals_of_gradients_add_the_same_to_a_mean_with_any_number_of_worker
 
 
 def test_what_is_not_finite_on_one_rank_is_so_on_all_and_the_residual_stays() -> None:
-    rows = draw(3, 5000)
-    rows[1, 7] = torch.inf
-    for found in rounds([rows], TileConfig()):
-        assert torch.isnan(found[0][0]).all()
+    first, bad, last = draw(9, 5000).split(3)
+    bad = bad.clone()
+    bad[1, 7] = torch.inf
+    config = TileConfig(decay=0.5)
+    for found, without in zip(rounds([first, bad, last], config), rounds([first, last], config), strict=True):
+        assert torch.isnan(found[1][0]).all()
+        assert torch.equal(found[2][0], without[1][0])
 
 
 @pytest.mark.parametrize("keep", [16, 64, 500])
