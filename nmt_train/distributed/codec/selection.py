@@ -81,8 +81,8 @@ class LargestOfRows:
         Raises NotFinite if one of the values is not finite.
         """
         if not rows.is_cuda:
-            positions, values = self._on_cpu(rows.numpy())
-            return torch.from_numpy(positions), torch.from_numpy(values)
+            places, values = self._on_cpu(rows.numpy())
+            return torch.from_numpy(places), torch.from_numpy(values)
         magnitudes, columns = rows.abs().topk(self._keep, dim=1)
         finite(magnitudes)  # NaN counts as the largest
         first = torch.arange(len(rows), device=rows.device)[:, None] * rows.shape[1]
