@@ -16,8 +16,12 @@ from reproduce.trials import Trial, Trials
 
 TABLE = ROOT / "nmt_train" / "simulation" / "adviser" / "words_needed.csv"
 _SHORTEST = 1_000_000  # words of the runs that count
-# With local.outer none, four times a mean is the sum that mode sparse-local takes by itself.
-_DEFAULTS = {"local.outer": "none", "tiles.rate": "4", "tiles.decay": "1", "low_rank.dense_updates": "0"}
+# With local.outer none, four times a mean is the sum that mode sparse-local takes by itself. With other values of low-bit's
+# keys, it is slower, and needs more words.
+_DEFAULTS = {
+    "local.outer": "none", "tiles.rate": "4", "tiles.decay": "1", "low_rank.dense_updates": "0", "low_bit.up": "2",
+    "low_bit.late_lookups": "true",
+}  # fmt: skip
 
 
 def write(trials: Trials, folder: Path, jobs: int, path: Path = TABLE) -> None:
