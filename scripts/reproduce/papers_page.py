@@ -90,11 +90,14 @@ def _nodes(found: Runs, axes: Any) -> None:
 
 def _thresholds(found: SeededRuns, axes: Any) -> None:
     pairs = papers_claims.compressions(found)
-    axes.plot(*zip(*pairs.values(), strict=True), marker="o")
-    for tau, place in pairs.items():
-        axes.annotate(f"tau {tau:g}", place, textcoords="offset points", xytext=(4, 6), fontsize=8)
-    _label(axes, "compression ratio (gradient size / message size)", "cross-entropy after equal words (nats)", legend=False)
+    axes.plot(*zip(*pairs.values(), strict=True), marker="o", label="five workers, by tau")
+    for number, (tau, place) in enumerate(pairs.items()):
+        above = (0, 8 if number % 2 else -14)  # in turn, so that neighbors do not overlap
+        axes.annotate(f"{tau:g}", place, textcoords="offset points", xytext=above, ha="center", fontsize=8)
+    axes.axhline(papers_claims.after_words(found, papers.STROM_ALONE), color="#bbbbbb", label="one node alone")
+    _label(axes, "compression ratio (gradient size / message size)", "cross-entropy after equal words (nats)")
     axes.set_xscale("log")
+    axes.margins(x=0.08)
 
 
 def _curves(setups: Mapping[str, Setup], clock: str, unit: float, label: str) -> Callable[[Runs, Any], None]:
@@ -129,7 +132,7 @@ PICTURES: dict[str, tuple[str, Callable[[SeededRuns, Any], None]]] = {
     "p2": ("P2: scaling efficiency of four workers in a pipeline.", _efficiency),
     "p3": ("P3 and P4: pipe by width; the codec is truncated unless the label says int8.", _curves(_WIDTHS, *_WORDS)),
     "s1": ("S1: words per second of all nodes.", _nodes),
-    "s2": ("S2: cross-entropy by compression ratio.", _thresholds),
+    "s2": ("S2: cross-entropy by compression ratio; the numbers are tau.", _thresholds),
     "s2-curves": ("S1 and S2: five workers by threshold, and one node alone.", _curves(_TAUS, *_WORDS)),
     "f1": ("F1 and F2: downpour with AdaGrad.",
            _curves({f"{workers} workers": papers.downpour(workers) for workers in WORKERS}, "seconds", 3600, "hours")),
