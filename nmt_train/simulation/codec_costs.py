@@ -31,7 +31,7 @@ MEASURED = {
     "low-bit": ("low-bit", {}),
     "powersgd": ("powersgd", {"override.up": "half", "low_rank.rank": "8"}),
     # Decay 0 keeps what is encoded from growing.
-    "tile-top-k": ("sparse-local", {"tiles.keep": "86", "tiles.decay": "0", "tiles.rate": "4", **_LOCAL}),
+    "tile-top-k": ("sparse-local", {"tiles.keep": "86", "tiles.decay": "0", **_LOCAL}),
     "half": ("sync", {"override.up": "half"}),
     "bf16": ("sync", {"override.up": "bf16"}),
 }  # fmt: skip
@@ -50,8 +50,8 @@ def measure(config: Config, make: Make, transport: Transport, steps: int) -> dic
     config = dataclasses.replace(
         config,
         trace=True,  # makes spans wait for the work of a GPU
-        # Updates of the same size from the first one on, as the codecs have them later in training; large enough that few
-        # elements of the changes of rounded parameters are equal, as in training, for tile-top-k takes longer with equal ones.
+        # Of one size from the first update on, as later in training. If updates were much smaller, rounding of parameters would
+        # make many elements equal, with which tile-top-k takes longer than in training.
         optimizer=OptimizerConfig(
             name="sgd", learning_rate=0.01, clip_norm=0, schedule="constant", warmup=0, async_warmup="unchanged"
         ),

@@ -129,7 +129,9 @@ def test_fewer_shards_than_ranks_change_what_is_sent_but_not_what_holds(make: Ma
 
 @pytest.mark.parametrize("mode", REPEATED)
 def test_validation_changes_nothing(make: Make, tmp_path: Path, mode: str) -> None:
-    """Whatever the network where all exchange at the same step, else on one that is fast enough for what is validated."""
+    """Whatever the network where all exchange at the same step, else on one that is fast enough for what is validated. (Small
+    batches, here and above, only save time.)
+    """
     nodes, places = ([2], FAST) if mode == "single" else ([2, 1], LINK if mode in IN_STEP else FAST)
     common = {"mode": mode, "stop__after": "40u", "batch__tokens": 300, "dropping__up": 0.9, "places": places}
     often = run(make, tmp_path / "often", nodes, validation__every="4u", **common)

@@ -61,12 +61,12 @@ class Codec(ABC):
         into.add_(decoded, alpha=scale)
 
     def encode_away(self, vector: Tensor, update: int) -> Message:
-        """The message of `encode`; what it will be decoded to is subtracted from `vector`, where only the error remains.
+        """Encode `vector`, and leave in it only the error (see `left_out`), or what it was if NotFinite is raised.
 
-        The message shares no memory with `vector`, which is unchanged if NotFinite is raised.
+        The message shares no memory with `vector`.
         """
         message = self.encode(vector, update)
-        if any(tensor.data_ptr() == vector.data_ptr() for tensor in message.tensors):
+        if any(tensor.untyped_storage().data_ptr() == vector.untyped_storage().data_ptr() for tensor in message.tensors):
             message = Message(message.numbers, tuple(tensor.clone() for tensor in message.tensors))
         self.add(message, vector, scale=-1.0)
         return message

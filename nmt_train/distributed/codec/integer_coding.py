@@ -18,14 +18,14 @@ Whole = NDArray[np.int64]
 
 def fixed(values: Whole, width: int) -> Bytes:
     """The lowest `width` bits of each value, as planes: the lowest bits of all values, then the next bits, and so on."""
-    low = values.astype(_holding(width))
+    low = values.astype(_smallest_type(width))
     return np.concatenate([np.packbits((low & (1 << place)).astype(bool)) for place in range(width)] or [np.empty(0, np.uint8)])
 
 
 def from_fixed(packed: Bytes, count: int, width: int) -> Whole:
     if len(packed) < width * -(-count // 8):
         raise ValueError(f"{count} numbers of {width} bits do not fit in {len(packed)} bytes")
-    values = np.zeros(count, _holding(width))
+    values = np.zeros(count, _smallest_type(width))
     each = -(-count // 8)
     for place in range(width):
         plane = np.unpackbits(packed[place * each : (place + 1) * each], count=count)
@@ -33,8 +33,8 @@ def from_fixed(packed: Bytes, count: int, width: int) -> Whole:
     return values.astype(np.int64)
 
 
-def _holding(width: int) -> np.dtype[Any]:
-    """The smallest type with this number of bits: less memory makes it faster."""
+def _smallest_type(width: int) -> np.dtype[Any]:
+    """The smallest unsigned type of at least `width` bits; smaller arrays are faster."""
     return np.min_scalar_type((1 << width) - 1)
 
 

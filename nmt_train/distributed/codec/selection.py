@@ -108,21 +108,22 @@ class LargestOfRows:
         chosen = largest[inside]
         places, values = places[chosen], values[chosen]
         if not good.all():
-            places, values = self._with_rest(rows, np.flatnonzero(~good), places, values)
+            places, values = self._with_others(rows, np.flatnonzero(~good), places, values)
         self._near *= _NEARLY
         return places, values
 
-    def _with_rest(
-        self, rows: np.ndarray, rest: np.ndarray, places: np.ndarray, values: np.ndarray
+    def _with_others(
+        self, rows: np.ndarray, others: np.ndarray, places: np.ndarray, values: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Add the largest elements of the rows `rest`, which are looked at as a whole, to those of all others."""
+        """Add the largest elements of the rows `others`, which are looked at as a whole."""
         found, there = [places], [values]
-        for start in range(0, len(rest), _ROWS):
-            these = rest[start : start + _ROWS]
-            chosen, self._near[these] = _largest_of_rows(np.abs(rows[these]), self._keep)
+        for start in range(0, len(others), _ROWS):
+            these = others[start : start + _ROWS]
+            block = rows[these]
+            chosen, self._near[these] = _largest_of_rows(np.abs(block), self._keep)
             row, column = np.nonzero(chosen)
             found.append(these[row] * rows.shape[1] + column)
-            there.append(rows[these][chosen])
+            there.append(block[chosen])
         joined = np.concatenate(found)
         order = joined.argsort(kind="stable")  # fast for parts that ascend
         return joined[order], np.concatenate(there)[order]

@@ -76,7 +76,7 @@ class TileTopK(Codec):
 
     def encode_away(self, vector: Tensor, update: int) -> Message:
         message, positions, codes = self._encoded(vector)
-        positions, values = self._inside(positions, self._values(codes, message.tensors[2]), vector.numel())
+        positions, values = self._decoded(positions, codes, message.tensors[2], vector.numel())
         vector.index_add_(0, positions, values, alpha=-1.0)
         return message
 
@@ -133,16 +133,13 @@ class TileTopK(Codec):
         if count and int(positions[-1]) >= tiles * self._size:
             raise message.malformed(f"position {int(positions[-1])} in a vector of {elements} elements")
         codes = _unpack_codes(packed_codes, count, self._bits).view(tiles, self._keep)
-        return self._inside(positions, self._values(codes, table), elements)
+        return self._decoded(positions, codes, table, elements)
 
-    def _values(self, codes: Tensor, table: Tensor) -> Tensor:
-        """The decoded values (tiles, kept) of codes (tiles, kept)."""
+    def _decoded(self, positions: Tensor, codes: Tensor, table: Tensor, elements: int) -> tuple[Tensor, Tensor]:
+        """Positions and values without the padding. positions: (tiles * kept,), ascending; codes: (tiles, kept)."""
         tables = table.float().view(-1, self._entries)
-        return tables.gather(1, codes) if self._bits == 2 else (codes - _LEVELS - 1) * tables
-
-    def _inside(self, positions: Tensor, values: Tensor, elements: int) -> tuple[Tensor, Tensor]:
-        """Without the padding, which has the largest positions. Positions ascend."""
-        inside = int(torch.searchsorted(positions, elements))
+        values = tables.gather(1, codes) if self._bits == 2 else (codes - _LEVELS - 1) * tables
+        inside = int(torch.searchsorted(positions, elements))  # padding has the largest positions
         return positions[:inside], values.flatten()[:inside]
 
 
