@@ -82,6 +82,9 @@ def test_the_words_that_a_mode_needs_are_those_of_its_best_long_run(tmp_path: Pa
         (trial("local-sgd", 10**6, 0, "plan=local.every=8,local.delay=8,batch.tokens=224"), 2.5),
         *((replace(trial("local-sgd", 10**6, seed, "plan=local.every=8,local.delay=8"), place="100 Mbit/s"), value)
           for seed, value in enumerate((3.0, 3.0, 2.5))),
+        (trial("low-bit", 10**6, 0, "plan=low_bit.up=2,low_bit.down=2,low_bit.late_lookups=true"), 3.0),
+        (trial("low-bit", 10**6, 0, "plan=low_bit.up=2,low_bit.down=2,low_bit.late_lookups=false"), 2.5),
+        (trial("low-bit", 10**6, 0, "plan=low_bit.up=3,low_bit.down=2,low_bit.late_lookups=true"), 2.5),
     ):  # fmt: skip
         trials.found[its] = [
             {"words": its.words * n // 5, "seconds": its.words * n / 5, "cross-entropy": value} for n in range(1, 6)
@@ -90,8 +93,9 @@ def test_the_words_that_a_mode_needs_are_those_of_its_best_long_run(tmp_path: Pa
     best.parent.mkdir(parents=True)
     best.write_text(json.dumps({"ranks": [{"period": 2.0}, {"period": 4.0}]}))
     write_words_needed(trials, tmp_path, 1, tmp_path / "words.csv")
-    _, local, overlap = (tmp_path / "words.csv").read_text(encoding="utf-8").splitlines()
+    _, local, low_bit, overlap = (tmp_path / "words.csv").read_text(encoding="utf-8").splitlines()
     assert local == 'local-sgd,override.up=half local.every=8 local.delay=8,4,0.750,0.500,1.000,0.000,"1M words, 2 seeds"'
+    assert low_bit == 'low-bit,low_bit.down=2,4,1.000,1.000,1.000,0.000,"1M words, 1 seed"', "with defaults but for this key"
     assert overlap == 'sparse-overlap,,4,1.500,1.000,2.000,3.000,"2M words, 2 seeds"'
 
 
