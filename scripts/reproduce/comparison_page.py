@@ -8,7 +8,7 @@ from statistics import mean
 
 from nmt_train.common.errors import UserError
 from nmt_train.report.figure import new_figure, save_figure
-from reproduce.places import FAST, PLACES, SLOW, SLOWEST
+from reproduce.places import FAST, MACHINES, PLACES, SLOW, SLOWEST
 from reproduce.runs import crossing
 from reproduce.systems import ALONE, IDEAL, SYSTEMS
 from reproduce.trials import BUDGET, Trial, Trials
@@ -134,6 +134,31 @@ def overview(trials: Trials, output: Path) -> None:
     axes.grid(axis="x", visible=False)
     named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     axes.legend(named.values(), named, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    save_figure(figure, output)
+
+
+def scaling(trials: Trials, output: Path) -> None:
+    """Draw how many times sooner each system learns the same model with 2 to 16 machines, where it was tuned with them."""
+    figure, axes = new_figure(width=6, height=4)
+    most = 1
+    for number, system in enumerate(its for its in SYSTEMS if its != ALONE):
+        tuned = {machines: trials.tuned(system, place) for machines, place in MACHINES.items() if machines > 1}
+        found = {
+            machines: [trials.speedup(run) for run in trials.seeds(its) or [its]] for machines, its in tuned.items() if its
+        }
+        if not found:
+            continue
+        most = max(most, *found)
+        color, line = ("black", "--") if system == IDEAL else (f"C{number}", "-")
+        means = [1.0, *map(mean, found.values())]
+        axes.plot([1, *found], means, marker="o", color=color, linestyle=line, label=system)
+        axes.vlines([*found], [*map(min, found.values())], [*map(max, found.values())], color=color, linewidth=0.8)
+    for share, line in ((1.0, "-"), (0.6, ":")):
+        axes.plot([1, most], [share, share * most], color="#bbbbbb", linestyle=line, label=f"{share:g} per machine")
+    axes.set_xticks([machines for machines in MACHINES if machines <= most])
+    axes.set_xlabel("machines")
+    axes.set_ylabel("speedup over one machine")
+    axes.legend(frameon=False)
     save_figure(figure, output)
 
 

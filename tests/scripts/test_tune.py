@@ -9,13 +9,14 @@ import runpy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT
 from reproduce import bleu
 from reproduce.campaign import Job, side_by_side
-from reproduce.comparison_page import table, times
-from reproduce.places import FAST, PLACES, SLOW, STRAGGLER
+from reproduce.comparison_page import scaling, table, times
+from reproduce.places import FAST, MACHINES, PLACES, SLOW, STRAGGLER
 from reproduce.runs import crossing, fitted
 from reproduce.systems import ALONE, SYSTEMS
 from reproduce.trials import Trial, Trials
@@ -97,6 +98,31 @@ def test_the_words_that_a_mode_needs_are_those_of_its_best_long_run(tmp_path: Pa
     assert local == 'local-sgd,override.up=half local.every=8 local.delay=8,4,0.750,0.500,1.000,0.000,"1M words, 2 seeds"'
     assert low_bit == 'low-bit,low_bit.down=2,4,1.000,1.000,1.000,0.000,"1M words, 1 seed"', "with defaults but for this key"
     assert overlap == 'sparse-overlap,,4,1.500,1.000,2.000,3.000,"2M words, 2 seeds"'
+
+
+def test_the_picture_of_several_machines_has_the_mean_and_the_range_of_each_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One machine halves its distance to 2 with twice the words; n machines need as many words, and 1 / n of the time."""
+    trials, drawn = Trials(tmp_path / "none.csv"), list[Any]()
+    for words in (1000, 2000):
+        trials.found[replace(trial(ALONE, words), place=MACHINES[1])] = ends(words, words, 2 + 1000 / words)
+    for machines in (2, 4):
+        for seed in (0, 1, 2):
+            its = replace(trial("low-bit", 2000, seed), place=MACHINES[machines])
+            trials.found[its] = ends(2000, 2000 * (1 + 0.5 * (seed == 2)) / machines, 2.5)
+    monkeypatch.setattr("reproduce.comparison_page.save_figure", lambda figure, output: drawn.append(figure.axes[0]))
+    scaling(trials, tmp_path / "scaling.png")
+    low_bit = next(line for line in drawn[0].lines if line.get_label() == "low-bit")
+    assert [*low_bit.get_xdata()] == [1, 2, 4]
+    assert [*low_bit.get_ydata()] == pytest.approx([1, (2 + 4 / 3) / 2, (4 + 8 / 3) / 2])
+    ranges = [segment[:, 1].tolist() for segment in drawn[0].collections[0].get_segments()]
+    assert ranges == [pytest.approx(sorted(pair)) for pair in ((4 / 3, 2), (8 / 3, 4))]
+
+
+def ends(words: int, seconds: float, value: float) -> list[dict[str, float]]:
+    """Five validations with the same cross-entropy."""
+    return [{"words": words * n // 5, "seconds": seconds * n / 5, "cross-entropy": value} for n in range(1, 6)]
 
 
 def test_the_file_keeps_every_validation(tmp_path: Path) -> None:
