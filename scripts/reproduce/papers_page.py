@@ -46,6 +46,9 @@ _NOT_REPEATED = """## What is not repeated
 """
 
 
+_FEW = 7  # labels in a legend that fits into a figure
+
+
 def write(found: SeededRuns, output: Path) -> None:
     """Draw the figures and write `output` (Markdown) from the CSV files of `found`; missing runs are reported on the page."""
     pictures = output.with_suffix("")
@@ -110,11 +113,11 @@ def _curves(setups: Mapping[str, Setup], clock: str, unit: float, label: str) ->
     return draw
 
 
-def _label(axes: Any, x: str, y: str, legend: bool = True) -> None:
+def _label(axes: Any, x: str, y: str) -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    if legend:
-        axes.legend(frameon=False)
+    beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}  # many labels would cover curves
+    axes.legend(frameon=False, **(beside if len(axes.lines) > _FEW else {}))
 
 
 _WORDS = ("words", 1e6, "target words of all workers (millions)")

@@ -114,7 +114,7 @@ def test_s2_quality_holds_over_a_range_of_thresholds(tmp_path: Path) -> None:
     trained(tmp_path, papers.strom_coding("words"), 3.0, size=20)
     text, clauses = CLAIM["S2"].judge(collected(SeededRuns, tmp_path))
     assert verdict(clauses) == f"{IN_PART} (not: 278 to 12,978 times smaller)"
-    assert f"tau {TAUS[1]:g}: 40 times" in text
+    assert f"{TAUS[1]:g}: 40, 3.000" in text
     assert "tau adapted to 1/846 of the elements: 200 times, 3.000" in text
 
 
