@@ -138,7 +138,7 @@ def overview(trials: Trials, output: Path) -> None:
 
 
 def scaling(trials: Trials, output: Path) -> None:
-    """Draw how many times sooner each system learns the same model with 2 to 16 machines, where it was tuned with them."""
+    """Draw how many times sooner each system learns the same model with 2 to 16 machines, if any was tuned with them."""
     figure, axes = new_figure(width=6, height=4)
     most = 1
     for number, system in enumerate(its for its in SYSTEMS if its != ALONE):
@@ -153,6 +153,8 @@ def scaling(trials: Trials, output: Path) -> None:
         means = [1.0, *map(mean, found.values())]
         axes.plot([1, *found], means, marker="o", color=color, linestyle=line, label=system)
         axes.vlines([*found], [*map(min, found.values())], [*map(max, found.values())], color=color, linewidth=0.8)
+    if most == 1:
+        return
     for share, line in ((1.0, "-"), (0.6, ":")):
         axes.plot([1, most], [share, share * most], color="#bbbbbb", linestyle=line, label=f"{share:g} per machine")
     axes.set_xticks([machines for machines in MACHINES if machines <= most])
