@@ -138,6 +138,6 @@ PICTURES: dict[str, tuple[str, Callable[[SeededRuns, Any], None]]] = {
     "s2": ("S2: cross-entropy by compression ratio; the numbers are tau.", _thresholds),
     "s2-curves": ("S1 and S2: five workers by threshold, and one node alone.", _curves(_TAUS, *_WORDS)),
     "f1": ("F1 and F2: downpour with AdaGrad.",
-           _curves({f"{workers} workers": papers.downpour(workers) for workers in WORKERS}, "seconds", 3600, "hours")),
+           _curves({f"{its} worker{'s'[: its != 1]}": papers.downpour(its) for its in WORKERS}, "seconds", 3600, "hours")),
     "a1": ("A1 and A2: eight workers.", _curves(_RULES, *_WORDS)),
 }  # fmt: skip
