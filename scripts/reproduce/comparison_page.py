@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from statistics import mean
@@ -111,9 +112,7 @@ def overview(trials: Trials, output: Path) -> None:
     for network in networks:
         tuned = {system: trials.tuned(system, network) for system in SYSTEMS if system not in (ALONE, IDEAL)}
         complete = {system: trial for system, trial in tuned.items() if trial is not None and trial.words == longest}
-        found.append(
-            {name: [trials.speedup(run) for run in trials.seeds(trial) or [trial]] for name, trial in complete.items()}
-        )
+        found.append({name: trials.speedups(trial) for name, trial in complete.items()})
     drawn = [system for system in SYSTEMS if any(system in its for its in found)]
     colors = {system: f"C{number}" for number, system in enumerate(drawn)}  # matplotlib has ten
     width = 0.8 / max(1, *map(len, found))
@@ -126,7 +125,7 @@ def overview(trials: Trials, output: Path) -> None:
             axes.text(where, top, f"{height:.1f}", ha="center", va="bottom", fontsize=8)
     axes.axhline(1, color="black", linewidth=0.8)
     if (ideal := trials.tuned(IDEAL, FAST)) is not None:
-        best = mean(map(trials.speedup, trials.seeds(ideal) or [ideal]))
+        best = mean(trials.speedups(ideal))
         axes.axhline(best, color="black", linewidth=0.8, linestyle="--")
         axes.text(len(networks) - 0.4, best, "all-reduce on a network without limits", ha="right", va="bottom", fontsize=8)
     axes.set_xticks(range(len(networks)), networks)
@@ -139,22 +138,19 @@ def overview(trials: Trials, output: Path) -> None:
 
 def scaling(trials: Trials, output: Path) -> None:
     """Draw how many times sooner each system learns the same model with 2 to 16 machines, if any was tuned with them."""
+    by_system: dict[str, dict[int, list[float]]] = {}
+    for system, (machines, place) in itertools.product(SYSTEMS, MACHINES.items()):
+        if system != ALONE and (tuned := trials.tuned(system, place)):
+            by_system.setdefault(system, {})[machines] = trials.speedups(tuned)
+    if not by_system:
+        return
+    most = max(itertools.chain(*by_system.values()))
     figure, axes = new_figure(width=6, height=4)
-    most = 1
-    for number, system in enumerate(its for its in SYSTEMS if its != ALONE):
-        tuned = {machines: trials.tuned(system, place) for machines, place in MACHINES.items() if machines > 1}
-        found = {
-            machines: [trials.speedup(run) for run in trials.seeds(its) or [its]] for machines, its in tuned.items() if its
-        }
-        if not found:
-            continue
-        most = max(most, *found)
+    for number, (system, found) in enumerate(by_system.items()):
         color, line = ("black", "--") if system == IDEAL else (f"C{number}", "-")
         means = [1.0, *map(mean, found.values())]
         axes.plot([1, *found], means, marker="o", color=color, linestyle=line, label=system)
         axes.vlines([*found], [*map(min, found.values())], [*map(max, found.values())], color=color, linewidth=0.8)
-    if most == 1:
-        return
     for share, line in ((1.0, "-"), (0.6, ":")):
         axes.plot([1, most], [share, share * most], color="#bbbbbb", linestyle=line, label=f"{share:g} per machine")
     axes.set_xticks([machines for machines in MACHINES if machines <= most])

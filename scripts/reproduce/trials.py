@@ -203,6 +203,10 @@ class Trials:
         """How many times longer one machine takes to the same cross-entropy."""
         return self.equal(self.end(trial), trial.place, "seconds") / float(self.found[trial][-1]["seconds"])
 
+    def speedups(self, tuned: Trial) -> list[float]:
+        """Those of its runs with other seeds; of itself if there are none."""
+        return [self.speedup(run) for run in self.seeds(tuned) or [tuned]]
+
     def score(self, trial: Trial) -> float:
         """What tuning maximizes: the speedup; for one machine, minus the cross-entropy."""
         return -self.end(trial) if trial.system == ALONE else self.speedup(trial)

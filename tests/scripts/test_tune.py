@@ -57,9 +57,7 @@ def test_one_machine_is_the_measure(tmp_path: Path) -> None:
     trials = Trials(tmp_path / "none.csv")
 
     def ended(its: Trial, value: float, seconds: float) -> None:
-        trials.found[its] = [
-            {"words": its.words * n // 5, "seconds": seconds * n / 5, "cross-entropy": value} for n in range(1, 6)
-        ]
+        trials.found[its] = ends(its.words, seconds, value)
 
     ended(trial(ALONE, 500), 4.0, 5)
     ended(trial(ALONE, 500, 0, "rate=9"), 5.0, 5)  # tuned: the best settings of a length count
@@ -87,9 +85,7 @@ def test_the_words_that_a_mode_needs_are_those_of_its_best_long_run(tmp_path: Pa
         (trial("low-bit", 10**6, 0, "plan=low_bit.up=2,low_bit.down=2,low_bit.late_lookups=false"), 2.5),
         (trial("low-bit", 10**6, 0, "plan=low_bit.up=3,low_bit.down=2,low_bit.late_lookups=true"), 2.5),
     ):  # fmt: skip
-        trials.found[its] = [
-            {"words": its.words * n // 5, "seconds": its.words * n / 5, "cross-entropy": value} for n in range(1, 6)
-        ]
+        trials.found[its] = ends(its.words, its.words, value)
     best = trial("sparse-overlap", 2 * 10**6, 0, "rate=1").timing(tmp_path).finished
     best.parent.mkdir(parents=True)
     best.write_text(json.dumps({"ranks": [{"period": 2.0}, {"period": 4.0}]}))
