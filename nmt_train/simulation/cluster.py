@@ -171,8 +171,11 @@ class ClusterConfig:
     jitter: float = Field(default=0.0, ge=0, le=1, description="relative standard deviation of times on devices")
     stragglers: list[Straggler] = Field(default_factory=list, description="slower devices")
     cards: list[Card] = Field(default_factory=list, description="network cards of other speeds than `network`")
-    loss: float = Field(default=0.0, ge=0, lt=1, description="probability that a message must be sent again")
-    resend: Seconds = Field(default=0.2, description="time until a lost message is sent again")
+    loss: float = Field(default=0.0, ge=0, lt=1, description="probability that a message to another machine is lost")
+    resend: Seconds | None = Field(
+        default=0.2,
+        description="time until a lost message is sent again; null: only gradients are lost, and not sent again",
+    )
     crashes: list[Crash] = Field(default_factory=list, description="machines that fail")
     kills: list[Kill] = Field(default_factory=list, description="processes that fail")
     cuts: list[Cut] = Field(default_factory=list, description="temporary network outages of machines")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import simpy
 
+from nmt_train.distributed.exchange.parameter_server.requests import without_gradient
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import NAMES, Ended, Tag
 from nmt_train.simulation.fluid import Shares
@@ -18,6 +19,7 @@ class Delivery:
 
     One connection leads from each rank to each other rank; it carries one message at a time. Messages of a tag are delivered in
     order. With `host` in the cluster file, a message to another machine is copied between device and machine at both ends.
+    Where lost gradients stay lost, the shard still gets the request, so that it answers.
     """
 
     def __init__(
@@ -90,6 +92,8 @@ class Delivery:
 
     def _arrived(self, event: simpy.Event) -> None:
         self._tell(self._receiver, True)
+        if self._tag == Tag.PUSH and self._network.loses_gradient(*self._ends):
+            self._entry[1] = without_gradient(self._entry[1])
         self._receiver.arrived(self._transport.rank, self._tag, self._entry)
 
     def _pass(self, route: Route) -> simpy.Event:

@@ -98,11 +98,18 @@ class Network:
         """Seconds by which a message is delayed beyond the latency of its route."""
         late = self.response(start, end)
         if self.nodes[start] != self.nodes[end]:
-            while self.cluster.loss and self._random[start].random() < self.cluster.loss:
+            while self.cluster.resend is not None and self._is_lost(start):
                 late += self.cluster.resend
         if self._shuffle is not None and start != end:
             late += self._shuffle.random() * (self._costs.forward.of(1000) + self._costs.backward.of(1000))
         return late
+
+    def loses_gradient(self, start: int, end: int) -> bool:
+        """Whether a gradient on this way is lost for good."""
+        return self.cluster.resend is None and self.nodes[start] != self.nodes[end] and self._is_lost(start)
+
+    def _is_lost(self, start: int) -> bool:
+        return self.cluster.loss > 0 and bool(self._random[start].random() < self.cluster.loss)
 
     def response(self, start: int, end: int) -> float:
         """Seconds until the receiver of a message notices it, beyond the latency of the network."""

@@ -5,22 +5,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 
-from nmt_train.common.errors import UserError
-from nmt_train.config import Config
-from nmt_train.distributed.exchange.parameter_server.update_rules import RULES
-from nmt_train.modes import build as modes
-from nmt_train.simulation.cluster import ClusterConfig
-
-
-def check(cluster: ClusterConfig, config: Config) -> None:
-    """Raise UserError if the cluster cannot run the mode, or has machines that serve one worker at a time in rounds."""
-    now = modes.effective(modes.check(config, cluster.ranks()), config)
-    if cluster.one_client_at_a_time and RULES[now.exchange.rule or "async"].holds:
-        raise UserError(
-            f"one_client_at_a_time: a machine's answer to one worker waits for the pushes of all others with exchange.rule"
-            f" {now.exchange.rule}; set --cluster.one_client_at_a_time false, or choose another mode"
-        )
-
 
 class ServerTurns:
     """Which worker each machine serves, and the pushes that wait for their turn, in the order of their arrival.

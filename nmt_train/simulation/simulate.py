@@ -25,11 +25,11 @@ from nmt_train.simulation import analytic as prediction
 from nmt_train.simulation.adviser.compare import choices, compare, sizes
 from nmt_train.simulation.adviser.measure import cluster_file, machines
 from nmt_train.simulation.cluster import ClusterConfig, described, to_yaml
+from nmt_train.simulation.compatibility import check
 from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.network import Network
 from nmt_train.simulation.profile import Effort, Say, nothing
 from nmt_train.simulation.profile import measure as measure_device
-from nmt_train.simulation.server_turns import check
 from nmt_train.simulation.timing import Timing, count, measure, model_and_batches, shapes_of
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.training.fault_tolerance import Rank

@@ -26,10 +26,10 @@ from nmt_train.model.transformer import Transformer
 from nmt_train.modes import build as modes
 from nmt_train.run.folder import TIMING
 from nmt_train.simulation.cluster import ClusterConfig
+from nmt_train.simulation.compatibility import check
 from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.memory import held
 from nmt_train.simulation.network import Network
-from nmt_train.simulation.server_turns import check
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Span, write_spans
 from nmt_train.training.worker import Worker

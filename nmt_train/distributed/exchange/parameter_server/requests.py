@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from nmt_train.distributed.message import Message
+
 
 class Push(IntEnum):
     """Requests under the tag PUSH; a shard handles those of a worker in the order in which they were sent."""
@@ -21,3 +23,9 @@ class Pull(IntEnum):
     EXPECT = 5  # wait for this worker from now on
     HAS = 6  # as EXPECT, and record that the worker has the parameters in this message
     COPY = 7  # all parameters or their running mean, at any time
+
+
+def without_gradient(request: Message) -> Message:
+    """What remains of a request under the tag PUSH if its gradient is lost: the shard answers, or acknowledges it."""
+    remaining = {Push.EXCHANGE: Message((Push.FETCH,)), Push.GIVE: Message((Push.REST, 0))}
+    return remaining.get(Push(request.number()), request)

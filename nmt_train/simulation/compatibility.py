@@ -1,0 +1,36 @@
+"""Which modes a cluster file excludes."""
+
+from __future__ import annotations
+
+from nmt_train.common.errors import UserError
+from nmt_train.config import Config
+from nmt_train.distributed.codec import CODECS
+from nmt_train.distributed.context import Mode
+from nmt_train.distributed.exchange import EXCHANGES
+from nmt_train.distributed.exchange.parameter_server.update_rules import RULES
+from nmt_train.modes import build as modes
+from nmt_train.simulation.cluster import ClusterConfig
+
+
+def check(cluster: ClusterConfig, config: Config) -> None:
+    """Raise UserError if the mode cannot use the cluster's ranks, or does not fit one of its options."""
+    mode = modes.check(config, cluster.ranks())
+    now = modes.effective(mode, config)
+    in_rounds = RULES[now.exchange.rule or "async"].holds
+    if cluster.one_client_at_a_time and in_rounds:
+        raise UserError(
+            f"one_client_at_a_time: a machine's answer to one worker waits for the pushes of all others with exchange.rule"
+            f" {now.exchange.rule}; set --cluster.one_client_at_a_time false, or choose another mode"
+        )
+    if cluster.loss and cluster.resend is None and (in_rounds or not _bears_losses(mode, now)):
+        raise UserError(
+            f"resend: null: mode {config.mode} cannot go on without a gradient that is lost; choose a mode whose workers do not"
+            " wait for each other, with a server that answers with parameters (vanilla, overlap, softsync, downpour), or set"
+            " --cluster.resend 0.2s"
+        )
+
+
+def _bears_losses(mode: Mode, config: Config) -> bool:
+    """False without a server, and where a delta presupposes that the shard has the worker's own updates."""
+    knows_own = config.exchange.knows_own(mode.optimizer == "worker", feedback=True) and not CODECS[mode.down].lossless
+    return EXCHANGES[mode.exchange].sharded and not knows_own
