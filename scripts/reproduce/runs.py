@@ -141,7 +141,7 @@ class Runs:
         try:
             return self._measures[setup.name, name]
         except KeyError:
-            raise Missing(f"{setup.name}: {name} is not known yet") from None
+            raise Missing(f"not run yet: {setup.name} ({name})") from None
 
     def speed(self, setup: Setup) -> float:
         """Words per second of all ranks."""
@@ -152,7 +152,7 @@ class Runs:
         try:
             return self._curves[setup.name]
         except KeyError:
-            raise Missing(f"{setup.name} was not trained yet") from None
+            raise Missing(f"not trained yet: {setup.name}") from None
 
     def time_to(self, setup: Setup, target: float) -> float:
         """Virtual seconds until the line through five validations has fallen to `target`; infinite if it never has."""

@@ -36,9 +36,11 @@ class SeededRuns(Runs):
         self, says: str, setups: Iterable[Setup], values: Sequence[Bounds], near: float, low: float = -math.inf,
         high: float = math.inf,
     ) -> Clause:  # fmt: skip
-        """Whether a ratio lies in a range. near: if it is nearer to a limit, or to 1, three seeds decide."""
+        """Whether a ratio lies in a range. near: if it is nearer to a limit, or to 1, three seeds decide; infinite: always."""
         ends = [end for bounds in values for end in bounds if 0 < end < math.inf]
-        close = any(abs(end / limit - 1) < near for end in ends for limit in (low, high, 1.0) if math.isfinite(limit))
+        close = math.isinf(near) or any(
+            abs(end / limit - 1) < near for end in ends for limit in (low, high, 1.0) if math.isfinite(limit)
+        )
         if close and len(values) < len(SEEDS):
             self.unsure |= dict.fromkeys(setups)
             return Clause(f"{says} (one seed)", None)

@@ -13,6 +13,7 @@ from reproduce.claims import HOLDS, IN_PART, INCONCLUSIVE, NOT, verdict
 from reproduce.papers import BATCHES, BUNDLES, CODECS, SPEEDS, TAUS, WIDTHS, WORDS, WORKERS
 from reproduce.papers_claims import CLAIMS
 from reproduce.papers_page import PICTURES, write
+from reproduce.papers_peers import thresholds
 from reproduce.runs import Setup
 from reproduce.seeded import SEEDS, SeededRuns
 from reproduced import collected, learned, timed
@@ -67,7 +68,6 @@ def test_p2_is_relative_to_the_equations(tmp_path: Path, slower: float, said: st
 def test_p3_wider_pipelines_harm(tmp_path: Path, ends: tuple[float, ...], said: str) -> None:
     for width, end in zip(WIDTHS, ends, strict=True):
         trained(tmp_path, papers.of_width(width), end)
-        timed(tmp_path, papers.timed_width(width), 100)
     assert judged("P3", tmp_path) == said
 
 
@@ -106,16 +106,24 @@ def test_runs_near_a_limit_are_repeated_with_other_seeds(tmp_path: Path) -> None
     assert collected(SeededRuns, tmp_path).more(CLAIMS) == [setup.with_seed(seed) for setup in near for seed in SEEDS[1:]]
 
 
-def test_s2_quality_holds_over_a_range_of_thresholds(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ((3, 3, 3, 3.1, 4, 4, 4, 4), HOLDS), ((3, 3, 3, 3, 3, 3, 3, 3), f"{IN_PART} (not: then falls)"),
+        ((4, 4, 4, 4, 4, 4, 4, 5), NOT),  # nothing falls that did not hold before
+    ],
+)  # fmt: skip
+def test_s2_quality_holds_over_a_range_of_thresholds(tmp_path: Path, ends: tuple[float, ...], said: str) -> None:
     timed(tmp_path, papers.STROM_ALONE, 100, workers=1)
-    for tau, size, end in zip(TAUS, (400, 100, 40, 10, 4, 3, 2, 1), (3, 3, 3, 3.1, 4, 4, 4, 4), strict=True):
+    for tau, size, end in zip(TAUS, (400, 100, 40, 10, 4, 3, 2, 1), ends, strict=True):
         trained(tmp_path, papers.strom_tau(tau), end, size=size)
     trained(tmp_path, papers.STROM_ALONE, 3.0)
     trained(tmp_path, papers.strom_coding("words"), 3.0, size=20)
-    text, clauses = CLAIM["S2"].judge(collected(SeededRuns, tmp_path))
-    assert verdict(clauses) == f"{IN_PART} (not: 278 to 12,978 times smaller)"
-    assert f"{TAUS[1]:g}: 40, 3.000" in text
-    assert "adapted to 1/846 of the elements: 200, 3.000" in text
+    found = collected(SeededRuns, tmp_path)
+    assert verdict(CLAIM["S2"].judge(found)[1]) == said
+    rows = thresholds(found)
+    assert f"| {TAUS[1]:g} | 40.0 | {ends[1]:.3f} |" in rows
+    assert "| adapted, so that 1/846 of the elements are sent | 200.0 | 3.000 |" in rows
 
 
 @pytest.mark.parametrize(("size", "said"), [(33, HOLDS), (44, NOT)])
@@ -136,7 +144,12 @@ def test_s3_bits_are_those_of_a_message_by_its_words(tmp_path: Path, size: int, 
 def test_f1_eight_workers_are_best(tmp_path: Path, speeds: tuple[float, ...], said: str) -> None:
     for workers, speed in zip(WORKERS, speeds, strict=True):
         trained(tmp_path, papers.downpour(workers), 3.0, speed=speed)
-    assert judged("F1", tmp_path) == said
+    for setups in papers.DOWNPOUR_VARIANTS.values():
+        for speed, setup in zip((10, 40, 20), setups.values(), strict=True):
+            trained(tmp_path, setup, 3.0, speed=speed)
+    text, clauses = CLAIM["F1"].judge(collected(SeededRuns, tmp_path))
+    assert verdict(clauses) == said
+    assert "with rate 0.007, 8 need 0.25 of the time of 2, and 16 2.00 of that of 8" in text
 
 
 def test_f2_compares_at_equal_times_and_at_equal_words(tmp_path: Path) -> None:
@@ -176,6 +189,26 @@ def test_a2_larger_bundles_come_near_to_sync(tmp_path: Path, last: float, stale:
     assert judged("A2", tmp_path) == said
 
 
+def test_a2_needs_three_seeds_even_if_the_first_one_fails(tmp_path: Path) -> None:
+    learned(tmp_path, papers.TOGETHER, WORDS, 3.0)
+    for setup, old, end in zip((papers.AWARE, *map(papers.softsync, BUNDLES)), (7, 3, 1, 0), (4, 5, 5, 3), strict=True):
+        learned(tmp_path, setup, WORDS, end, stale=old)
+    assert judged("A2", tmp_path).startswith(
+        f"{INCONCLUSIVE} (n = workers learns as sync (one seed), cross-entropy lies between"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lost", "again", "said"),
+    [(3.0, 90, HOLDS), (3.2, 90, f"{IN_PART} (not: 10% do no harm)"), (3.2, 100, NOT)],
+)
+def test_n1_lost_gradients_do_no_harm_and_save_time(tmp_path: Path, lost: float, again: float, said: str) -> None:
+    for share in papers.LOSSES:
+        trained(tmp_path, papers.losing(share), lost if share else 3.0, speed=100)
+    trained(tmp_path, papers.SENT_AGAIN, 3.0, speed=again)
+    assert judged("N1", tmp_path) == said
+
+
 def test_initial_parameters_do_not_count_as_messages(tmp_path: Path) -> None:
     learned(tmp_path, papers.SYNC, WORDS, 3.0, messages=4, size=7)
     assert collected(SeededRuns, tmp_path).measure(papers.SYNC, "bytes/message") == 7
@@ -188,7 +221,8 @@ def test_the_page_has_every_claim_and_every_picture(tmp_path: Path) -> None:
         learned(tmp_path, setup, WORDS, 3.0)
     write(collected(SeededRuns, tmp_path), tmp_path / "systems.md")
     text = (tmp_path / "systems.md").read_text(encoding="utf-8")
-    assert "not known yet" not in text
+    assert "not run yet" not in text
+    assert "not trained yet" not in text
     assert all(f"| {claim.id} |" in text for claim in CLAIMS)
     for name in PICTURES:
         assert f"](systems/{name}.png)" in text
@@ -198,7 +232,7 @@ def test_the_page_has_every_claim_and_every_picture(tmp_path: Path) -> None:
 def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
     write(SeededRuns(tmp_path / "found"), tmp_path / "systems.md")
     text = (tmp_path / "systems.md").read_text(encoding="utf-8")
-    assert text.count("not known yet") + text.count("was not trained yet") == len(CLAIMS)
+    assert text.count("not run yet") + text.count("not trained yet") == len(CLAIMS)
 
 
 @pytest.mark.parametrize("setup", {setup.name: setup for setup in ALL}.values(), ids=lambda setup: setup.name)

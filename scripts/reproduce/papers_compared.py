@@ -1,0 +1,55 @@
+"""What the judges of the papers' claims share: comparisons of runs, and lists of numbers.
+
+A single number is confirmed within 10%, a range as it stands, and a quality is "the same" within 2% of the cross-entropy.
+Cross-entropies that differ from a limit, or from each other, by less than 3% are those of three seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import mean
+
+from reproduce.claims import Clause, exact
+from reproduce.papers import WORDS
+from reproduce.runs import Runs, Setup
+from reproduce.seeded import SeededRuns
+
+SAME = 1.02  # the largest ratio of two cross-entropies of the same quality
+NEAR, NEAR_TIMES = 0.03, 0.1  # ratios of cross-entropies, and of times, nearer to a limit are judged by three seeds
+Judged = tuple[str, Sequence[Clause]]
+
+
+def after_words(found: SeededRuns, setup: Setup) -> float:
+    """Cross-entropy after equal words: the mean over the seeds with which it was trained."""
+    return mean(found.by_seed(lambda seed: found.after(setup.with_seed(seed), WORDS)))
+
+
+def compared(
+    found: SeededRuns, says: str, setup: Setup, other: Setup, low: float = -math.inf, high: float = math.inf
+) -> Clause:
+    """Whether the cross-entropy of `setup` after equal words, relative to that of `other`, lies in a range."""
+
+    def ratio(seed: int) -> float:
+        return found.after(setup.with_seed(seed), WORDS) / found.after(other.with_seed(seed), WORDS)
+
+    return found.decide(says, (setup, other), exact(found.by_seed(ratio)), NEAR, low, high)
+
+
+def pace(found: Runs, setup: Setup) -> float:
+    """Words per second of a worker."""
+    return found.speed(setup) / found.measure(setup, "timing workers")
+
+
+def speed(found: Runs, setup: Setup) -> float:
+    """Words per second of a whole training run."""
+    end = found.curve(setup)[-1]
+    return float(end["words"] / end["seconds"])
+
+
+def listed(values: Sequence[float], digits: int = 3) -> str:
+    return ", ".join(f"{value:.{digits}f}" for value in values)
+
+
+def named(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3f}" for name, value in values.items())

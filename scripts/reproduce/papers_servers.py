@@ -1,0 +1,133 @@
+"""Judges of the claims about parameter servers: Farrell and Yang, Arnold, Noel and Osindero."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from itertools import pairwise
+
+from reproduce import papers
+from reproduce.claims import Clause, exact
+from reproduce.papers import BUNDLES, WORDS, WORKERS
+from reproduce.papers_compared import NEAR, NEAR_TIMES, SAME, Judged, after_words, compared, listed, named, speed
+from reproduce.runs import Runs, Setup, fitted
+from reproduce.seeded import SeededRuns
+
+_SPARE = 0.01  # added to the highest cross-entropy at the end of runs, so that the lines of all of them reach it
+
+
+def target(found: Runs) -> float:
+    """The cross-entropy of F1, which all numbers of workers reach."""
+    curves = [found.curve(papers.downpour(workers)) for workers in WORKERS]
+    return _SPARE + max(fitted(curve, curve[-1]["words"]) for curve in curves)
+
+
+def f1(found: SeededRuns) -> Judged:
+    aim = target(found)
+    times = {workers: found.time_to(papers.downpour(workers), aim) for workers in WORKERS}
+    shown = ", ".join(f"{time:,.0f} s ({workers})" for workers, time in times.items())
+    needed = ", ".join(
+        f"{times[workers] * speed(found, papers.downpour(workers)) / 1e3:,.0f}K ({workers})" for workers in WORKERS
+    )
+
+    def ratio(says: str, one: int, other: int, low: float = -math.inf, high: float = math.inf) -> Clause:
+        setups = papers.downpour(one), papers.downpour(other)
+
+        def relative(seed: int) -> float:
+            first, second = (found.time_to(setup.with_seed(seed), aim) for setup in setups)
+            return first / second
+
+        return found.decide(says, setups, exact(found.by_seed(relative)), NEAR_TIMES, low, high)
+
+    others = []
+    for name, setups in papers.DOWNPOUR_VARIANTS.items():
+        two, eight, sixteen = (found.time_to(setups[workers], aim) for workers in papers.COMPARED)
+        others.append(f"with {name}, 8 need {eight / two:.2f} of the time of 2, and 16 {sixteen / eight:.2f} of that of 8")
+    text = f"to cross-entropy {aim:.3f}: {shown}; words needed: {needed}; {'; '.join(others)}"
+    return text, [
+        ratio("8 need at most half of the time of 2 (our first limit)", 8, 2, high=0.5),
+        ratio("8 need a third of the time of 2", 8, 2, 0.9 / 3, 1.1 / 3), ratio("16 slower than 8", 16, 8, low=1.0),
+        ratio("16 slower than 4", 16, 4, low=1.0),
+    ]  # fmt: skip
+
+
+def f2(found: SeededRuns) -> Judged:
+    several = (2, 4, 8)  # the paper compares these
+    end = found.curve(papers.downpour(8))[-1]["seconds"]
+    shown, clauses = [], []
+    for time, says, low, high in ((end / 4, "start worse than", 1.0, math.inf), (end, "end better than", -math.inf, 1.0)):
+        after = [found.after(papers.downpour(workers), time, "seconds") for workers in several]
+        shown.append(f"{listed(after)} after {time:,.0f} s")
+        for one, other in pairwise(several):
+            setups = papers.downpour(other), papers.downpour(one)
+            values = found.by_seed(partial(_ratio_at, found, setups, time))
+            clauses.append(found.decide(f"{other} {says} {one}", setups, exact(values), NEAR, low, high))
+    adagrad, sgd = ((papers.downpour(8, name), papers.downpour(2, name)) for name in ("adagrad", "sgd"))
+
+    def relative(seed: int) -> float:
+        return _ratio_at(found, adagrad, WORDS, seed, "words") / _ratio_at(found, sgd, WORDS, seed, "words")
+
+    says = "AdaGrad loses less than SGD"
+    clauses.append(found.decide(says, (*adagrad, *sgd), exact(found.by_seed(relative)), NEAR, high=1.0))
+    text = f"cross-entropy of {', '.join(map(str, several))} workers {', '.join(shown)}; after equal words, 8 relative to 2"
+    lost = {name: after_words(found, its[0]) / after_words(found, its[1]) for name, its in (("AdaGrad", adagrad), ("SGD", sgd))}
+    return f"{text}: {named(lost)}", clauses
+
+
+def _ratio_at(found: SeededRuns, setups: tuple[Setup, Setup], place: float, seed: int, of: str = "seconds") -> float:
+    first, second = (found.after(setup.with_seed(seed), place, of) for setup in setups)
+    return first / second
+
+
+def best_rates(found: SeededRuns) -> dict[str, Setup]:
+    """By rule of Arnold's: the setup with the best of its rates."""
+    return {name: min(rates.values(), key=lambda its: found.after(its, WORDS)) for name, rates in papers.TUNED.items()}
+
+
+def a1(found: SeededRuns) -> Judged:
+    """Each with the best of its rates; if this is the lowest or the highest one tried, nothing is known."""
+    best, text, inside = best_rates(found), [], True
+    for name, rates in papers.TUNED.items():
+        rate = next(rate for rate, setup in rates.items() if setup == best[name])
+        inside = inside and rate not in (next(iter(rates)), next(reversed(rates)))
+        text.append(f"{name} {after_words(found, best[name]):.3f} (rate {rate})")
+    clauses = [
+        compared(found, "better than without this division", best["staleness-aware"], best["asynchronous"], high=1.0),
+        compared(found, "almost as synchronous ones", best["staleness-aware"], best["sync"], high=SAME),
+    ]
+    if not inside:
+        clauses = [Clause(f"{clause.says} (the best rate may lie outside those tried)", None) for clause in clauses]
+    return f"cross-entropy after equal words: {', '.join(text)}", clauses
+
+
+def a2(found: SeededRuns) -> Judged:
+    setups = {1: papers.AWARE} | {bundle: papers.softsync(bundle) for bundle in BUNDLES}
+    stale = [found.measure(setup, "staleness") for setup in setups.values()]
+    rows = zip(setups, stale, setups.values(), strict=True)
+    shown = "; ".join(f"n = {n}: {old:.1f} updates old, {after_words(found, setup):.3f}" for n, old, setup in rows)
+
+    def between(seed: int) -> float:
+        first, *others, _ = (found.after(setup.with_seed(seed), WORDS) for setup in setups.values())
+        sync = found.after(papers.TOGETHER.with_seed(seed), WORDS)
+        return float(all(min(first, sync) <= value <= max(first, sync) for value in others))
+
+    clauses = [
+        Clause("staleness falls with n", all(b < a for a, b in pairwise(stale))),
+        compared(found, "n = workers learns as sync", setups[BUNDLES[-1]], papers.TOGETHER, 2 - SAME, SAME),
+    ]
+    lies, both = exact(found.by_seed(between)), (*setups.values(), papers.TOGETHER)
+    clauses.append(found.decide("cross-entropy lies between both", both, lies, near=math.inf, low=0.5))
+    return f"{shown}; sync: {after_words(found, papers.TOGETHER):.3f} (cross-entropy after equal words)", clauses
+
+
+def n1(found: SeededRuns) -> Judged:
+    learned = ", ".join(f"{after_words(found, papers.losing(share)):.3f} ({share:.0%})" for share in papers.LOSSES)
+    times = speed(found, papers.losing(0.1)) / speed(found, papers.SENT_AGAIN)
+    text = (
+        f"cross-entropy after equal words, by the share of gradients that is lost: {learned}; words/s relative to sending 10%"
+        f" again: {times:.2f}"
+    )
+    return text, [
+        compared(found, "10% do no harm", papers.losing(0.1), papers.losing(0.0), high=SAME),
+        Clause("faster than sending them again", times > SAME),
+    ]
