@@ -62,7 +62,7 @@ _NOT_REPEATED = """## What is not repeated
 """
 
 
-_FEW = 7  # labels in a legend that fits into a figure
+_FEW = 6  # labels in a legend that fits into a figure
 
 
 def write(found: SeededRuns, output: Path) -> None:
@@ -128,7 +128,8 @@ def _workers(found: SeededRuns, axes: Any) -> None:
     setups = {f"{its} worker{'s'[: its != 1]}": papers.downpour(its) for its in WORKERS}
     _curves(setups, "seconds", 3600, "hours", highest=5.5)(found, axes)
     axes.axhline(papers_servers.target(found), color="#bbbbbb", linewidth=1)
-    axes.set_xscale("log")
+    mark(axes, (0.1, 0.3, 1, 3, 10))
+    axes.set_xlim(left=0.1)
 
 
 def _rules(found: SeededRuns, axes: Any) -> None:
