@@ -38,6 +38,12 @@ def choose_mode(config: Config, ranks: int) -> Config:
     return dataclasses.replace(config, mode=config.mode or (_ALONE if ranks == 1 else _TOGETHER))
 
 
+def optimizer_name(mode: str | None, given: str | None) -> str:
+    """The optimizer of a mode if the configuration gives this name, or none."""
+    settings = MODES[mode].settings if mode in MODES else {}
+    return given or str(settings.get("optimizer.name", _LEFT_TO_THE_MODE["optimizer.name"]))
+
+
 def row(config: Config) -> Mode:
     """Return the mode's row with the configured overrides; raise UserError for an unknown mode or incompatible choices."""
     config = choose_mode(config, ranks=1)

@@ -8,6 +8,7 @@ from nmt_train import config as configuration
 from nmt_train.common.duration import Duration
 from nmt_train.config import Config
 from nmt_train.modes.auto import AUTO, SECTIONS, part_of_mode, with_part
+from nmt_train.modes.build import optimizer_name
 
 # Keys that may change when a run continues, without --force.
 MAY_CHANGE = (
@@ -48,6 +49,8 @@ def differences(old: dict[str, Any], new: Config) -> list[str]:
     if new.mode == AUTO:
         new = with_part(new, part_of_mode(before))  # which a run keeps, unless it has begun with a single rank
     after = configuration.flatten(configuration.plain(new))
+    for values in (before, after):
+        values["optimizer.name"] = optimizer_name(values["mode"], values["optimizer.name"])
     return [
         f"{name} was {before.get(name)}, now {after.get(name)}"
         for name in sorted(before.keys() | after.keys())

@@ -16,6 +16,7 @@ from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.text import read_lines, read_pairs, read_weights, sides
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.corpus.vocabulary import train as train_vocabulary
+from nmt_train.modes import build as modes
 from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.run.folder import Run, newest
 from nmt_train.run.manifest import load_verified
@@ -124,6 +125,15 @@ def _initial(config: Config) -> Checkpoint:
 
 def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
     """The differences from the saved configuration; UserError for those that --force does not allow, or all without --force."""
+    old = saved_keys(saved.facts["config"])
+    before = modes.optimizer_name(old["mode"], old["optimizer.name"])
+    now = modes.optimizer_name(config.mode, config.optimizer.name)
+    if before != now:
+        raise UserError(
+            f"optimizer.name: run {config.run} has begun with {before}, and its checkpoints do not fit {now}"
+            f"{'' if config.optimizer.name else f', which mode {config.mode} uses'}; add --optimizer.name {before}, or choose"
+            " another run folder"
+        )
     changed = differences(saved.facts["config"], config)
     fixed = [difference for difference in changed if difference.split(" was ")[0] in FIXED]
     if fixed:

@@ -271,11 +271,23 @@ def test_a_changed_configuration_is_refused_with_the_difference_unless_harmless_
     changed = make(stop__after="4u", optimizer={"learning_rate": 0.5, "warmup": 5})
     assert run(changed, force=True) == 0
     assert final(changed)[0]["progress"]["updates"] == 4
-    with pytest.raises(UserError, match=r"does not fit optimizer.name sgd"):
+    with pytest.raises(
+        UserError, match=r"^optimizer.name: run .* has begun with adam, and its checkpoints do not fit sgd; add"
+    ):
         run(make(stop__after="5u", optimizer__name="sgd"), force=True)
     with pytest.raises(UserError, match=r"cannot change what it began with, .*: model.dim was 16, now 32"):
         run(make(stop__after="5u", model__dim=32), force=True)
     assert run(make(stop__after="2u", model__dim=32), overwrite=True) == 0
+
+
+def test_a_mode_with_another_optimizer_is_refused_and_leaves_the_run_as_it_was(make: Make) -> None:
+    config = make(stop__after="2u")
+    run(config)
+    before = {path.name: path.read_bytes() for path in Path(config.run).iterdir() if path.is_file()}
+    with pytest.raises(UserError, match=r"do not fit adagrad, which mode downpour uses; add --optimizer.name adam, or choose"):
+        run(make(stop__after="4u", mode="downpour"))
+    assert {path.name: path.read_bytes() for path in Path(config.run).iterdir() if path.is_file()} == before
+    assert run(make(stop__after="4u", mode="downpour", optimizer__name="adam")) == 0
 
 
 def test_a_finished_run_says_so_and_does_nothing(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
