@@ -167,7 +167,7 @@ TRAINED: tuple[Setup, ...] = (
     SYNC, *(of_width(width) for width in WIDTHS), *WARMED.values(),
     STROM_ALONE, *STROMS, *STROM_VARIANTS.values(), strom_coding("golomb-rice"),
     *(downpour(workers) for workers in WORKERS), *(downpour(workers, "sgd") for workers in (2, 8)),
-    *(setup for its in DOWNPOUR_VARIANTS.values() for setup in its.values()),
-    *(setup for rates in TUNED.values() for setup in rates.values()), *(softsync(bundle) for bundle in BUNDLES),
     *(losing(share) for share in LOSSES), SENT_AGAIN,
+    *(setup for rates in TUNED.values() for setup in rates.values()), *(softsync(bundle) for bundle in BUNDLES),
+    *(setup for its in DOWNPOUR_VARIANTS.values() for setup in its.values()),
 )  # fmt: skip
