@@ -7,6 +7,7 @@ from pathlib import Path
 
 CONFIG, TATOEBA, CLUSTERS = "configs/comparison-virtual.yml", "configs/comparison-tatoeba.yml", "configs/clusters"
 FAST, SLOW, SLOWEST, FASTEST = "1 Gbit/s", "100 Mbit/s", "10 Mbit/s", "10 Gbit/s"
+NETWORKS = (FAST, SLOW, SLOWEST)  # where systems are tuned, the fastest first
 STRAGGLER, JITTER = "straggler", "jitter"
 THESIS_4X2, THESIS_7X1 = "thesis 4x2", "thesis 7x1"
 MACHINES = {number: f"tatoeba {number}" for number in (1, 2, 4, 8, 16)}
@@ -62,7 +63,7 @@ def _tatoeba(machines: int) -> Place:
 
 
 PLACES = {
-    **{bandwidth: _league(bandwidth) for bandwidth in (FAST, SLOW, SLOWEST)},
+    **{bandwidth: _league(bandwidth) for bandwidth in NETWORKS},
     FASTEST: _league(FASTEST, tuned_at=FAST),
     STRAGGLER: _league(FAST, "cluster.stragglers=[{rank: 3, factor: 4}]", tuned_at=FAST),
     JITTER: _league(FAST, "cluster.jitter=0.2", tuned_at=FAST),

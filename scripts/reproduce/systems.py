@@ -18,6 +18,7 @@ class System:
     """A mode with fixed options, and the settings to try; the first value of each is part of the first trial.
 
     plans: by place, settings to try that belong together: how often to exchange how much, joined by commas.
+    last_plans: plans that refining tries with the best settings, in full runs, for systems without `plans`.
     unlimited: `fixed` gives the network. lockstep: workers wait for each other, so the network changes only times.
     singly: an update has the batch of one worker, not the batches of all. drains: the end of a run waits for a long exchange.
     """
@@ -26,6 +27,7 @@ class System:
     fixed: tuple[str, ...]
     knobs: Mapping[str, tuple[str, ...]]
     plans: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    last_plans: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unlimited: bool = False
     lockstep: bool = True
     singly: bool = False
@@ -43,6 +45,10 @@ class System:
             return []
         others = self.plans.get(place, ()) if key == "plan" else _FLOORS if key == "floor" else _neighbors(key, value)
         return [_with(settings, key, other) for other in others if other != value]
+
+    def with_last_plans(self, settings: tuple[str, ...], place: str) -> list[tuple[str, ...]]:
+        """These settings with each of `last_plans`."""
+        return [_with(settings, "plan", plan) for plan in self.last_plans.get(place, ())]
 
     def batches(self, settings: tuple[str, ...], tokens: int) -> list[tuple[str, ...]]:
         """These settings with half and twice the batch, and so with the rate divided or multiplied by the square root of 2.
@@ -166,7 +172,12 @@ SYSTEMS: dict[str, System] = {
         lockstep=False
     ),
     **{mode: System(mode, (), _knobs(*_PUSHES), lockstep=False, singly=True)
-       for mode in ("vanilla", "strom", "thesis-sparse", "sparse", "sparse-overlap")},
+       for mode in ("vanilla", "thesis-sparse", "sparse", "sparse-overlap")},
+    "strom": System(  # without a plan, 1% of the elements are sent
+        "strom", (), _knobs(*_PUSHES), lockstep=False, singly=True,
+        last_plans=_plans(_networks("share=0.003 share=0.03 share=0.1", "share=0.003 share=0.02", "share=0.001 share=0.003"),
+                          share="threshold.density")
+    ),
     # Four times a mean adds up what four workers send, as local.outer: sum does. On the thesis's cluster, 1% is sent.
     "sparse-local": System(
         "sparse-local", ("tiles.decay=1", "local.outer=none"), _knobs(*_LOCAL_PUSHES),

@@ -69,12 +69,14 @@ def _has_defaults(trial: Trial) -> bool:
 
 
 def _best(its: list[Trial], trials: Trials) -> Trial:
-    """The longest run with seed 0 that learned most; if it was made on several networks, the one with more seeds."""
+    """The longest run with seed 0 that learned most, of those with the most other seeds.
+
+    If workers do not wait for each other, runs with the same settings on several networks are different runs.
+    """
     tuned = [trial for trial in its if not trial.seed]
-    longest = max(trial.words for trial in tuned)
-    settings = min((trial for trial in tuned if trial.words == longest), key=trials.end).settings
-    same = [trial for trial in tuned if (trial.words, trial.settings) == (longest, settings)]
-    return max(same, key=lambda trial: len(trials.seeds(trial)))
+    longest = [trial for trial in tuned if trial.words == max(trial.words for trial in tuned)]
+    most = max(len(trials.seeds(trial)) for trial in longest)
+    return min((trial for trial in longest if len(trials.seeds(trial)) == most), key=trials.end)
 
 
 def _period(trial: Trial, folder: Path) -> float:
