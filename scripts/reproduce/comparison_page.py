@@ -9,11 +9,20 @@ from statistics import mean
 
 from nmt_train.common.errors import UserError
 from nmt_train.report.figure import new_figure, save_figure
-from reproduce.places import FAST, MACHINES, PLACES, SLOW, SLOWEST
+from reproduce.places import FAST, FASTEST, MACHINES, NETWORKS, PLACES
 from reproduce.runs import crossing
 from reproduce.systems import ALONE, IDEAL, SYSTEMS
 from reproduce.trials import BUDGET, Trial, Trials
 
+# What other software offers. In pictures, every system has the same color.
+RIVALS = ("sync bf16", "powersgd", "local-sgd", "diloco", "strom")
+_COLORS = {
+    "low-bit": "C0", "powersgd": "C1", "sparse-local": "C2", "strom": "C3", "sparse-local-async, tiles": "C4",
+    "sparse-local-async": "C5", "sparse-overlap": "C6", "sync bf16": "C7", "local-sgd": "C8", "diloco": "C9",
+    ALONE: "black", IDEAL: "black",
+}  # fmt: skip
+_OTHER = "#888888"
+_LABELS = {"sync bf16": "all-reduce (sync) in bf16"}
 _ABOUT = """# Results of the comparison at {place}
 
 Made by `scripts/tune` from trials.csv; [comparison.md](../comparison.md) has the protocol and the meaning of the columns and
@@ -101,25 +110,25 @@ def times(trials: Trials, place: str) -> str:
 
 
 def overview(trials: Trials, output: Path) -> None:
-    """Draw how many times sooner than one machine each system learns the same model, on each network where it was tuned.
+    """Draw how many times sooner than one machine each system learns the same model, on each network.
 
-    A line is the range of several seeds; a bar without one is a single run.
+    A line is the range of several seeds; a pale bar is a single run. Rivals are hatched.
     """
-    figure, axes = new_figure(width=8, height=4.2)
-    networks = [place for place in (SLOWEST, SLOW, FAST) if len(trials.alone(place)) > 1]
+    figure, axes = new_figure(width=9, height=4.4)
+    networks = [place for place in (*reversed(NETWORKS), FASTEST) if len(trials.alone(place)) > 1]
     longest = max(trial.words for trial in trials.found if trial.system == ALONE and trial.place == FAST)
     found: list[dict[str, list[float]]] = []
     for network in networks:
         tuned = {system: trials.tuned(system, network) for system in SYSTEMS if system not in (ALONE, IDEAL)}
         complete = {system: trial for system, trial in tuned.items() if trial is not None and trial.words == longest}
         found.append({name: trials.speedups(trial) for name, trial in complete.items()})
-    drawn = [system for system in SYSTEMS if any(system in its for its in found)]
-    colors = {system: f"C{number}" for number, system in enumerate(drawn)}  # matplotlib has ten
     width = 0.8 / max(1, *map(len, found))
     for place, its in enumerate(found):
         for number, (system, values) in enumerate(sorted(its.items(), key=lambda item: -mean(item[1]))):
             where, height, top = place + (number - (len(its) - 1) / 2) * width, mean(values), max(values)
-            axes.bar(where, height, width=0.9 * width, color=colors[system], label=system)
+            look = {"color": _COLORS.get(system, _OTHER), "hatch": "//" if system in RIVALS else "", "edgecolor": "white"}
+            label = f"{_LABELS.get(system, system)}{' (rival)' * (system in RIVALS)}"
+            axes.bar(where, height, width=0.9 * width, alpha=1 if len(values) > 1 else 0.5, label=label, **look)
             if len(values) > 1:
                 axes.errorbar(where, height, [[height - min(values)], [top - height]], color="black", linewidth=0.8, capsize=2)
             axes.text(where, top, f"{height:.1f}", ha="center", va="bottom", fontsize=8)
@@ -127,8 +136,10 @@ def overview(trials: Trials, output: Path) -> None:
     if (ideal := trials.tuned(IDEAL, FAST)) is not None:
         best = mean(trials.speedups(ideal))
         axes.axhline(best, color="black", linewidth=0.8, linestyle="--")
-        axes.text(len(networks) - 0.4, best, "all-reduce on a network without limits", ha="right", va="bottom", fontsize=8)
+        words, place = "ideal sync: all-reduce on a network without limits", axes.get_yaxis_transform()
+        axes.text(0.01, best, words, transform=place, va="bottom", fontsize=8)
     axes.set_xticks(range(len(networks)), networks)
+    axes.set_xlabel("network between the four machines")
     axes.set_ylabel("speedup over one machine")
     axes.grid(axis="x", visible=False)
     named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
@@ -146,8 +157,8 @@ def scaling(trials: Trials, output: Path) -> None:
         return
     most = max(itertools.chain(*by_system.values()))
     figure, axes = new_figure(width=6, height=4)
-    for number, (system, found) in enumerate(by_system.items()):
-        color, line = ("black", "--") if system == IDEAL else (f"C{number}", "-")
+    for system, found in by_system.items():
+        color, line = _COLORS.get(system, _OTHER), "--" if system == IDEAL else "-"
         means = [1.0, *map(mean, found.values())]
         axes.plot([1, *found], means, marker="o", color=color, linestyle=line, label=system)
         axes.vlines([*found], [*map(min, found.values())], [*map(max, found.values())], color=color, linewidth=0.8)
@@ -164,17 +175,19 @@ def _draw(trials: Trials, place: str, output: Path) -> None:
     """Cross-entropy against simulated time: one run of each system that has been tuned to the end."""
     figure, axes = new_figure(width=8, height=4.8)
     longest = max(trial.words for trial in trials.found if trial.system == ALONE and trial.place == PLACES[place].alone)
-    for number, system in enumerate(SYSTEMS):
+    for system in SYSTEMS:
         tuned = trials.tuned(system, place)
         if tuned is None or tuned.words != longest:
             continue
         shown: Trial = next(iter(trials.seeds(tuned)), tuned)
         events = [event for event in trials.found[shown] if event["cross-entropy"] < 4.5]  # the start is the same for all
-        style = {"color": "black", "linestyle": "-" if system == ALONE else "--"} if number < 2 else {}
-        axes.plot([event["seconds"] for event in events], [event["cross-entropy"] for event in events], label=system, **style)
+        axes.plot(
+            [event["seconds"] for event in events], [event["cross-entropy"] for event in events], label=system,
+            color=_COLORS.get(system, _OTHER), linestyle="--" if system == IDEAL else "-",
+        )  # fmt: skip
     axes.set_xlabel("simulated seconds")
-    axes.set_ylabel("cross-entropy of the validation set")
-    axes.set_title(f"{place}: one run of each system")
+    axes.set_ylabel("validation cross-entropy per word (nats)")
+    axes.set_title(f"{place}: one run of each system, below a cross-entropy of 4.5")
     axes.legend(frameon=False)
     save_figure(figure, output)
 
