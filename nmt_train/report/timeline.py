@@ -55,7 +55,7 @@ def plot(run: Path, start: float | None, seconds: float | None, output: Path) ->
         color = TASK_COLORS.get(span["name"], "#9c9c9c")
         seen[span["name"]] = axes.barh(
             rows.index((span["rank"], span["thread"])), right - left, left=left, height=0.62, color=color,
-            linewidth=0,
+            edgecolor=color, linewidth=0.5,  # so that short spans are visible
         )  # fmt: skip
     nodes = {span["rank"]: span.get("node", 0) for span in spans}
     several = len(set(nodes.values())) > 1

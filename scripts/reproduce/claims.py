@@ -56,20 +56,13 @@ def _joined(clauses: Sequence[Clause]) -> str:
     return ", ".join(its.says for its in clauses)
 
 
-Bounds = tuple[float, float]  # between which a value lies
-
-
-def exact(values: Sequence[float]) -> list[Bounds]:
-    return [(value, value) for value in values]
-
-
-def within(values: Sequence[Bounds], low: float = -math.inf, high: float = math.inf) -> bool | None:
-    """Whether all values (one per seed) lie in a range. None: some do and some do not, or their bounds are too far apart."""
-    if not values or any(math.isnan(end) for bounds in values for end in bounds):
+def within(values: Sequence[float], low: float = -math.inf, high: float = math.inf) -> bool | None:
+    """Whether all values (one per seed) lie in a range; None: some do and some do not, or lie on both sides of it."""
+    if not values or any(map(math.isnan, values)):
         return None
-    if all(low <= least and most <= high for least, most in values):
+    if all(low <= value <= high for value in values):
         return True
-    return False if all(most < low for _, most in values) or all(least > high for least, _ in values) else None
+    return False if all(value < low for value in values) or all(value > high for value in values) else None
 
 
 def table(claims: Sequence[Claim[Found]], found: Found, source: str, whose: str) -> list[str]:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-from nmt_train.simulation import cluster
 from prepare import ROOT
+
+from nmt_train.simulation import cluster
 from reproduce.campaign import Job, side_by_side
 from reproduce.places import FAST, PLACES, SLOW
 from reproduce.trials import Trial, Trials
@@ -23,8 +24,9 @@ _ABOUT = """# What if codecs cost less?
 Made by `scripts/tune --codec-costs`. In the comparison, encoding and decoding are charged in ratios that were measured on a CPU
 ([comparison.md](../comparison.md), "Objections"); on a GPU, all of them may be faster, and other ratios hold. This table has
 the speedups (means over the seeds) if every codec takes all, half or none of the time that it is charged. Only words/s are
-simulated again; the words needed are the same. `strom` does not wait for other workers, so its words needed would also change
-a little. The second row of `powersgd` sends as many bytes as a large model of which rank 8 suffices (comparison.md, "The task").
+simulated again; the words needed are the same. `strom` does not wait for other workers, so its words needed would change a
+little, too. The second row of `powersgd` sends as many bytes as a large model for which rank 8 suffices (comparison.md,
+"The task").
 
 | network | system | as charged | half | none |
 |---|---|---|---|---|

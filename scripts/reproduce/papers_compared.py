@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
-from reproduce.claims import Clause, exact
+from reproduce.claims import Clause
 from reproduce.papers import WORDS
 from reproduce.runs import Runs, Setup
 from reproduce.seeded import SeededRuns
@@ -33,7 +33,7 @@ def compared(
     def ratio(seed: int) -> float:
         return found.after(setup.with_seed(seed), WORDS) / found.after(other.with_seed(seed), WORDS)
 
-    return found.decide(says, (setup, other), exact(found.by_seed(ratio)), NEAR, low, high)
+    return found.decide(says, (setup, other), found.by_seed(ratio), NEAR, low, high)
 
 
 def pace(found: Runs, setup: Setup) -> float:

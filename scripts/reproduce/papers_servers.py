@@ -7,7 +7,7 @@ from functools import partial
 from itertools import pairwise
 
 from reproduce import papers
-from reproduce.claims import Clause, exact
+from reproduce.claims import Clause
 from reproduce.papers import BUNDLES, WORDS, WORKERS
 from reproduce.papers_compared import NEAR, NEAR_TIMES, SAME, Judged, after_words, compared, listed, named, speed
 from reproduce.runs import Runs, Setup, fitted
@@ -37,7 +37,7 @@ def f1(found: SeededRuns) -> Judged:
             first, second = (found.time_to(setup.with_seed(seed), aim) for setup in setups)
             return first / second
 
-        return found.decide(says, setups, exact(found.by_seed(relative)), NEAR_TIMES, low, high)
+        return found.decide(says, setups, found.by_seed(relative), NEAR_TIMES, low, high)
 
     others = []
     for name, setups in papers.DOWNPOUR_VARIANTS.items():
@@ -61,14 +61,14 @@ def f2(found: SeededRuns) -> Judged:
         for one, other in pairwise(several):
             setups = papers.downpour(other), papers.downpour(one)
             values = found.by_seed(partial(_ratio_at, found, setups, time))
-            clauses.append(found.decide(f"{other} {says} {one}", setups, exact(values), NEAR, low, high))
+            clauses.append(found.decide(f"{other} {says} {one}", setups, values, NEAR, low, high))
     adagrad, sgd = ((papers.downpour(8, name), papers.downpour(2, name)) for name in ("adagrad", "sgd"))
 
     def relative(seed: int) -> float:
         return _ratio_at(found, adagrad, WORDS, seed, "words") / _ratio_at(found, sgd, WORDS, seed, "words")
 
     says = "AdaGrad loses less than SGD"
-    clauses.append(found.decide(says, (*adagrad, *sgd), exact(found.by_seed(relative)), NEAR, high=1.0))
+    clauses.append(found.decide(says, (*adagrad, *sgd), found.by_seed(relative), NEAR, high=1.0))
     text = f"cross-entropy of {', '.join(map(str, several))} workers {', '.join(shown)}; after equal words, 8 relative to 2"
     lost = {name: after_words(found, its[0]) / after_words(found, its[1]) for name, its in (("AdaGrad", adagrad), ("SGD", sgd))}
     return f"{text}: {named(lost)}", clauses
@@ -115,7 +115,7 @@ def a2(found: SeededRuns) -> Judged:
         Clause("staleness falls with n", all(b < a for a, b in pairwise(stale))),
         compared(found, "n = workers learns as sync", setups[BUNDLES[-1]], papers.TOGETHER, 2 - SAME, SAME),
     ]
-    lies, both = exact(found.by_seed(between)), (*setups.values(), papers.TOGETHER)
+    lies, both = found.by_seed(between), (*setups.values(), papers.TOGETHER)
     clauses.append(found.decide("cross-entropy lies between both", both, lies, near=math.inf, low=0.5))
     return f"{shown}; sync: {after_words(found, papers.TOGETHER):.3f} (cross-entropy after equal words)", clauses
 

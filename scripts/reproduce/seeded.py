@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from reproduce.claims import Bounds, Claim, Clause, table, within
+from reproduce.claims import Claim, Clause, table, within
 from reproduce.runs import Missing, Runs, Setup
 
 T = TypeVar("T")
@@ -33,14 +33,12 @@ class SeededRuns(Runs):
         return found
 
     def decide(
-        self, says: str, setups: Iterable[Setup], values: Sequence[Bounds], near: float, low: float = -math.inf,
+        self, says: str, setups: Iterable[Setup], values: Sequence[float], near: float, low: float = -math.inf,
         high: float = math.inf,
     ) -> Clause:  # fmt: skip
-        """Whether a ratio lies in a range. near: if it is nearer to a limit, or to 1, three seeds decide; infinite: always."""
-        ends = [end for bounds in values for end in bounds if 0 < end < math.inf]
-        close = math.isinf(near) or any(
-            abs(end / limit - 1) < near for end in ends for limit in (low, high, 1.0) if math.isfinite(limit)
-        )
+        """Whether a ratio lies in a range. near: if it is nearer to a limit, three seeds decide; infinite: always."""
+        limits, ends = (low, high), [value for value in values if 0 < value < math.inf]
+        close = math.isinf(near) or any(abs(end / limit - 1) < near for end in ends for limit in limits if math.isfinite(limit))
         if close and len(values) < len(SEEDS):
             self.unsure |= dict.fromkeys(setups)
             return Clause(f"{says} (one seed)", None)

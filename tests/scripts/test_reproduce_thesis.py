@@ -40,15 +40,7 @@ def test_a_verdict_names_the_clauses_that_do_not_hold(clauses: list[Clause], sai
     ("values", "inside"), [([1.2], True), ([1.1, 1.3], True), ([0.8, 0.9], False), ([0.9, 1.1], None), ([math.nan], None)]
 )
 def test_seeds_that_disagree_decide_nothing(values: list[float], inside: bool | None) -> None:
-    assert within([(value, value) for value in values], 1.0, 1.5) is inside
-
-
-@pytest.mark.parametrize(
-    ("bounds", "inside"),
-    [((0.0, 0.9), False), ((0.0, 1.1), None), ((1.6, math.inf), False), ((1.2, math.inf), None), ((1.1, 1.4), True)],
-)
-def test_bounds_decide_only_if_both_lie_on_one_side(bounds: tuple[float, float], inside: bool | None) -> None:
-    assert within([bounds], 1.0, 1.5) is inside
+    assert within(values, 1.0, 1.5) is inside
 
 
 def known(folder: Path, times: dict[Setup, float]) -> Results:
@@ -86,17 +78,14 @@ def test_a_ratio_near_a_limit_needs_three_seeds(tmp_path: Path) -> None:
     assert str(found.ratio(BASE, quick)) == "1.27x (1.25 to 1.30)"
 
 
-def test_a_run_that_ends_without_the_target_bounds_the_ratio(tmp_path: Path) -> None:
+def test_without_the_target_two_runs_are_compared_by_what_both_reach(tmp_path: Path) -> None:
     slow, quick = Setup("overlap", "4x1"), Setup("overlap", "2x1")
     known(tmp_path, {quick: 1.5})
-    learned(tmp_path, slow, 1.2 * WORDS, 4.0)
+    learned(tmp_path, slow, 1.2 * WORDS, 4.0)  # to 4.0, it takes 2.4 times as long as 1x1
     found = collected(Results, tmp_path)
-    [(low, high)] = found.ratio(BASE, slow).values
-    assert (low, high) == (0.0, pytest.approx(0.95 / 1.2, rel=1e-3))
-    assert str(found.ratio(BASE, slow)) == "below 0.79x"
-    assert found.clause("slower", found.ratio(BASE, slow), high=0.9).holds is True
-    assert found.clause("much worse", found.ratio(BASE, slow), high=2 / 3).holds is None
-    assert str(found.ratio(slow, quick)) == "above 1.89x"
+    assert found.ratio(BASE, slow).values == (pytest.approx(1 / 2.4, rel=0.02),)
+    assert found.ratio(slow, quick).values == (pytest.approx(2.4 * 1.5, rel=0.02),)
+    assert found.clause("much worse", found.ratio(BASE, slow), high=2 / 3).holds is True
 
 
 def test_two_that_do_not_reach_the_target_are_compared_by_what_both_reach(tmp_path: Path) -> None:
@@ -104,8 +93,7 @@ def test_two_that_do_not_reach_the_target_are_compared_by_what_both_reach(tmp_pa
     known(tmp_path, {})
     learned(tmp_path, slow, WORDS, 4.0)
     learned(tmp_path, quick, WORDS, 3.0)
-    [(low, high)] = collected(Results, tmp_path).ratio(slow, quick).values
-    assert low == high == pytest.approx(1.5, rel=0.01)
+    assert collected(Results, tmp_path).ratio(slow, quick).values == (pytest.approx(1.5, rel=0.01),)
 
 
 def test_results_of_another_cluster_do_not_count(tmp_path: Path) -> None:
