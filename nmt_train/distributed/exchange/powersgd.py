@@ -158,7 +158,8 @@ class LowRankReducer(StagedReducer):
         assert done is second, "parts must pass their stages in the order of BackgroundTask"
         if matrices:
             self._next_q[matrices[0].factor.start : matrices[-1].factor.stop] = second.div_(joined.divisor)
-        self._finite &= torch.isfinite(first).all() & torch.isfinite(second).all()
+        if not vector.is_meta:  # as in `_orthonormal`
+            self._finite &= torch.isfinite(first).all() & torch.isfinite(second).all()
         with self._trace.span("decode", vector.numel()):
             error = self._next_error[place].copy_(vector)
             for matrix, p in zip(matrices, left, strict=True):
