@@ -70,6 +70,57 @@ class _Matrix(NamedTuple):
         return factors[self.factor].view(self.columns, -1)
 
 
+class _Part(NamedTuple):
+    """A part of a vector, which begins at `start`: its matrices, and the places of its other parameters.
+
+    A vector on the device `meta` has no values, so its products have only sizes; torch would need milliseconds to derive them.
+    """
+
+    vector: Tensor
+    start: int
+    rank: int
+    matrices: list[_Matrix]
+    others: list[slice]
+
+    def first(self, factors: Tensor) -> Tensor:
+        """P = M Q of all matrices, and the other parameters; factors: all right factors."""
+        if self.vector.is_meta:
+            return self.vector.new_empty(sum(self._sizes()))
+        products = (matrix.of(self.vector, self.start) @ matrix.right(factors) for matrix in self.matrices)
+        return _joined([*products, *(self.vector[other] for other in self.others)], self.vector)
+
+    def _sizes(self) -> list[int]:
+        return [*(matrix.rows * self.rank for matrix in self.matrices), *(its.stop - its.start for its in self.others)]
+
+    def split(self, first: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """P (rows, rank) of every matrix, made orthonormal in place, and the other parameters."""
+        if self.vector.is_meta:
+            return [], []
+        found, count = first.split(self._sizes()), len(self.matrices)
+        left = [_orthonormal(p.view(matrix.rows, -1)) for matrix, p in zip(self.matrices, found[:count], strict=True)]
+        return left, list(found[count:])
+
+    def second(self, left: Sequence[Tensor]) -> Tensor:
+        """Q = M^T P of all matrices."""
+        if self.vector.is_meta:
+            return self.vector.new_empty(sum(matrix.columns * self.rank for matrix in self.matrices))
+        products = (matrix.of(self.vector, self.start).T @ p for matrix, p in zip(self.matrices, left, strict=True))
+        return _joined([*products], self.vector)
+
+    def reconstruct(self, left: Sequence[Tensor], factors: Tensor, others: Sequence[Tensor], error: Tensor) -> None:
+        """Replace every matrix by P Q^T and the other parameters by `others`; set `error` to what this leaves out."""
+        if self.vector.is_meta:
+            return
+        error.copy_(self.vector)
+        for matrix, p in zip(self.matrices, left, strict=True):
+            matrix.of(self.vector, self.start).copy_(p @ matrix.right(factors).T)
+        for place, mean in zip(self.others, others, strict=True):
+            self.vector[place] = mean
+        error.sub_(self.vector)
+        for place in self.others:
+            error[place] = 0
+
+
 class LowRankReducer(StagedReducer):
     """Approximates the mean of every gradient matrix M over all ranks by P Q^T.
 
@@ -132,47 +183,39 @@ class LowRankReducer(StagedReducer):
         """Three stages: compute P, compute Q from the mean of P, compute P Q^T from the mean of Q."""
         if update < self._dense or self._sums is None:
             return self._inner.reduce(vector, update, weight)
-        place = slice(start, start + vector.numel())
-        matrices = [matrix for matrix in self._matrices if place.start <= matrix.place.start < place.stop]
-        others = [
-            slice(other.start - start, other.stop - start) for other in self._others if place.start <= other.start < place.stop
-        ]
+        place, part = slice(start, start + vector.numel()), self._part(vector, start)
         with self._trace.span("encode", vector.numel()):
             if weight:  # without a batch, the residual waits for the next gradient
                 vector.add_(self._error[place])
-            left = [matrix.of(vector, start) @ matrix.right(self._q) for matrix in matrices]
-            first = _joined([*left, *(vector[other] for other in others)], vector)
+            first = part.first(self._q)
         self._sums.give(first, update, weight)
         yield
         done, joined = self._sums.take()
         assert done is first, "parts must pass their stages in the order of BackgroundTask"
         first.div_(joined.divisor)
         with self._trace.span("encode", vector.numel()):
-            sizes = [*(p.numel() for p in left), *(other.stop - other.start for other in others)]
-            means = list(first.split(sizes))
-            left = [_orthonormal(mean.view(p.shape)) for mean, p in zip(means, left, strict=False)]
-            second = _joined([matrix.of(vector, start).T @ p for matrix, p in zip(matrices, left, strict=True)], vector)
+            left, others = part.split(first)
+            second = part.second(left)
         self._sums.give(second, update, weight)
         yield
         done, _ = self._sums.take()
         assert done is second, "parts must pass their stages in the order of BackgroundTask"
-        if matrices:
-            self._next_q[matrices[0].factor.start : matrices[-1].factor.stop] = second.div_(joined.divisor)
-        if not vector.is_meta:  # as in `_orthonormal`
+        if part.matrices:
+            self._next_q[part.matrices[0].factor.start : part.matrices[-1].factor.stop] = second.div_(joined.divisor)
+        if not vector.is_meta:
             self._finite &= torch.isfinite(first).all() & torch.isfinite(second).all()
         with self._trace.span("decode", vector.numel()):
-            error = self._next_error[place].copy_(vector)
-            for matrix, p in zip(matrices, left, strict=True):
-                matrix.of(vector, start).copy_(p @ matrix.right(self._next_q).T)
-            for other, mean in zip(others, means[len(left) :], strict=True):
-                vector[other] = mean
-            error.sub_(vector)
-            for other in others:
-                error[other] = 0
+            part.reconstruct(left, self._next_q, others, self._next_error[place])
         self._reduced += vector.numel()
         if self._reduced == self._error.numel():
             self._complete(bool(weight))
         return Reduction(1.0, joined.weight)
+
+    def _part(self, vector: Tensor, start: int) -> _Part:
+        end = start + vector.numel()
+        others = [slice(its.start - start, its.stop - start) for its in self._others if start <= its.start < end]
+        matrices = [matrix for matrix in self._matrices if start <= matrix.place.start < end]
+        return _Part(vector, start, self._rank, matrices, others)
 
     def _complete(self, contributed: bool) -> None:
         """Called when all parts have been reduced; contributed: whether this rank had a batch.
@@ -204,8 +247,6 @@ def _joined(parts: Sequence[Tensor], like: Tensor) -> Tensor:
 
 def _orthonormal(matrix: Tensor) -> Tensor:
     """Make the columns orthonormal in place, one after the other (Gram-Schmidt)."""
-    if matrix.is_meta:  # no values to compute; torch would need milliseconds to derive their sizes
-        return matrix
     for column in range(matrix.shape[1]):
         one = matrix[:, column]
         one.div_(one.norm().clamp(min=torch.finfo(one.dtype).tiny))
