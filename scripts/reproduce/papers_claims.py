@@ -42,6 +42,7 @@ CLAIMS: tuple[Claim[SeededRuns], ...] = (
     Claim("A2", "Arnold 3.3", "n-softsync goes from asynchronous (n = 1) to synchronous (n = workers)", servers.a2),
     Claim("N1", "Noel & Osindero, in thesis 2.3.4",
           "with up to 10% of messages lost by an unreliable protocol, convergence is faster than with a reliable one",
-          servers.n1, "workers compute while messages are sent again; but the thesis speaks of convergence, which is faster, because"
-          " exchanges are not delayed"),
+          servers.n1,
+          "workers compute while messages are sent again; but the thesis speaks of convergence, which is faster, because exchanges"
+          " are not delayed"),
 )  # fmt: skip

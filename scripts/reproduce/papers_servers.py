@@ -128,8 +128,8 @@ def n1(found: SeededRuns) -> Judged:
     times = speed(found, papers.losing(0.1)) / speed(found, papers.SENT_AGAIN)
     again = after_words(found, papers.SENT_AGAIN)
     text = (
-        f"cross-entropy after equal words, by the share of gradients that is lost: {learned}; if 10% are sent again: {again:.3f};"
-        f" words/s relative to sending 10% again: {times:.2f}"
+        f"cross-entropy after equal words, by the share of gradients that is lost: {learned}; if 10% are sent again:"
+        f" {again:.3f}; words/s relative to sending 10% again: {times:.2f}"
     )
     return text, [
         compared(found, "10% do no harm", papers.losing(0.1), papers.losing(0.0), high=SAME),
