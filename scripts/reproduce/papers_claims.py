@@ -43,6 +43,6 @@ CLAIMS: tuple[Claim[SeededRuns], ...] = (
     Claim("N1", "Noel & Osindero, in thesis 2.3.4",
           "with up to 10% of messages lost by an unreliable protocol, convergence is faster than with a reliable one",
           servers.n1,
-          "workers compute while messages are sent again; but the thesis speaks of convergence, which is faster, because exchanges"
-          " are not delayed"),
+          "workers compute while messages are sent again; but the thesis speaks of convergence, which is faster, as"
+          " exchanges are not delayed"),
 )  # fmt: skip
