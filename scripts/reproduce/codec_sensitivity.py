@@ -42,7 +42,7 @@ def write(trials: Trials, folder: Path, jobs: int, output: Path) -> None:
             if tuned is None:
                 continue
             rows[place, f"`{system}`"] = tuned, tuned
-            if system == "powersgd":
+            if (system, place) == ("powersgd", FAST):
                 kept = tuple(setting for setting in tuned.settings if not setting.startswith("plan="))
                 rows[place, "`powersgd`, bytes of a large model"] = tuned, replace(tuned, settings=(*kept, _AS_LARGE))
     timings = {(row, factor): _timing(timed, factor, folder) for row, (_, timed) in rows.items() for factor in _FACTORS}
