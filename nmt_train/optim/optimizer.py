@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -173,3 +174,8 @@ def clip(gradient: Tensor, limit: float, divisor: float) -> float:
     if scale != 1.0:
         gradient.mul_(scale)
     return norm
+
+
+def state_names(config: OptimizerConfig, name: str) -> set[str]:
+    """The names of the vectors of the optimizer `name`, each of the size of the parameters: those of one of two parameters."""
+    return set(Optimizer(dataclasses.replace(config, name=name), torch.zeros(2)).zero_state(1)[0])

@@ -22,15 +22,16 @@ def check(cluster: ClusterConfig, config: Config) -> None:
             f"one_client_at_a_time: a machine's answer to one worker waits for the pushes of all others with exchange.rule"
             f" {now.exchange.rule}; set --cluster.one_client_at_a_time false, or choose another mode"
         )
-    if cluster.loss and cluster.resend is None and (in_rounds or not _bears_losses(mode, now)):
+    losses = cluster.loss and cluster.resend is None and len(cluster.nodes) > 1
+    if losses and (in_rounds or not _bears_losses(mode, now)):
         raise UserError(
-            f"resend: null: mode {config.mode} cannot go on without a gradient that is lost; choose a mode whose workers do not"
-            " wait for each other, with a server that answers with parameters (vanilla, overlap, softsync, downpour), or set"
+            f"resend: null: mode {config.mode} cannot go on without a gradient that is lost; choose a mode with a server whose"
+            " workers neither wait for each other nor keep their own updates (vanilla, overlap, softsync, downpour ...), or set"
             " --cluster.resend 0.2s"
         )
 
 
 def _bears_losses(mode: Mode, config: Config) -> bool:
-    """False without a server, and where a delta presupposes that the shard has the worker's own updates."""
+    """False without a server, and where a delta leaves out the worker's own updates, which the shard would have to have."""
     knows_own = config.exchange.knows_own(mode.optimizer == "worker", feedback=True) and not CODECS[mode.down].lossless
     return EXCHANGES[mode.exchange].sharded and not knows_own

@@ -6,11 +6,10 @@ import gc
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from nmt_train.optim.config import OptimizerConfig
-from nmt_train.optim.optimizer import Optimizer
+from nmt_train.optim.optimizer import Optimizer, state_names
 
 _LEAVES = (type, ModuleType, FunctionType, BuiltinFunctionType, str, int, float)
 _SIMULATOR = __name__.rsplit(".", 1)[0]  # objects of the simulator belong to all ranks
@@ -44,5 +43,5 @@ def held(root: Any) -> int:
 
 
 def _state_vectors(config: OptimizerConfig) -> int:
-    """How many vectors of the size of the parameters an optimizer keeps: as many as one of two parameters."""
-    return len(Optimizer(config, torch.zeros(2)).zero_state(1)[0])
+    """How many vectors of the size of the parameters an optimizer keeps."""
+    return len(state_names(config, config.name or "adam"))

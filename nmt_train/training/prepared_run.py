@@ -17,6 +17,8 @@ from nmt_train.corpus.text import read_lines, read_pairs, read_weights, sides
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.corpus.vocabulary import train as train_vocabulary
 from nmt_train.modes import build as modes
+from nmt_train.modes.auto import AUTO
+from nmt_train.optim.optimizer import state_names
 from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.run.folder import Run, newest
 from nmt_train.run.manifest import load_verified
@@ -126,9 +128,10 @@ def _initial(config: Config) -> Checkpoint:
 def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
     """The differences from the saved configuration; UserError for those that --force does not allow, or all without --force."""
     old = saved_keys(saved.facts["config"])
+    mode = old["mode"] if config.mode == AUTO else config.mode  # a run keeps what mode auto has chosen
     before = modes.optimizer_name(old["mode"], old["optimizer.name"])
-    now = modes.optimizer_name(config.mode, config.optimizer.name)
-    if before != now:
+    now = modes.optimizer_name(mode, config.optimizer.name)
+    if state_names(config.optimizer, before) != state_names(config.optimizer, now):
         raise UserError(
             f"optimizer.name: run {config.run} has begun with {before}, and its checkpoints do not fit {now}"
             f"{'' if config.optimizer.name else f', which mode {config.mode} uses'}; add --optimizer.name {before}, or choose"

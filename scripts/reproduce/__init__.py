@@ -1,1 +1,1 @@
-"""Experiments of the thesis and of four papers: runs, checks of claims, and pages."""
+"""Experiments of the thesis and of five papers: runs, checks of claims, and pages."""

@@ -47,7 +47,7 @@ def write(trials: Trials, folder: Path, jobs: int, output: Path) -> None:
                 rows[place, "`powersgd`, bytes of a large model"] = tuned, replace(tuned, settings=(*kept, _AS_LARGE))
     timings = {(row, factor): _timing(timed, factor, folder) for row, (_, timed) in rows.items() for factor in _FACTORS}
     base = {row: tuned.timing(folder) for row, (tuned, _) in rows.items()}
-    side_by_side([*base.values(), *timings.values()], jobs)
+    side_by_side(list(dict.fromkeys([*base.values(), *timings.values()])), jobs)
     text = _ABOUT
     for row, (tuned, _) in rows.items():
         speedup = mean(trials.speedups(tuned)) / _pace(base[row])

@@ -138,7 +138,7 @@ TUNED: dict[str, dict[str, Setup]] = {
     "asynchronous": _tuned("vanilla", 0.003, *_AS_CONFIGURED),
     "staleness-aware": _tuned("staleness-aware", 0.003 * math.sqrt(8), *_AS_CONFIGURED),
 }
-TOGETHER, ASYNC, AWARE = (tuple(rates.values())[2] for rates in TUNED.values())
+TOGETHER, AWARE = (tuple(TUNED[rule].values())[2] for rule in ("sync", "staleness-aware"))
 BUNDLES = (2, 4, 8)
 
 

@@ -1,7 +1,7 @@
 """What the judges of the papers' claims share: comparisons of runs, and lists of numbers.
 
 A single number is confirmed within 10%, a range as it stands, and a quality is "the same" within 2% of the cross-entropy.
-Cross-entropies that differ from a limit, or from each other, by less than 3% are those of three seeds.
+Cross-entropies whose ratio differs from a limit by less than 3% are those of three seeds.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def s2(found: SeededRuns) -> Judged:
     held = True if fine else None if maybe else False
     clauses = [
         Clause("quality holds over a wide range (four times)", wide if wide == perhaps else None),
-        Clause("then falls", held and falls),
+        Clause("then falls", False if falls is False else held and falls),
     ]  # fmt: skip
     ends = [after_words(found, papers.strom_tau(tau)) for tau in TAUS]
     text = (

@@ -141,6 +141,8 @@ def write(found: Results, runs: Path, output: Path) -> None:
     for figure in sorted(drawn, key=lambda name: (int(name[2:].split(",")[0].rstrip("ab")), name)):
         name, _, whose = figure.partition(", ")
         caption = _CAPTIONS[name if name in _CAPTIONS else name.rstrip("ab")] + f" ({whose})" * bool(whose)
+        if name not in _CAPTIONS:
+            caption += ", by devices of each of four machines" if name.endswith("a") else ", by machines of two devices"
         text += [f"Figure {name}: {caption}", "", f"![figure {figure}]({drawn[figure].relative_to(output.parent)})", ""]
     output.write_text("\n".join(text), encoding="utf-8")
 

@@ -16,8 +16,8 @@ from reproduce.thesis_page import write
 from reproduced import collected, learned, timed
 
 from nmt_train import config as configuration
-from nmt_train.modes import build as modes
 from nmt_train.simulation import cluster
+from nmt_train.simulation.compatibility import check
 
 JUDGE = {(title, claim.id): claim.judge for title, claims in CLAIMS.items() for claim in claims}
 DENSE = next(iter(CLAIMS))
@@ -176,6 +176,7 @@ def test_the_page_judges_every_claim_from_the_runs_that_the_script_makes(tmp_pat
     for figure in ("4.3a", "4.5b", "4.12a", "4.19", "4.18-ours"):
         assert (tmp_path / "thesis" / f"figure-{figure}.png").stat().st_size > 5000
     assert "not run yet" not in text
+    assert "not trained yet" not in text
 
 
 def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ def test_every_run_is_one_that_the_simulator_takes() -> None:
         options = (*setup.options, *thesis.ALWAYS.get(setup.mode, ()))
         room = cluster.load(ROOT / f"configs/clusters/thesis-{setup.cluster}.yml")
         values = dict(option.split("=", 1) for option in options) | {"mode": setup.mode}
-        modes.check(configuration.load([str(ROOT / "configs/thesis-virtual.yml")], values), room.ranks())
+        check(room, configuration.load([str(ROOT / "configs/thesis-virtual.yml")], values))
 
 
 def test_a_line_through_five_validations_crosses_the_target() -> None:

@@ -10,12 +10,13 @@ import pytest
 import torch
 from conftest import Make
 from simulated import FAST, parameters, run
-from virtual import engine, together
+from virtual import cluster, engine, together
 
 from nmt_train.common.errors import UserError
 from nmt_train.distributed.exchange.parameter_server.requests import Push
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Tag
+from nmt_train.simulation.compatibility import check
 from nmt_train.simulation.virtual_transport import VirtualTransport
 
 NEARLY_ALL = 1 - 1e-12
@@ -76,7 +77,7 @@ def test_modes_that_need_every_gradient_are_refused(make: Make, tmp_path: Path, 
         run(make, tmp_path / "run", [1, 1], mode=mode, places=lossy(0.1))
 
 
-def test_without_losses_no_mode_is_refused(make: Make, tmp_path: Path) -> None:
-    never, again = (run(make, tmp_path / name, [1, 1], mode="sync", stop__after="5u", places={**FAST, "resend": resend})
-                    for name, resend in (("never", None), ("again", "1s")))  # fmt: skip
-    assert parameters(never) == parameters(again)
+@pytest.mark.parametrize("mode", REFUSED)
+def test_where_nothing_can_be_lost_no_mode_is_refused(make: Make, mode: str) -> None:
+    check(cluster([1, 1], loss=0.0, resend=None), make(mode=mode))
+    check(cluster([2], loss=0.1, resend=None), make(mode=mode))

@@ -19,6 +19,13 @@ def test_differences_name_keys_and_both_values_and_leave_out_the_harmless(make: 
     ]  # fmt: skip
 
 
+def test_an_optimizer_that_is_named_is_the_one_that_the_mode_has_by_itself(make: Make) -> None:
+    assert differences(plain(make(mode="downpour")), make(mode="downpour", optimizer__name="adagrad")) == []
+    assert differences(plain(make(mode="downpour")), make(mode="auto")) == []
+    changed = differences(plain(make(mode="downpour")), make(mode="sync"))
+    assert changed == ["optimizer.name was adagrad, now adam"]
+
+
 def test_a_key_that_an_earlier_version_did_not_have_counts_as_its_default(make: Make) -> None:
     old = plain(make())
     for name in ("activation", "output_bias"):

@@ -290,6 +290,13 @@ def test_a_mode_with_another_optimizer_is_refused_and_leaves_the_run_as_it_was(m
     assert run(make(stop__after="4u", mode="downpour", optimizer__name="adam")) == 0
 
 
+def test_an_optimizer_with_the_same_state_needs_only_force(make: Make) -> None:
+    run(make(stop__after="2u"))
+    with pytest.raises(UserError, match=r"optimizer.name was adam, now adamw; restore it, .* or continue anyway with --force"):
+        run(make(stop__after="4u", optimizer__name="adamw"))
+    assert run(make(stop__after="4u", optimizer__name="adamw"), force=True) == 0
+
+
 def test_a_finished_run_says_so_and_does_nothing(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     config = make(stop__after="2u")
     run(config)
