@@ -133,10 +133,10 @@ def test_validation_changes_nothing(make: Make, tmp_path: Path, mode: str) -> No
     batches, here and above, only save time.)
     """
     nodes, places = ([2], FAST) if mode == "single" else ([2, 1], LINK if mode in IN_STEP else FAST)
-    common = {"mode": mode, "stop__after": "40u", "batch__tokens": 300, "dropping__up": 0.9, "places": places}
+    common = {"mode": mode, "stop__after": "24u", "batch__tokens": 300, "dropping__up": 0.9, "places": places}
     often = run(make, tmp_path / "often", nodes, validation__every="4u", **common)
     never = run(make, tmp_path / "never", nodes, validation__every="1000u", **common)
-    assert len(events(often, "validation")) == 10
+    assert len(events(often, "validation")) == 6
     assert parameters(often) == parameters(never)
 
 
