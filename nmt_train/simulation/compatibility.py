@@ -25,7 +25,7 @@ def check(cluster: ClusterConfig, config: Config) -> None:
     losses = cluster.loss and cluster.resend is None and len(cluster.nodes) > 1
     if losses and (in_rounds or not _bears_losses(mode, now)):
         raise UserError(
-            f"resend: null: mode {config.mode} cannot go on without a gradient that is lost; choose a mode with a server whose"
+            f"resend: null: mode {config.mode} needs every gradient, but lost ones stay lost; choose a mode with a server whose"
             " workers neither wait for each other nor keep their own updates (vanilla, overlap, softsync, downpour ...), or set"
             " --cluster.resend 0.2s"
         )
