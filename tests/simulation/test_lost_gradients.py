@@ -73,7 +73,9 @@ def test_workers_go_on_and_shards_make_fewer_updates(make: Make, tmp_path: Path,
 
 @pytest.mark.parametrize("mode", REFUSED)
 def test_modes_that_need_every_gradient_are_refused(make: Make, tmp_path: Path, mode: str) -> None:
-    with pytest.raises(UserError, match=rf"^resend: null: mode {mode} needs every gradient, .* choose a mode .* --cluster.resend 0.2s$"):
+    with pytest.raises(
+        UserError, match=rf"^resend: null: mode {mode} needs every gradient, .* choose a mode .* --cluster.resend 0.2s$"
+    ):
         run(make, tmp_path / "run", [1, 1], mode=mode, places=lossy(0.1))
 
 
