@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -176,6 +175,6 @@ def clip(gradient: Tensor, limit: float, divisor: float) -> float:
     return norm
 
 
-def state_names(config: OptimizerConfig, name: str) -> set[str]:
-    """The names of the vectors of the optimizer `name`, each of the size of the parameters: those of one of two parameters."""
-    return set(Optimizer(dataclasses.replace(config, name=name), torch.zeros(2)).zero_state(1)[0])
+def state_names(config: OptimizerConfig) -> set[str]:
+    """The names of an optimizer's vectors, each of the size of the parameters: those of an optimizer of two parameters."""
+    return set(Optimizer(config, torch.zeros(2)).zero_state(1)[0])

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.optimizer import Optimizer, state_names
 
 _LEAVES = (type, ModuleType, FunctionType, BuiltinFunctionType, str, int, float)
@@ -34,14 +33,9 @@ def held(root: Any) -> int:
         if isinstance(found, _LEAVES) or type(found).__module__.startswith(_SIMULATOR):
             continue
         if isinstance(found, Optimizer) and not found.state()[0]:
-            states += _state_vectors(found.config) * found.parameters.numel() * found.parameters.element_size()
+            states += len(state_names(found.config)) * found.parameters.numel() * found.parameters.element_size()
         for other in gc.get_referents(found):
             if id(other) not in seen:
                 seen.add(id(other))
                 waiting.append(other)
     return sum(storages.values()) + states
-
-
-def _state_vectors(config: OptimizerConfig) -> int:
-    """How many vectors of the size of the parameters an optimizer keeps."""
-    return len(state_names(config, config.name or "adam"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nmt_train import config as configuration
 from nmt_train.common import launcher
@@ -131,7 +131,8 @@ def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
     mode = old["mode"] if config.mode == AUTO else config.mode  # a run keeps what mode auto has chosen
     before = modes.optimizer_name(old["mode"], old["optimizer.name"])
     now = modes.optimizer_name(mode, config.optimizer.name)
-    if state_names(config.optimizer, before) != state_names(config.optimizer, now):
+    own, wanted = (replace(config.optimizer, name=name) for name in (before, now))
+    if before != now and state_names(own) != state_names(wanted):
         raise UserError(
             f"optimizer.name: run {config.run} has begun with {before}, and its checkpoints do not fit {now}"
             f"{'' if config.optimizer.name else f', which mode {config.mode} uses'}; add --optimizer.name {before}, or choose"
