@@ -123,22 +123,22 @@ DOWNPOUR_VARIANTS = {
 }
 
 
-# Arnold 2016: eight workers whose speeds differ; each rule has the best of five learning rates, and Adam as configured.
+# Arnold 2016: eight workers whose speeds differ; each rule has the best of several learning rates, and Adam as configured.
 _AS_CONFIGURED = ("optimizer.async_beta1=unchanged", "optimizer.async_warmup=unchanged")
 
 
-def _tuned(mode: str, rate: float, *options: str) -> dict[str, Setup]:
-    """By rate: `rate` in the middle, and each of the others twice the one before."""
-    rates = (f"{rate * factor:.4g}" for factor in (0.25, 0.5, 1, 2, 4))
+def _tuned(mode: str, rate: float, *options: str, lowest: float = 0.25) -> dict[str, Setup]:
+    """By rate: from `lowest` times `rate` to four times, each twice the one before."""
+    rates = (f"{rate * 2.0**power:.4g}" for power in range(round(math.log2(lowest)), 3))
     return {its: Setup(mode, "arnold", (*options, f"optimizer.learning_rate={its}")) for its in rates}
 
 
 TUNED: dict[str, dict[str, Setup]] = {
     "sync": _tuned("sync", 0.003 * math.sqrt(8), together(8)[0]),
-    "asynchronous": _tuned("vanilla", 0.003, *_AS_CONFIGURED),
+    "asynchronous": _tuned("vanilla", 0.003, *_AS_CONFIGURED, lowest=1 / 16),
     "staleness-aware": _tuned("staleness-aware", 0.003 * math.sqrt(8), *_AS_CONFIGURED),
 }
-TOGETHER, AWARE = (tuple(TUNED[rule].values())[2] for rule in ("sync", "staleness-aware"))
+TOGETHER, AWARE = (TUNED[rule][f"{0.003 * math.sqrt(8):.4g}"] for rule in ("sync", "staleness-aware"))
 BUNDLES = (2, 4, 8)
 
 

@@ -45,6 +45,8 @@ these corrections, which readers asked for:
   its runs, A2 (the learning rate does not depend on n).
 - On this day, too, with the results known: three seeds are no longer asked for where values are near each other, but far from
   the limit; and N1 got its clause about convergence (before, only words/s were judged).
+- Also with results known: the best of the five rates of A1's asynchronous rule was the lowest, so it gets two lower ones; and
+  each clause of A1 is inconclusive only if one of its own two rules has its best rate at the end of its list.
 - After a result had been seen, F1's limit was loosened once; the first limit is in force again.
 
 The claim of Farrell and Yang that training continues when the server dies is tested in tests/training.
@@ -179,7 +181,7 @@ PICTURES: dict[str, tuple[str, Callable[[SeededRuns, Any], None]]] = {
     "s2": ("S2: cross-entropy by compression ratio; the numbers are tau.", _thresholds),
     "s2-curves": ("S1 and S2: five workers by threshold, and one node alone.", _curves(_TAUS, *_WORDS)),
     "f1": ("F1 and F2: downpour with AdaGrad; the gray line is the cross-entropy to which F1 compares times.", _workers),
-    "a1": ("A1 and A2: eight workers; the first three rules each with the best of five rates.", _rules),
+    "a1": ("A1 and A2: eight workers; the first three rules each with the best of its rates.", _rules),
     "n1": ("N1: four workers in mode overlap, by the share of gradients that is lost.",
            _curves(_LOSSES, "seconds", 1, "virtual seconds", highest=6.0)),
 }  # fmt: skip

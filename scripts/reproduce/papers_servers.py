@@ -90,19 +90,20 @@ def best_rates(found: SeededRuns) -> dict[str, Setup]:
 
 
 def a1(found: SeededRuns) -> Judged:
-    """Each with the best of its rates; if this is the lowest or the highest one tried, nothing is known."""
-    best, text, inside = best_rates(found), [], True
-    for name, rates in papers.TUNED.items():
-        rate = next(rate for rate, setup in rates.items() if setup == best[name])
-        inside = inside and rate not in (next(iter(rates)), next(reversed(rates)))
-        text.append(f"{name} {after_words(found, best[name]):.3f} (rate {rate})")
-    clauses = [
-        compared(found, "better than without this division", best["staleness-aware"], best["asynchronous"], high=1.0),
-        compared(found, "almost as synchronous ones", best["staleness-aware"], best["sync"], high=SAME),
-    ]
-    if not inside:
-        clauses = [Clause(f"{clause.says} (the best rate may lie outside those tried)", None) for clause in clauses]
-    return f"cross-entropy after equal words: {', '.join(text)}", clauses
+    """Each rule with the best of its rates; if this is the lowest or the highest one tried, nothing is known about it."""
+    best = best_rates(found)
+    rates = {name: next(rate for rate, its in papers.TUNED[name].items() if its == best[name]) for name in best}
+    outside = {name for name, rate in rates.items() if rate in (list(papers.TUNED[name])[at] for at in (0, -1))}
+
+    def clause(says: str, other: str, high: float) -> Clause:
+        if outside & {"staleness-aware", other}:
+            return Clause(f"{says} (the best rate may lie outside those tried)", None)
+        return compared(found, says, best["staleness-aware"], best[other], high=high)
+
+    shown = (f"{name} {after_words(found, setup):.3f} (rate {rates[name]})" for name, setup in best.items())
+    return f"cross-entropy after equal words: {', '.join(shown)}", [
+        clause("better than without this division", "asynchronous", 1.0), clause("almost as synchronous ones", "sync", SAME),
+    ]  # fmt: skip
 
 
 def a2(found: SeededRuns) -> Judged:
