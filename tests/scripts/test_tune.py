@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from reproduce import bleu
+from reproduce import bleu, codec_sensitivity
 from reproduce.campaign import Job, side_by_side
 from reproduce.comparison_page import scaling, table, times
 from reproduce.places import FAST, MACHINES, PLACES, SLOW, STRAGGLER
@@ -271,6 +271,56 @@ def test_refining_finds_better_values_one_by_one_and_then_together(tmp_path: Pat
     assert {length: lengths.count(length) for length in (500, 1000, 2000)} == {500: 4, 1000: 13, 2000: 6}
     assert refine(first, trials, tmp_path, 1) == best
     assert len(lengths) == 23, "known trials are not run again"
+
+
+def test_refining_ends_with_the_last_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refine = runpy.run_path(str(ROOT / "scripts" / "tune"))["refine"]
+    trials = Trials(tmp_path / "none.csv")
+    for words, value in ((500, 5.0), (1000, 4.0), (2000, 3.0)):
+        trials.found[trial(ALONE, words)] = [{**each, "seconds": float(words)} for each in falling([value] * 5)]
+
+    def run(its: list[Trial], *_: object) -> None:
+        for each in its:
+            trials.found[each] = falling([2.9 if "plan=threshold.density=0.03" in each.settings else 3.0] * 5)
+
+    monkeypatch.setitem(refine.__globals__, "run", run)
+    first = trial("strom", 2000, 0, "rate=0.002", "warmup=800", "beta1=0.15", "floor=1")
+    run([first])
+    assert refine(first, trials, tmp_path, 1) == replace(first, settings=(*first.settings, "plan=threshold.density=0.03"))
+    plans = [each.settings[-1] for each in trials.found if each.settings and "density" in each.settings[-1]]
+    assert plans == [f"plan=threshold.density={share}" for share in (0.003, 0.03, 0.1)], "each once, with the best settings"
+
+
+def test_cheaper_codecs_change_only_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here, a codec as charged takes as long as everything else."""
+    trials, output = Trials(tmp_path / "none.csv"), tmp_path / "page.md"
+    trials.found[trial(ALONE, 1000)] = ends(1000, 10, 4.0)
+    trials.found[trial(ALONE, 2000)] = ends(2000, 20, 3.0)
+    plan = "plan=low_rank.rank=8,low_rank.dense_updates=0"
+    trials.found[trial("low-bit", 2000)] = ends(2000, 10, 3.0)
+    trials.found[trial("powersgd", 2000, 0, plan)] = ends(2000, 16, 3.0)
+
+    def side_by_side(jobs: list[Job], _: int) -> None:
+        for job in jobs:
+            options = dict(
+                str(part)[2:].split("=", 1) for part in job.command if str(part).startswith("--") and "=" in str(part)
+            )
+            its = cluster.load(
+                ROOT / PLACES[FAST].cluster, {k.removeprefix("cluster."): v for k, v in options.items() if "cluster." in k}
+            )
+            cost = its.device.codecs["low-bit"].encode.per_unit / 0.34e-9
+            assert its.device.encode.per_unit == pytest.approx(0.15e-9 * cost)
+            pace = (2 if options.get("low_rank.rank") == "2" else 1) / (1 + cost)
+            job.finished.parent.mkdir(parents=True, exist_ok=True)
+            job.finished.write_text(json.dumps({"words_per_second": pace}))
+
+    monkeypatch.setattr(codec_sensitivity, "side_by_side", side_by_side)
+    codec_sensitivity.write(trials, tmp_path, 1, output)
+    assert [line for line in output.read_text().splitlines() if line.startswith("| 1 Gbit/s")] == [
+        "| 1 Gbit/s | `low-bit` | 2.00 | 2.67 | 4.00 |",
+        "| 1 Gbit/s | `powersgd` | 1.25 | 1.67 | 2.50 |",
+        "| 1 Gbit/s | `powersgd`, bytes of a large model | 2.50 | 3.33 | 5.00 |",
+    ]
 
 
 @pytest.mark.parametrize(
