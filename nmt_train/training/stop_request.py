@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 # The signals that ask training to stop, each with what `nmt-train --devices` sends to mpirun instead: mpirun kills its ranks
-# soon after SIGINT or SIGTERM, but passes other signals on.
-PASSED_ON = {signal.SIGINT: signal.SIGUSR2, signal.SIGTERM: signal.SIGALRM, signal.SIGUSR1: signal.SIGUSR1}
-ENDS = tuple(PASSED_ON)
-_MEANT = {number: number for number in ENDS} | {sent: number for number, sent in PASSED_ON.items()}
+# soon after SIGINT or SIGTERM, but passes on those in `_MEANT`. SIGHUP comes when the terminal is closed; ranks take it for
+# SIGTERM, because mpirun passes no fourth signal on.
+PASSED_ON = {
+    signal.SIGINT: signal.SIGUSR2,
+    signal.SIGTERM: signal.SIGALRM,
+    signal.SIGUSR1: signal.SIGUSR1,
+    signal.SIGHUP: signal.SIGALRM,
+}
+_MEANT = {signal.SIGUSR2: signal.SIGINT, signal.SIGALRM: signal.SIGTERM, signal.SIGUSR1: signal.SIGUSR1}
 _REPEATS = 1.0  # seconds after a request within which further signals repeat it
 
 
@@ -55,8 +60,22 @@ class SignalFilter:
 
 
 @contextmanager
+def handled_by(handler: Callable[[int, FrameType | None], None], more: Iterable[signal.Signals] = ()) -> Iterator[None]:
+    """In this context, `handler` handles the signals that ask for a stop, and `more`. With nohup, SIGHUP remains ignored."""
+    numbers = {*PASSED_ON, *more}
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        numbers.remove(signal.SIGHUP)
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+@contextmanager
 def handling(ask: Callable[[signal.Signals], None], clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """In this context, pass the first SIGINT, SIGTERM or SIGUSR1 to `ask`, also one that mpirun has passed on.
+    """In this context, pass the first SIGINT, SIGTERM, SIGHUP or SIGUSR1 to `ask`, also one that mpirun has passed on.
 
     A second request raises KeyboardInterrupt.
     """
@@ -69,11 +88,7 @@ def handling(ask: Callable[[signal.Signals], None], clock: Callable[[], float] =
         if asked:
             raise KeyboardInterrupt
         asked = True
-        ask(_MEANT[signal.Signals(number)])
+        ask(_MEANT.get(signal.Signals(number), signal.Signals(number)))
 
-    previous = {number: signal.signal(number, handle) for number in _MEANT}
-    try:
+    with handled_by(handle, _MEANT):
         yield
-    finally:
-        for number, before in previous.items():
-            signal.signal(number, before)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,7 +198,7 @@ def lines(process: subprocess.Popen[str]) -> Iterator[str]:
     yield from iter(process.stderr.readline, "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_save_and_exit_as_a_shell_expects(make: Make, tmp_path: Path, number: signal.Signals) -> None:
     config = make(stop__after="1000e", log__every="1u", checkpoint__every="1000u")
     process = subprocess.Popen(command(config, tmp_path), stderr=subprocess.PIPE, text=True)
@@ -210,6 +211,38 @@ def test_signals_save_and_exit_as_a_shell_expects(make: Make, tmp_path: Path, nu
     facts, _ = final(config)
     assert facts["progress"]["updates"] >= 3
     assert any(f"{number.name} received" in line for line in output)
+
+
+# Makes its standard input the terminal of its session, and becomes the command in its arguments.
+ON_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def test_a_closed_terminal_loses_nothing(make: Make, tmp_path: Path) -> None:
+    config = make(stop__after="1000e", log__every="1u", checkpoint__every="1000u")
+    ours, its = os.openpty()
+    termios.tcsetwinsize(its, (24, 80))
+    given = [sys.executable, "-c", ON_TERMINAL, *command(config, tmp_path)]
+    process = subprocess.Popen(given, stdin=its, stdout=its, stderr=its, start_new_session=True)
+    os.close(its)
+    shown = ""
+    while "Up. 3 " not in shown:
+        shown += os.read(ours, 1000).decode(errors="replace")
+    assert "elapsed" in shown, "there is a progress bar"
+    os.close(ours)
+    assert process.wait(timeout=60) == 128 + signal.SIGHUP
+    assert final(config)[0]["progress"]["updates"] >= 3
+
+
+def test_nohup_outlives_the_terminal(make: Make, tmp_path: Path) -> None:
+    config = make(stop__after="6u", log__every="1u")
+    process = subprocess.Popen(
+        ["nohup", *command(config, tmp_path)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    for line in lines(process):
+        if "Up. 3 " in line:
+            process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=60) == 0
+    assert final(config)[0]["progress"]["updates"] == 6
 
 
 def test_sigkill_while_saving_all_the_time_leaves_a_good_checkpoint(make: Make, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from nmt_train.common.errors import UserError
-from nmt_train.training.stop_request import ENDS, PASSED_ON, SignalFilter
+from nmt_train.training.stop_request import PASSED_ON, SignalFilter, handled_by
 
 TRAIN = "nmt_train.cli.entry"  # the module of nmt-train
 _LAST_LINES = re.compile("(?!error: rank .* has not ended for )error: |MPI_ABORT was invoked")  # of a job that fails
@@ -59,16 +59,12 @@ def mpirun(
             asked.append(number)
             tell()
 
-    before = {number: signal.signal(number, ask) for number in ENDS}
-    try:
+    with handled_by(ask):
         job = subprocess.Popen(
             command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True, errors="replace"
         )
         tell()
         status = _follow(job, heard)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return 128 + asked[0] if asked else status
 
 

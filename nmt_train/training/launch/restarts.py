@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,14 +18,14 @@ from types import FrameType
 from nmt_train.common import launcher
 from nmt_train.common.errors import TRY_AGAIN, UserError
 from nmt_train.training.launch import mpirun as launch
-from nmt_train.training.stop_request import ENDS
+from nmt_train.training.stop_request import PASSED_ON, handled_by
 
 _ANSWER = 10.0  # seconds for a machine to answer
 # Log messages of a run: after it has emptied its folder, when it has begun, and at its end.
 _STARTED_OVER, _BEGUN, _STOPPED = "] started over", "] in force: ", "] stopped: "
 _PAUSE = 2.0  # seconds between an end and the next start
-# Success, a user error, or a stop by SIGINT, SIGUSR1 or SIGTERM. After any other status, a restart may help.
-_FINAL = frozenset({0, 2, 128 + 2, 128 + 10, 128 + 15})
+# Success, a user error, or a stop by a signal. After any other status, a restart may help.
+_FINAL = frozenset({0, 2, *(128 + number for number in PASSED_ON)})
 # Strict, because ssh and other remote launchers could interpret other text as options or commands.
 _NAME, _ADDRESS = r"\w[\w.-]*", r"[0-9a-f:]*:[0-9a-f:.]*(?:%\w+)?"  # names and IPv4; IPv6
 _LINE = re.compile(rf"((?:{_NAME}@)?(?:{_NAME}|{_ADDRESS}))(?:\s+slots\s*=\s*(\d{{1,5}}))?", re.ASCII | re.IGNORECASE)
@@ -120,14 +119,11 @@ def supervise(job: Job, ranks: int) -> int:
     def ask(number: int, frame: FrameType | None) -> None:
         raise _Asked(number)
 
-    before = {number: signal.signal(number, ask) for number in ENDS}
     try:
-        return _repeat(job, ranks)
+        with handled_by(ask):
+            return _repeat(job, ranks)
     except _Asked as asked:
         return 128 + int(asked.args[0])
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _repeat(job: Job, ranks: int) -> int:

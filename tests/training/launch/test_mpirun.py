@@ -115,6 +115,20 @@ while [ ! -e {tmp_path}/heard ]; do sleep 0.01; done
     assert (tmp_path / "heard").read_text(encoding="utf-8") == "USR1\n"
 
 
+def test_a_closed_terminal_is_passed_on_to_mpirun_as_a_signal_that_it_forwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f"""#!/bin/sh
+trap 'echo ALRM >> {tmp_path}/heard' ALRM
+kill -HUP $PPID
+while [ ! -e {tmp_path}/heard ]; do sleep 0.01; done
+"""
+    (tmp_path / "mpirun").write_text(script, encoding="utf-8")
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert launch.mpirun(2, [], (), lambda line: None) == 128 + signal.SIGHUP
+
+
 def test_an_mpirun_whose_ranks_here_are_gone_is_killed_though_nobody_has_said_that_they_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
