@@ -25,8 +25,8 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 def known(devices: str | list[int]) -> str | list[int]:
     """Return `devices:`, with a single GPU number as a list; raise UserError if its form is invalid. Accesses no device."""
-    if isinstance(devices, str) and devices.isdigit():
-        devices = [int(devices)]
+    if isinstance(devices, str) and (number := re.fullmatch(r"\[?\s*(\d+)\s*\]?", devices)):
+        devices = [int(number[1])]
     if not devices:
         raise UserError("devices: the list names no GPU; write auto, cpu, cuda, all or numbers like [0]")
     if isinstance(devices, str) and devices not in ("auto", "all") and not _SEVERAL.fullmatch(devices):

@@ -95,6 +95,11 @@ def test_ranks_may_share_a_gpu_where_devices_says_how_many(
     )
 
 
+@pytest.mark.parametrize("devices", ["1", "[1]", "[ 1 ]", [1]])
+def test_a_gpu_is_named_by_its_number_also_on_the_command_line(devices: str | list[int], gpus: list[str]) -> None:
+    assert device.choose(devices) == [torch.device("cuda", 1)]
+
+
 def test_nccl_is_refused_between_ranks_on_one_gpu(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make(devices="cuda x 2", exchange__algorithm="torch")
     assert "torch (NCCL) needs one GPU per rank" in refused(config, [0, 0], ["GPU a"] * 2, monkeypatch)
