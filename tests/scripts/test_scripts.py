@@ -1,8 +1,9 @@
-"""The demo corpus, the corpus fetcher, and the frame of check_gpu."""
+"""The demo corpus, the corpus fetcher, the frame of check_gpu, and the table of experiment_modes."""
 
 from __future__ import annotations
 
 import gzip
+import math
 import runpy
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 from conftest import ROOT
 
 CHECK_GPU = runpy.run_path(str(ROOT / "scripts" / "check_gpu"))
+EXPERIMENT = runpy.run_path(str(ROOT / "scripts" / "experiment_modes"))
 GRAMMAR = runpy.run_path(str(ROOT / "scripts" / "make_demo_corpus"))
 
 
@@ -187,3 +189,17 @@ def test_a_row_of_check_gpu_that_hangs_is_ended_with_all_that_it_has_started(
     row = CHECK_GPU["Row"]("hangs", 1.0, lambda device, folder: "")
     done = CHECK_GPU["run"](row, "cpu", tmp_path)
     assert (done["passed"], done["found"]) == (False, "not done in 1 s; status -9")
+
+
+def test_the_time_to_a_cross_entropy_lies_on_the_line_between_two_validations() -> None:
+    curve = [(30.0, 5.0), (60.0, 4.0), (90.0, 3.0)]
+    assert [EXPERIMENT["seconds_to"](level, curve) for level in (5.5, 4.5, 3.25, 2.0)] == [30, 45, 82.5, math.inf]
+
+
+def test_a_table_says_the_median_the_range_and_what_did_not_reach_a_level() -> None:
+    said = EXPERIMENT["said"]
+    assert said([1234.4], 0) == "1,234"
+    assert said([3, 1, 2], 1) == "2.0 (1.0 to 3.0)"
+    assert said([3, math.inf, 2], 0) == "3 (2 to 3; 1 did not reach it)"
+    assert said([math.inf, math.inf, 2], 0) == "(2 to 2; 2 did not reach it)"
+    assert said([math.inf], 0) == said([math.inf, math.inf], 0) == ""
