@@ -114,7 +114,7 @@ def overview(trials: Trials, output: Path) -> None:
 
     A line is the range of several seeds; a pale bar is a single run. Rivals are hatched.
     """
-    figure, axes = new_figure(width=9, height=4.4)
+    figure, axes = new_figure(width=10.5, height=4.4)
     networks = [place for place in (*reversed(NETWORKS), FASTEST) if len(trials.alone(place)) > 1]
     longest = max(trial.words for trial in trials.found if trial.system == ALONE and trial.place == FAST)
     found: list[dict[str, list[float]]] = []
@@ -122,7 +122,7 @@ def overview(trials: Trials, output: Path) -> None:
         tuned = {system: trials.tuned(system, network) for system in SYSTEMS if system not in (ALONE, IDEAL)}
         complete = {system: trial for system, trial in tuned.items() if trial is not None and trial.words == longest}
         found.append({name: trials.speedups(trial) for name, trial in complete.items()})
-    width = 0.8 / max(1, *map(len, found))
+    width = 0.9 / max(1, *map(len, found))
     for place, its in enumerate(found):
         for number, (system, values) in enumerate(sorted(its.items(), key=lambda item: -mean(item[1]))):
             where, height, top = place + (number - (len(its) - 1) / 2) * width, mean(values), max(values)
@@ -131,7 +131,7 @@ def overview(trials: Trials, output: Path) -> None:
             axes.bar(where, height, width=0.9 * width, alpha=1 if len(values) > 1 else 0.5, label=label, **look)
             if len(values) > 1:
                 axes.errorbar(where, height, [[height - min(values)], [top - height]], color="black", linewidth=0.8, capsize=2)
-            axes.text(where, top, f"{height:.1f}", ha="center", va="bottom", fontsize=8)
+            axes.text(where, top, f"{height:.1f}", ha="center", va="bottom", fontsize=7)
     axes.axhline(1, color="black", linewidth=0.8)
     if (ideal := trials.tuned(IDEAL, FAST)) is not None:
         best = mean(trials.speedups(ideal))
