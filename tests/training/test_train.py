@@ -198,6 +198,7 @@ def lines(process: subprocess.Popen[str]) -> Iterator[str]:
     yield from iter(process.stderr.readline, "")
 
 
+@pytest.mark.usefixtures("without_nohup")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_save_and_exit_as_a_shell_expects(make: Make, tmp_path: Path, number: signal.Signals) -> None:
     config = make(stop__after="1000e", log__every="1u", checkpoint__every="1000u")
@@ -217,6 +218,7 @@ def test_signals_save_and_exit_as_a_shell_expects(make: Make, tmp_path: Path, nu
 ON_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 
 
+@pytest.mark.usefixtures("without_nohup")
 def test_a_closed_terminal_loses_nothing(make: Make, tmp_path: Path) -> None:
     config = make(stop__after="1000e", log__every="1u", checkpoint__every="1000u")
     ours, its = os.openpty()
@@ -229,7 +231,10 @@ def test_a_closed_terminal_loses_nothing(make: Make, tmp_path: Path) -> None:
         shown += os.read(ours, 1000).decode(errors="replace")
     assert "elapsed" in shown, "there is a progress bar"
     os.close(ours)
-    assert process.wait(timeout=60) == 128 + signal.SIGHUP
+    try:
+        assert process.wait(timeout=60) == 128 + signal.SIGHUP
+    finally:
+        process.kill()
     assert final(config)[0]["progress"]["updates"] >= 3
 
 

@@ -115,6 +115,7 @@ while [ ! -e {tmp_path}/heard ]; do sleep 0.01; done
     assert (tmp_path / "heard").read_text(encoding="utf-8") == "USR1\n"
 
 
+@pytest.mark.usefixtures("without_nohup")
 def test_a_closed_terminal_is_passed_on_to_mpirun_as_a_signal_that_it_forwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
