@@ -39,7 +39,7 @@ CLAIMS: tuple[Claim[SeededRuns], ...] = (
           "the rate of AdaGrad was chosen with two workers, and that of SGD was not tuned"),
     Claim("A1", "Arnold 3.3", "divided by staleness, asynchronous updates converge almost as well as synchronous ones",
           servers.a1,
-          "divided by staleness, updates bear a rate almost six times as high, but do not learn more"),
+          "divided by staleness, updates bear a rate almost six times as high, but learned only as much (one seed)"),
     Claim("A2", "Arnold 3.3", "n-softsync goes from asynchronous (n = 1) to synchronous (n = workers)", servers.a2),
     Claim("N1", "Noel & Osindero, in thesis 2.3.4",
           "with up to 10% of messages lost by an unreliable protocol, convergence is faster than with a reliable one",
