@@ -109,6 +109,11 @@ class Config:
     def _check_patience(self) -> Config:
         if self.stop.patience and self.validation.every is None:
             raise ValueError("stop.patience counts validations, but validation.every is null; set it, or remove stop.patience")
+        if self.optimizer.stall_factor != 1 and self.validation.every is None:
+            raise ValueError(
+                "optimizer.stall_factor counts validations, but validation.every is null; set it, or remove"
+                " optimizer.stall_factor"
+            )
         return self
 
     @model_validator(mode="after")

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import math
 import os
+import platform
 import re
 import shutil
 import socket
@@ -84,6 +85,11 @@ def identity(own: torch.device) -> str:
     unique = getattr(torch.cuda.get_device_properties(own), "uuid", None)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return f"GPU {unique or (visible[own.index] if visible[0] else own.index)}"
+
+
+def described(own: torch.device) -> str:
+    """The type of a device, such that devices of the same type round alike."""
+    return f"a CPU ({platform.machine()})" if own.type == "cpu" else str(torch.cuda.get_device_properties(own).name)
 
 
 def prepare(devices: str | list[int], threads: int, nodes: tuple[int, ...] = (0,), rank: int = 0) -> torch.device:

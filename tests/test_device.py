@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +46,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def refused(config: Config, nodes: list[int], identities: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
     """What rank 0 says of ranks that compute on these GPUs; nothing if they may train."""
     monkeypatch.setattr(device, "identity", lambda own: own)
+    monkeypatch.setattr(device, "described", lambda own: "a GPU")
     made = transports(nodes)
     steps = [lambda w=w, its=its: start._compare_devices(config, w, its) for w, its in zip(made, identities, strict=True)]
     try:
@@ -83,6 +85,17 @@ def test_ranks_on_one_gpu_are_refused_by_name(make: Make, monkeypatch: pytest.Mo
     said = refused(make(), [0, 1, 1], ["GPU a", "GPU b", "GPU b"], monkeypatch)
     assert said.startswith("devices: rank 1 (host host1) and rank 2 (host host1) compute on the same GPU b; start at most one")
     assert said.endswith("devices: cuda x 2")
+
+
+@pytest.mark.parametrize(
+    ("mode", "wrong"), [("sync", True), ("low-bit", True), ("sparse-overlap", False), ("local-sgd", False)]
+)
+def test_ranks_that_each_update_a_copy_by_gradients_need_equal_devices(make: Make, mode: str, wrong: bool) -> None:
+    equal, first = ["H100", "H100"], transports([0, 1])[0]
+    start._refuse_unequal(make(mode=mode), first, equal)
+    said = r"rank 1 \(host host1\) computes on a CPU \(x86_64\), but rank 0 \(host host0\) on H100: in mode .*; use equal"
+    with pytest.raises(UserError, match=said) if wrong else nullcontext():
+        start._refuse_unequal(make(mode=mode), first, ["H100", "a CPU (x86_64)"])
 
 
 def test_ranks_may_share_a_gpu_where_devices_says_how_many(

@@ -93,8 +93,14 @@ def command(arguments: Sequence[str]) -> int:
         options.error("give either --cluster (one of configs/clusters, or your own), --profile or --measure")
     if given.hosts is not None and not given.measure:
         options.error("--hosts belongs to --measure")
+    if given.steps is not None and given.cluster is not None:
+        options.error("--steps belongs to --measure and --profile; with --cluster, give --timing-only N")
     if (given.timing_only is not None) + (given.model is not None) + given.compare > 1:
         options.error("give only one of --timing-only, --model and --compare")
+    trains = given.cluster is not None and given.timing_only is None and given.model is None and not given.compare
+    for name in ("shuffle_seed", "overwrite", "force"):
+        if getattr(given, name) not in (None, False) and not trains:
+            options.error(f"--{name.replace('_', '-')} belongs to simulated training; remove it")
     if given.measure and given.hosts is not None and not launcher.launched():
         return run_once(read_hosts(given.hosts), arguments, "nmt_train.cli.simulate")
     from nmt_train.simulation.simulate import advise, measure_machines, predict, profile, simulate, time_only

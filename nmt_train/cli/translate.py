@@ -32,7 +32,7 @@ def parser() -> cli.Parser:
         help="print the N best translations of each line: line number from 0 ||| text ||| log p ||| score",
     )
     options.add_argument(
-        "--window", type=cli.positive, default=None, metavar="N", help="lines to read ahead (default: 2000; 1 on a terminal)"
+        "--window", type=cli.lines, default=None, metavar="N", help="lines to read ahead (default: 2000; 1 on a terminal)"
     )
     options.add_argument(
         "--on-error", choices=("stop", *_INVALID), default="stop",
@@ -60,6 +60,10 @@ def command(arguments: Sequence[str]) -> int:
     translator = Translator(model, vocabulary, search, given.batch_tokens)
     if sys.stdin is None:
         raise UserError("standard input is closed; give the lines to translate, as in nmt-translate --model RUN < FILE")
+    if sys.stdout is None:
+        raise UserError(
+            "standard output is closed; say where the translations should go, as in nmt-translate --model RUN > FILE"
+        )
     window = given.window or (1 if sys.stdin.isatty() else 2000)
     lines = Lines(sys.stdin.buffer, "standard input", given.on_error)
     for number, found in enumerate(translator.stream(lines, window)):
@@ -75,7 +79,11 @@ def command(arguments: Sequence[str]) -> int:
         if window == 1:
             sys.stdout.buffer.flush()
     sys.stdout.buffer.flush()
-    for numbers, what in ((translator.cut, "longer than 1,000 pieces: cut"), (lines.invalid, _INVALID.get(given.on_error, ""))):
+    for numbers, what in (
+        (translator.cut, "longer than 1,000 pieces: cut"),
+        (translator.unknown_codes, "with a language code that the model does not know: read as text"),
+        (lines.invalid, _INVALID.get(given.on_error, "")),
+    ):
         if numbers:
             some = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
             print(f"warning: {len(numbers)} of the lines are {what} (line {some})", file=sys.stderr)

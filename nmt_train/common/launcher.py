@@ -47,6 +47,8 @@ def terminal() -> TextIO | None:
     mpirun gives its ranks pipes and forwards what they write. The terminal of mpirun itself, or of the command that started it
     on this machine, is found by way of the parent processes.
     """
+    if sys.stderr is None:  # the caller has closed it
+        return None
     if sys.stderr.isatty():
         return sys.stderr
     process = os.getpid()

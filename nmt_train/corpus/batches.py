@@ -48,8 +48,11 @@ class Batches:
 
     def __init__(self, stores: Stores, corpus: CorpusConfig, batch: BatchConfig, vocabulary: Vocabulary, seed: int) -> None:
         self.stores, self._config, self._vocabulary, self._seed = stores, batch, vocabulary, seed
-        if corpus.vocabulary.sampling and isinstance(vocabulary, VocabularyPair):
-            raise UserError("corpus.vocabulary.sampling: needs one SentencePiece model for both sides; set it to 0")
+        if corpus.vocabulary.sampling and not vocabulary.can_resample():
+            raise UserError(
+                "corpus.vocabulary.sampling: needs one SentencePiece model of type unigram for both sides, and this run's"
+                " vocabulary is another; set it to 0"
+            )
         self._label, self._longest = corpus.label, corpus.max_length
         if any(part.noise for part in corpus.parts) and isinstance(vocabulary, VocabularyPair):
             raise UserError("corpus.train: noise needs one SentencePiece model for both sides; remove it")

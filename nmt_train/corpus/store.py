@@ -142,6 +142,11 @@ def open_stores(config: CorpusConfig, vocabulary: Vocabulary, fallback: Path) ->
     Raises UserError as `open_store` does.
     """
     found, folder = config.parts, cache.folder(config.cache)
+    for number, part in enumerate(found):
+        if not vocabulary.knows(part.tag):
+            raise UserError(
+                f"{config.label(number)}: tag {part.tag} is unknown to the vocabulary of this run; choose one that it knows"
+            )
     stores = [
         open_store(part, config.label(number), vocabulary, (folder, fallback), config.max_ratio)
         for number, part in enumerate(found)

@@ -16,7 +16,7 @@ from nmt_train.corpus import MAX_RATIO, CorpusPart, Files
 
 # Control characters and Unicode line separators, which would break the rule of one sentence per line; tabs are kept.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
-_LONGEST_LINE = 10_000_000
+LONGEST_LINE = 10_000_000
 _SMALL = 1 << 26  # a .gz file of any size may contain this many bytes of text
 _BOM = b"\xef\xbb\xbf"
 
@@ -38,10 +38,10 @@ def decode_lines(stream: BinaryIO, name: str, invalid: Callable[[int, bytes], st
     A UserError names the file and the line of invalid UTF-8 (`NotUtf8`) or of a line that is too long to be text; such a line
     is rejected before it fills the memory.
     """
-    for number, raw in enumerate(iter(lambda: stream.readline(_LONGEST_LINE), b""), 1):
-        if len(raw) == _LONGEST_LINE:
+    for number, raw in enumerate(iter(lambda: stream.readline(LONGEST_LINE), b""), 1):
+        if len(raw) == LONGEST_LINE:
             raise UserError(
-                f"{name}, line {number}: longer than {_LONGEST_LINE:,} bytes; give a text file with one sentence per line"
+                f"{name}, line {number}: longer than {LONGEST_LINE:,} bytes; give a text file with one sentence per line"
             )
         if number == 1:
             raw = raw.removeprefix(_BOM)

@@ -20,7 +20,7 @@ import sentencepiece
 from nmt_train.common.errors import UserError, unreadable
 from nmt_train.common.paths import expanded
 from nmt_train.corpus import CorpusConfig, VocabularyConfig
-from nmt_train.corpus.text import read_pairs
+from nmt_train.corpus.text import LONGEST_LINE, read_pairs
 
 PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
 SOURCE, TARGET = 0, 1  # the sides of a pair
@@ -72,9 +72,24 @@ class Vocabulary:
         ids: list[list[int]] = self._processor.encode(list(lines), num_threads=os.cpu_count() or 1)
         return ids
 
+    def knows(self, tag: str) -> bool:
+        """Whether a tag before a source is encoded without loss."""
+        return UNKNOWN not in self.encode([tag])[0]
+
+    def unknown_code(self, line: str) -> str:
+        """The language code at the beginning of a source, if the vocabulary should have a piece for it, but has none."""
+        return ""
+
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Return the detokenized text of each sequence; begin, end and padding produce no text."""
         return [self._processor.decode([int(i) for i in sequence if i > END or i == UNKNOWN]) for sequence in ids]
+
+    def can_resample(self) -> bool:
+        """Whether `resample` is possible: SentencePiece finds several segmentations only with a unigram model."""
+        try:
+            return bool(self._processor.nbest_encode_as_ids("a", 2))
+        except RuntimeError:
+            return False
 
     def resample(self, ids: np.ndarray, power: float, candidates: int, random: np.random.Generator) -> list[int]:
         """Sample a segmentation of the same text from the `candidates` best, with weights probability^`power` (Kudo 2018).
@@ -133,15 +148,33 @@ class VocabularyPair(Vocabulary):
     def encode(self, lines: Sequence[str], side: int = SOURCE) -> list[list[int]]:
         codes, texts = [], []
         for line in lines:
-            code = line[: line.find("<<") + 2] if side == SOURCE and line.startswith(">>") and "<<" in line else ""
+            code = _code(line) if side == SOURCE else ""
+            if code not in self._ids:  # ordinary text may look like one
+                code = ""
             codes.append([code] if code else [])
             texts.append(line[len(code) :])
         found = self.sides[side].encode(texts, out_type=str, num_threads=os.cpu_count() or 1)
         return [[self._ids.get(piece, UNKNOWN) for piece in code + pieces] for code, pieces in zip(codes, found, strict=True)]
 
+    def knows(self, tag: str) -> bool:
+        return not self.unknown_code(tag) and super().knows(tag)
+
+    def unknown_code(self, line: str) -> str:
+        code = _code(line)
+        return "" if code in self._ids else code
+
+    def can_resample(self) -> bool:
+        return False
+
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         texts = ([self.pieces[int(i)] for i in sequence if i > END or i == UNKNOWN] for sequence in ids)
         return [str(self.sides[TARGET].decode_pieces(pieces)).strip() for pieces in texts]
+
+
+def _code(line: str) -> str:
+    """The language code that a line begins with, such as >>fra<<, or an empty string."""
+    found = re.match(r">>[^\s<>]+<<", line)
+    return found[0] if found else ""
 
 
 def _processor(model: bytes, where: str) -> sentencepiece.SentencePieceProcessor:
@@ -177,6 +210,7 @@ def train(config: CorpusConfig) -> Vocabulary:
             eos_id=END,
             user_defined_symbols=list(dict.fromkeys(part.tag for part in config.parts if part.tag)),
             num_threads=os.cpu_count() or 1,
+            max_sentence_length=LONGEST_LINE,  # else it leaves out lines of more than 4,192 bytes
             minloglevel=2,
         )
     except RuntimeError as error:

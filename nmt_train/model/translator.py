@@ -27,16 +27,23 @@ class Translator:
         self, model: Transformer | Ensemble, vocabulary: Vocabulary, config: SearchConfig, batch_tokens: int = 2048,
         longest: int = 1000,
     ) -> None:  # fmt: skip
-        """longest: sources are truncated to this number of pieces, including END. cut: the numbers of the truncated sources."""
+        """longest: sources are truncated to this number of pieces, including END.
+
+        cut: the numbers of the truncated sources. unknown_codes: of those that begin with an unknown language code.
+        """
         self.model, self.vocabulary, self.config = model, vocabulary, config
         self._batch_tokens, self._longest = batch_tokens, longest
         self.cut: list[int] = []
+        self.unknown_codes: list[int] = []
         self._lines = 0  # sources so far
 
     def stream(self, lines: Iterable[str], window: int = 2000) -> Iterator[list[tuple[str, Hypothesis]]]:
         """Yield the n-best list of (text, hypothesis) for each line, in order; read `window` lines ahead."""
         iterator = iter(lines)
         while chunk := list(islice(iterator, window)):
+            self.unknown_codes += [
+                self._lines + number for number, line in enumerate(chunk, 1) if self.vocabulary.unknown_code(line)
+            ]
             for hypotheses in self.translate([np.array(ids) for ids in self.vocabulary.encode(chunk)]):
                 texts = self.vocabulary.decode([hypothesis.ids for hypothesis in hypotheses])
                 yield list(zip(texts, hypotheses, strict=True))

@@ -44,6 +44,7 @@ def convert(vocabulary: Vocabulary) -> Any:
         )
     pieces = [(piece.piece, piece.score) for piece in model.pieces]
     own = [piece.piece for piece in model.pieces if piece.type == _USER_DEFINED]
+    own.sort(key=len, reverse=True)  # SentencePiece takes the longest one that fits, a regular expression the first
     if trained.model_type == _UNIGRAM:
         tokenizer = Tokenizer(models.Unigram(pieces, UNKNOWN, trained.byte_fallback))
     else:

@@ -61,6 +61,11 @@ def _local_gradient(mode: Mode, config: Config) -> str | None:
         return "exchange.local_gradient: needs exchange.per: device, but exchange.per is node; remove one of them"
     if settings.local_gradient and config.optimizer.at == "worker":
         return "exchange.local_gradient: needs optimizer.at: shard, but optimizer.at is worker; remove one of them"
+    if settings.local_gradient and (SCHEDULES[mode.schedule].updates or not chosen(mode.schedule, config).one_call):
+        return (
+            f"exchange.local_gradient: schedule {mode.schedule} of mode {config.mode} does not receive parameters for every"
+            " gradient that it sends; remove it"
+        )
     return None
 
 
@@ -224,6 +229,21 @@ def _shards(mode: Mode, config: Config) -> str | None:
         return (
             "exchange.one_node_at_a_time: a worker waits for one machine's answer, but in rounds this answer waits for all"
             " workers; set it to false"
+        )
+    if settings.backup and not holds:
+        return (
+            f"exchange.backup: discards late pushes to rounds, but exchange.rule {settings.rule} has none; set"
+            " exchange.rule: rounds, or exchange.backup: 0"
+        )
+    if holds and (settings.bundle or 1) > 1:
+        return (
+            f"exchange.bundle: a round of exchange.rule {settings.rule} ends when all workers have pushed, not after a number"
+            " of pushes; set exchange.bundle: 1, or another rule"
+        )
+    if holds and settings.backup and SCHEDULES[mode.schedule].max_in_flight:
+        return (
+            f"exchange.backup: with schedule {mode.schedule} of mode {config.mode}, every push is computed on older parameters,"
+            " so it would count as late and be discarded; use override.schedule: every-step, or exchange.backup: 0"
         )
     if holds and settings.backup and not up.lossless:
         return (

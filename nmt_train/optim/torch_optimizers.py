@@ -17,7 +17,7 @@ _Builder = Callable[[Any, torch.nn.Parameter], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, _Builder] = {
     "sgd": lambda c, p: torch.optim.SGD([p], lr=c.learning_rate, fused=True),
     "momentum": lambda c, p: torch.optim.SGD([p], lr=c.learning_rate, momentum=c.momentum, fused=True),
-    "nesterov": lambda c, p: torch.optim.SGD([p], lr=c.learning_rate, momentum=c.momentum, nesterov=True, fused=True),
+    "nesterov": lambda c, p: torch.optim.SGD([p], lr=c.learning_rate, momentum=c.momentum, nesterov=c.momentum > 0, fused=True),
     "adagrad": lambda c, p: torch.optim.Adagrad([p], lr=c.learning_rate, fused=p.device.type == "cpu", **_epsilon(c)),
     "rmsprop": lambda c, p: torch.optim.RMSprop([p], lr=c.learning_rate, alpha=c.decay, **_epsilon(c)),
     "adadelta": lambda c, p: torch.optim.Adadelta([p], lr=c.learning_rate, rho=c.decay, **_epsilon(c)),

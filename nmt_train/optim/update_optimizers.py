@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class UpdateOptimizer(Optimizer):
     """
 
     adds_updates = True
-    outer: ClassVar[tuple[str, ...]] = ()
+    outer: tuple[str, ...] = ()
 
     def load(self, vectors: Mapping[str, Tensor], numbers: Mapping[str, Any], where: str) -> None:
         """Continue from the given state; with outer vectors of zeros if another mode saved it."""
@@ -49,11 +49,11 @@ class UpdateAdder(UpdateOptimizer):
 class OuterOptimizer(UpdateOptimizer):
     """Uses finished updates as gradients for its own steps with Nesterov momentum (DiLoCo, Douillard et al. 2023)."""
 
-    outer = ("momentum_buffer",)
-
     def __init__(self, config: OptimizerConfig, parameters: Tensor, rate: float, momentum: float) -> None:
         super().__init__(dataclasses.replace(config, name="nesterov", momentum=momentum), parameters)
         self._rate = rate
+        if momentum:
+            self.outer = ("momentum_buffer",)
 
     def _step_size(self) -> float:
         return self._rate

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt_train.common.errors import UserError
-from nmt_train.common.metric import metric_of
+from nmt_train.common.metric import COMMAND, METRICS, metric_of
 from nmt_train.report.figure import new_figure, save_figure
 from nmt_train.run.folder import is_simulation
 from nmt_train.run.log import read_metrics
@@ -22,6 +22,8 @@ _COLUMNS = ("update", "epoch", "words", *CLOCKS)
 
 def curve(run: Path, metric: str) -> list[dict[str, Any]]:
     """Return the events of a run that include `metric` (of any validation set, or one of LOGGED); UserError if none does."""
+    if metric not in LOGGED and metric.partition("@")[0] not in (*METRICS, COMMAND):
+        raise UserError(f"metric {metric}: unknown; choose one of {', '.join((*METRICS, COMMAND, *LOGGED))}")
     kind = "train" if metric in LOGGED else "validation"
     needed = {metric, *_COLUMNS}
     events = [event for event in read_metrics(run / "metrics.jsonl") if event["event"] == kind and needed <= event.keys()]

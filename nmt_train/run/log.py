@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
@@ -203,3 +204,19 @@ def rewind_metrics(path: Path, update: int, keep: str = "") -> None:
         return
     kept = [event for event in read_metrics(path) if event.get("update", 0) <= update or event["event"] == keep]
     durable.write(path, "".join(json.dumps(event) + "\n" for event in kept).encode())
+
+
+def rewind_spans(folder: Path, update: int) -> None:
+    """Remove traced spans after `update`, and damaged ones; a run that continues from `update` appends to the rest."""
+    for path in folder.glob("rank*.jsonl"):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and _update_of(line) <= update]
+        if len(kept) < len(lines):
+            durable.write(path, "".join(kept).encode())
+
+
+def _update_of(span: str) -> float:
+    try:
+        return float(json.loads(span)["update"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf

@@ -76,6 +76,8 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
 
         with handling(ask):
             statuses = engine.run([partial(main, transport) for transport in engine.transports])
+    if not statuses:
+        raise UserError("cluster: all ranks have failed (crashes, kills), so nobody trains any more; let some of them survive")
     _sum_up(engine.transports[0].now(), len(statuses), start)
     return int(max(statuses))
 
@@ -88,7 +90,7 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
     config = modes.choose_mode(config, len(cluster.ranks()))
     check(cluster, config)
     start = time.perf_counter()
-    with opened(config, False, False, described(cluster)) as ready:
+    with opened(config, False, False, described(cluster), trains=False) as ready:
         timing = measure(config, cluster, *model_and_batches(config, ready.vocabulary, ready.stores), steps)
         timing.write(ready.run.folder)
     print(timing.table(), end="")
@@ -101,7 +103,7 @@ def advise(config: Config, cluster: ClusterConfig) -> None:
 
     Raises UserError for errors that a user can fix.
     """
-    with opened(dataclasses.replace(config, mode="single"), False, False, described(cluster)) as ready:
+    with opened(dataclasses.replace(config, mode="single"), False, False, described(cluster), trains=False) as ready:
         with tqdm(total=1.0, leave=False, disable=None, bar_format="{percentage:3.0f}% |{bar}| {desc}") as bar:
 
             def progress(done: int, total: int, what: str) -> None:
@@ -119,7 +121,7 @@ def advise(config: Config, cluster: ClusterConfig) -> None:
 def predict(config: Config, cluster: ClusterConfig, steps: int) -> None:
     """Print the predictions of the equations for the cluster, and the results of `steps` simulated steps."""
     config = modes.choose_mode(config, len(cluster.ranks()))
-    with opened(config, False, False, described(cluster)) as ready:
+    with opened(config, False, False, described(cluster), trains=False) as ready:
         shapes, tokens = model_and_batches(config, ready.vocabulary, ready.stores)
         print(prediction.predict(config, cluster, shapes, tokens, steps), end="")
 

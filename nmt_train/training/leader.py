@@ -116,7 +116,8 @@ class Leader:
 
     def step_done(self, updated: bool) -> None:
         self._count()
-        if self._skipped and not self._synchronous:  # else the next update decides: all workers make as many exchanges
+        # In synchronous modes, the next update decides, because all workers make as many exchanges.
+        if (self._skipped or self.signal) and not self._synchronous:
             self.reason = self._reason_to_stop()
         self._skipped = False
         self._hear()
@@ -217,6 +218,7 @@ class Leader:
         """Write the pending checkpoint and run the pending validations if the parts of all ranks have arrived."""
         self._checkpoint_writer.advance()
         if self._validation.advance():
+            self._remember()  # otherwise a new rank 0 could take a worse model for the best one, and delete this one
             self.reason = self.reason or self._reason_to_stop()
 
     def _reason_to_stop(self) -> str | None:

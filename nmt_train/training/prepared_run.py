@@ -51,9 +51,12 @@ class PreparedRun:
 
 @contextmanager
 def opened(
-    config: Config, force: bool, overwrite: bool, simulated: str = "", mode_chosen: bool = False
+    config: Config, force: bool, overwrite: bool, simulated: str = "", mode_chosen: bool = False, trains: bool = True
 ) -> Iterator[PreparedRun]:
-    """Lock the run folder and prepare the run. UserError for errors that a user can fix; it leaves a previous run unchanged."""
+    """Lock the run folder and prepare the run. UserError for errors that a user can fix; it leaves a previous run unchanged.
+
+    trains: False if a run in this folder will not continue, so that its configuration need not be the same.
+    """
     _check_early(config)
     run = Run.open(expanded(config.run), patient=launcher.restarted())
     try:
@@ -62,7 +65,7 @@ def opened(
             if launcher.begun_before():
                 run.refuse_elsewhere()
         saved, damaged = (None, []) if overwrite else _newest(run)
-        forced = _compare(saved, config, force) if saved is not None else []
+        forced = _compare(saved, config, force) if saved is not None and trains else []
         initial = _initial(config) if saved is None and config.init else None
         vocabulary = _inherited(initial, config) if initial else _vocabulary(run, config, saved, overwrite)
         stores = open_stores(config.corpus, vocabulary, run.folder / "store")

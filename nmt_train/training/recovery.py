@@ -15,7 +15,7 @@ import torch
 from nmt_train.corpus.data_shard import DataShard, Position, resume
 from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
-from nmt_train.distributed.exchange.worker_state import Vectors
+from nmt_train.distributed.exchange.worker_state import RESIDUAL, Vectors
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.distributed.transport import Messages, Tag
@@ -41,6 +41,7 @@ class SurvivorState:
     in_doubt: vectors to be sent again if no rank has made more than `updates` updates; otherwise those updates include them.
     updates: the number of updates that this rank knows of.
     lost: updates lost by an earlier recovery that was interrupted before the loss was logged.
+    size: the number of ranks before the failure.
     """
 
     ranks: list[int]
@@ -56,6 +57,7 @@ class SurvivorState:
     in_doubt: Vectors = field(default_factory=dict)
     updates: int = 0
     lost: int = 0
+    size: int = 1
 
     @classmethod
     def of(cls, worker: Worker, ranks: list[int]) -> SurvivorState:
@@ -65,9 +67,8 @@ class SurvivorState:
         where = worker.settled_position, worker.assignments, worker.unsettled_batches, worker.random()
         if not worker.has_part:
             return cls(ranks, -1, [], *where, leader)
-        return cls(
-            ranks, generation, worker.schedule.exchange.recovery_pieces(worker.transport.rank), *where, leader, worker.schedule
-        )
+        pieces = worker.schedule.exchange.recovery_pieces(worker.transport.rank)
+        return cls(ranks, generation, pieces, *where, leader, worker.schedule, size=worker.transport.size)
 
     def let_go(self) -> None:
         """Copy the worker's vectors to the CPU, and drop the reference to its schedule. The worker's tasks must have ended."""
@@ -138,7 +139,10 @@ def recover(worker: Worker, survivor: SurvivorState) -> RecoveredState | None:
     training = transport.size if waves is None else waves.workers(progress)
     data_shard, position = resume(transport.rank, stages, training)
     data_shard = DataShard(data_shard.rank, training, data_shard.stages, exchange.synchronous)
-    part = RankState(shard, survivor.rescued(inventory.newest), survivor.random, numbers, position)
+    owed = survivor.rescued(inventory.newest)
+    if exchange.synchronous and RESIDUAL in owed:  # of a mean, it adds the share of one worker, as before
+        owed[RESIDUAL] = owed[RESIDUAL] * (transport.size / survivor.size)
+    part = RankState(shard, owed, survivor.random, numbers, position)
     if transport.size == 1:  # with one rank, the optimizer state may belong elsewhere: at the shard or at the worker
         snapshot = Snapshot(shard, numbers, [part.worker_state], [part.random], stages)
         part = snapshot.with_optimizer_at(exchange.optimizer.adds_updates).split(exchange.initial_slices, workers=training)[0]

@@ -19,7 +19,7 @@ from nmt_train.model.metrics import TestSets
 from nmt_train.model.transformer import Transformer
 from nmt_train.modes import build as modes
 from nmt_train.run.folder import Run
-from nmt_train.run.log import Log, rewind_metrics
+from nmt_train.run.log import Log, rewind_metrics, rewind_spans
 from nmt_train.run.progress import Progress
 from nmt_train.run.stopping import Patience
 from nmt_train.training.follower import Follower
@@ -50,7 +50,10 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
     run.begin(_explained(config, in_force, prepared), prepared.vocabulary.model, prepared.simulated)
     if prepared.auto is not None and recovered is None:
         prepared.auto.write(run.folder)
-    rewind_metrics(run.folder / "metrics.jsonl", state.progress.updates, keep="recovery" if recovered else "")
+    updates = max(state.progress.updates, recovered.part.numbers["updates"] if recovered else 0)  # the shards may be newer
+    rewind_metrics(run.folder / "metrics.jsonl", updates, keep="recovery" if recovered else "")
+    if recovered is None:
+        rewind_spans(run.folder / "trace", state.progress.updates if prepared.saved is not None else -1)
     log = Log.open(run.folder, config.log, virtual=bool(prepared.simulated))
     try:
         if prepared.overwrite and recovered is None:

@@ -23,7 +23,9 @@ from nmt_train.common.paths import expanded
 from nmt_train.config import Config
 from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.distributed.exchange import EXCHANGES
 from nmt_train.distributed.message import Message, from_bytes, from_json, to_bytes, to_facts
+from nmt_train.distributed.schedule import SCHEDULES
 from nmt_train.distributed.transport import Aborted, Tag, Transport, TransportConfig, describe
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.modes import build as modes
@@ -120,7 +122,9 @@ def _lead(
     own = device.prepare(config.devices, config.threads, transport.nodes, transport.rank)
     if config.mode != AUTO:
         modes.check(config, transport.nodes)
-    _compare_devices(config, transport, own)
+    types = _compare_devices(config, transport, own)
+    if config.mode != AUTO:
+        _refuse_unequal(config, transport, types)
     with opened(config, force, overwrite, mode_chosen=mode_chosen) as prepared:
         vocabulary, stores, folder = prepared.vocabulary, prepared.stores, prepared.run.folder
         _agree(config, transport, vocabulary, stores)
@@ -129,6 +133,7 @@ def _lead(
             adviser = advisers(config, vocabulary, stores)
             prepared.auto = auto_mode.lead(config, transport, own, make, adviser, prepared.saved, folder)
             config = prepared.auto.config
+            _refuse_unequal(config, transport, types)
         status = _rank(config, make, vocabulary, stores, prepared.auto, overwrite).train(transport, prepared)
         return status if transport.size == 1 or launcher.tasks() else 0  # mpirun itself reports what ended its ranks
 
@@ -157,12 +162,15 @@ def _rank(config: Config, make: Make, vocabulary: Vocabulary, stores: Stores, au
     return Rank(config, make, handling, take_over)
 
 
-def _compare_devices(config: Config, transport: Transport, own: torch.device) -> None:
-    """Send the GPU of each rank to rank 0, which raises UserError if ranks share a GPU although `devices` does not say so."""
-    mine = {"gpu": device.identity(own), "permitted": device.permitted(config.devices)}
+def _compare_devices(config: Config, transport: Transport, own: torch.device) -> list[str]:
+    """Send the GPU of each rank to rank 0, which raises UserError if ranks share a GPU although `devices` does not say so.
+
+    Returns the type of device of every rank on rank 0, and nothing on others.
+    """
+    mine = {"gpu": device.identity(own), "permitted": device.permitted(config.devices), "type": device.described(own)}
     if transport.rank:
         transport.send(0, Tag.HELLO, from_json(mine))
-        return
+        return []
     others = [to_facts(transport.receive(rank, Tag.HELLO).result()[1], *mine) for rank in range(1, transport.size)]
     by_gpu = defaultdict[tuple[int, str], list[int]](list)
     said = [mine, *others]
@@ -178,6 +186,21 @@ def _compare_devices(config: Config, transport: Transport, own: torch.device) ->
             raise UserError(
                 f"exchange.algorithm: torch (NCCL) needs one GPU per rank, but {describe(transport, *ranks)} share one;"
                 " use ring, or give each rank its own GPU"
+            )
+    return [str(facts["type"]) for facts in said]
+
+
+def _refuse_unequal(config: Config, transport: Transport, types: Sequence[str]) -> None:
+    """Raise UserError if every rank updates its own copy of the parameters from gradients, but their devices would round it."""
+    mode = modes.check(config, transport.nodes)
+    if not EXCHANGES[mode.exchange].synchronous or SCHEDULES[mode.schedule].updates:
+        return
+    for rank, its in enumerate(types):
+        if its != types[0]:
+            raise UserError(
+                f"devices: {describe(transport, rank)} computes on {its}, but rank 0 (host {transport.hosts[0]}) on {types[0]}:"
+                f" in mode {config.mode}, each updates a copy of the parameters, and different devices round differently; use"
+                " equal devices, or a mode with a server or local steps, such as sparse-overlap or sparse-local"
             )
 
 

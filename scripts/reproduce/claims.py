@@ -44,12 +44,10 @@ class Claim(Generic[Found]):
 def verdict(clauses: Sequence[Clause]) -> str:
     """In words, with the clauses that do not hold or are not decided."""
     holding, failing, open_ = ([its for its in clauses if its.holds is value] for value in (True, False, None))
-    unless = [f"not: {_joined(failing)}"] * bool(holding and failing) + [f"{INCONCLUSIVE}: {_joined(open_)}"] * bool(open_)
-    if failing:
-        return (IN_PART if holding else NOT) + (f" ({'; '.join(unless)})" if unless else "")
-    if open_:
-        return INCONCLUSIVE + (f" ({_joined(open_)}; the rest holds)" if holding else "")
-    return HOLDS
+    if not failing:
+        return f"{INCONCLUSIVE} ({_joined(open_)}{'; the rest holds' if holding else ''})" if open_ else HOLDS
+    unless = [f"not: {_joined(failing)}"] * bool(holding or open_) + [f"undecided: {_joined(open_)}"] * bool(open_)
+    return (IN_PART if holding else NOT) + (f" ({'; '.join(unless)})" if unless else "")
 
 
 def _joined(clauses: Sequence[Clause]) -> str:

@@ -219,6 +219,21 @@ def test_timing_alone_prints_a_line_per_machine(run: Path, tmp_path: Path, capsy
     assert f"{timing['words_per_second']:,.0f}" == lines[-1].split()[2]
 
 
+def test_timing_needs_neither_the_configuration_nor_the_optimizer_of_the_run_in_its_folder(run: Path, tmp_path: Path) -> None:
+    common = ["--config", run.with_suffix(".yml"), "--run", tmp_path / "there", "--cluster", CLUSTERS / "thesis-2x1.yml"]
+    assert call(simulate, *common, "--mode", "downpour", "--stop.after", "3u") == 0
+    assert call(simulate, *common, "--mode", "vanilla", "--batch.tokens", 400, "--timing-only", 5) == 0
+
+
+def test_timing_leaves_no_spans_of_earlier_ranks(run: Path, tmp_path: Path) -> None:
+    common = ["--config", run.with_suffix(".yml"), "--run", tmp_path / "there", "--timing-only", 5, "--trace", "true"]
+    for nodes in ("3 x 1", "2 x 1"):
+        assert (
+            call(simulate, *common, "--mode", "sync", "--cluster", CLUSTERS / "thesis-2x1.yml", "--cluster.nodes", nodes) == 0
+        )
+    assert sorted(path.name for path in (tmp_path / "there" / "trace").iterdir()) == ["rank0.jsonl", "rank1.jsonl"]
+
+
 def prepare(demo: Path, folder: Path, changes: dict[str, Any]) -> list[str]:
     values = small(demo, folder / "run")
     for name, value in changes.items():
@@ -283,6 +298,12 @@ def text(demo: Path, name: str) -> bytes:
         ({"mode": "simuparallel", "stop.after": "40u"}, "stop.after: counts updates, but mode simuparallel makes only"),
         ({"mode": "backup", "devices": "cpu x 2", "exchange.backup": 2}, "with 2 workers and backup 2, rounds"),
         ({"mode": "backup", "override.up": "half"}, "exchange.backup: discards late pushes"),
+        ({"mode": "backup", "override.schedule": "overlapped"}, "exchange.backup: with schedule overlapped of mode backup"),
+        ({"mode": "downpour", "exchange.local_gradient": True}, "exchange.local_gradient: schedule downpour of mode downpour"),
+        ({"mode": "diloco-async", "exchange.local_gradient": True}, "exchange.local_gradient: schedule "),
+        ({"mode": "vanilla", "exchange.backup": 2}, "exchange.backup: discards late pushes to rounds, but exchange.rule async"),
+        ({"mode": "backup", "exchange.bundle": 3}, "exchange.bundle: a round of exchange.rule rounds ends when all workers"),
+        ({"optimizer.stall_factor": 0.5, "validation.every": None}, "optimizer.stall_factor counts validations, but"),
         ({"recovery.every": "2e"}, "copies are made after a number of updates or a time: write 100u, 30s or 2m"),
         ({"recovery.copies": 2}, "recovery.copies: "),
         ({"mode": "backup", "exchange.one_channel_per_node": "true"}, "one_channel_per_node: lets one rank of a node"),
@@ -396,6 +417,15 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
         (train, ["stray"], "'stray' belongs to no option"),
         (simulate, ["--config", "{run}.yml"], "or your own), --profile or --measure"),
         (simulate, ["--config", "{run}.yml", "--hosts", "x", "--profile", "y"], "--hosts belongs to --measure"),
+        (simulate, ["--config", "{run}.yml", "--cluster", "x", "--steps", "3"], "--steps belongs to --measure and --profile"),
+        (
+            simulate,
+            ["--config", "{run}.yml", "--cluster", "x", "--timing-only", "3", "--shuffle-seed", "3"],
+            "--shuffle-seed belongs to simulated training; remove it",
+        ),
+        (simulate, ["--config", "{run}.yml", "--profile", "y", "--overwrite"], "--overwrite belongs to simulated training"),
+        (translate, ["--model", "{run}", "--window", "99999999999999999999"], "is not between 1 and 1000000000"),
+        (plot, ["convergence", "{run}", "--metric", "signatures"], "metric signatures: unknown; choose one of cross-entropy"),
         (
             simulate,
             ["--config", "{run}.yml", "--cluster", "x", "--compare", "--timing-only", "3"],

@@ -68,7 +68,7 @@ def test_a_bad_line_is_replaced_or_skipped_if_wanted_and_the_others_stay_as_they
 
 
 def test_a_line_without_end_is_no_matter_of_on_error(run: Path, translated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "_LONGEST_LINE", 100)
+    monkeypatch.setattr(text, "LONGEST_LINE", 100)
     status, lines, said = translated(b"one\n" + b"x" * 200, "--model", run, "--on-error", "skip")
     assert (status, len(lines)) == (2, 1)
     assert "line 2: longer than 100 bytes" in said
@@ -91,6 +91,13 @@ def test_n_best_prints_n_lines_also_for_an_empty_one(run: Path, translated: Any)
 def test_an_ensemble_of_one_model_twice_is_that_model(run: Path, demo: Path, translated: Any) -> None:
     text = (demo / "test.en").read_bytes()
     assert translated(text, "--model", run)[1] == translated(text, "--model", run, run / "last")[1]
+
+
+def test_a_closed_output_is_one_sentence(run: Path, translated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    status, _, said = translated(b"six\n", "--model", run)
+    assert (status, said) == (2, "error: standard output is closed; say where the translations should go, as in nmt-translate"
+                                 " --model RUN > FILE\n")  # fmt: skip
 
 
 def test_an_ensemble_averages_probabilities(run: Path) -> None:

@@ -25,3 +25,8 @@ def test_the_terminal_is_that_of_mpirun_and_not_that_of_a_shell_that_redirects_i
         os.close(ours)
         os.close(theirs)
     assert shown.stdout == f"{found}\n"
+
+
+def test_a_closed_standard_error_is_no_terminal() -> None:
+    shown = subprocess.run(["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, CHILD], stdout=subprocess.PIPE, text=True)
+    assert (shown.returncode, shown.stdout) == (0, "False\n")

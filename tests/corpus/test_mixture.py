@@ -189,7 +189,7 @@ def test_a_mistake_in_an_entry_is_named(make: Make, entry: dict[str, Any], text:
         make(corpus__train=[entry])
 
 
-@pytest.mark.parametrize("change", [{"weight": 2}, {"until": "3e"}, {"tag": "<2de>"}])
+@pytest.mark.parametrize("change", [{"weight": 2}, {"until": "3e"}, {"tag": "de"}])
 def test_ranks_with_other_weights_stages_or_tags_notice(
     make: Make, demo: Path, vocabulary: Vocabulary, tmp_path: Path, change: dict[str, Any]
 ) -> None:

@@ -11,6 +11,7 @@ from conftest import Make
 
 from nmt_train.common.errors import UserError
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary, train
+from nmt_train.training.start import start
 
 
 def test_text_survives_encoding_and_decoding(vocabulary: Vocabulary, demo: Path) -> None:
@@ -61,6 +62,26 @@ def test_bpe_is_trained_on_request(make: Make) -> None:
     bpe = train(make(corpus__vocabulary={"size": 150, "type": "bpe"}).corpus)
     assert len(bpe) == 150
     assert bpe.decode(bpe.encode(["drei Kisten"])) == ["drei Kisten"]
+
+
+def test_only_unigram_models_can_resample(make: Make, vocabulary: Vocabulary) -> None:
+    assert vocabulary.can_resample()
+    assert not train(make(corpus__vocabulary={"size": 150, "type": "bpe"}).corpus).can_resample()
+
+
+def test_a_bpe_model_that_is_given_cannot_be_sampled_from(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "bpe.model").write_bytes(train(make(corpus__vocabulary={"size": 120, "type": "bpe"}).corpus).model)
+    config = make(corpus__vocabulary={"path": str(tmp_path / "bpe.model"), "sampling": 0.1})
+    with pytest.raises(UserError, match=r"corpus.vocabulary.sampling: needs one SentencePiece model of type unigram"):
+        start(config, False, False)
+
+
+def test_long_lines_are_trained_on_too(make: Make, tmp_path: Path) -> None:
+    for side in ("en", "de"):
+        (tmp_path / side).write_text("\n".join(["aé bc defghijklmnop " * 500, "ü" * 5000]) + "\n", encoding="utf-8")
+    files = [str(tmp_path / side) for side in ("en", "de")]
+    trained = train(make(corpus__train=files, corpus__vocabulary={"size": 24}).corpus)
+    assert UNKNOWN not in trained.encode(["aé bc ü"])[0]
 
 
 def test_files_that_are_no_vocabulary_of_ours_are_named(tmp_path: Path, vocabulary: Vocabulary) -> None:

@@ -81,12 +81,12 @@ def test_hugging_faces_logits_are_ours(
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_its_tokenizer_gives_our_ids_and_our_text(tmp_path: Path, demo: Path, kind: str) -> None:
     files = [str(demo / "train.en"), str(demo / "train.de")]
-    parts = [{"files": files, "tag": "<2de>"}]
+    parts = [{"files": files, "tag": tag} for tag in ("<2de>", "2de", "2de-at")]  # one tag is the beginning of another
     config = CorpusConfig(train=parts, valid=files, vocabulary={"size": 150, "type": kind})  # type: ignore[arg-type]
     vocabulary = train_vocabulary(config)
     tokenizer.write(vocabulary, tmp_path, "PreTrainedTokenizerFast", 100)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
-    texts = [*lines(demo), *(f"<2de> {line}" for line in lines(demo)), "in the <2de> middle", "<2de>"]
+    texts = [*lines(demo), *(f"<2de> {line}" for line in lines(demo)), "in the <2de> middle", "<2de>", "2de-at six", "2de six"]
     ids = vocabulary.encode(texts)
     assert [found[:-1] for found in theirs(texts)["input_ids"]] == ids
     known = [line for line in ids if UNKNOWN not in line]  # theirs leaves out the unknown piece, ours shows it

@@ -239,6 +239,33 @@ def test_what_leaves_again_says_where_it_comes_from_and_searches_as_asked(ours: 
     assert "training corpus" not in card
 
 
+def test_only_codes_that_the_model_has_are_codes(ours: Path) -> None:
+    vocabulary = load_model([ours], torch.device("cpu"))[1]
+    for text in (">>xyz<< six", ">>> six << seven", ">> six <<"):
+        assert {*vocabulary.encode(["six"])[0]} <= {*vocabulary.encode([text])[0]}, "a text like a code is not swallowed"
+    assert vocabulary.unknown_code(">>xyz<< Six.") == ">>xyz<<"
+    for text in (">>deu<< Six.", "Six.", ">>> six << seven"):
+        assert vocabulary.unknown_code(text) == ""
+    assert [vocabulary.knows(tag) for tag in ("", ">>deu<<", ">>xyz<<")] == [True, True, False]
+
+
+def test_translating_tells_which_lines_have_an_unknown_code(ours: Path) -> None:
+    model, vocabulary, _ = load_model([ours], torch.device("cpu"))
+    translator = Translator(model, vocabulary, SearchConfig(beam=1))
+    assert len(list(translator.stream([">>deu<< Six.", ">>xyz<< Six.", "Six.", ">>abc<< Six."], window=3))) == 4
+    assert translator.unknown_codes == [2, 4]
+
+
+def test_a_tag_that_the_model_does_not_know_is_refused(make: Make, ours: Path, demo: Path) -> None:
+    part = {"files": [str(demo / "train.en"), str(demo / "train.de")], "tag": ">>xyz<<"}
+    config = make(
+        init=str(ours), corpus__train=[part],
+        model={**SIZES_HERE, "norm": "post", "activation": "swish", "output_bias": True},
+    )  # fmt: skip
+    with pytest.raises(UserError, match=r"corpus.train.*: tag >>xyz<< is unknown to the vocabulary of this run; choose one"):
+        start(config, False, False)
+
+
 def pointer(folder: Path) -> None:
     """What git clone leaves without Git LFS."""
     (folder / "model.safetensors").unlink()
@@ -256,7 +283,9 @@ def test_sampled_segmentations_are_refused_before_training(make: Make, ours: Pat
         init=str(ours), corpus__vocabulary={"sampling": 0.2},
         model={**SIZES_HERE, "norm": "post", "activation": "swish", "output_bias": True},
     )  # fmt: skip
-    with pytest.raises(UserError, match=r"corpus.vocabulary.sampling: needs one SentencePiece model for both sides"):
+    with pytest.raises(
+        UserError, match=r"corpus.vocabulary.sampling: needs one SentencePiece model of type unigram for both sides"
+    ):
         start(config, False, False)
 
 

@@ -54,6 +54,12 @@ def torchs_own(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.O
     }[name]()
 
 
+@pytest.mark.parametrize("name", ["momentum", "nesterov"])
+def test_without_momentum_both_are_gradient_descent(name: str) -> None:
+    start, steps = torch.linspace(-1, 1, 10), gradients(10)
+    assert torch.equal(run(constant(name, momentum=0.0), start, steps), run(constant("sgd"), start, steps))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_flat_vector_moves_as_separate_tensors_do_under_torch(name: str) -> None:
     start = torch.linspace(-1, 1, 10)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nmt_train.optim.config import OptimizerConfig
-from nmt_train.optim.update_optimizers import DelayedOuterOptimizer
+from nmt_train.optim.update_optimizers import DelayedOuterOptimizer, OuterOptimizer
 
 RATE, MOMENTUM, SIZE = 0.7, 0.8, 50
 
@@ -62,6 +62,17 @@ def test_it_continues_exactly_from_its_state_even_within_a_round() -> None:
     for update in updates(8)[4:]:
         after.apply(update.clone())
     assert torch.equal(after.parameters, whole.parameters)
+
+
+def test_without_momentum_the_outer_optimizer_makes_plain_steps_and_continues_from_its_state() -> None:
+    found = OuterOptimizer(OptimizerConfig(), torch.ones(SIZE), RATE, 0.0)
+    first, second = updates(2)
+    found.apply(first.clone())
+    vectors, numbers = found.state()
+    after = OuterOptimizer(OptimizerConfig(), found.parameters.clone(), RATE, 0.0)
+    after.load({"outer.momentum_buffer": torch.ones(SIZE), **vectors}, numbers, "test")  # saved when there was momentum
+    after.apply(second.clone())
+    torch.testing.assert_close(after.parameters, 1 + RATE * (first + second))
 
 
 def test_it_starts_without_momentum_from_another_mode() -> None:

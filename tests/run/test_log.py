@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nmt_train.common.errors import UserError
-from nmt_train.run.log import Log, LogConfig, read_metrics, rewind_metrics
+from nmt_train.run.log import Log, LogConfig, read_metrics, rewind_metrics, rewind_spans
 from nmt_train.run.progress import Progress
 from nmt_train.run.stopping import Verdict
 
@@ -87,6 +87,15 @@ def test_metrics_are_rewound_to_where_a_run_continues_and_an_unfinished_line_is_
             read_metrics(path)
     with pytest.raises(UserError, match="is this a run folder"):
         read_metrics(tmp_path / "absent" / "metrics.jsonl")
+
+
+def test_spans_are_rewound_too_with_those_that_are_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.jsonl"
+    path.write_text("".join(json.dumps({"name": "forward", "update": n}) + "\n" for n in (5, 10, 15)) + '[]\n{"na\n{"name')
+    rewind_spans(tmp_path, 10)
+    assert [json.loads(line)["update"] for line in path.read_text().splitlines()] == [5, 10]
+    rewind_spans(tmp_path, -1)
+    assert path.read_text() == ""
 
 
 def test_lines_are_kept_although_the_terminal_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

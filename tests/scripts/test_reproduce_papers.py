@@ -95,7 +95,7 @@ def test_s1_quality_is_that_of_one_node(tmp_path: Path, end: float, seeds: Seque
     trained(tmp_path, papers.STROM_ALONE, 3.0)
     for setup in (papers.strom_coding("words"), *papers.STROM_VARIANTS.values()):
         trained(tmp_path, setup, end, seeds)
-    assert judged("S1, quality", tmp_path) == said
+    assert judged("S1, quality", tmp_path).split(" (")[0] == said
 
 
 def test_runs_near_a_limit_are_repeated_with_other_seeds(tmp_path: Path) -> None:
@@ -179,7 +179,11 @@ OUTSIDE = "(the best rate may lie outside those tried)"
     [
         ("sync", -1, f"{INCONCLUSIVE} (almost as synchronous ones {OUTSIDE}; the rest holds)"),
         ("asynchronous", 0, f"{INCONCLUSIVE} (better than without this division {OUTSIDE}; the rest holds)"),
-        ("staleness-aware", -1, INCONCLUSIVE),
+        (
+            "staleness-aware",
+            -1,
+            f"{INCONCLUSIVE} (better than without this division {OUTSIDE}, almost as synchronous ones {OUTSIDE})",
+        ),
     ],
 )
 def test_a1_clauses_are_inconclusive_if_the_best_of_their_rates_is_the_last_one(

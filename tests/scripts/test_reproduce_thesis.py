@@ -27,9 +27,10 @@ YES, NO, OPEN = Clause("yes", True), Clause("no", False), Clause("open", None)
 @pytest.mark.parametrize(
     ("clauses", "said"),
     [
-        ([YES, YES], HOLDS), ([NO], NOT), ([NO, NO], NOT), ([YES, NO], f"{IN_PART} (not: no)"), ([OPEN], INCONCLUSIVE),
-        ([YES, OPEN], f"{INCONCLUSIVE} (open; the rest holds)"), ([NO, OPEN], f"{NOT} (inconclusive: open)"),
-        ([YES, NO, OPEN], f"{IN_PART} (not: no; inconclusive: open)"),
+        ([YES, YES], HOLDS), ([NO], NOT), ([NO, NO], NOT), ([YES, NO], f"{IN_PART} (not: no)"),
+        ([OPEN], f"{INCONCLUSIVE} (open)"),
+        ([YES, OPEN], f"{INCONCLUSIVE} (open; the rest holds)"), ([NO, OPEN], f"{NOT} (not: no; undecided: open)"),
+        ([YES, NO, OPEN], f"{IN_PART} (not: no; undecided: open)"),
     ],
 )  # fmt: skip
 def test_a_verdict_names_the_clauses_that_do_not_hold(clauses: list[Clause], said: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import random
 import runpy
 import subprocess
 import sys
@@ -71,6 +72,11 @@ def test_get_data_refuses_what_is_not_the_corpus_it_knows(tmp_path: Path) -> Non
     name = "val.en.gz"
     (tmp_path / "from" / name).write_bytes(gzip.compress(b"something else\n"))
     with pytest.raises(script["Mistake"], match=r"val\.en\.gz: the text has SHA-256 .* not the corpus we know"):
+        script["fetch"]("multi30k", name, tmp_path / "from", tmp_path / "into")
+    packed = bytearray(gzip.compress(random.Random(1).randbytes(1000).hex().encode()))
+    packed[100:200] = bytes(100)
+    (tmp_path / "from" / name).write_bytes(packed)
+    with pytest.raises(script["Mistake"], match=r"val\.en\.gz: .*; fetch the files another way"):
         script["fetch"]("multi30k", name, tmp_path / "from", tmp_path / "into")
     assert list((tmp_path / "into").iterdir()) == []
 

@@ -249,6 +249,11 @@ def test_a_machine_that_crashes_ends_training_with_its_name(make: Make, tmp_path
             places={**LINK, "crashes": [Crash(1, "2s")]})  # fmt: skip
 
 
+def test_if_every_machine_crashes_the_simulation_says_so(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cluster: all ranks have failed"):
+        run(make, tmp_path / "run", [1], stop__after="100000u", places={**LINK, "crashes": [Crash(0, "2s")]})
+
+
 @pytest.mark.parametrize("batch", range(4, 11))
 @pytest.mark.parametrize("changes", [{"local__every": 2, "local__delay": 2}, {"local__every": 3, "local__delay": 1}])
 def test_a_step_that_is_not_finite_on_one_rank_leaves_no_rank_waiting_for_another(

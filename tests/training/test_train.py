@@ -27,6 +27,7 @@ from nmt_train.common.errors import NotFinite, UserError
 from nmt_train.config import Config
 from nmt_train.load_model import load_model
 from nmt_train.model import ModelConfig
+from nmt_train.model.beam_search import Hypothesis
 from nmt_train.model.metrics import TestSet, ValidationConfig
 from nmt_train.model.transformer import Transformer
 from nmt_train.optim.gradient_accumulation import GradientAccumulator
@@ -422,6 +423,25 @@ def test_a_pair_with_a_long_source_takes_no_more_memory_than_others(
     assert max(longest for _, longest in shapes) > 900
     assert all(sentences == 1 or sentences * longest <= 2000 for sentences, longest in shapes)
     assert len(shapes) < 10
+
+
+def test_metrics_are_of_translations_of_the_whole_source(
+    tmp_path: Path, vocabulary: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, line in (("source", "six " * 1500), ("target", "twelve")):
+        (tmp_path / name).write_text(line + "\n", encoding="utf-8")
+    model = Transformer(ModelConfig(encoder_layers=1, decoder_layers=1, dim=4, ffn_dim=4, heads=2), len(vocabulary))
+    seen = []
+
+    def search(model: Transformer, ids: torch.Tensor, *others: Any) -> list[list[Hypothesis]]:
+        seen.append(ids.shape[1])
+        return [[Hypothesis([], 0.0, 0.0)]]
+
+    monkeypatch.setattr("nmt_train.model.translator.search", search)
+    test_set = TestSet([str(tmp_path / "source"), str(tmp_path / "target")], "corpus.valid", vocabulary)
+    assert test_set.translate(model, ValidationConfig()) == [""]
+    assert seen == [len(vocabulary.encode(["six " * 1500])[0]) + 1]
+    assert seen[0] > 1500
 
 
 class broken:  # noqa: N801 - reads as a phrase

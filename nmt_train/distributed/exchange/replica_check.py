@@ -24,6 +24,6 @@ def compare(transport: Messages, vector: Tensor) -> None:
     if to_bytes(transport.receive(before, Tag.REPLICA).result()[1]) != mine:
         raise UserError(
             f"{describe(transport, transport.rank)} and {describe(transport, before)} have different parameters, which should"
-            " be bit-identical: one of the two machines computes or stores wrong values; resume from the last checkpoint"
-            " without the faulty machine"
+            " be bit-identical: one of the two machines computes or stores wrong values, or they round differently (another"
+            " type of device, another version of torch); resume from the last checkpoint without the faulty machine"
         )

@@ -24,6 +24,7 @@ _ANSWER = 10.0  # seconds for a machine to answer
 # Log messages of a run: after it has emptied its folder, when it has begun, and at its end.
 _STARTED_OVER, _BEGUN, _STOPPED = "] started over", "] in force: ", "] stopped: "
 _PAUSE = 2.0  # seconds between an end and the next start
+_SILENCE, _LONGEST_PAUSE = 3600.0, 60.0  # seconds to wait for a machine if none answers; at most, between two attempts
 # Success, a user error, or a stop by a signal. After any other status, a restart may help.
 _FINAL = frozenset({0, 2, *(128 + number for number in PASSED_ON)})
 # Strict, because ssh and other remote launchers could interpret other text as options or commands.
@@ -145,7 +146,7 @@ def _run(job: Job, ranks: int, arguments: Sequence[str], restarted: str) -> tupl
 
     restarted: the value of RESTARTED; empty for the first start.
     """
-    there = answering(job.hosts) if job.hosts else []
+    there = _answering_in_time(job.hosts, patient=bool(restarted)) if job.hosts else []
     if silent := [host.name for host in job.hosts if host not in there]:
         problem = f"no answer from {', '.join(silent)}"
         if not restarted and not (there and job.restarts):
@@ -163,6 +164,18 @@ def _run(job: Job, ranks: int, arguments: Sequence[str], restarted: str) -> tupl
         options += ("-x", f"{launcher.RESTARTED}={restarted}") if restarted else ()
         status = launch.mpirun(sum(host.slots for host in there) or ranks, arguments, options, heard)
     return status or (0 if _STOPPED in said else TRY_AGAIN), said  # mpirun may return 0 for a job that never began
+
+
+def _answering_in_time(hosts: Sequence[Host], patient: bool) -> list[Host]:
+    """As `answering`; if `patient`, wait for up to an hour until a machine answers, without using up a restart."""
+    there, pause, waited = answering(hosts), _PAUSE, 0.0
+    if patient and not there:
+        _say(f"none of {', '.join(host.name for host in hosts)} answers: waiting up to {_SILENCE / 60:.0f} minutes for one")
+    while patient and not there and waited < _SILENCE:
+        time.sleep(pause)
+        waited, pause = waited + pause, min(2 * pause, _LONGEST_PAUSE)
+        there = answering(hosts)
+    return there
 
 
 def _say(text: str) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory import MemoryTransport, together, transports
 
+from nmt_train.common.errors import UserError
 from nmt_train.distributed.message import DTYPES, Message, from_json, to_json
 from nmt_train.distributed.transport import Aborted, Ended, Lost, Tag
 from nmt_train.distributed.transport.local import LocalTransport
@@ -79,8 +80,16 @@ def test_clocks_of_two_hosts_are_aligned_by_the_quickest_round_trip() -> None:
 
     made: list[MemoryTransport] = []
     made += [MemoryTransport(0, [0, 1], made), Late(1, [0, 1], made)]
-    _, offset = together(lambda: answer_pings(made[0], 1), lambda: measure_offset(made[1]))
+    _, offset = together(lambda: answer_pings(made[0], 1, 60.0), lambda: measure_offset(made[1], 60.0))
     assert offset == pytest.approx(1000.0, abs=0.05)
+
+
+def test_a_rank_that_stops_while_clocks_are_aligned_is_named() -> None:
+    first, second = transports((0, 1))
+    with pytest.raises(UserError, match=r"rank 1 of 2 did not connect within 0.1 s \(transport.start_deadline\)"):
+        answer_pings(first, 1, 0.1)
+    with pytest.raises(UserError, match="rank 0 of 2 did not connect within 0.05 s"):
+        measure_offset(second, 0.05)
 
 
 def test_a_slow_message_keeps_its_slot_however_many_others_pass_it() -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
@@ -203,9 +203,23 @@ def test_without_restarts_a_job_does_not_begin_on_fewer_machines(monkeypatch: py
     assert runs.hosts == [["a slots=1"]]
 
 
-def test_machines_of_which_none_answers_for_a_while_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = Runs(monkeypatch, TRY_AGAIN, 0)
-    answers = iter([[Host("a")], [], [Host("a")]])
+def test_machines_of_which_none_answers_for_a_while_are_waited_for_without_using_up_restarts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs, pauses = Runs(monkeypatch, TRY_AGAIN, 0), list[float]()
+    answers = iter([[Host("a")], *[[]] * 8, [Host("a")]])
     monkeypatch.setattr(supervise, "answering", lambda hosts: next(answers))
-    assert supervise.supervise(Job([Host("a")], restarts=2), 1) == 0
+    monkeypatch.setattr(supervise.time, "sleep", pauses.append)
+    assert supervise.supervise(Job([Host("a")], restarts=1), 1) == 0
     assert len(runs.asked) == 2
+    assert pauses[1:] == [2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_machines_of_which_none_comes_back_are_given_up_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, pauses = Runs(monkeypatch, TRY_AGAIN), list[float]()
+    answers = chain([[Host("a")]], repeat([]))
+    monkeypatch.setattr(supervise, "answering", lambda hosts: next(answers))
+    monkeypatch.setattr(supervise.time, "sleep", pauses.append)
+    assert supervise.supervise(Job([Host("a")], restarts=1), 1) == TRY_AGAIN
+    assert len(runs.asked) == 1
+    assert 3600 <= sum(pauses) < 3700

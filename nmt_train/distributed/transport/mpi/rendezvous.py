@@ -43,9 +43,9 @@ def rendezvous(transport: Transport, deadline: float) -> tuple[tuple[str, ...], 
         if known[peer][1] == known[0][1]:
             continue  # both ranks use the clock of the same kernel
         if transport.rank == 0:
-            answer_pings(transport, peer)
+            answer_pings(transport, peer, deadline)
         elif transport.rank == peer:
-            offset = measure_offset(transport)
+            offset = measure_offset(transport, deadline)
     return tuple(card[0] for card in known), nodes, offset
 
 
@@ -62,19 +62,23 @@ def _await(transport: Transport, source: int | None, end: float, missing: str, d
     return mail
 
 
-def measure_offset(transport: Transport) -> float:
-    """The seconds by which rank 0's clock is ahead, measured at the midpoint of the shortest of several round trips to it."""
-    best = (float("inf"), 0.0)
+def measure_offset(transport: Transport, deadline: float) -> float:
+    """The seconds by which rank 0's clock is ahead, measured at the midpoint of the shortest of several round trips to it.
+
+    Raises UserError as `rendezvous` does; so does `answer_pings`.
+    """
+    best, latest = (float("inf"), 0.0), time.monotonic() + transport.size * deadline  # rank 0 serves one after the other
     for _ in range(_PINGS):
         start = transport.now()
         transport.send(0, Tag.HELLO, Message())
-        theirs = transport.receive(0, Tag.HELLO).result()[1].number() / 1e9
+        theirs = _await(transport, 0, latest, "rank 0", deadline)[1].number() / 1e9
         end = transport.now()
         best = min(best, (end - start, theirs - (start + end) / 2))
     return best[1]
 
 
-def answer_pings(transport: Transport, peer: int) -> None:
+def answer_pings(transport: Transport, peer: int, deadline: float) -> None:
+    latest = time.monotonic() + deadline
     for _ in range(_PINGS):
-        transport.receive(peer, Tag.HELLO).result()
+        _await(transport, peer, latest, f"rank {peer}", deadline)
         transport.send(peer, Tag.HELLO, Message((int(transport.now() * 1e9),)))

@@ -11,16 +11,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from nmt_train.common.errors import UserError
 from nmt_train.distributed.message import from_json, to_json
 from nmt_train.distributed.transport import Lost, Messages, Tag, describe
 
 _LOOK, _PATIENCE = 5e-4, 2.0  # seconds
+_UNLIMITED = timedelta(days=365)
 
 
 class Group:
-    """The constructor waits for all ranks; every wait ends after `deadline` seconds. If ranks have ended, `alive` raises.
+    """The constructor waits at most `deadline` seconds for all ranks; it raises Lost if they do not come.
+
+    A sum waits for as long as the other ranks live, however late they are (one may validate or compile): `alive` raises if one
+    has ended, or is silent.
 
     Ranks reach rank 0 under its host name, or under the environment variable MASTER_ADDR. GLOO_SOCKET_IFNAME and
     NCCL_SOCKET_IFNAME select the network.
@@ -49,6 +54,7 @@ class Group:
             if dist.is_initialized():
                 dist.destroy_process_group()  # the group from before some ranks ended
             dist.init_process_group(backend, store=store, rank=transport.rank, world_size=transport.size, timeout=span)
+            _set_pg_timeout(_UNLIMITED)
         except (RuntimeError, ValueError) as error:
             self._blame_the_lost()
             raise UserError(

@@ -67,7 +67,7 @@ class MpiTransport(LocalTransport):
     def add_up(self, vector: Tensor, by: str = "mpi") -> LocalFuture:
         if by == "torch":
             done = LocalFuture(self._check)
-            self._group = self._group or Group(self, vector.device.type, self._config.deadline, self._check)
+            self._group = self._group or Group(self, vector.device.type, self._config.start_deadline, self._check)
             self._group.add_up(vector)
             done.set_result(None)
             return done
