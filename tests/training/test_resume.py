@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import chain, count
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,26 @@ def test_ranks_that_end_while_a_validation_is_under_way_do_not_stop_the_others(
     folder = run(make, tmp_path / "run", [1, 1, 1], mode=mode, stop__after="4e", validation__every="1u",
                  places={**LINK, "kills": [Kill(2, at)]})  # fmt: skip
     assert checkpoint.load(folder / "last").facts["progress"]["epochs"] == 4
+
+
+@pytest.mark.parametrize("at", ["0.5s", "0.9s", "1.3s"])
+@pytest.mark.parametrize("mode", ["vanilla", "sync"])
+def test_a_new_rank_0_knows_all_validations_of_the_one_before(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, at: str
+) -> None:
+    values, measure = chain([5.0, 1.0], repeat(4.0)), TestSets.measure
+
+    def measured(sets: TestSets, *arguments: Any, **options: Any) -> Any:
+        found, value = measure(sets, *arguments, **options), next(values)
+        return {name: dataclasses.replace(scores, values=dict.fromkeys(scores.values, value)) for name, scores in found.items()}
+
+    monkeypatch.setattr(TestSets, "measure", measured)
+    folder = run(make, tmp_path / "run", [1, 1, 1], mode=mode, stop__after="4e", validation__every="2u", log__every="1000u",
+                 recovery__every="1000u", places={**LINK, "kills": [Kill(0, at)]})  # fmt: skip
+    found = events(folder, "validation")
+    assert [event["cross-entropy"] for event in found][:3] == [5.0, 1.0, 4.0]
+    assert (folder / "best-cross-entropy").resolve().name == str(found[1]["update"])
+    assert len(events(folder, "recovery")) == 1
 
 
 def test_workers_that_join_begin_with_the_parameters_of_then(make: Make, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ _UNLIMITED = timedelta(days=365)
 
 
 class Group:
-    """The constructor waits at most `deadline` seconds for all ranks; it raises Lost if they do not come.
+    """The constructor waits at most `deadline` seconds for all ranks.
 
     A sum waits for as long as the other ranks live, however late they are (one may validate or compile): `alive` raises if one
     has ended, or is silent.
