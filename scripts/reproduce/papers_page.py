@@ -33,7 +33,7 @@ What differs from the papers:
 A claim consists of clauses, and the verdict names those that do not hold. A single number is confirmed within 10% (S1, F1; P2
 for equations), a range as it stands (P1 and S3 would hold if 10% were added), and a quality is the same within 2% of the
 cross-entropy. A run has one seed, unless its result is near a limit: three seeds decide where a ratio of cross-entropies is
-within 3% of its limit, or one of times within 10%; until they are trained, or if they disagree, the clause is inconclusive.
+within 3% of its limit, or one of times within 10%; until they are trained, or if they disagree, the clause is undecided.
 Words/s of runs without training have no seeds.
 
 These limits were set after earlier versions of the same experiments (lab-notebook.md), and before the present runs, but for
@@ -46,7 +46,7 @@ these corrections, which readers asked for:
 - On this day, too, with the results known: three seeds are no longer asked for where values are near each other, but far from
   the limit; and N1 got its clause about convergence (before, only words/s were judged).
 - Also with results known: the best of the five rates of A1's asynchronous rule was the lowest, so it gets two lower ones; and
-  each clause of A1 is inconclusive only if one of its own two rules has its best rate at the end of its list.
+  each clause of A1 is undecided only if one of its own two rules has its best rate at the end of its list.
 - After a result had been seen, F1's limit was loosened once; the first limit is in force again.
 
 The claim of Farrell and Yang that training continues when the server dies is tested in tests/training.

@@ -86,7 +86,7 @@ A claim of the thesis consists of clauses; the limits of each are in scripts/rep
 within 10%, *slower* is below 0.9x, *much worse* below two thirds, *as fast* is 0.9x to 1.1x, *barely* below 1.1, *practically
 nothing* below 1.25, *linear* is within 5%, and *more than linear* never falls and ends at least 1% higher. Runs have one seed
 (1x1: three); where a ratio is within 10% of its limit, three seeds decide, and until they are trained, or if they disagree, the
-clause is inconclusive.
+clause is undecided.
 
 These limits were set before the present training runs, but after earlier versions of the same experiments had been seen
 (lab-notebook.md). Readers have corrected them since:
