@@ -114,6 +114,23 @@ def test_a_signal_saves_and_stops_so_that_nothing_is_lost(
     assert parameters(run(make, tmp_path / "parts", [2, 1], mode="sync", stop__after="20u")) == parameters(whole)
 
 
+@pytest.mark.parametrize("mode", ["diloco-async", "sparse-local-async"])
+def test_workers_that_do_not_wait_for_each_other_obey_a_signal_between_two_exchanges(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    step_done, steps = Leader.step_done, count(1)
+
+    def interrupted(leader: Leader, updated: bool) -> None:
+        if next(steps) == 7:
+            leader.ask(signal.SIGTERM)
+        step_done(leader, updated)
+
+    monkeypatch.setattr(Leader, "step_done", interrupted)
+    config = dataclasses.replace(make(mode=mode, local__every=40, stop__after="9e"), run=str(tmp_path / "run"))
+    assert simulate(config, cluster([1, 1], BUSY, **LINK), False, False) == 128 + signal.SIGTERM
+    assert next(steps) == 8
+
+
 @pytest.mark.parametrize("mode", ["vanilla", "sparse", "sparse-overlap"])
 def test_fewer_shards_than_ranks_change_what_is_sent_but_not_what_holds(make: Make, tmp_path: Path, mode: str) -> None:
     common = {"mode": mode, "checkpoint__every": "9u", "dropping__up": 0.9, "places": FAST}
