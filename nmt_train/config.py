@@ -107,13 +107,9 @@ class Config:
 
     @model_validator(mode="after")
     def _check_patience(self) -> Config:
-        if self.stop.patience and self.validation.every is None:
-            raise ValueError("stop.patience counts validations, but validation.every is null; set it, or remove stop.patience")
-        if self.optimizer.stall_factor != 1 and self.validation.every is None:
-            raise ValueError(
-                "optimizer.stall_factor counts validations, but validation.every is null; set it, or remove"
-                " optimizer.stall_factor"
-            )
+        uses = {"stop.patience": self.stop.patience, "optimizer.stall_factor": self.optimizer.stall_factor != 1}
+        for key in (key for key, used in uses.items() if used and self.validation.every is None):
+            raise ValueError(f"{key} counts validations, but validation.every is null; set it, or remove {key}")
         return self
 
     @model_validator(mode="after")

@@ -118,10 +118,9 @@ def bounded(kind: Callable[[str], float], name: str, low: float, high: float = m
     return read
 
 
-positive = bounded(int, "positive", 1)
+positive = bounded(int, "positive", 1, 10**9)
 beam = bounded(int, "beam", 1, 1000)
 tokens = bounded(int, "tokens", 1, 10**9)
-lines = bounded(int, "lines", 1, 10**9)
 count = bounded(int, "count", 0)
 threads = bounded(int, "threads", 0, 1024)
 power = bounded(float, "power", 0, 10)  # the exponent of length normalization

@@ -32,7 +32,7 @@ def parser() -> cli.Parser:
         help="print the N best translations of each line: line number from 0 ||| text ||| log p ||| score",
     )
     options.add_argument(
-        "--window", type=cli.lines, default=None, metavar="N", help="lines to read ahead (default: 2000; 1 on a terminal)"
+        "--window", type=cli.positive, default=None, metavar="N", help="lines to read ahead (default: 2000; 1 on a terminal)"
     )
     options.add_argument(
         "--on-error", choices=("stop", *_INVALID), default="stop",

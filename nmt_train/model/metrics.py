@@ -190,9 +190,8 @@ class TestSet:
     ) -> list[str]:
         """Translate all sources; raises as `measure`."""
         search = SearchConfig(beam=config.beam, normalization=config.normalization)
-        translator = Translator(
-            model, self._vocabulary, search, config.batch_tokens, longest=_LONGEST + 1
-        )  # with END: none is cut
+        most = _LONGEST + 1  # with END, so that no source is cut
+        translator = Translator(model, self._vocabulary, search, config.batch_tokens, most)
         order = sorted(range(len(self.source)), key=lambda i: -len(self.source[i]))
         found: dict[int, str] = {}
 
