@@ -78,3 +78,11 @@ class Codec(ABC):
         """
         into.copy_(vector)
         self.add(message, into, scale=-1.0)
+
+    def split(self, message: Message, vector: Tensor, error: Tensor, scale: float = 1.0) -> None:
+        """Overwrite `error` with `scale` times what `message`, encoded from `vector`, leaves out of it, and `vector` with what
+        it contains.
+        """
+        error.copy_(vector)
+        self.decode(message, vector)
+        error.sub_(vector).mul_(scale)

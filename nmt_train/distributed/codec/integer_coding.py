@@ -1,7 +1,7 @@
 """Compact codes for arrays of integers: fixed width, unary, Elias gamma and Golomb-Rice. All arrays are NumPy arrays.
 
-Codes are stored in planes, so that no loop over the numbers is needed: first the unary parts of all numbers, then the lowest
-bits of all remaining parts, and so on. Planes take as many bits as codes stored one by one, plus up to seven bits per plane.
+Codes are stored in planes: first the unary parts of all numbers, then the lowest bits of all remaining parts, and so on.
+Planes take as many bits as codes stored one by one, plus up to seven bits per plane.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nmt_train.common.compiled import compiled, zeros_below
+
 Bytes = NDArray[np.uint8]
 Whole = NDArray[np.int64]
+
+_REVERSED = np.packbits(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), axis=1, bitorder="little").ravel()
 
 
 def fixed(values: Whole, width: int) -> Bytes:
@@ -40,23 +44,46 @@ def _smallest_type(width: int) -> np.dtype[Any]:
 
 def unary(values: Whole) -> Bytes:
     """Encode each value as that many zeros followed by a one."""
-    ends = np.cumsum(values + 1) - 1
-    bits = np.zeros(int(ends[-1]) + 1 if len(ends) else 0, np.uint8)
-    bits[ends] = 1
-    return np.packbits(bits)
+    packed = np.zeros(-(-(int(values.sum()) + len(values)) // 8), np.uint8)
+    _put_ones(values, packed)
+    return packed
 
 
 def from_unary(packed: Bytes, count: int) -> tuple[Whole, int]:
     """The values, and how many bytes they took."""
-    if not count:
-        return np.empty(0, np.int64), 0
-    looked_at = count // 4 + 8  # bytes: two bits per value; doubled until it is enough
-    while len(ends := np.flatnonzero(np.unpackbits(packed[:looked_at]).view(bool))) < count:
-        if looked_at >= len(packed):
-            raise ValueError(f"fewer than {count} numbers in {len(packed)} bytes")
-        looked_at *= 2
-    ends = ends[:count].astype(np.int64)
-    return np.diff(ends, prepend=-1) - 1, int(ends[-1]) // 8 + 1
+    values = np.empty(count, np.int64)
+    used = _distances(packed, values)
+    if used < 0:
+        raise ValueError(f"fewer than {count} numbers in {len(packed)} bytes")
+    return values, used
+
+
+@compiled
+def _put_ones(values: Whole, packed: Bytes) -> None:
+    place = -1
+    for value in values:
+        place += value + 1
+        packed[place >> 3] |= np.uint8(128 >> (place & 7))
+
+
+@compiled
+def _distances(packed: Bytes, values: Whole) -> int:
+    """Overwrite `values` with the numbers of zeros before each one. Returns how many bytes they took; -1: there are fewer."""
+    found, last = 0, -1
+    for start in range(0, len(packed), 8):
+        word = np.uint64(0)  # with its bits in reverse order: the next one is the lowest
+        for byte in range(start, min(start + 8, len(packed))):
+            word |= np.uint64(_REVERSED[packed[byte]]) << np.uint64(8 * (byte - start))
+        while word and found < len(values):
+            lowest = word & (~word + np.uint64(1))
+            place = 8 * start + zeros_below(lowest)
+            values[found] = place - last - 1
+            last = place
+            found += 1
+            word ^= lowest
+        if found == len(values):
+            break
+    return last // 8 + 1 if found == len(values) else -1
 
 
 def gamma(values: Whole) -> Bytes:
@@ -92,5 +119,7 @@ def rice(values: Whole, width: int) -> Bytes:
 
 
 def from_rice(packed: Bytes, count: int, width: int) -> Whole:
-    high, used = from_unary(packed, count)
-    return (high << width) | from_fixed(packed[used:], count, width)
+    values, used = from_unary(packed, count)
+    values <<= width  # in place: new memory would take longer than the computation
+    values |= from_fixed(packed[used:], count, width)
+    return values

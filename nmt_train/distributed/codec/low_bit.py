@@ -19,9 +19,9 @@ from nmt_train.distributed.message import Message
 
 # Elements below this part of their approximate magnitude become 0 if there are three values. For normally distributed elements,
 # 0.77 of the mean magnitude has the smallest squared error.
-_THRESHOLD = 0.77
+THRESHOLD = 0.77
 _TINY = torch.finfo(torch.float32).tiny
-_STEP, _ZERO = 1 / 8, 255  # the unit of a magnitude's logarithm to base 2; the code of those too small for a byte
+STEP, ZERO = 1 / 8, 255  # the unit of a magnitude's logarithm to base 2; the code of those too small for a byte
 _MOST = 3**DIGITS - 1  # the largest byte of three values
 
 
@@ -39,10 +39,20 @@ class LowBit(Codec):
         """
         self._shapes, self._only_signs = shapes, values == 2
         self._elements = sum(rows * columns for rows, columns in shapes)
-        self._magnitudes = sum(rows + columns for rows, columns in shapes)
+        self._numbers = sum(rows + columns for rows, columns in shapes)
         self._scratch = scratch[:, : self._elements]
+        powers = torch.exp2(torch.arange(ZERO + 1, dtype=torch.float64) * -STEP)
+        powers[ZERO] = 0
+        self._powers = powers.to(scratch)  # a table, so that all devices decode the same bits
 
     def encode(self, vector: Tensor, update: int) -> Message:
+        magnitudes, packed = self._approximated(vector)
+        largest = magnitudes.max().reshape(1) if len(magnitudes) else magnitudes.new_zeros(1)
+        finite(largest)
+        return Message((), (largest, self._codes(magnitudes, largest), packed))
+
+    def _approximated(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """The magnitudes of rows and columns (numbers,), and the packed signs."""
         parts, magnitudes = map(self._matrices, self._scratch), []  # fresh memory would take longer than the computation
         for matrix, found, product, digits in zip(self._matrices(vector), *parts, strict=True):
             torch.abs(matrix, out=found)
@@ -53,22 +63,26 @@ class LowBit(Codec):
                 scale, size = torch.dot(rows, found @ columns), torch.dot(rows, rows) * torch.dot(columns, columns)
             else:
                 torch.outer(rows, columns, out=product)
-                torch.mul(product, _THRESHOLD, out=digits)
+                torch.mul(product, THRESHOLD, out=digits)
                 torch.ge(found, digits, out=digits)  # in floating point: a comparison that returns bool takes longer
                 sent = product.mul_(digits).view(-1)
                 scale, size = torch.dot(found.view(-1), sent), torch.dot(sent, sent)
                 digits.copysign_(matrix)
             magnitudes += [rows.mul_(scale / size.clamp_min(_TINY)), columns]  # the scale with the smallest squared error
-        largest, codes = _logarithms(torch.cat([vector.new_empty(0), *magnitudes]))
-        return Message((), (largest, codes, pack_signs(vector) if self._only_signs else pack_digits(self._scratch[2])))
+        packed = pack_signs(vector) if self._only_signs else pack_digits(self._scratch[2])
+        return torch.cat([vector.new_empty(0), *magnitudes]), packed
+
+    def _codes(self, magnitudes: Tensor, largest: Tensor) -> Tensor:
+        """How far each magnitude is below the largest one (1,), as uint8."""
+        codes = torch.log2(magnitudes / largest.clamp_min(_TINY)).div_(-STEP).round_()
+        return codes.clamp_(max=ZERO).to(torch.uint8)
 
     def encode_shape(self, vector: Tensor) -> Message:
-        codes, packed = (vector.new_empty(length, dtype=torch.uint8) for length in (self._magnitudes, self._bytes))
+        codes, packed = (vector.new_empty(length, dtype=torch.uint8) for length in (self._numbers, self._bytes))
         return Message((), (vector.new_empty(1), codes, packed))
 
     def decode(self, message: Message, into: Tensor) -> None:
-        packed = self._packed(message)
-        into.copy_((unpack_signs if self._only_signs else unpack_digits)(packed, self._elements))
+        into.copy_(self._signs(message))
         for matrix, rows, columns in self._with_magnitudes(message, into):
             matrix.mul_(rows[:, None]).mul_(columns)
 
@@ -86,21 +100,27 @@ class LowBit(Codec):
             self.decode(message, into)
         torch.sub(vector, into, out=into)
 
-    def _packed(self, message: Message) -> Tensor:
+    def _signs(self, message: Message) -> Tensor:
+        """-1, 0 or 1 for each element, as int8."""
         packed = self._parts(message)[2]
-        if not self._only_signs and self._elements and int(packed.max()) > _MOST:
+        if self._only_signs:
+            return unpack_signs(packed, self._elements)
+        if self._elements and int(packed.max()) > _MOST:
             raise message.malformed(f"a byte is {int(packed.max())}, but should be at most {_MOST}")
-        return packed
+        return unpack_digits(packed, self._elements)
+
+    def _magnitudes_in(self, message: Message) -> Tensor:
+        largest, codes, _ = self._parts(message)
+        return largest * self._powers[codes.long()]
 
     def _with_magnitudes(self, message: Message, vector: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The matrices of `vector`, with the magnitudes of their rows and columns."""
-        largest, codes, _ = self._parts(message)
-        magnitudes = torch.where(codes == _ZERO, 0, largest * torch.exp2(codes * -_STEP))
-        numbers = iter(magnitudes.to(vector).split([length for shape in self._shapes for length in shape]))
+        magnitudes = self._magnitudes_in(message).to(vector)
+        numbers = iter(magnitudes.split([length for shape in self._shapes for length in shape]))
         return zip(self._matrices(vector), numbers, numbers, strict=True)
 
     def _parts(self, message: Message) -> Sequence[Tensor]:
-        return message.vectors((torch.float32, 1), (torch.uint8, self._magnitudes), (torch.uint8, self._bytes))
+        return message.vectors((torch.float32, 1), (torch.uint8, self._numbers), (torch.uint8, self._bytes))
 
     def _matrices(self, vector: Tensor) -> list[Tensor]:
         parts = vector.split([rows * columns for rows, columns in self._shapes])
@@ -109,11 +129,3 @@ class LowBit(Codec):
     @property
     def _bytes(self) -> int:
         return -(-self._elements // (SIGNS if self._only_signs else DIGITS))
-
-
-def _logarithms(magnitudes: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest magnitude (1,), and the code of each. Raises NotFinite if one is infinite or not a number."""
-    largest = magnitudes.max().reshape(1) if len(magnitudes) else magnitudes.new_zeros(1)
-    finite(largest)
-    codes = torch.log2(magnitudes / largest.clamp_min(_TINY)).div_(-_STEP).round_()
-    return largest, codes.clamp_(max=_ZERO).to(torch.uint8)

@@ -6,10 +6,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from nmt_train.common.compiled import compiled
 from nmt_train.common.section import STRICT
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.integer_coding import from_rice, rice, rice_width
@@ -138,35 +140,62 @@ class TileTopK(Codec):
     def _decoded(self, positions: Tensor, codes: Tensor, table: Tensor, elements: int) -> tuple[Tensor, Tensor]:
         """Positions and values without the padding. positions: (tiles * kept,), ascending; codes: (tiles, kept)."""
         tables = table.float().view(-1, self._entries)
-        values = tables.gather(1, codes) if self._bits == 2 else (codes - _LEVELS - 1) * tables
+        values = tables.gather(1, codes.long()) if self._bits == 2 else (codes.float() - _LEVELS - 1) * tables
         inside = int(torch.searchsorted(positions, elements))  # padding has the largest positions
         return positions[:inside], values.flatten()[:inside]
 
 
 def _bins(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The bin of each value (tiles, kept), and the means of the bins (tiles, 4)."""
+    """The bin of each value (tiles, kept), as uint8, and the means of the bins (tiles, 4)."""
+    if values.is_cpu:
+        codes, table = torch.empty(values.shape, dtype=torch.uint8), values.new_empty(len(values), 4)
+        _bins_on_cpu(values.numpy(), codes.numpy(), table.numpy())
+        return codes, table
     away = values - values.mean(1, keepdim=True)
     deviation = away.square().mean(1, keepdim=True).sqrt_()
     codes = (away >= 0).long() + (away >= -_EDGE * deviation) + (away >= _EDGE * deviation)
     totals = values.new_zeros(len(values), 4).scatter_add_(1, codes, values)
     counts = values.new_zeros(len(values), 4).scatter_add_(1, codes, torch.ones_like(values))
-    return codes, totals / counts.clamp_min(1)
+    return codes.to(torch.uint8), totals / counts.clamp_min(1)
+
+
+@compiled
+def _bins_on_cpu(values: NDArray[np.float32], codes: NDArray[np.uint8], table: NDArray[np.float32]) -> None:
+    kept = values.shape[1]
+    for tile in range(len(values)):
+        row = values[tile]
+        mean = row.sum() / kept
+        squares = 0.0
+        for value in row:
+            squares += (value - mean) ** 2
+        outer = _EDGE * np.sqrt(squares / kept)
+        totals, counts = np.zeros(4), np.zeros(4)
+        for place in range(kept):
+            away = row[place] - mean
+            code = int(away >= 0) + int(away >= -outer) + int(away >= outer)
+            codes[tile, place] = code
+            totals[code] += row[place]
+            counts[code] += 1
+        for code in range(4):
+            table[tile, code] = totals[code] / max(counts[code], 1)
 
 
 def _levels(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The level of each value (tiles, kept), from 1 to 255, and the value of one level (tiles, 1)."""
+    """The level of each value (tiles, kept), as uint8 from 1 to 255, and the value of one level (tiles, 1)."""
     level = (values.abs().amax(1, keepdim=True) / _LEVELS).to(torch.bfloat16).float()
     rounded = torch.where(level > 0, values / level, torch.zeros_like(values)).round_().clamp_(-_LEVELS, _LEVELS)
-    return rounded.long() + _LEVELS + 1, level
+    return rounded.add_(_LEVELS + 1).to(torch.uint8), level
 
 
 def _pack_codes(codes: Tensor, bits: int) -> Tensor:
     each = 8 // bits
     padded = torch.cat([codes, codes.new_zeros(-codes.numel() % each)]).view(-1, each)
-    shifts = torch.arange(0, 8, bits, device=codes.device)
-    return (padded << shifts).sum(1).to(torch.uint8)
+    return (padded << _shifts(bits, codes.device)).sum(1, dtype=torch.uint8)
 
 
 def _unpack_codes(packed: Tensor, count: int, bits: int) -> Tensor:
-    shifts = torch.arange(0, 8, bits, device=packed.device)
-    return ((packed.to(torch.int64)[:, None] >> shifts) & (2**bits - 1)).flatten()[:count]
+    return ((packed[:, None] >> _shifts(bits, packed.device)) & (2**bits - 1)).flatten()[:count]
+
+
+def _shifts(bits: int, device: torch.device) -> Tensor:
+    return torch.arange(0, 8, bits, dtype=torch.uint8, device=device)

@@ -20,6 +20,7 @@ from torch import Tensor
 from nmt_train.common.section import STRICT
 from nmt_train.distributed.background import Stages
 from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.compiled_low_bit import CompiledLowBit
 from nmt_train.distributed.codec.low_bit import LowBit
 from nmt_train.distributed.codec.size_only import SizeOnly
 from nmt_train.distributed.context import BuildContext
@@ -148,7 +149,8 @@ class LowBitReducer(StagedReducer):
             elements = min(place.stop, start + rows * columns) - max(place.start, start)
             if elements > 0:
                 shapes.append((elements // columns, columns))
-        made = [LowBit(shapes, values, self._scratch) for values in (self._config.up, self._config.down)]
+        low_bit = CompiledLowBit if self._scratch.is_cpu else LowBit
+        made = [low_bit(shapes, values, self._scratch) for values in (self._config.up, self._config.down)]
         return [SizeOnly(codec) for codec in made] if self._meta else list(made)
 
     @torch.no_grad()
@@ -166,7 +168,9 @@ class LowBitReducer(StagedReducer):
         means = self._receive(Tag.MEAN)
         with self._trace.span("decode", sum(vector[shares[rank].place].numel() for rank in means)):
             for rank, message in means.items():
-                self._decode(message, shares[rank], vector[shares[rank].place])
+                into = vector[shares[rank].place]
+                if self._is_finite(message, into):
+                    shares[rank].down.decode(message.without_numbers(2).on(into.device), into)
         for done in sent:
             done.result()
         self._reduced += vector.numel()
@@ -181,12 +185,12 @@ class LowBitReducer(StagedReducer):
         if not weight:  # without a batch, the residual waits for the next gradient
             error.copy_(residual)
             return [self._transport.send(rank, Tag.RING, Message((NONE, 0))) for rank in self._others]
-        sent = list[Any]()
+        sent, own = list[Any](), shares[self._transport.rank].place
         for rank in self._others:
             place = shares[rank].place
             with self._trace.span("encode", place.stop - place.start):
-                if not sent:
-                    add(vector, residual, out=vector)
+                for part in (place,) if sent else (own, place):  # one by one: these fit in the cache
+                    add(vector[part], residual[part], out=vector[part])
                 message = encoded(shares[rank].up, vector[place], update, weight)
                 if message.number() == FINITE:
                     shares[rank].up.left_out(message.without_numbers(2), vector[place], error[place])
@@ -201,29 +205,28 @@ class LowBitReducer(StagedReducer):
         own, kept, messages = vector[mine.place], error[mine.place], self._receive(Tag.RING)
         total = weight + sum(message.number(1) for message in messages.values())
         with self._trace.span("decode", own.numel() * len(messages)):
-            own.mul_(weight)
+            own.mul_(weight / max(1, total))
             for message in messages.values():
                 if message.number() == FINITE:
-                    mine.up.add(message.without_numbers(2).on(own.device), own, scale=float(message.number(1)))
+                    mine.up.add(message.without_numbers(2).on(own.device), own, scale=message.number(1) / max(1, total))
                 elif message.number() == NOT_FINITE:
                     own.fill_(torch.nan)
-            own.div_(max(1, total))
         with self._trace.span("encode", own.numel()):
             message = encoded(mine.down, own, update, total)
             left = kept if weight else torch.empty_like(kept)
-            left.copy_(own)
-            self._decode(message, mine, own)
-            left.sub_(own).mul_(self._transport.size)
+            if self._is_finite(message, own):
+                mine.down.split(message.without_numbers(2), own, left, scale=self._transport.size)
             if not weight:
                 kept.add_(left)
         return message, total
 
-    def _decode(self, mean: Message, share: _Share, into: Tensor) -> None:
+    def _is_finite(self, mean: Message, into: Tensor) -> bool:
+        """If it is not, `into` becomes NaN, and the exchange counts as not finite."""
         if mean.number() == FINITE:
-            share.down.decode(mean.without_numbers(2).on(into.device), into)
-        else:
-            into.fill_(torch.nan)
-            self._finite = False
+            return True
+        into.fill_(torch.nan)
+        self._finite = False
+        return False
 
     def _receive(self, tag: Tag) -> dict[int, Message]:
         coming = {rank: self._transport.receive(rank, tag) for rank in self._others}

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt_train.common.errors import NotFinite
+from nmt_train.distributed.codec.compiled_low_bit import CompiledLowBit
 from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.codec.low_bit import LowBit
 from nmt_train.distributed.message import Malformed, Message
@@ -17,8 +18,18 @@ from nmt_train.distributed.message import Malformed, Message
 ROUNDING = 2 ** (1 / 16)  # half of an eighth of an octave
 
 
+KINDS = {"CPU": CompiledLowBit, "other devices": LowBit}
+kind = LowBit  # that `low_bit` makes
+
+
+@pytest.fixture(params=KINDS, autouse=True)
+def on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test the codec for CPUs and that for other devices."""
+    monkeypatch.setitem(globals(), "kind", KINDS[request.param])
+
+
 def low_bit(shapes: list[tuple[int, int]], values: int) -> LowBit:
-    return LowBit(shapes, values, torch.full((3, sum(rows * columns for rows, columns in shapes)), math.nan))
+    return kind(shapes, values, torch.full((3, sum(rows * columns for rows, columns in shapes)), math.nan))
 
 
 def decoded(codec: LowBit, vector: torch.Tensor) -> torch.Tensor:
@@ -112,3 +123,34 @@ def test_a_message_that_does_not_fit_is_refused() -> None:
     for tensors in ((largest, codes[1:], packed), (largest, codes, torch.full_like(packed, 243)), (codes, packed)):
         with pytest.raises(Malformed):
             codec.decode(Message((), tensors), torch.empty(12))
+
+
+@pytest.mark.parametrize("values", [2, 3])
+def test_all_devices_send_the_same_but_for_rounding(monkeypatch: pytest.MonkeyPatch, values: int) -> None:
+    torch.manual_seed(5)
+    shapes = [(100, 37), (1, 300), (64, 5)]
+    vector = torch.randn(sum(rows * columns for rows, columns in shapes)) * torch.rand(1).square()
+    messages = []
+    for its in KINDS.values():
+        monkeypatch.setitem(globals(), "kind", its)
+        messages.append(low_bit(shapes, values).encode(vector, 0))
+    (largest, codes, packed), (others, other_codes, other_packed) = (message.tensors for message in messages)
+    assert float(largest) == pytest.approx(float(others), rel=1e-5)
+    assert int((codes.int() - other_codes.int()).abs().max()) <= 1
+    assert float((codes != other_codes).float().mean()) < 0.01
+    assert float((packed != other_packed).float().mean()) < (0.01 if values == 3 else 1e-9)
+    found = [torch.empty_like(vector), torch.empty_like(vector)]
+    for codec, into in zip(KINDS.values(), found, strict=True):
+        monkeypatch.setitem(globals(), "kind", codec)
+        low_bit(shapes, values).decode(messages[0], into)
+    assert torch.equal(*found)  # the same message means the same on all of them
+
+
+@pytest.mark.parametrize("values", [2, 3])
+def test_a_vector_is_split_into_what_is_sent_and_what_is_left_out(values: int) -> None:
+    torch.manual_seed(6)
+    vector, codec = torch.randn(38), low_bit([(5, 7), (1, 3)], values)
+    message, sent, error = codec.encode(vector, 0), vector.clone(), torch.full((38,), math.nan)
+    codec.split(message, sent, error, scale=3.0)
+    assert torch.equal(sent, decoded(codec, vector))
+    torch.testing.assert_close(error, 3 * (vector - sent))

@@ -1,0 +1,158 @@
+"""The loops of low-bit codecs for CPUs: a few passes over memory, instead of one for each operation of torch.
+
+Everywhere, vectors (elements,) consist of matrices of `shapes` (matrices, 2), their rows and columns; and `magnitudes`
+(numbers,) has a number for each row of the first matrix, for each of its columns, for each row of the second one, and so on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nmt_train.common.compiled import compiled, compiled_sums
+
+Floats = NDArray[np.float32]
+Whole = NDArray[np.int64]
+Signs = NDArray[np.int8]
+
+_TINY = np.float32(np.finfo(np.float32).tiny)
+_FLOAT = np.float32  # numba computes in double precision where a constant is a number of Python
+
+
+@compiled_sums
+def two_values(vector: Floats, shapes: Whole, magnitudes: Floats) -> None:
+    """Find the magnitudes, whose product of rank one approximates the absolute values of each matrix."""
+    start = place = 0
+    for number in range(len(shapes)):
+        rows, columns = shapes[number]
+        matrix = vector[start : start + rows * columns].reshape(rows, columns)
+        of_rows = magnitudes[place : place + rows]
+        of_columns = magnitudes[place + rows : place + rows + columns]
+        _means(matrix, of_rows, of_columns)
+        scale = 0.0
+        for i in range(rows):
+            row, total = matrix[i], _FLOAT(0)
+            for j in range(columns):
+                total += abs(row[j]) * of_columns[j]
+            scale += of_rows[i] * total
+        size = np.square(of_rows).sum() * np.square(of_columns).sum()
+        of_rows *= _FLOAT(scale / np.maximum(size, _TINY))  # the scale with the smallest squared error
+        start += rows * columns
+        place += rows + columns
+
+
+@compiled_sums
+def three_values(vector: Floats, shapes: Whole, threshold: float, magnitudes: Floats, signs: Signs) -> None:
+    """The same for those absolute values that are not below `threshold` times their mean; the other elements have sign 0."""
+    start = place = 0
+    for number in range(len(shapes)):
+        rows, columns = shapes[number]
+        matrix = vector[start : start + rows * columns].reshape(rows, columns)
+        of_rows = magnitudes[place : place + rows]
+        of_columns = magnitudes[place + rows : place + rows + columns]
+        _means(matrix, of_rows, of_columns)
+        scale = size = 0.0
+        for i in range(rows):
+            row, found = matrix[i], signs[start + i * columns : start + (i + 1) * columns]
+            row_scale = row_size = _FLOAT(0)
+            for j in range(columns):
+                product = of_rows[i] * of_columns[j]
+                sent = abs(row[j]) >= product * _FLOAT(threshold)
+                kept = product if sent else _FLOAT(0)
+                row_scale += abs(row[j]) * kept
+                row_size += kept * kept
+                found[j] = np.int8(sent) * (np.int8(row[j] >= 0) * 2 - 1)
+            scale += float(row_scale)
+            size += float(row_size)
+        of_rows *= _FLOAT(scale / np.maximum(size, _TINY))
+        start += rows * columns
+        place += rows + columns
+
+
+@compiled_sums
+def _means(matrix: Floats, of_rows: Floats, of_columns: Floats) -> None:
+    """Factors of rank one that have the mean absolute value of each row and of each column of the matrix."""
+    of_columns[:] = 0
+    for i in range(len(of_rows)):
+        row, total = matrix[i], _FLOAT(0)
+        for j in range(len(of_columns)):
+            total += abs(row[j])
+            of_columns[j] += abs(row[j])
+        of_rows[i] = total / _FLOAT(len(of_columns))
+    root = np.maximum(np.sqrt(of_rows.mean()), _TINY)  # rows and columns of similar size need the smallest range of codes
+    of_rows /= root
+    of_columns /= root * _FLOAT(len(of_rows))
+
+
+@compiled
+def logarithms(magnitudes: Floats, largest: float, step: float, codes: NDArray[np.uint8]) -> None:
+    """Overwrite `codes` with the number of `step` octaves that each magnitude is below the largest, at most 255."""
+    for i in range(len(magnitudes)):
+        octaves = -np.log2(magnitudes[i] / np.maximum(_FLOAT(largest), _TINY))
+        codes[i] = int(np.rint(np.minimum(octaves / step, 255)))
+
+
+@compiled
+def put(signs: Signs, shapes: Whole, magnitudes: Floats, into: Floats) -> None:
+    """Overwrite `into` with the signs (-1, 0 or 1) times the products of magnitudes."""
+    start = place = 0
+    for number in range(len(shapes)):
+        rows, columns = shapes[number]
+        of_columns = magnitudes[place + rows : place + rows + columns]
+        for i in range(rows):
+            its, row, factor = signs[start : start + columns], into[start : start + columns], magnitudes[place + i]
+            for j in range(columns):
+                row[j] = _FLOAT(its[j]) * factor * of_columns[j]
+            start += columns
+        place += rows + columns
+
+
+@compiled
+def add(signs: Signs, shapes: Whole, magnitudes: Floats, into: Floats, scale: float) -> None:
+    """Add them `scale` times."""
+    start = place = 0
+    for number in range(len(shapes)):
+        rows, columns = shapes[number]
+        of_columns = magnitudes[place + rows : place + rows + columns]
+        for i in range(rows):
+            its, row, factor = signs[start : start + columns], into[start : start + columns], magnitudes[place + i]
+            for j in range(columns):
+                row[j] += _FLOAT(scale) * (_FLOAT(its[j]) * factor * of_columns[j])
+            start += columns
+        place += rows + columns
+
+
+@compiled
+def split(signs: Signs, shapes: Whole, magnitudes: Floats, vector: Floats, error: Floats, scale: float) -> None:
+    """Overwrite `vector` with them, and `error` with `scale` times the difference."""
+    start = place = 0
+    for number in range(len(shapes)):
+        rows, columns = shapes[number]
+        of_columns = magnitudes[place + rows : place + rows + columns]
+        for i in range(rows):
+            its, row = signs[start : start + columns], vector[start : start + columns]
+            rest, factor = error[start : start + columns], magnitudes[place + i]
+            for j in range(columns):
+                product = _FLOAT(its[j]) * factor * of_columns[j]
+                rest[j] = _FLOAT(scale) * (row[j] - product)
+                row[j] = product
+            start += columns
+        place += rows + columns
+
+
+@compiled
+def left_out(vector: Floats, shapes: Whole, magnitudes: Floats, into: Floats) -> None:
+    """Overwrite `into` with `vector` minus the products of magnitudes that have the signs of its elements."""
+    bits = vector.view(np.int32)  # -0.0 has a sign, too
+    start = place = 0
+    for number in range(len(shapes)):
+        rows, columns = shapes[number]
+        of_columns = magnitudes[place + rows : place + rows + columns]
+        for i in range(rows):
+            row, its = vector[start : start + columns], bits[start : start + columns]
+            rest, factor = into[start : start + columns], magnitudes[place + i]
+            for j in range(columns):
+                product = factor * of_columns[j]
+                rest[j] = row[j] + product if its[j] < 0 else row[j] - product
+            start += columns
+        place += rows + columns
