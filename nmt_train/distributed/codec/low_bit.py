@@ -7,6 +7,7 @@ other matrices also by column.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -41,9 +42,6 @@ class LowBit(Codec):
         self._elements = sum(rows * columns for rows, columns in shapes)
         self._numbers = sum(rows + columns for rows, columns in shapes)
         self._scratch = scratch[:, : self._elements]
-        powers = torch.exp2(torch.arange(ZERO + 1, dtype=torch.float64) * -STEP)
-        powers[ZERO] = 0
-        self._powers = powers.to(scratch)  # a table, so that all devices decode the same bits
 
     def encode(self, vector: Tensor, update: int) -> Message:
         magnitudes, packed = self._approximated(vector)
@@ -111,7 +109,7 @@ class LowBit(Codec):
 
     def _magnitudes_in(self, message: Message) -> Tensor:
         largest, codes, _ = self._parts(message)
-        return largest * self._powers[codes.long()]
+        return largest * _powers(codes.device)[codes.long()]
 
     def _with_magnitudes(self, message: Message, vector: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The matrices of `vector`, with the magnitudes of their rows and columns."""
@@ -129,3 +127,11 @@ class LowBit(Codec):
     @property
     def _bytes(self) -> int:
         return -(-self._elements // (SIGNS if self._only_signs else DIGITS))
+
+
+@functools.cache
+def _powers(device: torch.device) -> Tensor:
+    """What each code multiplies the largest magnitude with: a table, so that all devices decode the same bits."""
+    powers = torch.exp2(torch.arange(ZERO + 1, dtype=torch.float64) * -STEP)
+    powers[ZERO] = 0
+    return powers.to(device, torch.float32)
