@@ -1,9 +1,18 @@
-"""Compiles loops over the elements of arrays with numba. The first call takes seconds; the machine code stays on disk."""
+"""Compiles loops over the elements of arrays with numba. The first call takes seconds; the machine code stays on disk.
+
+Arguments are numbers and NumPy arrays, and all calls of a function must have arguments of the same types: `float(scale)`, not
+sometimes an integer. Otherwise it is compiled several times, and what two processes compile at the same time may be mixed up on
+disk. Compiled code does not check bounds.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 from collections.abc import Callable
-from typing import TypeVar, cast
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -11,8 +20,29 @@ import numpy as np
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
+def _folder() -> str:
+    """The folder of the machine code in the user's cache folder; empty if there is none: then it is kept beside the source.
+
+    Each version of the compiled functions has a folder of its own: numba sees whether the file of a function has changed, but
+    not what the function calls in other files.
+    """
+    version = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        source = path.read_bytes()
+        if b"nmt_train.common.compiled" in source or path == Path(__file__):
+            version.update(source)
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:  # no home folder
+        return ""
+    return str(Path(cache, "nmt_train", "compiled", version.hexdigest()[:16]))
+
+
+numba.config.CACHE_DIR = numba.config.CACHE_DIR or _folder()  # type: ignore[attr-defined]
+
+
 def compiled(function: Function) -> Function:
-    """The function as machine code. It must not be called with types other than numbers and NumPy arrays."""
+    """The function as machine code."""
     return _compiled(function, set())
 
 
@@ -22,13 +52,21 @@ def compiled_sums(function: Function) -> Function:
 
 
 def _compiled(function: Function, relaxed: set[str]) -> Function:
-    def made(on_disk: bool) -> Function:
-        return cast(Function, numba.njit(function, cache=on_disk, nogil=True, error_model="numpy", fastmath=relaxed))
+    def made(on_disk: bool) -> Any:
+        return numba.njit(function, cache=on_disk, nogil=True, error_model="numpy", fastmath=relaxed)
 
     try:
-        return made(on_disk=True)
-    except RuntimeError:  # no folder for machine code is writable
-        return made(on_disk=False)
+        result = made(on_disk=True)
+    except RuntimeError:  # no folder is writable
+        return cast(Function, made(on_disk=False))
+    save = result._cache.save_overload
+
+    def save_if_possible(*arguments: object) -> None:
+        with contextlib.suppress(OSError):  # the disk is full: the next process compiles again
+            save(*arguments)
+
+    result._cache.save_overload = save_if_possible
+    return cast(Function, result)
 
 
 # The top six bits of a product with this number are different for each power of two.

@@ -80,8 +80,8 @@ class Codec(ABC):
         self.add(message, into, scale=-1.0)
 
     def split(self, message: Message, vector: Tensor, error: Tensor, scale: float = 1.0) -> None:
-        """Overwrite `error` with `scale` times what `message`, encoded from `vector`, leaves out of it, and `vector` with what
-        it contains.
+        """Overwrite `vector`, from which `message` was encoded, with the decoded message, and `error` with `scale` times the
+        difference.
         """
         error.copy_(vector)
         self.decode(message, vector)

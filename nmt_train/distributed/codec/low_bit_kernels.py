@@ -35,7 +35,7 @@ def two_values(vector: Floats, shapes: Whole, magnitudes: Floats) -> None:
             for j in range(columns):
                 total += abs(row[j]) * of_columns[j]
             scale += of_rows[i] * total
-        size = np.square(of_rows).sum() * np.square(of_columns).sum()
+        size = np.float64(np.square(of_rows).sum()) * np.float64(np.square(of_columns).sum())
         of_rows *= _FLOAT(scale / np.maximum(size, _TINY))  # the scale with the smallest squared error
         start += rows * columns
         place += rows + columns
@@ -43,7 +43,9 @@ def two_values(vector: Floats, shapes: Whole, magnitudes: Floats) -> None:
 
 @compiled_sums
 def three_values(vector: Floats, shapes: Whole, threshold: float, magnitudes: Floats, signs: Signs) -> None:
-    """The same for those absolute values that are not below `threshold` times their mean; the other elements have sign 0."""
+    """The same for the elements that are not below `threshold` times such a product, when it has the mean absolute value of
+    each row and column. Overwrites `signs` (elements,) with 1 and -1 for these, and with 0 for the others.
+    """
     start = place = 0
     for number in range(len(shapes)):
         rows, columns = shapes[number]
@@ -85,11 +87,11 @@ def _means(matrix: Floats, of_rows: Floats, of_columns: Floats) -> None:
 
 
 @compiled
-def logarithms(magnitudes: Floats, largest: float, step: float, codes: NDArray[np.uint8]) -> None:
-    """Overwrite `codes` with the number of `step` octaves that each magnitude is below the largest, at most 255."""
+def logarithms(magnitudes: Floats, largest: float, step: float, most: int, codes: NDArray[np.uint8]) -> None:
+    """Overwrite `codes` with the number of `step` octaves that each magnitude is below the largest, at most `most`."""
     for i in range(len(magnitudes)):
         octaves = -np.log2(magnitudes[i] / np.maximum(_FLOAT(largest), _TINY))
-        codes[i] = int(np.rint(np.minimum(octaves / step, 255)))
+        codes[i] = int(np.rint(np.minimum(octaves / step, most)))
 
 
 @compiled
@@ -109,7 +111,7 @@ def put(signs: Signs, shapes: Whole, magnitudes: Floats, into: Floats) -> None:
 
 @compiled
 def add(signs: Signs, shapes: Whole, magnitudes: Floats, into: Floats, scale: float) -> None:
-    """Add them `scale` times."""
+    """Add `scale` times what `put` would put."""
     start = place = 0
     for number in range(len(shapes)):
         rows, columns = shapes[number]
@@ -124,7 +126,7 @@ def add(signs: Signs, shapes: Whole, magnitudes: Floats, into: Floats, scale: fl
 
 @compiled
 def split(signs: Signs, shapes: Whole, magnitudes: Floats, vector: Floats, error: Floats, scale: float) -> None:
-    """Overwrite `vector` with them, and `error` with `scale` times the difference."""
+    """Overwrite `vector` with what `put` would put, and `error` with `scale` times the difference."""
     start = place = 0
     for number in range(len(shapes)):
         rows, columns = shapes[number]

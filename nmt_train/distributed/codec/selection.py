@@ -41,6 +41,8 @@ def reaching(vector: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     if not vector.is_cpu:
         positions = (~(vector.abs() < threshold)).nonzero().flatten()
         return positions, vector[positions]
+    if vector.dtype != torch.float32:
+        raise TypeError(f"a vector of {vector.dtype}")
     bits, limit = vector.numpy().view(np.int32), int(np.float32(threshold).view(np.int32))
     found, places, flags = [np.empty(0, np.int64)], np.empty(_BLOCK, np.int64), np.empty(_BLOCK, np.uint8)
     for start in range(0, len(bits), _BLOCK):
@@ -83,6 +85,10 @@ class LargestOfRows:
         return positions, rows.reshape(-1)[positions]
 
     def _on_cpu(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        if (
+            rows.dtype != torch.float32 or not rows.is_contiguous() or rows.shape[1] < self._keep
+        ):  # compiled code does not check
+            raise ValueError(f"{rows.dtype} {tuple(rows.shape)}, strides {rows.stride()}, of which {self._keep}")
         if len(self._near) != len(rows):
             self._near = np.zeros(len(rows), np.float32)
         positions = np.empty(len(rows) * self._keep, np.int64)

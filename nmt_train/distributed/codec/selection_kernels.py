@@ -19,7 +19,7 @@ _GATHER = np.uint64(0x0102040810204080)  # the top byte of a product with it has
 
 
 @compiled
-def not_below(bits: NDArray[np.int32], limit: int, flags: NDArray[np.uint8], places: NDArray[np.int64]) -> int:
+def not_below(bits: NDArray[np.int32], limit: int | np.int64, flags: NDArray[np.uint8], places: NDArray[np.int64]) -> int:
     """How many magnitudes are not below a limit (see `bits`); their positions are put into `places`, in ascending order.
 
     flags: scratch memory (elements, rounded up to a multiple of 64).
@@ -61,9 +61,9 @@ def largest_of_rows(
     bits, near_bits = rows.view(np.int32), near.view(np.int32)
     finite = True
     for number in range(len(rows)):
-        count = not_below(bits[number], near_bits[number], flags, places)
+        count = not_below(bits[number], np.int64(near_bits[number]), flags, places)
         if count < keep:
-            count = not_below(bits[number], 0, flags, places)
+            count = not_below(bits[number], np.int64(0), flags, places)
         for candidate in range(count):
             magnitudes[candidate] = bits[number, places[candidate]] & _MAGNITUDE
         least = _largest(magnitudes[:count], keep)

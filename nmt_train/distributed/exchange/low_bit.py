@@ -169,7 +169,7 @@ class LowBitReducer(StagedReducer):
         with self._trace.span("decode", sum(vector[shares[rank].place].numel() for rank in means)):
             for rank, message in means.items():
                 into = vector[shares[rank].place]
-                if self._is_finite(message, into):
+                if self._finite_or_nan(message, into):
                     shares[rank].down.decode(message.without_numbers(2).on(into.device), into)
         for done in sent:
             done.result()
@@ -189,7 +189,9 @@ class LowBitReducer(StagedReducer):
         for rank in self._others:
             place = shares[rank].place
             with self._trace.span("encode", place.stop - place.start):
-                for part in (place,) if sent else (own, place):  # one by one: these fit in the cache
+                for part in (
+                    (place,) if sent else (own, place)
+                ):  # just before they are encoded, so that they are still in the cache
                     add(vector[part], residual[part], out=vector[part])
                 message = encoded(shares[rank].up, vector[place], update, weight)
                 if message.number() == FINITE:
@@ -213,15 +215,15 @@ class LowBitReducer(StagedReducer):
                     own.fill_(torch.nan)
         with self._trace.span("encode", own.numel()):
             message = encoded(mine.down, own, update, total)
-            left = kept if weight else torch.empty_like(kept)
-            if self._is_finite(message, own):
+            if self._finite_or_nan(message, own):
+                left = kept if weight else torch.empty_like(kept)
                 mine.down.split(message.without_numbers(2), own, left, scale=self._transport.size)
-            if not weight:
-                kept.add_(left)
+                if not weight:
+                    kept.add_(left)
         return message, total
 
-    def _is_finite(self, mean: Message, into: Tensor) -> bool:
-        """If it is not, `into` becomes NaN, and the exchange counts as not finite."""
+    def _finite_or_nan(self, mean: Message, into: Tensor) -> bool:
+        """Whether the mean is finite. If it is not, `into` becomes NaN, and the exchange counts as not finite."""
         if mean.number() == FINITE:
             return True
         into.fill_(torch.nan)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 import torch
 from codecs_to_test import CODECS, ROUNDED
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.core.dispatcher import Dispatcher
 from pulled import settings as settings_of
 
+from nmt_train.common import compiled
 from nmt_train.common.errors import NotFinite, UserError
+from nmt_train.distributed.codec import integer_coding, low_bit_kernels, selection_kernels, tile_topk
 from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.compiled_low_bit import CompiledLowBit
 from nmt_train.distributed.codec.dense import BFloat16, Dense
 from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.codec.half import Half
@@ -325,3 +330,22 @@ def test_the_largest_of_rows_include_none_that_is_not_finite(bad: float) -> None
     rows[3, 77] = bad
     with pytest.raises(NotFinite):
         largest.find(rows)
+
+
+@pytest.mark.parametrize("module", [compiled, integer_coding, low_bit_kernels, selection_kernels, tile_topk])
+def test_compiled_functions_are_called_with_the_same_types_only(module: ModuleType) -> None:
+    """Otherwise processes that compile at the same time could mix up on disk what they compile for different types."""
+    vector = torch.randn(10_000)
+    for codec in (*(make() for make in (CODECS | ROUNDED).values()), *(low_bit(values) for values in (2, 3))):
+        message = codec.encode(vector.clone(), 1)
+        for scale in (1, -1.0):
+            codec.add(message, torch.zeros(10_000), scale)
+            codec.split(message, vector.clone(), torch.zeros(10_000), scale)
+        codec.left_out(message, vector, torch.zeros(10_000))
+    types = [function.signatures for function in vars(module).values() if isinstance(function, Dispatcher)]
+    assert types
+    assert max(map(len, types)) <= 1  # those called only by other compiled functions have none
+
+
+def low_bit(values: int) -> CompiledLowBit:
+    return CompiledLowBit([(100, 90), (1, 1000)], values, torch.empty(3, 10_000))
