@@ -76,8 +76,9 @@ class LargestOfRows:
 
         Raises NotFinite if one of the values is not finite.
         """
-        if rows.is_cpu:
-            return self._on_cpu(rows)
+        return self._on_cpu(rows) if rows.is_cpu else self._with_torch(rows)
+
+    def _with_torch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         magnitudes, columns = rows.abs().topk(self._keep, dim=1)
         finite(magnitudes)  # NaN counts as the largest
         first = torch.arange(len(rows), device=rows.device)[:, None] * rows.shape[1]

@@ -151,6 +151,10 @@ def _bins(values: Tensor) -> tuple[Tensor, Tensor]:
         codes, table = torch.empty(values.shape, dtype=torch.uint8), values.new_empty(len(values), 4)
         _bins_on_cpu(values.numpy(), codes.numpy(), table.numpy())
         return codes, table
+    return _bins_with_torch(values)
+
+
+def _bins_with_torch(values: Tensor) -> tuple[Tensor, Tensor]:
     away = values - values.mean(1, keepdim=True)
     deviation = away.square().mean(1, keepdim=True).sqrt_()
     codes = (away >= 0).long() + (away >= -_EDGE * deviation) + (away >= _EDGE * deviation)

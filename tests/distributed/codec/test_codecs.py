@@ -27,6 +27,7 @@ from nmt_train.distributed.codec.onebit import COLUMN, OneBit
 from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
 from nmt_train.distributed.codec.selection import LargestOfRows, Sample, reaching
 from nmt_train.distributed.codec.strom_threshold import GRAIN, StromThreshold, ThresholdConfig
+from nmt_train.distributed.codec.tile_topk import TileConfig, TileTopK
 from nmt_train.distributed.codec.topk import DroppingConfig, TopK, kept, pack_gaps, unpack_gaps
 from nmt_train.distributed.exchange.parameter_server.shard import Shard
 from nmt_train.distributed.exchange.parameter_server.update_rules import Asynchronous
@@ -330,6 +331,19 @@ def test_the_largest_of_rows_include_none_that_is_not_finite(bad: float) -> None
     rows[3, 77] = bad
     with pytest.raises(NotFinite):
         largest.find(rows)
+
+
+def test_the_operations_for_other_devices_find_what_the_compiled_loops_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    vector = torch.randn(10_000)
+    for values in ("2-bit", "8-bit"):
+        codec = TileTopK(TileConfig(keep=64, values=values))
+        compiled_message = codec.encode(vector, 0)
+        with monkeypatch.context() as patched:
+            patched.setattr(LargestOfRows, "_on_cpu", LargestOfRows._with_torch)
+            patched.setattr(tile_topk, "_bins", tile_topk._bins_with_torch)
+            message = codec.encode(vector, 0)
+        for mine, other in zip(compiled_message.tensors, message.tensors, strict=True):
+            torch.testing.assert_close(mine, other)
 
 
 @pytest.mark.parametrize("module", [compiled, integer_coding, low_bit_kernels, selection_kernels, tile_topk])
