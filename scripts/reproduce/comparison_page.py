@@ -148,10 +148,11 @@ def overview(trials: Trials, output: Path) -> None:
 
 
 def scaling(trials: Trials, output: Path) -> None:
-    """Draw how many times sooner each system learns the same model with 2 to 16 machines, if any was tuned with them."""
+    """Draw how many times sooner each system learns the same model with 2 to 16 machines, in runs as long as one machine's."""
     by_system: dict[str, dict[int, list[float]]] = {}
+    longest = max((trial.words for trial in trials.found if trial.system == ALONE and trial.place == MACHINES[1]), default=0)
     for system, (machines, place) in itertools.product(SYSTEMS, MACHINES.items()):
-        if system != ALONE and (tuned := trials.tuned(system, place)):
+        if system != ALONE and (tuned := trials.tuned(system, place)) and tuned.words == longest:
             by_system.setdefault(system, {})[machines] = trials.speedups(tuned)
     if not by_system:
         return
