@@ -51,6 +51,13 @@ def compiled_sums(function: Function) -> Function:
     return _compiled(function, {"reassoc", "nsz"})
 
 
+def part_of_sums(function: Function) -> Function:
+    """A part of functions with `compiled_sums`, compiled anew in each of them. Otherwise, its sums would be rounded in one way
+    when the machine code is new, and in another one when it comes from the disk.
+    """
+    return cast(Function, numba.njit(function, inline="always", nogil=True, error_model="numpy", fastmath={"reassoc", "nsz"}))
+
+
 def _compiled(function: Function, relaxed: set[str]) -> Function:
     def made(on_disk: bool) -> Any:
         return numba.njit(function, cache=on_disk, nogil=True, error_model="numpy", fastmath=relaxed)

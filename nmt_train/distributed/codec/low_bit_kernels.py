@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from nmt_train.common.compiled import compiled, compiled_sums
+from nmt_train.common.compiled import compiled, compiled_sums, part_of_sums
 
 Floats = NDArray[np.float32]
 Whole = NDArray[np.int64]
@@ -71,7 +71,7 @@ def three_values(vector: Floats, shapes: Whole, threshold: float, magnitudes: Fl
         place += rows + columns
 
 
-@compiled_sums
+@part_of_sums
 def _means(matrix: Floats, of_rows: Floats, of_columns: Floats) -> None:
     """Factors of rank one that have the mean absolute value of each row and of each column of the matrix."""
     of_columns[:] = 0

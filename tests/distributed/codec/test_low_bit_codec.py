@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -146,6 +150,29 @@ def test_all_devices_send_the_same_but_for_rounding(values: int) -> None:
     for codec, into in zip(codecs, found, strict=True):
         codec.decode(message, into)
     assert torch.equal(*found)  # the same message means the same on all of them
+
+
+SCRIPT = """
+import hashlib
+import torch
+from nmt_train.distributed.codec.compiled_low_bit import CompiledLowBit
+
+torch.manual_seed(0)
+for values in (2, 3):
+    codec = CompiledLowBit([(300, 77), (1, 500), (41, 130)], values, torch.empty(3, 28930))
+    magnitudes = torch.cat([codec._approximated(torch.randn(28930))[0] for _ in range(20)])
+    print(hashlib.sha256(magnitudes.numpy().tobytes()).hexdigest())
+"""
+
+
+def test_new_machine_code_rounds_as_that_on_disk(tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "NUMBA_CACHE_DIR": ""}
+    first, second = (
+        subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    )
+    assert first == second != ""
+    assert any(tmp_path.rglob("*.nbc"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
