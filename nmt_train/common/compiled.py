@@ -19,6 +19,8 @@ import numpy as np
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
+_ANY_ORDER = {"reassoc", "nsz"}  # what compilers may assume of sums
+
 
 def _folder() -> str:
     """The folder of the machine code in the user's cache folder; empty if there is none: then it is kept beside the source.
@@ -48,14 +50,14 @@ def compiled(function: Function) -> Function:
 
 def compiled_sums(function: Function) -> Function:
     """The same for a function that may add up its sums in any order, so that their last bits depend on the processor."""
-    return _compiled(function, {"reassoc", "nsz"})
+    return _compiled(function, _ANY_ORDER)
 
 
 def part_of_sums(function: Function) -> Function:
-    """A part of functions with `compiled_sums`, compiled anew in each of them. Otherwise, its sums would be rounded in one way
+    """A part of functions with `compiled_sums`, compiled again in each of them. Otherwise, its sums would be rounded in one way
     when the machine code is new, and in another one when it comes from the disk.
     """
-    return cast(Function, numba.njit(function, inline="always", nogil=True, error_model="numpy", fastmath={"reassoc", "nsz"}))
+    return cast(Function, numba.njit(function, inline="always", nogil=True, error_model="numpy", fastmath=_ANY_ORDER))
 
 
 def _compiled(function: Function, relaxed: set[str]) -> Function:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt_train.distributed.codec import low_bit_kernels as kernels
-from nmt_train.distributed.codec.low_bit import STEP, THRESHOLD, ZERO, LowBit
+from nmt_train.distributed.codec.low_bit import THRESHOLD, LowBit
 from nmt_train.distributed.codec.packing import pack_digits, pack_signs
 from nmt_train.distributed.message import Message
 
@@ -21,6 +21,7 @@ class CompiledLowBit(LowBit):
     def __init__(self, shapes: Sequence[tuple[int, int]], values: int, scratch: Tensor) -> None:
         super().__init__(shapes, values, scratch)
         self._sizes = np.array(shapes, np.int64).reshape(-1, 2)
+        self._rows = kernels.rows_of(self._sizes)
 
     def _approximated(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         magnitudes = np.empty(self._numbers, np.float32)
@@ -33,28 +34,25 @@ class CompiledLowBit(LowBit):
             packed = pack_digits(signs)
         return torch.from_numpy(magnitudes), packed
 
-    def _codes(self, magnitudes: Tensor, largest: Tensor) -> Tensor:
-        codes = torch.empty(len(magnitudes), dtype=torch.uint8)
-        kernels.logarithms(magnitudes.numpy(), float(largest), STEP, ZERO, codes.numpy())
-        return codes
-
     def decode(self, message: Message, into: Tensor) -> None:
-        kernels.put(self._signs(message).numpy(), self._sizes, self._magnitudes_in(message).numpy(), self._array(into))
+        kernels.put(*self._read(message), self._array(into))
 
     def add(self, message: Message, into: Tensor, scale: float = 1.0) -> None:
-        signs, magnitudes = self._signs(message).numpy(), self._magnitudes_in(message).numpy()
-        kernels.add(signs, self._sizes, magnitudes, self._array(into), float(scale))
+        kernels.add(*self._read(message), self._array(into), float(scale))
 
     def left_out(self, message: Message, vector: Tensor, into: Tensor) -> None:
         if self._only_signs:
             magnitudes = self._magnitudes_in(message).numpy()
-            kernels.left_out(self._array(vector), self._sizes, magnitudes, self._array(into))
+            kernels.left_out(self._rows, self._array(vector), magnitudes, self._array(into))
         else:
             super().left_out(message, vector, into)
 
     def split(self, message: Message, vector: Tensor, error: Tensor, scale: float = 1.0) -> None:
-        signs, magnitudes = self._signs(message).numpy(), self._magnitudes_in(message).numpy()
-        kernels.split(signs, self._sizes, magnitudes, self._array(vector), self._array(error), float(scale))
+        kernels.split(*self._read(message), self._array(vector), self._array(error), float(scale))
+
+    def _read(self, message: Message) -> tuple[kernels.Whole, kernels.Signs, kernels.Floats]:
+        """The rows, signs and magnitudes that the loops need."""
+        return self._rows, self._signs(message).numpy(), self._magnitudes_in(message).numpy()
 
     def _array(self, vector: Tensor) -> NDArray[np.float32]:
         """Compiled loops do not check bounds, so this raises RuntimeError if the vector has another length or gaps."""

@@ -22,7 +22,7 @@ from nmt_train.distributed.message import Message
 # 0.77 of the mean magnitude has the smallest squared error.
 THRESHOLD = 0.77
 _TINY = torch.finfo(torch.float32).tiny
-STEP, ZERO = 1 / 8, 255  # the unit of a magnitude's logarithm to base 2; the code of those too small for a byte
+_STEP, _ZERO = 1 / 8, 255  # the unit of a magnitude's logarithm to base 2; the code of those too small for a byte
 _MOST = 3**DIGITS - 1  # the largest byte of three values
 
 
@@ -45,9 +45,8 @@ class LowBit(Codec):
 
     def encode(self, vector: Tensor, update: int) -> Message:
         magnitudes, packed = self._approximated(vector)
-        largest = magnitudes.max().reshape(1) if len(magnitudes) else magnitudes.new_zeros(1)
-        finite(largest)
-        return Message((), (largest, self._codes(magnitudes, largest), packed))
+        largest, codes = _logarithms(magnitudes)
+        return Message((), (largest, codes, packed))
 
     def _approximated(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         """The magnitudes of rows and columns (numbers,), and the packed signs."""
@@ -69,11 +68,6 @@ class LowBit(Codec):
             magnitudes += [rows.mul_(scale / size.clamp_min(_TINY)), columns]  # the scale with the smallest squared error
         packed = pack_signs(vector) if self._only_signs else pack_digits(self._scratch[2])
         return torch.cat([vector.new_empty(0), *magnitudes]), packed
-
-    def _codes(self, magnitudes: Tensor, largest: Tensor) -> Tensor:
-        """How far each magnitude is below the largest one (1,), as uint8."""
-        codes = torch.log2(magnitudes / largest.clamp_min(_TINY)).div_(-STEP).round_()
-        return codes.clamp_(max=ZERO).to(torch.uint8)
 
     def encode_shape(self, vector: Tensor) -> Message:
         codes, packed = (vector.new_empty(length, dtype=torch.uint8) for length in (self._numbers, self._bytes))
@@ -129,9 +123,17 @@ class LowBit(Codec):
         return -(-self._elements // (SIGNS if self._only_signs else DIGITS))
 
 
+def _logarithms(magnitudes: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest magnitude (1,), and the code of each. Raises NotFinite if one is infinite or not a number."""
+    largest = magnitudes.max().reshape(1) if len(magnitudes) else magnitudes.new_zeros(1)
+    finite(largest)
+    codes = torch.log2(magnitudes / largest.clamp_min(_TINY)).div_(-_STEP).round_()
+    return largest, codes.clamp_(max=_ZERO).to(torch.uint8)
+
+
 @functools.cache
 def _powers(device: torch.device) -> Tensor:
     """What each code multiplies the largest magnitude with: a table, so that all devices decode the same bits."""
-    powers = torch.exp2(torch.arange(ZERO + 1, dtype=torch.float64) * -STEP)
-    powers[ZERO] = 0
+    powers = torch.exp2(torch.arange(_ZERO + 1, dtype=torch.float64) * -_STEP)
+    powers[_ZERO] = 0
     return powers.to(device, torch.float32)

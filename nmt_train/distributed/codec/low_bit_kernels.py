@@ -86,75 +86,62 @@ def _means(matrix: Floats, of_rows: Floats, of_columns: Floats) -> None:
     of_columns /= root * _FLOAT(len(of_rows))
 
 
-@compiled
-def logarithms(magnitudes: Floats, largest: float, step: float, most: int, codes: NDArray[np.uint8]) -> None:
-    """Overwrite `codes` with the number of `step` octaves that each magnitude is below the largest, at most `most`."""
-    for i in range(len(magnitudes)):
-        octaves = -np.log2(magnitudes[i] / np.maximum(_FLOAT(largest), _TINY))
-        codes[i] = int(np.rint(np.minimum(octaves / step, most)))
+def rows_of(shapes: Whole) -> Whole:
+    """For each row of all matrices its first element, its number of elements, the place of its magnitude, and that of the first
+    column's: (rows, 4). The following loops are over these rows.
+    """
+    found, start, place = [np.empty((0, 4), np.int64)], 0, 0
+    for rows, columns in shapes:
+        own = np.arange(rows)
+        found.append(np.stack([start + own * columns, own * 0 + columns, place + own, own * 0 + place + rows], 1))
+        start += rows * columns
+        place += rows + columns
+    return np.concatenate(found)
 
 
 @compiled
-def put(signs: Signs, shapes: Whole, magnitudes: Floats, into: Floats) -> None:
+def put(rows: Whole, signs: Signs, magnitudes: Floats, into: Floats) -> None:
     """Overwrite `into` with the signs (-1, 0 or 1) times the products of magnitudes."""
-    start = place = 0
-    for number in range(len(shapes)):
-        rows, columns = shapes[number]
-        of_columns = magnitudes[place + rows : place + rows + columns]
-        for i in range(rows):
-            its, row, factor = signs[start : start + columns], into[start : start + columns], magnitudes[place + i]
-            for j in range(columns):
-                row[j] = _FLOAT(its[j]) * factor * of_columns[j]
-            start += columns
-        place += rows + columns
+    for number in range(len(rows)):
+        start, columns, of_row, of_columns = rows[number]
+        factor, factors = magnitudes[of_row], magnitudes[of_columns : of_columns + columns]
+        its, row = signs[start : start + columns], into[start : start + columns]
+        for j in range(columns):
+            row[j] = _FLOAT(its[j]) * factor * factors[j]
 
 
 @compiled
-def add(signs: Signs, shapes: Whole, magnitudes: Floats, into: Floats, scale: float) -> None:
+def add(rows: Whole, signs: Signs, magnitudes: Floats, into: Floats, scale: float) -> None:
     """Add `scale` times what `put` would put."""
-    start = place = 0
-    for number in range(len(shapes)):
-        rows, columns = shapes[number]
-        of_columns = magnitudes[place + rows : place + rows + columns]
-        for i in range(rows):
-            its, row, factor = signs[start : start + columns], into[start : start + columns], magnitudes[place + i]
-            for j in range(columns):
-                row[j] += _FLOAT(scale) * (_FLOAT(its[j]) * factor * of_columns[j])
-            start += columns
-        place += rows + columns
+    for number in range(len(rows)):
+        start, columns, of_row, of_columns = rows[number]
+        factor, factors = magnitudes[of_row], magnitudes[of_columns : of_columns + columns]
+        its, row = signs[start : start + columns], into[start : start + columns]
+        for j in range(columns):
+            row[j] += _FLOAT(scale) * (_FLOAT(its[j]) * factor * factors[j])
 
 
 @compiled
-def split(signs: Signs, shapes: Whole, magnitudes: Floats, vector: Floats, error: Floats, scale: float) -> None:
+def split(rows: Whole, signs: Signs, magnitudes: Floats, vector: Floats, error: Floats, scale: float) -> None:
     """Overwrite `vector` with what `put` would put, and `error` with `scale` times the difference."""
-    start = place = 0
-    for number in range(len(shapes)):
-        rows, columns = shapes[number]
-        of_columns = magnitudes[place + rows : place + rows + columns]
-        for i in range(rows):
-            its, row = signs[start : start + columns], vector[start : start + columns]
-            rest, factor = error[start : start + columns], magnitudes[place + i]
-            for j in range(columns):
-                product = _FLOAT(its[j]) * factor * of_columns[j]
-                rest[j] = _FLOAT(scale) * (row[j] - product)
-                row[j] = product
-            start += columns
-        place += rows + columns
+    for number in range(len(rows)):
+        start, columns, of_row, of_columns = rows[number]
+        factor, factors = magnitudes[of_row], magnitudes[of_columns : of_columns + columns]
+        its, row, rest = signs[start : start + columns], vector[start : start + columns], error[start : start + columns]
+        for j in range(columns):
+            product = _FLOAT(its[j]) * factor * factors[j]
+            rest[j] = _FLOAT(scale) * (row[j] - product)
+            row[j] = product
 
 
 @compiled
-def left_out(vector: Floats, shapes: Whole, magnitudes: Floats, into: Floats) -> None:
+def left_out(rows: Whole, vector: Floats, magnitudes: Floats, into: Floats) -> None:
     """Overwrite `into` with `vector` minus the products of magnitudes that have the signs of its elements."""
     bits = vector.view(np.int32)  # -0.0 has a sign, too
-    start = place = 0
-    for number in range(len(shapes)):
-        rows, columns = shapes[number]
-        of_columns = magnitudes[place + rows : place + rows + columns]
-        for i in range(rows):
-            row, its = vector[start : start + columns], bits[start : start + columns]
-            rest, factor = into[start : start + columns], magnitudes[place + i]
-            for j in range(columns):
-                product = factor * of_columns[j]
-                rest[j] = row[j] + product if its[j] < 0 else row[j] - product
-            start += columns
-        place += rows + columns
+    for number in range(len(rows)):
+        start, columns, of_row, of_columns = rows[number]
+        factor, factors = magnitudes[of_row], magnitudes[of_columns : of_columns + columns]
+        its, row, rest = bits[start : start + columns], vector[start : start + columns], into[start : start + columns]
+        for j in range(columns):
+            product = factor * factors[j]
+            rest[j] = row[j] + product if its[j] < 0 else row[j] - product

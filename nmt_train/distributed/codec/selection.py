@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.codec.selection_kernels import largest_of_rows, not_below
 
@@ -86,14 +85,13 @@ class LargestOfRows:
         return positions, rows.reshape(-1)[positions]
 
     def _on_cpu(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        if (
-            rows.dtype != torch.float32 or not rows.is_contiguous() or rows.shape[1] < self._keep
-        ):  # compiled code does not check
+        # Compiled code does not check this.
+        if rows.dtype != torch.float32 or not rows.is_contiguous() or rows.shape[1] < self._keep:
             raise ValueError(f"{rows.dtype} {tuple(rows.shape)}, strides {rows.stride()}, of which {self._keep}")
         if len(self._near) != len(rows):
             self._near = np.zeros(len(rows), np.float32)
-        positions = np.empty(len(rows) * self._keep, np.int64)
-        values = np.empty(len(rows) * self._keep, np.float32)
-        if not largest_of_rows(rows.numpy(), self._keep, self._near, positions, values):
-            raise NotFinite("the vector to be sent is not finite")
-        return torch.from_numpy(positions), torch.from_numpy(values)
+        positions = torch.empty(len(rows) * self._keep, dtype=torch.int64)
+        values = torch.empty(len(rows) * self._keep)
+        largest_of_rows(rows.numpy(), self._keep, self._near, positions.numpy(), values.numpy())
+        finite(values)
+        return positions, values

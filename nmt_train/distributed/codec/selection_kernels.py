@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from nmt_train.common.compiled import compiled, zeros_below
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
-_INFINITE = np.int32(0x7F800000)
 _NEARLY = np.float32(0.9)  # the next vector is probably similar
 
 _GATHER = np.uint64(0x0102040810204080)  # the top byte of a product with it has the lowest bits of all eight bytes
@@ -49,17 +48,17 @@ def largest_of_rows(
     near: NDArray[np.float32],
     positions: NDArray[np.int64],
     values: NDArray[np.float32],
-) -> bool:
+) -> None:
     """Find the `keep` largest magnitudes in every row of a matrix; of equal ones, those in the lowest columns.
 
     near: for each row, a magnitude that probably somewhat more than `keep` elements reach; overwritten for the next call.
-    positions, values: (rows * keep,), overwritten; positions count over all rows, and ascend. Returns whether all are finite.
+    positions, values: (rows * keep,), overwritten; positions count over all rows, and ascend. What is not a number counts as
+    large.
     """
     columns = rows.shape[1]
     flags, places = np.empty(columns + 63, np.uint8), np.empty(columns, np.int64)
     magnitudes, chosen = np.empty(columns, np.int32), np.empty(columns + 1, np.int64)
     bits, near_bits = rows.view(np.int32), near.view(np.int32)
-    finite = True
     for number in range(len(rows)):
         count = not_below(bits[number], np.int64(near_bits[number]), flags, places)
         if count < keep:
@@ -79,10 +78,8 @@ def largest_of_rows(
         for place in range(keep):
             positions[number * keep + place] = number * columns + chosen[place]
             values[number * keep + place] = rows[number, chosen[place]]
-        finite &= magnitudes[:count].max() < _INFINITE
         near_bits[number] = least
         near[number] *= _NEARLY
-    return finite
 
 
 @compiled

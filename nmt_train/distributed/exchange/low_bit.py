@@ -189,9 +189,8 @@ class LowBitReducer(StagedReducer):
         for rank in self._others:
             place = shares[rank].place
             with self._trace.span("encode", place.stop - place.start):
-                for part in (
-                    (place,) if sent else (own, place)
-                ):  # just before they are encoded, so that they are still in the cache
+                # Just before it is encoded, so that it is still in the cache; the own share with the first.
+                for part in [place] if sent else [own, place]:
                     add(vector[part], residual[part], out=vector[part])
                 message = encoded(shares[rank].up, vector[place], update, weight)
                 if message.number() == FINITE:
