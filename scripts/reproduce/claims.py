@@ -1,6 +1,7 @@
 """Checks claims of papers against the results of runs.
 
-A claim consists of clauses. It holds if all of them do, and in part if some do; the verdict names those that do not.
+A claim consists of clauses. It holds if all of them do, and in part if some do; the verdict names those that do not. If none
+holds so far, but some are not decided, it is inconclusive.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ HOLDS, IN_PART, NOT, INCONCLUSIVE = "holds", "holds in part", "does not hold", "
 
 @dataclass(frozen=True)
 class Clause:
-    """One statement of a claim. holds: None if the runs cannot tell."""
+    """One statement of a claim. holds: None if the runs cannot tell.
+
+    fitted: the simulated cluster or the rate was chosen so that it holds. Then it does not make a claim hold in part.
+    """
 
     says: str
     holds: bool | None
+    fitted: bool = False
 
 
 Found = TypeVar("Found", bound=Runs)
@@ -46,8 +51,9 @@ def verdict(clauses: Sequence[Clause]) -> str:
     holding, failing, open_ = ([its for its in clauses if its.holds is value] for value in (True, False, None))
     if not failing:
         return f"{INCONCLUSIVE} ({_joined(open_)}{'; the rest holds' if holding else ''})" if open_ else HOLDS
+    found = any(not its.fitted for its in holding)
     unless = [f"not: {_joined(failing)}"] * bool(holding or open_) + [f"undecided: {_joined(open_)}"] * bool(open_)
-    return (IN_PART if holding else NOT) + (f" ({'; '.join(unless)})" if unless else "")
+    return (IN_PART if found else INCONCLUSIVE if open_ else NOT) + (f" ({'; '.join(unless)})" if unless else "")
 
 
 def _joined(clauses: Sequence[Clause]) -> str:

@@ -31,10 +31,10 @@ What differs from the papers:
 - *The optimizer.* It is Adam, except in `downpour`, with gradients clipped; most papers use plain gradient descent.
 
 A claim consists of clauses, and the verdict names those that do not hold. A single number is confirmed within 10% (S1, F1; P2
-for equations), a range as it stands (P1 and S3 would hold if 10% were added), and a quality is the same within 2% of the
+for equations), a range without any tolerance, and a quality is the same within 2% of the
 cross-entropy. A run has one seed, unless its result is near a limit: three seeds decide where a ratio of cross-entropies is
 within 3% of its limit, or one of times within 10%; until they are trained, or if they disagree, the clause is undecided.
-Words/s of runs without training have no seeds.
+Words/s of runs without training ({steps} steps of each rank) have no seeds.
 
 These limits were set after earlier versions of the same experiments (lab-notebook.md), and before the present runs, but for
 these corrections, which readers asked for:
@@ -43,15 +43,45 @@ these corrections, which readers asked for:
 - 26 November: P3 (its words/s were those of 40 steps, in which a wide pipeline does not wait yet); S2 (quality "falls" only if
   some threshold was as good as one node; a clause about sizes was dropped, because we had chosen the thresholds); and, before
   its runs, A2 (the learning rate does not depend on n).
-- On this day, too, with the results known: three seeds are no longer asked for where values are near each other, but far from
-  the limit; and N1 got its clause about convergence (before, only words/s were judged).
+- On this day, too, with the results known: three seeds are needed only near a limit, no longer wherever two values are close;
+  and N1 got its clause about convergence (before, only words/s were judged).
 - Also with results known: the best of the five rates of A1's asynchronous rule was the lowest, so it gets two lower ones; and
-  each clause of A1 is undecided only if one of its own two rules has its best rate at the end of its list.
-- After a result had been seen, F1's limit was loosened once; the first limit is in force again.
+  a clause of A1 is undecided if, for one of the two rules that it compares, the best rate is the lowest or highest tried.
+- F1 has two limits: at most half, which was the first, and a third within 10%. The first had been loosened after a result.
+- Later on 26 November, with the results known: P1 has a sixth batch time (0.27 s), because both ranges fit between two of the
+  others; S2 quotes the range in which quality holds; A2's clause that staleness falls with n was true by definition, and is
+  replaced by one for each n; a claim without a clause that holds is inconclusive, not refuted, if some clauses are undecided.
+- On this evening, before its runs: dividing by staleness (A1) is judged where one worker is slow.
 
 The claim of Farrell and Yang that training continues when the server dies is tested in tests/training.
 """
 
+_OBJECTIONS = """## Objections
+
+Readers who were asked to refute this page, [thesis.md](thesis.md) and [comparison.md](comparison.md) (which has a list of its
+own) found mistakes, which were mended, and these objections:
+
+- *The simulator is not a cluster.* True. It is compared with real processes on limited links in benchmarks.md (predicted and
+  measured words/s). P2 compares it with the equations of the paper, which use the same costs, so it says that the modes work as
+  described, and nothing about machines.
+- *Costs and bandwidths were guessed or fitted.* The papers do not give them all. P1 depends on the ratio of two exchanges, S1
+  on a guess (700 Mbit/s), and T1, T2, T5 and T23 of thesis.md on constants that were fitted; their rows say so.
+- *Adam and a small transformer are not what the papers trained.* True for all but `downpour`. A claim that does not hold here
+  may hold there.
+- *Most runs have one seed.* A verdict names the clauses for which one seed is not enough.
+- *Learning rates are not tuned*, except in A1, and neither are warm-ups and beta1, which matter to asynchronous workers. In F1,
+  a warm-up halves the time of eight workers; in P4, S1 and A2, other settings may do as much. Tuned settings are in
+  comparison.md.
+- *F1's target is early.* It is where sixteen workers end. The row has the times to a later one, too.
+- *S1 does not have the paper's recipe.* The paper begins with smaller batches, and pre-trains. Both variants of "one worker
+  first" are in the row; the one that halves the rate more often came later, is nearer to the recipe, and learns less.
+- *A1 hardly tested what it says*, because workers of equal speed have gradients that are equally stale. So it is judged with a
+  slow worker.
+- *The judges were changed when results were known.* True; the list above says where, and the limits of no claim were loosened.
+- *Causes are guesses.* Where a reason was not tested, the row says that it is not known.
+- *The thesis's sparse modes do not learn here (T12, T13, T16), and why is not known.* True. The thesis does not give its
+  learning rates, and what Adam does with sparse updates depends on them.
+"""
 _NOT_REPEATED = """## What is not repeated
 
 - *Parameters that are lost* (Noel and Osindero 2014). In N1, only gradients are lost (`resend: null` in the cluster file); a
@@ -72,7 +102,8 @@ _FEW = 6  # labels in a legend that fits into a figure
 def write(found: SeededRuns, output: Path) -> None:
     """Draw the figures and write `output` (Markdown) from the CSV files of `found`; missing runs are reported on the page."""
     pictures = output.with_suffix("")
-    lines = [_ABOUT.format(curves=CURVES, measures=MEASURES), *table(papers_claims.CLAIMS, found, "paper", "what it says")]
+    about = _ABOUT.format(curves=CURVES, measures=MEASURES, steps=papers.STEPS)
+    lines = [about, *table(papers_claims.CLAIMS, found, "paper", "what it says")]
     with suppress(Missing):
         lines += ["S2 by threshold (tau):", "", *papers_peers.thresholds(found)]
     for name, (title, draw) in PICTURES.items():
@@ -83,7 +114,7 @@ def write(found: SeededRuns, output: Path) -> None:
             continue
         save_figure(figure, pictures / f"{name}.png")
         lines += [title, "", f"![{name}]({pictures.name}/{name}.png)", ""]
-    output.write_text("\n".join([*lines, _NOT_REPEATED]), encoding="utf-8")
+    output.write_text("\n".join([*lines, _OBJECTIONS, _NOT_REPEATED]), encoding="utf-8")
 
 
 def _speedups(found: Runs, axes: Any) -> None:

@@ -14,6 +14,7 @@ from reproduce.papers_compared import NEAR, NEAR_TIMES, SAME, Judged, after_word
 from reproduce.runs import Missing, Runs, Setup, fitted
 from reproduce.seeded import SeededRuns
 
+_LOW = 3.5  # a later target, also for F1, which not all runs reach
 _SPARE = 0.01  # added to the highest cross-entropy at the end of runs, so that the lines of all of them reach it
 
 
@@ -40,11 +41,14 @@ def f1(found: SeededRuns) -> Judged:
 
         return found.decide(says, setups, found.by_seed(relative), NEAR_TIMES, low, high)
 
-    others = []
-    for name, setups in papers.DOWNPOUR_VARIANTS.items():
-        with suppress(Missing):  # they are not judged
-            times_ = {workers: found.time_to(setups[workers], aim) for workers in papers.COMPARED}
-            others.append(f"; with {name}: {', '.join(f'{_reached(time)} ({workers})' for workers, time in times_.items())}")
+    others = []  # they are not judged
+    variants = {"neither": {workers: papers.downpour(workers) for workers in papers.COMPARED}} | papers.DOWNPOUR_VARIANTS
+    for its_aim, names in ((aim, papers.DOWNPOUR_VARIANTS), (_LOW, variants)):
+        others += [f"; to {_LOW}" * (its_aim == _LOW)]
+        for name in names:
+            with suppress(Missing):
+                reached = {workers: found.time_to(variants[name][workers], its_aim) for workers in papers.COMPARED}
+                others.append(f"; with {name}: {', '.join(f'{_reached(time)} ({its})' for its, time in reached.items())}")
     return f"to cross-entropy {aim:.3f}: {shown}; words needed: {needed}{''.join(others)}", [
         ratio("8 need at most half of the time of 2 (our first limit)", 8, 2, high=0.5),
         ratio("8 need a third of the time of 2", 8, 2, 0.9 / 3, 1.1 / 3), ratio("16 slower than 8", 16, 8, low=1.0),
@@ -75,7 +79,12 @@ def f2(found: SeededRuns) -> Judged:
     says = "AdaGrad loses less than SGD"
     clauses.append(found.decide(says, (*adagrad, *sgd), found.by_seed(relative), NEAR, high=1.0))
     text = f"cross-entropy of {', '.join(map(str, several))} workers {', '.join(shown)}; after equal words, 8 relative to 2"
-    lost = {name: after_words(found, its[0]) / after_words(found, its[1]) for name, its in (("AdaGrad", adagrad), ("SGD", sgd))}
+    pairs = {"AdaGrad": adagrad, "SGD": sgd}
+    warm = papers.DOWNPOUR_VARIANTS["a warm-up"]
+    with suppress(Missing):
+        found.curve(warm[8])
+        pairs["AdaGrad with a warm-up"] = warm[8], warm[2]
+    lost = {name: after_words(found, its[0]) / after_words(found, its[1]) for name, its in pairs.items()}
     return f"{text}: {named(lost)}", clauses
 
 
@@ -90,20 +99,34 @@ def best_rates(found: SeededRuns) -> dict[str, Setup]:
 
 
 def a1(found: SeededRuns) -> Judged:
-    """Each rule with the best of its rates; if this is the lowest or the highest one tried, nothing is known about it."""
+    """Each rule with the best of its rates; if this is the lowest or the highest one tried, nothing is known about it.
+
+    Dividing by staleness is judged where one worker is slow: gradients that are all as stale are divided by the same number.
+    """
     best = best_rates(found)
     rates = {name: next(rate for rate, its in papers.TUNED[name].items() if its == best[name]) for name in best}
     outside = {name for name, rate in rates.items() if rate in (list(papers.TUNED[name])[at] for at in (0, -1))}
 
-    def clause(says: str, other: str, high: float) -> Clause:
-        if outside & {"staleness-aware", other}:
-            return Clause(f"{says} (the best rate may lie outside those tried)", None)
-        return compared(found, says, best["staleness-aware"], best[other], high=high)
-
-    shown = (f"{name} {after_words(found, setup):.3f} (rate {rates[name]})" for name, setup in best.items())
-    return f"cross-entropy after equal words: {', '.join(shown)}", [
-        clause("better than without this division", "asynchronous", 1.0), clause("almost as synchronous ones", "sync", SAME),
-    ]  # fmt: skip
+    says = "almost as synchronous ones"
+    if outside & {"staleness-aware", "sync"}:
+        almost = Clause(f"{says} (the best rate may lie outside those tried)", None)
+    else:
+        almost = compared(found, says, best["staleness-aware"], best["sync"], high=SAME)
+    shown = ", ".join(f"{name} {after_words(found, setup):.3f} (rate {rates[name]})" for name, setup in best.items())
+    stale = found.measure(best["staleness-aware"], "staleness")
+    text = f"cross-entropy after equal words: {shown}; staleness {stale:.1f}"
+    for name, its in papers.RULES.items():
+        with suppress(Missing):
+            text += f"; with {name}: {named({rule: after_words(found, setup) for rule, setup in its.items()})}"
+    slow, says = (
+        papers.RULES["one worker at a quarter of the speed"],
+        "better than without this division, if one worker is slow",
+    )
+    try:
+        better = compared(found, says, slow["staleness-aware"], slow["asynchronous"], high=1.0)
+    except Missing:
+        better = Clause(f"{says} (not run yet)", None)
+    return text, [better, almost]
 
 
 def a2(found: SeededRuns) -> Judged:
@@ -112,17 +135,10 @@ def a2(found: SeededRuns) -> Judged:
     rows = zip(setups, stale, setups.values(), strict=True)
     shown = "; ".join(f"n = {n}: {old:.1f} updates old, {after_words(found, setup):.3f}" for n, old, setup in rows)
 
-    def between(seed: int) -> float:
-        first, *others, _ = (found.after(setup.with_seed(seed), WORDS) for setup in setups.values())
-        sync = found.after(papers.TOGETHER.with_seed(seed), WORDS)
-        return float(all(min(first, sync) <= value <= max(first, sync) for value in others))
-
     clauses = [
-        Clause("staleness falls with n", all(b < a for a, b in pairwise(stale))),
-        compared(found, "n = workers learns as sync", setups[BUNDLES[-1]], papers.TOGETHER, 2 - SAME, SAME),
-    ]
-    lies, both = found.by_seed(between), (*setups.values(), papers.TOGETHER)
-    clauses.append(found.decide("cross-entropy lies between both", both, lies, near=math.inf, low=0.5))
+        compared(found, f"n = {n} learns more than n = 1", setups[n], papers.AWARE, high=1.0) for n in BUNDLES
+    ]  # fmt: skip
+    clauses.append(compared(found, "n = workers learns as sync", setups[BUNDLES[-1]], papers.TOGETHER, 2 - SAME, SAME))
     return f"{shown}; sync: {after_words(found, papers.TOGETHER):.3f} (cross-entropy after equal words)", clauses
 
 
