@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import re
@@ -271,6 +272,17 @@ def test_refining_finds_better_values_one_by_one_and_then_together(tmp_path: Pat
     assert {length: lengths.count(length) for length in (500, 1000, 2000)} == {500: 4, 1000: 13, 2000: 6}
     assert refine(first, trials, tmp_path, 1) == best
     assert len(lengths) == 23, "known trials are not run again"
+
+
+def test_settings_can_be_given() -> None:
+    tune = runpy.run_path(str(ROOT / "scripts" / "tune"))
+    assert tune["settings"]("rate=0.006 floor=0.3 plan=a=1,b=2") == ("rate=0.006", "floor=0.3", "plan=a=1,b=2")
+    for text, said in (
+        ("rate=0.006 floor", "'floor' is not of the form key=value"),
+        ("floor=1", "rate=, the learning rate, is"),
+    ):
+        with pytest.raises(argparse.ArgumentTypeError, match=said):
+            tune["settings"](text)
 
 
 def test_refining_ends_with_the_last_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
