@@ -19,7 +19,7 @@ RIVALS = ("sync bf16", "powersgd", "local-sgd", "diloco", "strom")
 _COLORS = {
     "low-bit": "C0", "powersgd": "C1", "sparse-local": "C2", "strom": "C3", "sparse-local-async, tiles": "C4",
     "sparse-local-async": "C5", "sparse-overlap": "C6", "sync bf16": "C7", "local-sgd": "C8", "diloco": "C9",
-    ALONE: "black", IDEAL: "black",
+    "pipe": "#393b79", "vanilla": "#637939", "thesis-sparse": "#843c39", ALONE: "black", IDEAL: "black",
 }  # fmt: skip
 _OTHER = "#888888"
 _LABELS = {"sync bf16": "all-reduce (sync) in bf16"}
@@ -186,10 +186,12 @@ def _draw(trials: Trials, place: str, output: Path) -> None:
             [event["seconds"] for event in events], [event["cross-entropy"] for event in events], label=system,
             color=_COLORS.get(system, _OTHER), linestyle="--" if system == IDEAL else "-",
         )  # fmt: skip
+        if system == ALONE:
+            axes.set_xlim(0, 1.05 * events[-1]["seconds"])  # slower systems need not be seen to their end
     axes.set_xlabel("simulated seconds")
     axes.set_ylabel("validation cross-entropy per word (nats)")
     axes.set_title(f"{place}: one run of each system, below a cross-entropy of 4.5")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     save_figure(figure, output)
 
 
