@@ -73,11 +73,11 @@ own) found mistakes, which were mended, and these objections:
 - *Learning rates are not tuned*, except in A1, and neither are warm-ups and beta1, which matter to asynchronous workers. In F1,
   a warm-up halves the time of eight workers; in P4, S1 and A2, other settings may do as much. Tuned settings are in
   comparison.md.
-- *F1's target is early.* It is where sixteen workers end. The row has the times to a later one, too.
+- *F1's target is early*: it is what sixteen workers reach at the end of their run. The row has the times to a later one, too.
 - *S1 does not have the paper's recipe.* The paper begins with smaller batches, and pre-trains. Both variants of "one worker
   first" are in the row; the one that halves the rate more often came later, is nearer to the recipe, and learns less.
-- *A1 hardly tested what it says*, because workers of equal speed have gradients that are equally stale. So it is judged with a
-  slow worker.
+- *A1 hardly tested what it says*, because workers of equal speed have gradients that are equally stale. So it is to be judged
+  with a slow worker, which has not been run yet.
 - *The judges were changed when results were known.* True; the list above says where. P1 became easier; the other changes
   made judges stricter, or results undecided.
 - *Causes are guesses.* Where a reason was not tested, the row says that it is not known.

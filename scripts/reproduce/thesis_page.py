@@ -63,8 +63,8 @@ machine. Words/s are those of {steps} steps per device without training.
   words/s as one (T1); the time of a batch, so that a machine of vanilla 4x1 processes a third of the words/s of 1x1 (T5); and
   the learning rate, so that four devices of one machine learn faster than one (T2). First runs had 0.003, the best rate for one
   device; with Adam as configured, four devices then learned more slowly than one, and eight much more slowly (lab-notebook.md).
-  So 1x1 has a third of its best rate: it ends at 3.17 instead of 2.6, and no speedup on this page is one over a tuned device
-  ([comparison.md](comparison.md) has such ones).
+  So 1x1 has a third of the rate that is best with this schedule: it ends at 3.17 instead of 2.6, and no speedup on this page is
+  one over a tuned device ([comparison.md](comparison.md) has such ones).
 - *Other assumed costs* (configs/clusters/k40.yml) follow from a memory bandwidth of 200 GB/s; adding up the gradients of
   several batches takes no time. T6, T15, T20 and T23 depend on them.
 - *The model* is a small transformer, charged as one of 110.7M parameters; the thesis's was a recurrent network of that size.
