@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -41,19 +42,23 @@ def f1(found: SeededRuns) -> Judged:
 
         return found.decide(says, setups, found.by_seed(relative), NEAR_TIMES, low, high)
 
-    others = []  # they are not judged
-    variants = {"neither": {workers: papers.downpour(workers) for workers in papers.COMPARED}} | papers.DOWNPOUR_VARIANTS
-    for its_aim, names in ((aim, papers.DOWNPOUR_VARIANTS), (_LOW, variants)):
-        others += [f"; to {_LOW}" * (its_aim == _LOW)]
-        for name in names:
-            with suppress(Missing):
-                reached = {workers: found.time_to(variants[name][workers], its_aim) for workers in papers.COMPARED}
-                others.append(f"; with {name}: {', '.join(f'{_reached(time)} ({its})' for its, time in reached.items())}")
-    return f"to cross-entropy {aim:.3f}: {shown}; words needed: {needed}{''.join(others)}", [
+    plain = {"neither": {workers: papers.downpour(workers) for workers in papers.COMPARED}}
+    text = f"to cross-entropy {aim:.3f}: {shown}; words needed: {needed}{_variants(found, papers.DOWNPOUR_VARIANTS, aim)}"
+    return f"{text}; to {_LOW}{_variants(found, plain | papers.DOWNPOUR_VARIANTS, _LOW)}", [
         ratio("8 need at most half of the time of 2 (our first limit)", 8, 2, high=0.5),
         ratio("8 need a third of the time of 2", 8, 2, 0.9 / 3, 1.1 / 3), ratio("16 slower than 8", 16, 8, low=1.0),
         ratio("16 slower than 4", 16, 4, low=1.0),
     ]  # fmt: skip
+
+
+def _variants(found: Runs, variants: Mapping[str, Mapping[int, Setup]], aim: float) -> str:
+    """Times of runs that are not judged, by name and number of workers; without those that are missing."""
+    text = ""
+    for name, setups in variants.items():
+        with suppress(Missing):
+            times = {workers: _reached(found.time_to(setup, aim)) for workers, setup in setups.items()}
+            text += f"; with {name}: {', '.join(f'{time} ({workers})' for workers, time in times.items())}"
+    return text
 
 
 def _reached(time: float) -> str:
