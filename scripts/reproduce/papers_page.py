@@ -76,8 +76,8 @@ own) found mistakes, which were mended, and these objections:
 - *F1's target is early*: it is what sixteen workers reach at the end of their run. The row has the times to a later one, too.
 - *S1 does not have the paper's recipe.* The paper begins with smaller batches, and pre-trains. Both variants of "one worker
   first" are in the row; the one that halves the rate more often came later, is nearer to the recipe, and learns less.
-- *A1 hardly tested what it says*, because workers of equal speed have gradients that are equally stale. So it is to be judged
-  with a slow worker, which has not been run yet.
+- *A1 hardly tested what it says*, because workers of equal speed have gradients that are equally stale. So it is judged with a
+  slow worker, too, and has the same result with a low beta1 (without a search of rates) in its row.
 - *The judges were changed when results were known.* True; the list above says where. P1 became easier; the other changes
   made judges stricter, or results undecided.
 - *Causes are guesses.* Where a reason was not tested, the row says that it is not known.

@@ -93,9 +93,10 @@ class Ratio:
     slow: Setup
     quick: Setup
     values: tuple[float, ...]
+    unit: str = "x"
 
     def __str__(self) -> str:
-        shown = f"{mean(self.values):.2f}x"
+        shown = f"{mean(self.values):.2f}{self.unit}"
         return shown if len(self.values) == 1 else f"{shown} ({min(self.values):.2f} to {max(self.values):.2f})"
 
 

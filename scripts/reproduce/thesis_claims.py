@@ -214,9 +214,8 @@ def _t21(version: Version, found: Results) -> Judged:
 
 def _t22(version: Version, found: Results) -> Judged:
     ours = Setup(version.sparse_overlap, ONCE.cluster)
-    ratio = Ratio(ONCE, ours, tuple(found.later(ours, ONCE)))
-    shown = str(ratio).replace("x", "", 1)
-    text = f"cross-entropy of {ONCE.cluster} after the same time, relative to that of SimuParallelSGD: {shown}"
+    ratio = Ratio(ONCE, ours, tuple(found.later(ours, ONCE)), unit="")
+    text = f"cross-entropy of {ONCE.cluster} after the same time, relative to that of SimuParallelSGD: {ratio}"
     once, alone = found.curve(ONCE)[-1], found.after(BASE, found.curve(ONCE)[-1]["seconds"], "seconds")
     text = f"{text}; that of SimuParallelSGD is {once['cross-entropy']:.3f}, that of 1x1 {alone:.3f}"
     gains = Clause("SimuParallelSGD is better than 1x1, so that this means something", once["cross-entropy"] < alone)

@@ -285,6 +285,13 @@ def test_settings_can_be_given() -> None:
             tune["settings"](text)
 
 
+def test_given_settings_are_not_refined(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["tune", ALONE, "--settings", "rate=0.006", "--refine"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(ROOT / "scripts" / "tune"))["main"]()
+    assert "with --settings, nothing is varied" in capsys.readouterr().err
+
+
 def test_refining_ends_with_the_last_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refine = runpy.run_path(str(ROOT / "scripts" / "tune"))["refine"]
     trials = Trials(tmp_path / "none.csv")
