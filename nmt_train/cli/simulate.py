@@ -95,6 +95,13 @@ def command(arguments: Sequence[str]) -> int:
         options.error("--hosts belongs to --measure")
     if given.steps is not None and given.cluster is not None:
         options.error("--steps belongs to --measure and --profile; with --cluster, give --timing-only N")
+    changes = {name.removeprefix(_CLUSTER): text for name, text in vars(given).items() if name.startswith(_CLUSTER)}
+    changes = {name: text for name, text in changes.items() if text is not None}
+    if given.cluster is None:
+        needs = {"timing-only": given.timing_only is not None, "model": given.model is not None, "compare": given.compare}
+        needs |= {f"{_CLUSTER}{name}": True for name in changes}
+        for name in (name for name, wanted in needs.items() if wanted):
+            options.error(f"--{name} belongs to --cluster")
     if (given.timing_only is not None) + (given.model is not None) + given.compare > 1:
         options.error("give only one of --timing-only, --model and --compare")
     trains = given.cluster is not None and given.timing_only is None and given.model is None and not given.compare
@@ -112,7 +119,6 @@ def command(arguments: Sequence[str]) -> int:
             options.error(f"{given.profile}: is the configuration, and would be overwritten by the profile; name another file")
         profile(resolved, given.steps or _PROFILE_STEPS, given.profile)
         return 0
-    changes = {name.removeprefix(_CLUSTER): text for name, text in vars(given).items() if name.startswith(_CLUSTER) and text}
     simulated = cluster.load(given.cluster, changes)
     if given.compare:
         advise(resolved, simulated)

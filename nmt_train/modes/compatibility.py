@@ -18,6 +18,8 @@ _ONLY_OF_SHARDS = {
     "bundle": 1, "backup": 0, "shards": None,
 }  # fmt: skip
 
+_ONLY_OF_ALL_GATHER = {"decay": 1.0, "rate": 1.0, "contributors": False}  # the same of `tiles`
+
 
 def refuse(mode: Mode, config: Config) -> None:
     """Raise UserError for the first rule that the choices break; `config` already contains the mode's defaults."""
@@ -164,6 +166,12 @@ def _delay(mode: Mode, config: Config) -> str | None:
 def _tiles(mode: Mode, config: Config) -> str | None:
     if config.tiles.keep > config.tiles.size:
         return f"tiles.keep: {config.tiles.keep} elements are more than a tile has (tiles.size {config.tiles.size}); lower it"
+    for key, value in _ONLY_OF_ALL_GATHER.items():
+        if mode.up == "tile-top-k" and mode.exchange != "all-gather" and getattr(config.tiles, key) != value:
+            return (
+                f"tiles.{key}: needs exchange all-gather, but mode {config.mode} has exchange {mode.exchange}; set it to"
+                f" {shown(value)}"
+            )
     return None
 
 

@@ -11,6 +11,7 @@ from prepare import BIN, ROOT
 from nmt_train.common.errors import UserError
 from reproduce.campaign import Job, side_by_side
 from reproduce.places import CONFIG, PLACES
+from reproduce.runs import write_csv
 from reproduce.trials import Trial
 
 TEST = tuple(f"data/multi30k/test_2016_flickr.{language}.gz" for language in ("en", "de"))
@@ -33,8 +34,7 @@ def measure(wanted: list[Trial], folder: Path, jobs: int, output: Path) -> None:
     for trial, job in jobs_of.items():
         found = json.loads(job.finished.read_text(encoding="utf-8"))
         rows.append([*_key(trial), f"{found['bleu']:.2f}", f"{found['cross-entropy']:.4f}"])
-    with open(output, "w", encoding="utf-8", newline="") as lines:
-        csv.writer(lines, lineterminator="\n").writerows([_COLUMNS, *rows])
+    write_csv(output, [_COLUMNS, *rows])
 
 
 def _read(path: Path) -> list[list[str]]:

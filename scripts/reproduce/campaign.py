@@ -119,4 +119,5 @@ def side_by_side(
     finally:
         for process in running.values():
             process.send_signal(signal.SIGTERM)
+        for process in running.values():
             process.wait()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import Generic, TypeVar
 
 from reproduce.runs import Missing, Runs
@@ -28,12 +29,13 @@ class Clause:
     fitted: bool = False
 
 
+Judged = tuple[str, Sequence[Clause]]  # our result as text, and the clauses
 Found = TypeVar("Found", bound=Runs)
 
 
 @dataclass(frozen=True)
 class Claim(Generic[Found]):
-    """One row. `judge` returns our result as text, and the clauses; `why`: the reason if the claim does not hold fully.
+    """One row. `judge` raises Missing without the runs that it needs; `why`: the reason if the claim does not hold fully.
 
     fitted: a figure of the claim to which the simulated cluster was fitted, so that it is not a finding.
     """
@@ -41,7 +43,7 @@ class Claim(Generic[Found]):
     id: str
     source: str
     says: str
-    judge: Callable[[Found], tuple[str, Sequence[Clause]]]
+    judge: Callable[[Found], Judged]
     why: str = ""
     fitted: str = ""
 
@@ -69,22 +71,29 @@ def within(values: Sequence[float], low: float = -math.inf, high: float = math.i
     return False if all(value < low for value in values) or all(value > high for value in values) else None
 
 
+def judged(claim: Claim[Found], found: Found) -> Judged:
+    """Our result and the clauses; without clauses if runs are missing."""
+    try:
+        return claim.judge(found)
+    except Missing as reason:
+        return str(reason), ()
+
+
 def table(claims: Sequence[Claim[Found]], found: Found, source: str, whose: str) -> list[str]:
     """Lines of Markdown; source, whose: the headers of the columns for the source and for the claim."""
     lines = [f"| row | {source} | {whose} | here | verdict |", "|---|---|---|---|---|"]
     for claim in claims:
-        try:
-            text, clauses = claim.judge(found)
-            judged = verdict(clauses)
-            if judged != HOLDS and claim.why:
-                judged += f": {claim.why}"
-            if claim.fitted:
-                judged += f"; fitted: {claim.fitted}"
-        except Missing as reason:
-            text, judged = str(reason), "-"
-        lines.append(f"| {claim.id} | {claim.source} | {claim.says} | {text} | {judged} |")
+        text, clauses = judged(claim, found)
+        said = verdict(clauses) if clauses else "-"
+        if said != HOLDS and claim.why and clauses:
+            said += f": {claim.why}"
+        if claim.fitted and clauses:
+            said += f"; fitted: {claim.fitted}"
+        lines.append(f"| {claim.id} | {claim.source} | {claim.says} | {text} | {said} |")
     return [*lines, ""]
 
 
-def listed(values: Sequence[float], what: str) -> str:
-    return f"{what}: {', '.join(f'{value:,.0f}' for value in values)}"
+def spread(values: Sequence[float], unit: str = "", decimals: int = 2) -> str:
+    """The mean and the range of the values of several seeds, or a single value."""
+    middle, low, high = (f"{value:.{decimals}f}" for value in (mean(values), min(values), max(values)))
+    return f"{middle}{unit}" if len(values) == 1 else f"{middle}{unit} ({low} to {high})"

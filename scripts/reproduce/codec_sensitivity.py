@@ -11,6 +11,7 @@ from statistics import mean
 from prepare import ROOT
 
 from nmt_train.simulation import cluster
+from nmt_train.simulation.cluster import CodecConfig, DeviceConfig
 from reproduce.campaign import Job, side_by_side
 from reproduce.places import FAST, PLACES, SLOW
 from reproduce.trials import Trial, Trials
@@ -61,12 +62,16 @@ def _timing(trial: Trial, factor: float, folder: Path) -> Job:
         return trial.timing(folder)
     device = cluster.load(ROOT / PLACES[trial.place].cluster).device
     assert device is not None
-    units = {f"cluster.device.{kind}.per_unit": getattr(device, kind).per_unit for kind in ("encode", "decode")}
-    options = [f"{key}={seconds * factor * 1e9:g} ns" for key, seconds in units.items()]
-    codecs = {
-        name: {kind: {"per_unit": f"{getattr(its, kind).per_unit * factor * 1e9:g} ns"} for kind in ("encode", "decode")}
-        for name, its in device.codecs.items()
-    }
+
+    def scaled(its: DeviceConfig | CodecConfig) -> dict[str, dict[str, str]]:
+        """Its costs of encoding and decoding, multiplied by `factor`."""
+        costs = {"encode": its.encode, "decode": its.decode}
+        return {
+            kind: {key: f"{seconds * factor * 1e9:g} ns" for key, seconds in vars(cost).items()} for kind, cost in costs.items()
+        }
+
+    options = [f"cluster.device.{kind}.{key}={text}" for kind, cost in scaled(device).items() for key, text in cost.items()]
+    codecs = {name: scaled(its) for name, its in device.codecs.items()}
     options.append(f"cluster.device.codecs={json.dumps(codecs)}")
     job = trial.timing(folder)
     run = job.run.with_name(f"{job.run.name}-codecs{factor:g}")

@@ -9,6 +9,7 @@ from statistics import mean
 
 from nmt_train.common.errors import UserError
 from nmt_train.report.figure import new_figure, save_figure
+from reproduce.claims import spread
 from reproduce.places import FAST, FASTEST, MACHINES, NETWORKS, PLACES
 from reproduce.runs import crossing
 from reproduce.systems import ALONE, IDEAL, SYSTEMS
@@ -70,10 +71,10 @@ def table(trials: Trials, place: str) -> str:
         same = trials.seeds(tuned) or [tuned]
         ends = [trials.end(trial) for trial in same]
         columns = (
-            system, f"{same[0].words / 1e6:g}M", ", ".join(str(trial.seed) for trial in same), _range(ends, 3),
-            _range([trials.equal(trials.end(trial), place) / trials.trained(trial) for trial in same], 2),
-            _range([trials.pace(trial) / trials.pace(alone) for trial in same], 2),
-            _range([trials.speedup(trial) for trial in same], 2), f"{trials.spent(tuned) / 1e6:.3g}M", " ".join(tuned.settings),
+            system, f"{same[0].words / 1e6:g}M", ", ".join(str(trial.seed) for trial in same), spread(ends, decimals=3),
+            spread([trials.alone_until(trials.end(trial), place) / trials.words_trained(trial) for trial in same]),
+            spread([trials.pace(trial) / trials.pace(alone) for trial in same]),
+            spread([trials.speedup(trial) for trial in same]), f"{trials.spent(tuned) / 1e6:.3g}M", " ".join(tuned.settings),
         )  # fmt: skip
         lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines) + "\n"
@@ -92,13 +93,13 @@ def times(trials: Trials, place: str) -> str:
         if tuned is not None and (runs := trials.longer(tuned)):
             found = [crossing(trials.found[trial], target) for trial in runs]
             reached = [time for time in found if math.isfinite(time)]
-            said = [_range(reached, 0)] if reached else []
+            said = [spread(reached, decimals=0)] if reached else []
             if len(reached) < len(found):
                 said.append(f"{len(found) - len(reached)} of {len(found)} runs did not reach it")
             columns = (
                 system, ", ".join(str(trial.seed) for trial in runs), f"{runs[0].words / 1e6:g}M",
                 ", ".join(said),
-                _range([base / time for time in reached], 2) if len(reached) == len(found) else "-",
+                spread([base / time for time in reached]) if len(reached) == len(found) else "-",
             )  # fmt: skip
             lines.append(f"| {' | '.join(columns)} |")
     head = [
@@ -193,8 +194,3 @@ def _draw(trials: Trials, place: str, output: Path) -> None:
     axes.set_title(f"{place}: one run of each system, below a cross-entropy of 4.5")
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     save_figure(figure, output)
-
-
-def _range(values: list[float], decimals: int) -> str:
-    mean_, low, high = (f"{value:.{decimals}f}" for value in (mean(values), min(values), max(values)))
-    return mean_ if len(values) == 1 else f"{mean_} ({low} to {high})"

@@ -35,7 +35,7 @@ CLAIMS: tuple[Claim[SeededRuns], ...] = (
           "1 of 781 elements is sent; gaps between independent ones then have an entropy of 11.1 bits, plus one bit for the"
           " sign. The paper does not say how many it sent; with 1 of 278, its most, this would be 10.6 bits (calculated)"),
     Claim("F1", "Farrell & Yang 6", "8 workers need a third of the time of 2; 16 are slower than 4 and 8", servers.f1,
-          "without a warm-up, more workers need more words, which consumes what they gain in words/s. With one, which the paper"
+          "without a warm-up, more workers need more words, which cancels their gain in words/s. With one, which the paper"
           " does not have and which does not count here, 8 need 0.55 or 0.48 of the time of 2, and 16 are faster than 8"),
     Claim("F2", "Farrell & Yang 7", "AdaGrad suits many workers, which start worse and end better", servers.f2,
           "the rate of AdaGrad was chosen with two workers, and that of SGD was not tuned; with a warm-up, which SGD did not"
@@ -44,7 +44,8 @@ CLAIMS: tuple[Claim[SeededRuns], ...] = (
           servers.a1,
           "beta1 is 0.9 for all three, which is high for asynchronous workers. Where workers have equal speeds, all"
           " gradients are about as stale, and dividing by staleness is no more than another rate: the two curves of"
-          " cross-entropy by rate coincide, but for a factor of about six"),
+          " cross-entropy by rate coincide, but for a factor of about six. With a slow worker, dividing is better by 0.3%; with"
+          " a low beta1, it is worse (single runs, rates not searched)"),
     Claim("A2", "Arnold 3.3", "n-softsync goes from asynchronous (n = 1) to synchronous (n = workers)", servers.a2,
           "here, updates are also divided by staleness (Zhang et al. 2016), and workers never wait, so n = 8 is not sync."
           " All have the best rate of sync (0.008485); half of it is better for n = 1 (A1)"),

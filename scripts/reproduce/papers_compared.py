@@ -17,7 +17,6 @@ from reproduce.seeded import SeededRuns
 
 SAME = 1.02  # the largest ratio of two cross-entropies of the same quality
 NEAR, NEAR_TIMES = 0.03, 0.1  # ratios of cross-entropies, and of times, nearer to a limit are judged by three seeds
-Judged = tuple[str, Sequence[Clause]]
 
 
 def after_words(found: SeededRuns, setup: Setup) -> float:

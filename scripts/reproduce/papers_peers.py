@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from nmt_train.simulation import equations
 from reproduce import papers
-from reproduce.claims import Clause
+from reproduce.claims import Clause, Judged
 from reproduce.papers import BATCHES, CODECS, SPEEDS, TAUS, WIDTHS
-from reproduce.papers_compared import SAME, Judged, after_words, compared, listed, named, pace
+from reproduce.papers_compared import SAME, after_words, compared, listed, named, pace
 from reproduce.runs import Runs, Setup
 from reproduce.seeded import SeededRuns
 
@@ -23,9 +23,11 @@ def speedups(found: Runs) -> dict[str, list[float]]:
 
 def p1(found: Runs) -> Judged:
     ratios = speedups(found)
-    rows = [f"{listed(values, 1)} times as fast as {name}" for name, values in ratios.items()]
+    rows = "; ".join(
+        f"{seconds:g} s: {sync:.1f} and {server:.1f}" for seconds, sync, server in zip(BATCHES, *ratios.values(), strict=True)
+    )
     both = any(2.0 <= sync <= 3.2 and 4.0 <= server <= 5.4 for sync, server in zip(*ratios.values(), strict=True))
-    text = f"with batches of {', '.join(f'{seconds:g}' for seconds in BATCHES)} s: {'; '.join(rows)}"
+    text = f"times as fast as {' and as '.join(ratios)}, by the time of a batch: {rows}"
     return text, [
         Clause("faster", min(min(values) for values in ratios.values()) > 1), Clause("both ranges with the same batch", both),
     ]  # fmt: skip
@@ -38,17 +40,21 @@ def efficiencies(found: Runs, codec: str) -> list[float]:
 
 def p2(found: Runs) -> Judged:
     """Relative to the duration of an exchange that Eq. 5 predicts from the cluster file, without any simulation."""
-    errors, bound = [], []
+    errors, bound = [], dict[str, float]()
     for codec in CODECS:
         for seconds, efficiency in zip(BATCHES, efficiencies(found, codec), strict=True):
             its = papers.predicted(codec)
             predicted = equations.scaling_efficiency(its.l_up, seconds, its.l_comm)
             errors.append(abs(efficiency / predicted - 1))
             if predicted == 1:
-                bound.append(efficiency)
-    text = f"scaling efficiency within {max(errors):.1%} of Eq. 5 and 7; where computation is longer: {listed(bound, 2)}"
+                bound[f"{codec} with {seconds:g} s"] = efficiency
+    shown = ", ".join(f"{efficiency:.2f} ({where})" for where, efficiency in bound.items())
+    text = (
+        f"scaling efficiency within {max(errors):.1%} of Eq. 5 and 7; where computation takes longer than an exchange: {shown}"
+    )
     return text, [
-        Clause("as in Eq. 5 and 7, within 10%", max(errors) < 0.1), Clause("efficiency 1, within 5%", min(bound) > 0.95),
+        Clause("as in Eq. 5 and 7, within 10%", max(errors) < 0.1),
+        Clause("efficiency 1, within 5%", min(bound.values()) > 0.95),
     ]  # fmt: skip
 
 
@@ -132,7 +138,8 @@ def s2(found: SeededRuns) -> Judged:
     ends = [after_words(found, papers.strom_tau(tau)) for tau in TAUS]
     text = (
         f"five workers: cross-entropy after equal words {min(ends):.3f} to {max(ends):.3f} where messages are"
-        f" {min(times):.1f} to {max(times):,.0f} times smaller (below); one node {after_words(found, papers.STROM_ALONE):.3f}"
+        f" {min(times):.1f} to {max(times):,.0f} times smaller (fixed tau, below), {adapted(found)[1]:.3f} with tau adapted;"
+        f" one node {after_words(found, papers.STROM_ALONE):.3f}"
     )
     return text, clauses
 
@@ -140,7 +147,7 @@ def s2(found: SeededRuns) -> Judged:
 def thresholds(found: SeededRuns) -> list[str]:
     """Lines of a table in Markdown: the results of S2 by threshold."""
     rows = {f"{tau:g}": pair for tau, pair in compressions(found).items()}
-    rows["adapted, so that 1/846 of the elements are sent"] = adapted(found)
+    rows["adapted, so that about 1/846 of the elements are sent"] = adapted(found)
     lines = ["| tau | gradient size / message size | cross-entropy after equal words |", "|---|---|---|"]
     return [*lines, *(f"| {name} | {its:,.1f} | {value:.3f} |" for name, (its, value) in rows.items()), ""]
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 
 from reproduce import papers
-from reproduce.claims import Clause
+from reproduce.claims import Clause, Judged
 from reproduce.papers import BUNDLES, WORDS, WORKERS
-from reproduce.papers_compared import NEAR, NEAR_TIMES, SAME, Judged, after_words, compared, listed, named, speed
+from reproduce.papers_compared import NEAR, NEAR_TIMES, SAME, after_words, compared, listed, named, speed
 from reproduce.runs import Missing, Runs, Setup, fitted
 from reproduce.seeded import SeededRuns
 
@@ -28,10 +27,6 @@ def target(found: Runs) -> float:
 def f1(found: SeededRuns) -> Judged:
     aim = target(found)
     times = {workers: found.time_to(papers.downpour(workers), aim) for workers in WORKERS}
-    shown = ", ".join(f"{time:,.0f} s ({workers})" for workers, time in times.items())
-    needed = ", ".join(
-        f"{times[workers] * speed(found, papers.downpour(workers)) / 1e3:,.0f}K ({workers})" for workers in WORKERS
-    )
 
     def ratio(says: str, one: int, other: int, low: float = -math.inf, high: float = math.inf) -> Clause:
         setups = papers.downpour(one), papers.downpour(other)
@@ -42,27 +37,38 @@ def f1(found: SeededRuns) -> Judged:
 
         return found.decide(says, setups, found.by_seed(relative), NEAR_TIMES, low, high)
 
-    plain = {"neither": {workers: papers.downpour(workers) for workers in papers.COMPARED}}
-    text = f"to cross-entropy {aim:.3f}: {shown}; words needed: {needed}{_variants(found, papers.DOWNPOUR_VARIANTS, aim)}"
-    return f"{text}; to {_LOW}{_variants(found, plain | papers.DOWNPOUR_VARIANTS, _LOW)}", [
+    text = (
+        f"to cross-entropy {aim:.3f}, 8 need {times[8] / times[2]:.2f} times as long as 2; 16 need {times[16] / times[8]:.2f}"
+        f" times as long as 8, and {times[16] / times[4]:.2f} times as long as 4 (table below)"
+    )
+    return text, [
         ratio("8 need at most half of the time of 2 (our first limit)", 8, 2, high=0.5),
         ratio("8 need a third of the time of 2", 8, 2, 0.9 / 3, 1.1 / 3), ratio("16 slower than 8", 16, 8, low=1.0),
         ratio("16 slower than 4", 16, 4, low=1.0),
     ]  # fmt: skip
 
 
-def _variants(found: Runs, variants: Mapping[str, Mapping[int, Setup]], aim: float) -> str:
-    """Times of runs that are not judged, by name and number of workers; without those that are missing."""
-    text = ""
-    for name, setups in variants.items():
-        with suppress(Missing):
-            times = {workers: _reached(found.time_to(setup, aim)) for workers, setup in setups.items()}
-            text += f"; with {name}: {', '.join(f'{time} ({workers})' for workers, time in times.items())}"
-    return text
+def downpour_times(found: Runs) -> list[str]:
+    """Lines of a table in Markdown: the times of F1, and those of runs that are not judged, by number of workers."""
+    aim = target(found)
+    variants = {"": {workers: papers.downpour(workers) for workers in WORKERS}}
+    variants |= {f", {name}": dict(setups) for name, setups in papers.DOWNPOUR_VARIANTS.items()}
+    columns = [(goal, name) for goal in (aim, _LOW) for name in variants]
+    head = ["workers", f"words to {aim:.3f}", *(f"seconds to {goal:.4g}{name}" for goal, name in columns)]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for workers in WORKERS:
+        setup = papers.downpour(workers)
+        cells = [f"{workers}", f"{found.time_to(setup, aim) * speed(found, setup) / 1e3:,.0f}K"]
+        cells += [_time(found, variants[name].get(workers), goal) for goal, name in columns]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
-def _reached(time: float) -> str:
-    return f"{time:,.0f} s" if math.isfinite(time) else "not reached"
+def _time(found: Runs, setup: Setup | None, goal: float) -> str:
+    if setup is None or not found.trained(setup):
+        return "-"
+    time = found.time_to(setup, goal)
+    return f"{time:,.0f}" if math.isfinite(time) else "not reached"
 
 
 def f2(found: SeededRuns) -> Judged:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nmt_train.common import atomic_file
 from nmt_train.common.errors import UserError
 from nmt_train.distributed.transport import TRAINING
 from nmt_train.run.log import events, validations
@@ -87,13 +89,16 @@ class Runs:
     """
 
     def __init__(self, folder: Path, digest: str = "") -> None:
-        """digest: of the configuration and the clusters; what other ones have left in the files does not count."""
+        """digest: of the configuration and the clusters. Raises UserError if the files have results of others."""
         self.folder, self._digest = folder, digest
         self._curves: dict[str, list[dict[str, Any]]] = {}
         self._measures: dict[tuple[str, str], float] = {}
         measures = _rows(folder / MEASURES)
-        if digest and not any(row["measure"] == _DIGEST and row["value"] == digest for row in measures):
-            return
+        if digest and measures and not any(row["measure"] == _DIGEST and row["value"] == digest for row in measures):
+            raise UserError(
+                f"{folder / MEASURES}: its results are of another configuration or other clusters; undo the change of the"
+                f" configuration, or move this file and {CURVES} away to begin anew"
+            )
         for row in _rows(folder / CURVES):
             event = {"seconds": float(row["seconds"]), "words": int(row["words"]), "cross-entropy": float(row["cross-entropy"])}
             self._curves.setdefault(row["run"], []).append(event)
@@ -118,16 +123,10 @@ class Runs:
             for name, value in _reported(run):
                 self._measures[run.name, name] = value
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / CURVES, "w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["run", "seconds", "words", "cross-entropy"])
-            for run_name, found in sorted(self._curves.items()):
-                writer.writerows([run_name, *event.values()] for event in found)
-        with open(self.folder / MEASURES, "w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["run", "measure", "value"])
-            writer.writerow(["", _DIGEST, self._digest])
-            writer.writerows([*key, f"{value:.6g}"] for key, value in sorted(self._measures.items()))
+        curves = [[name, *event.values()] for name, found in sorted(self._curves.items()) for event in found]
+        write_csv(self.folder / CURVES, [["run", "seconds", "words", "cross-entropy"], *curves])
+        measures = [[*key, f"{value:.6g}"] for key, value in sorted(self._measures.items())]
+        write_csv(self.folder / MEASURES, [["run", "measure", "value"], ["", _DIGEST, self._digest], *measures])
 
     def timed(self, setup: Setup) -> bool:
         """Whether its words/s are known: from a run folder, or from the files, which may be of another machine."""
@@ -161,6 +160,13 @@ class Runs:
     def after(self, setup: Setup, place: float, of: str = "words") -> float:
         """Cross-entropy after `place` words (or seconds), on a line through five validations."""
         return fitted(self.curve(setup), place, of)
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Replace the file; an interruption leaves the old one, whose results may exist nowhere else."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    atomic_file.write(path, text.getvalue().encode())
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

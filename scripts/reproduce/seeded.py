@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from reproduce.claims import Claim, Clause, table, within
+from reproduce.claims import Claim, Clause, judged, within
 from reproduce.runs import Missing, Runs, Setup
 
 T = TypeVar("T")
@@ -41,10 +41,11 @@ class SeededRuns(Runs):
         close = math.isinf(near) or any(abs(end / limit - 1) < near for end in ends for limit in limits if math.isfinite(limit))
         if close and len(values) < len(SEEDS):
             self.unsure |= dict.fromkeys(setups)
-            return Clause(f"{says} (one seed)", None)
+            return Clause(f"{says} ({len(values)} of {len(SEEDS)} seeds)", None)
         return Clause(says, within(values, low, high))
 
     def more(self, claims: Sequence[Claim[Any]]) -> list[Setup]:
         """The runs with further seeds that these claims need."""
-        table(claims, self, "", "")
+        for claim in claims:
+            judged(claim, self)
         return [setup.with_seed(seed) for setup in self.unsure for seed in SEEDS[1:]]

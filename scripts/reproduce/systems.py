@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from reproduce.places import FAST, MACHINES, SLOW, SLOWEST, THESIS_4X2, THESIS_7X1
@@ -39,7 +40,7 @@ class System:
         return self.lockstep and not self.drains
 
     def variants(self, settings: tuple[str, ...], key: str, place: str = FAST) -> list[tuple[str, ...]]:
-        """These settings with other values of one key: `plan` and `floor`: all others; others: the next lower and higher."""
+        """These settings with other values of `key`: of a plan or a floor, all; of others, the next lower and higher one."""
         value = dict(setting.split("=", 1) for setting in settings).get(key)
         if value is None:
             return []
@@ -47,8 +48,9 @@ class System:
         return [_with(settings, key, other) for other in others if other != value]
 
     def with_last_plans(self, settings: tuple[str, ...], place: str) -> list[tuple[str, ...]]:
-        """These settings with each of `last_plans`."""
-        return [_with(settings, "plan", plan) for plan in self.last_plans.get(place, ())]
+        """These settings with each of `last_plans`, and with the parts of their own plan that it does not set."""
+        plans = (plan_of(settings) | plan_of((f"plan={plan}",)) for plan in self.last_plans.get(place, ()))
+        return [_with(settings, "plan", _joined(plan)) for plan in plans]
 
     def batches(self, settings: tuple[str, ...], tokens: int) -> list[tuple[str, ...]]:
         """These settings with half and twice the batch, and so with the rate divided or multiplied by the square root of 2.
@@ -57,7 +59,7 @@ class System:
         words between exchanges. An accumulated batch is tuned by its plans.
         """
         values = dict(setting.split("=", 1) for setting in settings)
-        plan = dict(part.split("=") for part in values.get("plan", "").split(",") if part)
+        plan = plan_of(settings)
         if "batch.accumulate" in plan:
             return []
         found = []
@@ -67,8 +69,7 @@ class System:
             same_words = {key: f"{steps:g}" for key, steps in scaled.items() if steps.is_integer()}
             with_rate = _with(settings, "rate", f"{float(values['rate']) * factor**0.5:.4g}")
             for steps in ({}, same_words) if len(same_words) == len(scaled) > 0 else ({},):
-                parts = ",".join(f"{key}={value}" for key, value in (plan | steps | {"batch.tokens": str(batch)}).items())
-                found.append(_with(with_rate, "plan", parts))
+                found.append(_with(with_rate, "plan", _joined(plan | steps | {"batch.tokens": str(batch)})))
         return found
 
     def candidates(self, most: int, place: str = FAST) -> list[tuple[str, ...]]:
@@ -86,6 +87,16 @@ def _with(settings: tuple[str, ...], key: str, value: str) -> tuple[str, ...]:
     return tuple(f"{name}={its}" for name, its in values.items())
 
 
+def plan_of(settings: Iterable[str]) -> dict[str, str]:
+    """The parts of the plan among these settings."""
+    plan = dict(setting.split("=", 1) for setting in settings).get("plan", "")
+    return dict(part.split("=", 1) for part in plan.split(",") if part)
+
+
+def _joined(plan: Mapping[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in plan.items())
+
+
 _FLOORS = ("1", "0.3", "0")
 _BETA1 = ("0", "0.15", "0.3", "0.5", "0.7", "0.8", "0.9", "0.95")
 
@@ -99,8 +110,8 @@ def _knobs(rate: str, warmup: str, beta1: str = "0.9 0.8") -> dict[str, tuple[st
 def _neighbors(key: str, value: str) -> tuple[str, ...]:
     """The next lower and the next higher value, also beyond those of the first search."""
     if key == "beta1":
-        place = _BETA1.index(value)
-        return (*_BETA1[max(0, place - 1) : place], *_BETA1[place + 1 : place + 2])
+        lower, higher = ([its for its in _BETA1 if compare(float(its), float(value))] for compare in (operator.lt, operator.gt))
+        return (*lower[-1:], *higher[:1])
     factor = {"rate": 1.5, "warmup": 2.0}[key]
     return f"{float(value) / factor:.4g}", f"{float(value) * factor:.4g}"
 

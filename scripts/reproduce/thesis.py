@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from reproduce.claims import Clause
+from reproduce.claims import Clause, spread
 from reproduce.runs import Setup, fitted
 from reproduce.seeded import SEEDS, SeededRuns
 
@@ -93,11 +93,9 @@ class Ratio:
     slow: Setup
     quick: Setup
     values: tuple[float, ...]
-    unit: str = "x"
 
     def __str__(self) -> str:
-        shown = f"{mean(self.values):.2f}{self.unit}"
-        return shown if len(self.values) == 1 else f"{shown} ({min(self.values):.2f} to {max(self.values):.2f})"
+        return spread(self.values, "x")
 
 
 class Results(SeededRuns):

@@ -22,7 +22,7 @@ from nmt_train.run.log import validations
 from reproduce.campaign import Job
 from reproduce.places import PLACES
 from reproduce.runs import fitted
-from reproduce.systems import ALONE, SYSTEMS
+from reproduce.systems import ALONE, SYSTEMS, plan_of
 
 BUDGET = 8_000_000  # words with which a system is tuned at one place, without refining
 _VALIDATIONS = 40  # in a run: the line through five of them covers its last tenth
@@ -79,8 +79,8 @@ class Trial:
 
     def _options(self) -> Iterator[str]:
         values = dict(setting.split("=", 1) for setting in self.settings)
-        plan = values.pop("plan", None)
-        for key, value in [*values.items(), *(part.split("=") for part in (plan.split(",") if plan else ()))]:
+        values.pop("plan", None)
+        for key, value in (values | plan_of(self.settings)).items():
             if key == "rate":
                 yield f"optimizer.learning_rate={value}"
             elif key == "beta1":
@@ -99,7 +99,7 @@ class Trial:
         place = PLACES[self.place]
         batch = re.search(r"batch\.tokens=(\d+)", " ".join(self.settings))
         share = place.tokens / int(batch[1]) if batch else 1.0
-        return round(int(value) * share * self.words / _WARMED * place.updates(SYSTEMS[self.system].singly))
+        return round(float(value) * share * self.words / _WARMED * place.updates(SYSTEMS[self.system].singly))
 
 
 def _digest(place: str) -> str:
@@ -189,7 +189,7 @@ class Trials:
             points.append((mean(float(self.found[trial][-1][of]) for trial in trials), value))
         return points
 
-    def equal(self, cross_entropy: float, place: str, of: str = "words") -> float:
+    def alone_until(self, cross_entropy: float, place: str, of: str = "words") -> float:
         """The words (or seconds) of a run of one machine that ends at this cross-entropy.
 
         Interpolated over the logarithm between the lengths that were tried, and extrapolated beyond them.
@@ -201,7 +201,7 @@ class Trials:
 
     def speedup(self, trial: Trial) -> float:
         """How many times longer one machine takes to the same cross-entropy."""
-        return self.equal(self.end(trial), trial.place, "seconds") / float(self.found[trial][-1]["seconds"])
+        return self.alone_until(self.end(trial), trial.place, "seconds") / float(self.found[trial][-1]["seconds"])
 
     def speedups(self, tuned: Trial) -> list[float]:
         """Those of its runs with other seeds; of itself if there are none."""
@@ -241,10 +241,11 @@ class Trials:
         """The run that is long enough to reach the target, if the system needs as many words as in the trial `tuned`."""
         alone = self.tuned(ALONE, tuned.place)
         length = alone.words if alone else tuned.words
-        needed = _SPARE * length * self.trained(tuned) / self.equal(self.end(tuned), tuned.place)
-        return replace(tuned, seed=seed, words=min(2 * length, math.ceil(needed / _ROUNDED) * _ROUNDED))
+        needed = _SPARE * length * self.words_trained(tuned) / self.alone_until(self.end(tuned), tuned.place)
+        words = min(2 * length, math.ceil(needed / _ROUNDED) * _ROUNDED)
+        return replace(tuned, seed=seed, words=max(words, tuned.words + _ROUNDED))
 
-    def trained(self, trial: Trial) -> int:
+    def words_trained(self, trial: Trial) -> int:
         """The words of a run up to its last validation, which may be some more than was wanted."""
         return int(self.found[trial][-1]["words"])
 
@@ -258,7 +259,7 @@ class Trials:
 
     def pace(self, trial: Trial) -> float:
         """Words per virtual second."""
-        return self.trained(trial) / float(self.found[trial][-1]["seconds"])
+        return self.words_trained(trial) / float(self.found[trial][-1]["seconds"])
 
     def best(self, trials: Iterable[Trial], most: int) -> list[Trial]:
         return sorted(trials, key=self.score, reverse=True)[:most]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from statistics import mean
@@ -11,7 +10,8 @@ from prepare import ROOT
 
 from reproduce.campaign import side_by_side
 from reproduce.places import FAST, PLACES
-from reproduce.systems import ALONE, IDEAL, SYSTEMS
+from reproduce.runs import write_csv
+from reproduce.systems import ALONE, IDEAL, SYSTEMS, plan_of
 from reproduce.trials import Trial, Trials
 
 TABLE = ROOT / "nmt_train" / "simulation" / "adviser" / "words_needed.csv"
@@ -33,38 +33,34 @@ def write(trials: Trials, folder: Path, jobs: int, path: Path = TABLE) -> None:
     found: dict[tuple[str, str, int], list[Trial]] = {}
     for trial in trials.found:
         place = PLACES[trial.place]
-        other = trial.system == ALONE or "batch.tokens" in " ".join(trial.settings) or not _has_defaults(trial)
-        if not other and trial.words >= _SHORTEST and place.alone == FAST and not place.tuned_at:
+        left_out = trial.system == ALONE or "batch.tokens" in plan_of(trial.settings) or not _has_defaults(trial)
+        if not left_out and trial.words >= _SHORTEST and place.alone == FAST and not place.tuned_at:
             found.setdefault((*_choice(trial), place.workers), []).append(trial)
     chosen = {key: _best(its, trials) for key, its in sorted(found.items())}
     side_by_side([trial.timing(folder) for trial in chosen.values() if not SYSTEMS[trial.system].lockstep], jobs)
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["mode", "settings", "workers", "words", "low", "high", "period", "origin"])
-        for key, best in chosen.items():
-            runs = trials.seeds(best) or [best]
-            needed = [trials.trained(run) / trials.equal(trials.end(run), run.place) for run in runs]
-            values = [mean(needed), min(needed), max(needed), _period(best, folder)]
-            origin = f"{best.words / 1e6:g}M words, {len(runs)} seed{'s' * (len(runs) > 1)}"
-            origin += f", {IDEAL}" * (best.system == IDEAL)
-            writer.writerow([*key, *(f"{value:.3f}" for value in values), origin])
+    rows = [["mode", "settings", "workers", "words", "low", "high", "period", "origin"]]
+    for key, best in chosen.items():
+        runs = trials.seeds(best) or [best]
+        needed = [trials.words_trained(run) / trials.alone_until(trials.end(run), run.place) for run in runs]
+        values = [mean(needed), min(needed), max(needed), _period(best, folder)]
+        origin = f"{best.words / 1e6:g}M words, {len(runs)} seed{'s' * (len(runs) > 1)}"
+        origin += f", {IDEAL}" * (best.system == IDEAL)
+        rows.append([*map(str, key), *(f"{value:.3f}" for value in values), origin])
+    write_csv(path, rows)
 
 
 def _choice(trial: Trial) -> tuple[str, str]:
     """The mode and its settings, without what is tuned everywhere (rate, warm-up, beta1, floor)."""
     system = SYSTEMS[trial.system]
     fixed = ("override.up=bf16",) if trial.system == IDEAL else system.fixed
-    settings = [setting for setting in (*fixed, *_plan(trial)) if setting.split("=")[0] not in _DEFAULTS]
+    plan = (f"{key}={value}" for key, value in plan_of(trial.settings).items())
+    settings = [setting for setting in (*fixed, *plan) if setting.split("=")[0] not in _DEFAULTS]
     return system.mode, " ".join(setting for setting in settings if setting != "batch.accumulate=1")
-
-
-def _plan(trial: Trial) -> list[str]:
-    return next((setting.removeprefix("plan=").split(",") for setting in trial.settings if setting.startswith("plan=")), [])
 
 
 def _has_defaults(trial: Trial) -> bool:
     """Whether the settings that the table leaves out are those that a user's run has by itself."""
-    values = dict(setting.split("=", 1) for setting in (*SYSTEMS[trial.system].fixed, *_plan(trial)))
+    values = dict(setting.split("=", 1) for setting in SYSTEMS[trial.system].fixed) | plan_of(trial.settings)
     return all(values.get(key, default) == default for key, default in _DEFAULTS.items())
 
 

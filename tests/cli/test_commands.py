@@ -423,6 +423,8 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
             ["--config", "{run}.yml", "--cluster", "x", "--timing-only", "3", "--shuffle-seed", "3"],
             "--shuffle-seed belongs to simulated training; remove it",
         ),
+        (simulate, ["--config", "{run}.yml", "--profile", "y", "--compare"], "--compare belongs to --cluster"),
+        (simulate, ["--config", "{run}.yml", "--measure", "--cluster.loss", "0.1"], "--cluster.loss belongs to --cluster"),
         (simulate, ["--config", "{run}.yml", "--profile", "y", "--overwrite"], "--overwrite belongs to simulated training"),
         (translate, ["--model", "{run}", "--window", "99999999999999999999"], "is not between 1 and 1000000000"),
         (plot, ["convergence", "{run}", "--metric", "signatures"], "metric signatures: unknown; choose one of cross-entropy"),

@@ -16,6 +16,7 @@ from reproduce.thesis_page import write
 from reproduced import collected, learned, timed
 
 from nmt_train import config as configuration
+from nmt_train.common.errors import UserError
 from nmt_train.simulation import cluster
 from nmt_train.simulation.compatibility import check
 
@@ -97,12 +98,12 @@ def test_two_that_do_not_reach_the_target_are_compared_by_what_both_reach(tmp_pa
     assert collected(Results, tmp_path).ratio(slow, quick).values == (pytest.approx(1.5, rel=0.01),)
 
 
-def test_results_of_another_cluster_do_not_count(tmp_path: Path) -> None:
+def test_results_of_another_cluster_are_neither_used_nor_overwritten(tmp_path: Path) -> None:
     learned(tmp_path, BASE, WORDS, 2.0)
     Results(tmp_path / "found", "old").collect(tmp_path)
     assert Results(tmp_path / "found", "old").curve(BASE)
-    with pytest.raises(Missing):
-        Results(tmp_path / "found", "new").curve(BASE)
+    with pytest.raises(UserError, match="are of another configuration or other clusters; undo"):
+        Results(tmp_path / "found", "new")
 
 
 def test_what_was_trained_for_too_short_a_time_is_missing(tmp_path: Path) -> None:

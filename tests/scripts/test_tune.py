@@ -64,10 +64,10 @@ def test_one_machine_is_the_measure(tmp_path: Path) -> None:
     ended(trial(ALONE, 500, 0, "rate=9"), 5.0, 5)  # tuned: the best settings of a length count
     ended(trial(ALONE, 1000), 3.0, 10)
     ended(trial(ALONE, 2000), 2.5, 20)
-    assert [trials.equal(value, FAST) for value in (4.0, 3.0, 2.5)] == pytest.approx([500, 1000, 2000])
-    assert trials.equal(2.75, FAST) == pytest.approx(1000 * math.sqrt(2))
-    assert trials.equal(2.0, FAST) == pytest.approx(4000)
-    assert trials.equal(2.0, FAST, "seconds") == pytest.approx(40)
+    assert [trials.alone_until(value, FAST) for value in (4.0, 3.0, 2.5)] == pytest.approx([500, 1000, 2000])
+    assert trials.alone_until(2.75, FAST) == pytest.approx(1000 * math.sqrt(2))
+    assert trials.alone_until(2.0, FAST) == pytest.approx(4000)
+    assert trials.alone_until(2.0, FAST, "seconds") == pytest.approx(40)
     ended(trial("sync bf16", 2000), 3.0, 5)  # four times as fast, but as good as one machine after half the words
     assert trials.speedup(trial("sync bf16", 2000)) == pytest.approx(2.0)
 
@@ -280,16 +280,41 @@ def test_settings_can_be_given() -> None:
     for text, said in (
         ("rate=0.006 floor", "'floor' is not of the form key=value"),
         ("floor=1", "rate=, the learning rate, is"),
+        ("rate=0.006 plan=low_bit.up", "'low_bit.up' is not of the form key=value"),
+        ("rate=0.006 warmup=1e2", "warmup: '1e2' is not a number"),
+        ("rate=0.006 low_bit.up=2", "'low_bit.up' is not rate, warmup, beta1, floor or plan"),
     ):
         with pytest.raises(argparse.ArgumentTypeError, match=said):
             tune["settings"](text)
 
 
-def test_given_settings_are_not_refined(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["tune", ALONE, "--settings", "rate=0.006", "--refine"])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([ALONE, "--settings", "rate=0.006", "--refine"], "with --settings, nothing is varied"),
+        (["strom", "--place", "jitter", "--refine"], "at 'jitter', which has the settings of '1 Gbit/s', nothing is varied"),
+        (["--seeds"], "--seeds: needs a SYSTEM"),
+        (["low-bit", "--place", "tatoeba 4", "--bleu"], "--bleu: is for places with the corpus of configs/comparison-virtual"),
+        ([ALONE, "--jobs", "0"], "argument --jobs: 0 is not between 1 and"),
+    ],
+)
+def test_options_without_effect_are_refused_before_anything_runs(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["tune", *arguments])
     with pytest.raises(SystemExit):
         runpy.run_path(str(ROOT / "scripts" / "tune"))["main"]()
-    assert "with --settings, nothing is varied" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
+
+
+def test_refining_can_begin_with_any_numbers() -> None:
+    system = SYSTEMS["sync bf16"]
+    odd = system.variants(("rate=0.006", "warmup=25", "beta1=0.6"), "warmup")
+    assert [each[1] for each in odd] == ["warmup=12.5", "warmup=50"]
+    assert "--optimizer.warmup=12" in trial("sync bf16", 2_000_000, 0, *odd[0]).job(Path("runs")).command
+    assert [each[2] for each in system.variants(odd[0], "beta1")] == ["beta1=0.5", "beta1=0.7"]
+    with_batch = SYSTEMS["strom"].with_last_plans(("rate=0.002", "plan=threshold.density=0.01,batch.tokens=224"), "1 Gbit/s")
+    assert with_batch[0][1] == "plan=threshold.density=0.003,batch.tokens=224"
 
 
 def test_refining_ends_with_the_last_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

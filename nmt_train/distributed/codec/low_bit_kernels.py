@@ -43,8 +43,8 @@ def two_values(vector: Floats, shapes: Whole, magnitudes: Floats) -> None:
 
 @compiled_sums
 def three_values(vector: Floats, shapes: Whole, threshold: float, magnitudes: Floats, signs: Signs) -> None:
-    """The same for the elements that are not below `threshold` times such a product, when it has the mean absolute value of
-    each row and column. Overwrites `signs` (elements,) with 1 and -1 for these, and with 0 for the others.
+    """As `two_values`, but small elements become 0: those below `threshold` times the product of the mean absolute values of
+    their row and column. Overwrites `signs` (elements,) with 1, -1 and 0.
     """
     start = place = 0
     for number in range(len(shapes)):
@@ -87,8 +87,8 @@ def _means(matrix: Floats, of_rows: Floats, of_columns: Floats) -> None:
 
 
 def rows_of(shapes: Whole) -> Whole:
-    """For each row of all matrices its first element, its number of elements, the place of its magnitude, and that of the first
-    column's: (rows, 4). The following loops are over these rows.
+    """A line (4,) for each row of all matrices: its first element, its length, the index of its magnitude, and the index of the
+    magnitude of the matrix's first column. The following loops are over these rows.
     """
     found, start, place = [np.empty((0, 4), np.int64)], 0, 0
     for rows, columns in shapes:

@@ -199,7 +199,8 @@ def compare(
     for number, (choice, machines) in enumerate(wanted):
         progress(number, len(wanted), f"{choice.mode} on {machines}")
         part = part_of(cluster, cluster.nodes[:machines])
-        if choice.mode == _ALONE if machines > 1 else len(part.ranks()) == 1 and choice.mode != _ALONE:
+        no_exchange = choice.mode == _ALONE
+        if (no_exchange and machines > 1) or (not no_exchange and len(part.ranks()) == 1):
             continue
         late = time.perf_counter() - start > longest
         if (

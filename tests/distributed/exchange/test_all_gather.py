@@ -139,6 +139,16 @@ def test_an_unsent_delta_counts_as_it_would_if_it_was_sent() -> None:
     together(engine([1, 1]), kept, kept)
 
 
+def test_a_delta_that_another_run_left_counts_once_without_error_feedback() -> None:
+    def kept(transport: VirtualTransport) -> None:
+        own = AllGather(context(transport, torch.zeros(50), "dense", optimizer_at="worker", tiles=TileConfig(rate=3.0)))
+        own.load_worker_state({"unsent": own.contribution(torch.ones(50))})
+        own.sync(torch.zeros(50), torch.zeros(50))
+        torch.testing.assert_close(own.optimizer.parameters, torch.full((50,), 3.0))
+
+    together(engine([1, 1]), kept, kept)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("exchange", [AllGather, PowerSGD])
 def test_residuals_add_the_same_to_the_parameters_with_any_number_of_workers(exchange: type[AllReduce], ranks: int) -> None:
