@@ -10,7 +10,7 @@ from statistics import mean
 from nmt_train.common.errors import UserError
 from nmt_train.report.figure import new_figure, save_figure
 from reproduce.claims import spread
-from reproduce.places import FAST, FASTEST, MACHINES, NETWORKS, PLACES
+from reproduce.places import FAST, FASTEST, JITTER, MACHINES, NETWORKS, PLACES, STRAGGLER, THESIS_4X2, THESIS_7X1
 from reproduce.runs import crossing
 from reproduce.systems import ALONE, IDEAL, SYSTEMS
 from reproduce.trials import BUDGET, Trial, Trials
@@ -23,14 +23,19 @@ _COLORS = {
     "pipe": "#393b79", "vanilla": "#637939", "thesis-sparse": "#843c39", ALONE: "black", IDEAL: "black",
 }  # fmt: skip
 _OTHER = "#888888"
+_TITLES = {
+    STRAGGLER: "a slow machine, 1 Gbit/s", JITTER: "jitter, 1 Gbit/s",
+    THESIS_4X2: "the thesis's four machines of two devices", THESIS_7X1: "the thesis's seven machines",
+    **{place: f"Tatoeba, {machines} machine{'s' * (machines > 1)}, 1 Gbit/s" for machines, place in MACHINES.items()},
+}  # fmt: skip
 _LABELS = {"sync bf16": "all-reduce (sync) in bf16"}
-_ABOUT = """# Results of the comparison at {place}
+_ABOUT = """# Results of the comparison: {title}
 
 Made by `scripts/tune` from trials.csv; [comparison.md](../comparison.md) has the protocol and the meaning of the columns and
 settings. For each system, the table has the longest runs with which it was tuned (seed 0), or runs of the same length and
 settings with other seeds. *Tuning* is the number of words of all its runs with seed 0 here; settings that were found on a
-slower network have cost words there, too. Rows with less than {budget:g}M, and those that comparison.md does not name as
-refined, are lower bounds.
+slower network have cost words there, too. Rows with less than {budget:g}M were not tuned here; these, and those that
+comparison.md does not name as refined, are probably underestimates.
 
 """
 
@@ -38,7 +43,7 @@ refined, are lower bounds.
 def write(trials: Trials, place: str, folder: Path) -> Path:
     """Write the page and its figure into `folder`; returns the page. UserError without trials of one machine."""
     name = f"results-{place.replace(' ', '').replace('/', '')}"
-    text = _ABOUT.format(place=place, budget=BUDGET / 1e6) + table(trials, place)
+    text = _ABOUT.format(title=_TITLES.get(place, place), budget=BUDGET / 1e6) + table(trials, place)
     late = times(trials, place)
     if late:
         text += f"\n## Time to the late target\n\n{late}"
@@ -55,7 +60,7 @@ def table(trials: Trials, place: str) -> str:
     Seed 0, with which the settings were chosen, counts only if there is no other.
     """
     lines = [
-        "| system | words | seeds | cross-entropy | equal words / words | relative words/s | speedup | tuning | settings |",
+        "| system | words | seeds | cross-entropy | data efficiency | relative words/s | speedup | tuning (words) | settings |",
         "|---" * 9 + "|",
     ]
     alone = trials.tuned(ALONE, place)
@@ -161,8 +166,9 @@ def scaling(trials: Trials, output: Path) -> None:
     figure, axes = new_figure(width=6, height=4)
     for system, found in by_system.items():
         color, line = _COLORS.get(system, _OTHER), "--" if system == IDEAL else "-"
-        means = [1.0, *map(mean, found.values())]
-        axes.plot([1, *found], means, marker="o", color=color, linestyle=line, label=system)
+        points = {1: 1.0} if len(found) > 1 else {}  # no line through a single point
+        points |= {machines: mean(values) for machines, values in found.items()}
+        axes.plot([*points], [*points.values()], marker="o", color=color, linestyle=line, label=system)
         axes.vlines([*found], [*map(min, found.values())], [*map(max, found.values())], color=color, linewidth=0.8)
     for share, line in ((1.0, "-"), (0.6, ":")):
         axes.plot([1, most], [share, share * most], color="#bbbbbb", linestyle=line, label=f"{share:g} per machine")
