@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from prepare import BIN, ROOT
 
+from nmt_train.cli import positive
 from nmt_train.common.errors import UserError
 from reproduce.runs import Setup
 
@@ -53,19 +55,29 @@ def simulation(setup: Setup, folder: Path, config: str, prefix: str, more: tuple
     The vocabulary is in the parent of `folder`.
     """
     run, cluster = folder / setup.name, f"configs/clusters/{prefix}{setup.cluster}.yml"
-    command: list[str | Path] = [
-        BIN / "nmt-simulate",
-        "--config",
-        config,
-        "--cluster",
-        cluster,
-        "--mode",
-        setup.mode,
-        "--run",
-        run,
-    ]
-    command += ["--corpus.vocabulary.path", folder.parent / "vocabulary.model"]
-    return Job(run, (*command, *(f"--{option}" for option in setup.options), *more), run / "finished")
+    its = command(config, cluster, setup.mode, run, folder.parent / "vocabulary.model", setup.options)
+    return Job(run, (*its, *more), run / "finished")
+
+
+def command(
+    config: str, cluster: str, mode: str, run: Path, vocabulary: Path, options: Iterable[str]
+) -> tuple[str | Path, ...]:
+    """That of nmt-simulate; options: key=value."""
+    return (
+        BIN / "nmt-simulate", "--config", config, "--cluster", cluster, "--mode", mode, "--run", run,
+        "--corpus.vocabulary.path", vocabulary, *(f"--{option}" for option in options),
+    )  # fmt: skip
+
+
+def arguments(about: str | None, name: str, page: str) -> argparse.Namespace:
+    """The options of a script that reproduces experiments. name: of the folder of its runs; page: what it writes in docs."""
+    options = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--timings", action="store_true", help="only words/s, without training")
+    options.add_argument("--write", action="store_true", help="only write the page, from the CSV files and finished runs")
+    options.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, help="number of simultaneous runs")
+    options.add_argument("--folder", type=Path, default=ROOT / "runs" / name)
+    options.add_argument("--output", type=Path, default=ROOT / "docs" / page)
+    return options.parse_args()
 
 
 def digest(config: str, *clusters: str, also: object = None) -> str:
@@ -76,15 +88,19 @@ def digest(config: str, *clusters: str, also: object = None) -> str:
 
 def interruptible(main: Callable[[], int]) -> int:
     """Run the script; print a UserError as a sentence. On SIGINT or SIGTERM, its runs save and end, then the script ends."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def stop(number: int, _: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         return main()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         print("stopped; run the same command to continue", file=sys.stderr)
-        return 128 + signal.SIGINT
+        return 128 + (stopped.args[0] if stopped.args else signal.SIGINT)
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -15,11 +15,11 @@ from statistics import mean
 from typing import Any
 
 import yaml
-from prepare import BIN, ROOT
+from prepare import ROOT
 
 from nmt_train.common.errors import UserError
 from nmt_train.run.log import validations
-from reproduce.campaign import Job
+from reproduce.campaign import Job, command
 from reproduce.places import PLACES
 from reproduce.runs import fitted
 from reproduce.systems import ALONE, SYSTEMS, plan_of
@@ -72,10 +72,7 @@ class Trial:
             "cluster.snapshots=free", f"seed={self.seed}", f"stop.after={self.words}t", f"checkpoint.every={_NEVER}t",
             f"validation.every={self.words // _VALIDATIONS}t", "optimizer.not_finite=skip",
         )  # fmt: skip
-        return (
-            BIN / "nmt-simulate", "--config", place.config, "--cluster", place.cluster, "--mode", system.mode, "--run", run,
-            "--corpus.vocabulary.path", place.vocabulary(folder), *(f"--{option}" for option in options),
-        )  # fmt: skip
+        return command(place.config, place.cluster, system.mode, run, place.vocabulary(folder), options)
 
     def _options(self) -> Iterator[str]:
         values = dict(setting.split("=", 1) for setting in self.settings)

@@ -6,6 +6,7 @@ import gzip
 import math
 import random
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -147,11 +148,13 @@ def test_an_interrupted_reproduction_ends_its_runs_and_they_go_on_next_time(tmp_
     assert all(job.finished.exists() for job in jobs)
 
 
-def test_an_interrupted_reproduction_says_how_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_reproduction_says_how_it_goes_on(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
     def main() -> int:
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
+        return 0
 
-    assert REPRODUCTION["interruptible"](main) == 130
+    assert REPRODUCTION["interruptible"](main) == 128 + number
     assert capsys.readouterr().err == "stopped; run the same command to continue\n"
 
 
