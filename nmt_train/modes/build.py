@@ -130,12 +130,15 @@ def effective(mode: Mode, config: Config) -> Config:
 
 
 def _added_up(mode: Mode, config: Config) -> int:
-    """Return how many workers' updates are each applied in full, not their mean; a bundle of pushes counts as one."""
+    """Return how many workers' updates are each applied in full, not their mean; the mean of a bundle counts as one."""
     outer = config.local.outer if SCHEDULES[mode.schedule].updates else "none"
     if EXCHANGES[mode.exchange].synchronous:
         return mode.workers if outer == "sum" else 1
-    if RULES[config.exchange.rule or "async"].holds or outer in ("elastic", "nesterov"):
+    rule = RULES[config.exchange.rule or "async"]
+    if rule.holds or outer in ("elastic", "nesterov"):
         return 1
+    if mode.optimizer == "worker" and not rule.mean:  # shards add up a bundle of finished updates
+        return mode.workers
     return max(1, mode.workers // (config.exchange.bundle or 1))
 
 

@@ -15,7 +15,7 @@ from nmt_train.distributed.schedule import SCHEDULES, chosen
 # The keys of `exchange` that only exchange server uses, with their default values.
 _ONLY_OF_SHARDS = {
     "per": "device", "one_channel_per_node": False, "one_node_at_a_time": False, "local_gradient": False, "rule": "async",
-    "bundle": 1, "backup": 0, "shards": None,
+    "bundle": 1, "backup": 0, "shards": None, "bypass": True,
 }  # fmt: skip
 
 _ONLY_OF_ALL_GATHER = {"decay": 1.0, "rate": 1.0, "contributors": False}  # the same of `tiles`
@@ -116,18 +116,24 @@ def _asynchronous(mode: Mode, config: Config) -> str | None:
 
 
 def _outer(mode: Mode, config: Config) -> str | None:
-    """Reject what an outer optimizer of a server cannot use."""
-    settings = config.exchange
-    if config.local.outer != "nesterov" or not SCHEDULES[mode.schedule].updates or not EXCHANGES[mode.exchange].sharded:
+    """Reject what an outer optimizer cannot use."""
+    settings, exchange = config.exchange, EXCHANGES[mode.exchange]
+    if config.local.outer != "nesterov" or not SCHEDULES[mode.schedule].updates or exchange.synchronous:
         return None
+    if not exchange.sharded:
+        return (
+            f"local.outer: nesterov needs rounds of all workers, but exchange {mode.exchange} applies each change by itself; set"
+            " local.outer: none"
+        )
     if (settings.bundle or 1) > 1 and not RULES[settings.rule or "async"].mean:
         return (
             f"exchange.bundle: with exchange.rule {settings.rule}, shards add up a bundle, but local.outer nesterov needs its"
             " mean; set exchange.rule: softsync"
         )
-    if CODECS[mode.up].drops and settings.own_updates:
+    dropping = next((codec for codec in (mode.up, mode.down) if CODECS[codec].drops), None)
+    if dropping and settings.own_updates:
         return (
-            f"exchange.own_updates: with {mode.up}, a worker would continue from updates in full that local.outer nesterov"
+            f"exchange.own_updates: with {dropping}, a worker would continue from updates in full that local.outer nesterov"
             " applies in part; set exchange.own_updates: false"
         )
     return None
@@ -137,7 +143,7 @@ def _sum(mode: Mode, config: Config) -> str | None:
     if config.local.outer != "sum" or not SCHEDULES[mode.schedule].updates:
         return None
     rule = RULES[config.exchange.rule or "async"]
-    if not EXCHANGES[mode.exchange].synchronous and rule.build(config.exchange).mean:
+    if not EXCHANGES[mode.exchange].synchronous and rule.mean:
         return f"local.outer: sum adds up deltas, but exchange.rule {config.exchange.rule} takes their mean; remove one of them"
     if config.tiles.contributors:
         return "tiles.contributors: takes a mean, but local.outer sum adds up deltas; set local.outer: none"
@@ -248,7 +254,7 @@ def _shards(mode: Mode, config: Config) -> str | None:
             f"exchange.bundle: a round of exchange.rule {settings.rule} ends when all workers have pushed, not after a number"
             " of pushes; set exchange.bundle: 1, or another rule"
         )
-    if holds and settings.backup and SCHEDULES[mode.schedule].max_in_flight:
+    if holds and settings.backup and chosen(mode.schedule, config).max_in_flight:
         return (
             f"exchange.backup: with schedule {mode.schedule} of mode {config.mode}, every push is computed on older parameters,"
             " so it would count as late and be discarded; use override.schedule: every-step, or exchange.backup: 0"
@@ -296,6 +302,11 @@ def _join(mode: Mode, config: Config) -> str | None:
 
 def _one_exchange(mode: Mode, config: Config) -> str | None:
     once = SCHEDULES[mode.schedule].updates and config.local.every == 0
+    if once and config.local.outer == "elastic":
+        return (
+            "local.every: with local.outer elastic, an exchange moves the saved parameters by a share of what workers learned,"
+            " so a single exchange at the end loses the rest; set local.every, for example to 10"
+        )
     if once and all(span.unit == "u" for span in config.stop.after):
         return (
             f"stop.after: counts updates, but mode {config.mode} makes only one, at the end; use epochs, target tokens or time"

@@ -93,7 +93,7 @@ def test_momentum_gives_way_to_that_of_asynchrony() -> None:
     "changes",
     [
         {"mode": "easgd"}, {"mode": "pipe"}, {"mode": "powersgd"}, {"mode": "local-sgd"}, {"mode": "backup"},
-        {"mode": "softsync", "exchange__bundle": 4},
+        {"mode": "softsync", "exchange__bundle": 4}, {"mode": "vanilla", "exchange__bundle": 4},
     ],
 )  # fmt: skip
 def test_workers_whose_updates_are_averaged_keep_momentum_and_warm_up(make: Make, changes: dict[str, Any]) -> None:
@@ -106,6 +106,7 @@ def test_workers_whose_updates_are_averaged_keep_momentum_and_warm_up(make: Make
     ("changes", "warmup"),
     [
         ({"mode": "sparse"}, 252),
+        ({"mode": "sparse", "exchange__bundle": 4}, 252),  # a bundle of finished updates is their sum
         ({"mode": "sparse", "override__schedule": "local-steps"}, 63),
         ({"mode": "local-sgd", "local__outer": "sum"}, 63),
     ],

@@ -62,6 +62,32 @@ def test_a_codec_of_servers_is_refused_where_there_are_none(mode: str) -> None:
         modes.check(settings(mode, OPTIONS | {"override.down": "int8"}), (0, 1))
 
 
+@pytest.mark.parametrize(
+    ("mode", "options", "said"),
+    [
+        (
+            "local-sgd",
+            {
+                "override.exchange": "server",
+                "exchange.rule": "rounds",
+                "exchange.backup": 1,
+                "local.every": 1,
+                "local.delay": 1,
+            },
+            "exchange.backup: .* would count as late",
+        ),
+        ("strom", {"override.schedule": "local-steps", "local.outer": "nesterov"}, "local.outer: nesterov needs rounds"),
+        ("easgd", {"local.every": 0}, "local.every: with local.outer elastic"),
+        ("diloco-async", {"override.down": "top-k"}, "exchange.own_updates: with top-k"),
+        ("sync", {"exchange.bypass": False}, "exchange.bypass: needs exchange server"),
+        ("sparse-local-async", {"override.up": "tile-top-k", "tiles.rate": 4.0}, "tiles.rate: needs exchange all-gather"),
+    ],
+)
+def test_a_setting_without_its_meaning_is_refused(mode: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        modes.check(settings(mode, {"stop.after": "9e", **options}), (0, 1, 2, 3))
+
+
 @pytest.mark.parametrize(("schedule", "exchange", "codec"), PRODUCTS)
 def test_a_product_trains_or_is_refused(schedule: str, exchange: str, codec: str) -> None:
     try:

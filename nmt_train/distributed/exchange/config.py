@@ -69,7 +69,7 @@ class ExchangeConfig:
     own_updates: bool | None = Field(
         default=None,
         description="optimizer.at worker: a worker continues from the received parameters plus all of its own updates,"
-        " including those not sent yet; no effect if bundle is above 1; null: true, but false with exchange peers",
+        " including those not sent yet; no effect if bundle is above 1, or with another rule than async; null: true, but false with exchange peers",
     )
     local_gradient: bool = Field(
         default=False,
@@ -89,6 +89,7 @@ class ExchangeConfig:
         exchanges_updates: workers push finished updates. feedback: pushes use error feedback.
 
         False if bundle is above 1: a delta sent before a bundle is full does not include its pushes, and would undo the
-        worker's own updates.
+        worker's own updates. False with rules that apply an update only in part.
         """
-        return bool(exchanges_updates and feedback and self.own_updates and self.bundle in (None, 1))
+        in_full = self.bundle in (None, 1) and self.rule in (None, "async")
+        return bool(exchanges_updates and feedback and self.own_updates and in_full)

@@ -38,9 +38,10 @@ class LocalFuture(concurrent.futures.Future[Any]):
         while True:
             try:
                 return super().result(_LOOK)
-            except concurrent.futures.TimeoutError:
-                if not self.done():
-                    self._alive()
+            except concurrent.futures.TimeoutError:  # of the wait, or of the task itself, since both have the same class
+                if self.done():
+                    return super().result(0)
+                self._alive()
 
 
 class LocalEvent:

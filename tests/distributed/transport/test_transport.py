@@ -73,6 +73,17 @@ def test_whoever_waits_is_woken_when_the_wire_closes_or_a_task_fails() -> None:
             wait()
 
 
+def test_whoever_waits_for_a_task_that_timed_out_is_told() -> None:
+    """In Python, the error of the wait and that of the operating system are the same class."""
+
+    def task() -> None:
+        raise TimeoutError(110, "Connection timed out")
+
+    waiting = LocalTransport().spawn("late", task)
+    with pytest.raises(TimeoutError, match="Connection timed out"):
+        waiting.result()
+
+
 def test_clocks_of_two_hosts_are_aligned_by_the_quickest_round_trip() -> None:
     class Late(MemoryTransport):
         def now(self) -> float:

@@ -47,7 +47,7 @@ class ParameterServer(Exchange):
     def build(cls, context: BuildContext) -> Exchange:
         server, settings = cls(context), context.settings.exchange
         if settings.per == "node":
-            return PerNode(server, context.transport, context.flat.parameters, context.sums and not context.schedule_updates)
+            return PerNode(server, context.transport, context.flat.parameters, context.sums, context.schedule_updates)
         return NodeChannel(server, context.transport) if settings.one_channel_per_node else server
 
     def __init__(self, context: BuildContext) -> None:

@@ -33,12 +33,20 @@ class PerNode(ExchangeWrapper):
     """Any exchange, used by the first rank of each node for all of the node's ranks.
 
     It waits for the gradients of all ranks that have not left the round; the node leaves the round when all its ranks have.
-    sums: gradients are summed, not averaged (see optim/gradient_accumulation.py).
+    sums: gradients are summed, not averaged (see optim/gradient_accumulation.py). updates: each rank makes local steps, and
+    what it gives is a finished update.
     """
 
-    def __init__(self, exchange: Exchange, transport: Transport, parameters: Tensor, sums: bool = False) -> None:
+    def __init__(
+        self, exchange: Exchange, transport: Transport, parameters: Tensor, sums: bool = False, updates: bool = False
+    ) -> None:
         super().__init__(exchange)
-        self._transport, self.exchanges_updates, self._sums = transport, False, sums
+        self._transport, self.exchanges_updates, self._sums, self._given_updates = (
+            transport,
+            False,
+            sums and not updates,
+            updates,
+        )
         node = transport.nodes[transport.rank]
         self._members = [rank for rank, other in enumerate(transport.nodes) if other == node]
         self._told = 0  # update count when the node's first rank last exchanged
@@ -52,7 +60,9 @@ class PerNode(ExchangeWrapper):
         return max(self._exchange.updates, self._told)
 
     def prepare(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
-        """Nothing to do: the first rank of the node prepares the joined gradient."""
+        """Only for a local step: otherwise, the first rank of the node prepares the joined gradient."""
+        if self._given_updates:
+            self._exchange.prepare(gradient, parameters, weight)
 
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         self._transport.send(self._members[0], Tag.NODE, Message((_GIVE, weight), (gradient,)))
@@ -109,12 +119,14 @@ class PerNode(ExchangeWrapper):
             joined.add_(vector, alpha=share if mean else 1)
         if mean:
             joined.div_(max(1, weight))
-        self._exchange.prepare(joined, self._received, weight)
+        if not self._given_updates:
+            self._exchange.prepare(joined, self._received, weight)
         self._exchange.sync(joined, self._received, weight)
         for rank in given:
             self._transport.send(rank, Tag.GRANT, Message((self._exchange.updates,), (self._received.clone(),)))
 
     def refresh(self, parameters: Tensor) -> None:
+        self._say(_EXPECT)
         super().refresh(parameters)
         if self._received is not None:
             self._received.copy_(parameters)

@@ -1,0 +1,64 @@
+"""Devices of a node that exchange together, in the simulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pulled import RATE, START, Vector, settings
+from torch import Tensor
+from virtual import engine, everybody_is_here, together
+
+from nmt_train.distributed.schedule.schedule import Schedule
+from nmt_train.modes import build as modes
+from nmt_train.optim.flat_model import FlatModel
+from nmt_train.simulation.virtual_transport import VirtualTransport
+from nmt_train.trace import Trace
+
+
+def moved(
+    mode: str, options: dict[str, Any], gradients: list[float], snapshot: int = -1, residual: float = 0.0
+) -> list[tuple[float, int]]:
+    """How far each of two slow and two quick ranks on two nodes moves the parameters, and the number of updates.
+
+    gradients: of each step. snapshot: the step before which there is one. residual: what the first rank of each node owes.
+    """
+    chosen, room = settings(mode, {"exchange.per": "node", **options}), engine([2, 2])
+
+    def rest(schedule: Schedule, transport: VirtualTransport) -> None:
+        for do in (schedule.drain, schedule.settle):
+            do()
+            everybody_is_here(transport)
+
+    def work(transport: VirtualTransport) -> tuple[Tensor, int]:
+        flat = FlatModel(Vector())
+        schedule = modes.build(modes.check(chosen, transport.nodes), chosen, flat, transport, Trace(False, transport))
+        if residual and transport.rank % 2 == 0:
+            schedule.load_worker_state({"residual": torch.full_like(START, residual)})
+        schedule.refresh()
+        everybody_is_here(transport)
+        for step, gradient in enumerate(gradients):
+            if step == snapshot:
+                rest(schedule, transport)
+            for _ in range(5 if transport.rank % 2 == 0 else 1):
+                transport.spend("forward", 1)
+            flat.gradient.add_(torch.full_like(START, gradient), alpha=schedule.accumulator.add(1))
+            schedule.step()
+        rest(schedule, transport)
+        schedule.refresh()
+        return flat.parameters - START, schedule.exchange.updates
+
+    return [(float(change[0]), updates) for change, updates in together(room, *[work] * len(room.transports))]
+
+
+@pytest.mark.parametrize("shards", [None, 1])
+def test_a_snapshot_does_not_let_a_node_exchange_without_some_of_its_devices(shards: int | None) -> None:
+    options, gradients = {"exchange.shards": shards}, [1.0] * 4
+    assert moved("vanilla", options, gradients, snapshot=2) == moved("vanilla", options, gradients) == [(-8 * RATE, 8)] * 4
+
+
+def test_an_unsent_gradient_of_an_earlier_mode_is_part_of_the_next_local_step() -> None:
+    options = {"override.exchange": "server", "local.every": 1}
+    expected = -8.0 * RATE * 2 / 2  # two residuals of 8, each of one of a node's two devices, whose changes are averaged
+    assert [change for change, _ in moved("local-sgd", options, [0.0], residual=8.0)] == [pytest.approx(expected)] * 4
