@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -28,6 +29,7 @@ def prepare(config: str, vocabulary: Path) -> Path:
         from nmt_train.corpus.vocabulary import train
 
         vocabulary.parent.mkdir(parents=True, exist_ok=True)
-        os.chdir(ROOT)  # the paths in it are relative
-        vocabulary.write_bytes(train(configuration.load([str(ROOT / config)], {}).corpus).model)
+        with contextlib.chdir(ROOT):  # the paths in the config file are relative
+            model = train(configuration.load([str(ROOT / config)], {}).corpus).model
+        vocabulary.write_bytes(model)
     return vocabulary

@@ -122,8 +122,8 @@ def _outer(mode: Mode, config: Config) -> str | None:
         return None
     if not exchange.sharded:
         return (
-            f"local.outer: nesterov needs rounds of all workers, but exchange {mode.exchange} applies each change by itself; set"
-            " local.outer: none"
+            f"local.outer: nesterov needs rounds of all workers, but exchange {mode.exchange} applies each change by itself;"
+            " set local.outer: none"
         )
     if (settings.bundle or 1) > 1 and not RULES[settings.rule or "async"].mean:
         return (

@@ -44,10 +44,11 @@ def plot(runs: list[Path], metric: str, clock: str, output: Path) -> list[Path]:
     unit, seconds = ("hours", 3600) if longest > 3 * 3600 else ("minutes", 60) if longest > 180 else ("seconds", 1)
     figure, axes = new_figure(width=7.5, height=4.6)
     names = _short_names(runs)
+    lines = {}
     for run, events in curves.items():
-        axes.plot(
+        (lines[run],) = axes.plot(
             [event[clock] / seconds for event in events], [event[metric] for event in events],
-            marker=None if metric in LOGGED else "o", markersize=3.5, linewidth=1.8, label=names[run],
+            marker=None if metric in LOGGED else "o", markersize=3.5, linewidth=1.8,
         )  # fmt: skip
     kinds = {is_simulation(run) for run in runs}
     what = CLOCKS[clock] if kinds == {False} else CLOCKS[clock].replace("wall-clock time", "time")
@@ -55,7 +56,8 @@ def plot(runs: list[Path], metric: str, clock: str, output: Path) -> list[Path]:
     axes.set_xlabel(f"{where}{what} ({unit})")
     axes.set_ylabel(LOGGED.get(metric) or metric_of(metric).label)
     axes.set_xlim(left=0)
-    axes.legend(frameon=False)
+    # Names given like this may begin with an underscore; a dollar would begin a formula.
+    axes.legend(lines.values(), [names[run].replace("$", r"\$") for run in lines], frameon=False)
     save_figure(figure, output)
     table = output.with_suffix(".csv")
     with open(table, "w", newline="", encoding="utf-8") as file:

@@ -19,10 +19,11 @@ from nmt_train.run import checkpoint
 
 _CHECKPOINTS = ("checkpoints", "best")
 _CONFIG, _SIMULATED = "config.yml", "simulated.yml"
+METRICS = "metrics.jsonl"  # every event of a run
 TIMING = "timing.json"  # of a simulation of the timing alone
 MACHINES = "machines.yml"  # a cluster file: the machines as `mode: auto` has measured them
 _WRITTEN = frozenset({
-    "metrics.jsonl", "train.log", "vocabulary.model", _CONFIG, _SIMULATED, MACHINES, TIMING, "compare.json", "compare.png",
+    METRICS, "train.log", "vocabulary.model", _CONFIG, _SIMULATED, MACHINES, TIMING, "compare.json", "compare.png",
 })  # fmt: skip
 # Seconds. A network file system releases the lock of a lost machine when the lease of that machine expires: after 90 s on most
 # NFS servers, after some minutes on others.
@@ -115,7 +116,7 @@ class Run:
     def refuse_other_kind(self, simulated: bool) -> None:
         """Raise UserError if a simulation would continue a real run, or the reverse: simulated seconds are not real seconds."""
         is_simulated = (self.folder / _SIMULATED).exists()
-        if simulated and not is_simulated and (self.checkpoints() or (self.folder / "metrics.jsonl").exists()):
+        if simulated and not is_simulated and (self.checkpoints() or (self.folder / METRICS).exists()):
             raise UserError(
                 f"run: {self.folder} holds a real run, which a simulation would continue in virtual time; choose another folder"
                 " with --run, or discard the real run with --overwrite"

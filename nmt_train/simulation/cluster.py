@@ -257,6 +257,11 @@ def _check(cluster: ClusterConfig, place: Callable[[str], str]) -> None:
                     raise UserError(
                         f"{place(name)}: {name}: there is no {kind} {number}; the {count} {kind}s are numbered from 0"
                     )
+    for name, numbers in (
+        ("cards", [card.node for card in cluster.cards]), ("stragglers", [its.rank for its in cluster.stragglers]),
+    ):  # fmt: skip
+        if twice := [number for number in numbers if numbers.count(number) > 1]:
+            raise UserError(f"{place(name)}: {name}: {twice[0]} is given twice; give it once")
     if cluster.transfers == "turns" and (cluster.cuts or cluster.crashes):
         raise UserError(
             f"{place('transfers')}: transfers: turns allow no cuts and no crashes; write share, or remove cuts and crashes"

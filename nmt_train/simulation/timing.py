@@ -24,7 +24,7 @@ from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import TRAINING, Tag
 from nmt_train.model.transformer import Transformer
 from nmt_train.modes import build as modes
-from nmt_train.run.folder import TIMING
+from nmt_train.run.folder import METRICS, TIMING
 from nmt_train.simulation.cluster import ClusterConfig
 from nmt_train.simulation.compatibility import check
 from nmt_train.simulation.engine import Engine
@@ -114,8 +114,9 @@ class Timing:
         values = {"seconds": self.seconds, "words_per_second": self.words_per_second, "elements": self.elements}
         ranks = [{key: value for key, value in vars(rank).items() if key != "spans"} for rank in self.ranks]
         (folder / TIMING).write_text(json.dumps({**values, "ranks": ranks}) + "\n", encoding="utf-8")
-        for earlier in (folder / "trace").glob("rank*.jsonl"):
-            earlier.unlink()
+        if any(rank.spans for rank in self.ranks) or not (folder / METRICS).exists():  # keep the trace of a training run
+            for earlier in (folder / "trace").glob("rank*.jsonl"):
+                earlier.unlink()
         for number, rank in enumerate(self.ranks):
             write_spans(folder / "trace", number, rank.node, rank.spans)
 

@@ -40,6 +40,7 @@ class SurvivorState:
     worker_state: vectors that the worker keeps or has not sent yet, such as residuals.
     in_doubt: vectors to be sent again if no rank has made more than `updates` updates; otherwise those updates include them.
     updates: the number of updates that this rank knows of.
+    late_residual: see `Exchange`; an update that another rank has completed includes the residual, too.
     lost: updates lost by an earlier recovery that was interrupted before the loss was logged.
     size: the number of ranks before the failure.
     """
@@ -56,6 +57,7 @@ class SurvivorState:
     worker_state: Vectors = field(default_factory=dict)
     in_doubt: Vectors = field(default_factory=dict)
     updates: int = 0
+    late_residual: bool = False
     lost: int = 0
     size: int = 1
 
@@ -74,17 +76,19 @@ class SurvivorState:
         """Copy the worker's vectors to the CPU, and drop the reference to its schedule. The worker's tasks must have ended."""
         if self.schedule is not None:
             owing, self.schedule = self.schedule, None
-            self.updates = owing.exchange.updates
+            self.updates, self.late_residual = owing.exchange.updates, owing.exchange.late_residual
             self.worker_state, self.in_doubt = (
                 {name: cpu_copy(vector) for name, vector in group.items()} for group in (owing.rescued(), owing.in_doubt())
             )
 
     def rescued(self, newest: int) -> Vectors:
-        """The vectors to continue with: `worker_state`, plus `in_doubt` unless some update includes it.
+        """The vectors to continue with: those of `worker_state` and `in_doubt` that no update includes.
 
         newest: the highest number of updates that any rank knows of.
         """
         rescued = dict(self.worker_state)
+        if self.late_residual and self.updates < newest:
+            rescued.pop(RESIDUAL, None)
         for name, vector in (self.in_doubt if self.updates == newest else {}).items():
             rescued[name] = rescued[name] + vector if name in rescued else vector
         return rescued

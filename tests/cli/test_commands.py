@@ -234,6 +234,14 @@ def test_timing_leaves_no_spans_of_earlier_ranks(run: Path, tmp_path: Path) -> N
     assert sorted(path.name for path in (tmp_path / "there" / "trace").iterdir()) == ["rank0.jsonl", "rank1.jsonl"]
 
 
+def test_timing_keeps_the_trace_of_a_training_run(run: Path, tmp_path: Path) -> None:
+    common = ["--config", run.with_suffix(".yml"), "--run", tmp_path / "there", "--cluster", CLUSTERS / "thesis-2x1.yml"]
+    common += ["--mode", "sync", "--stop.after", "2u"]
+    assert call(simulate, *common, "--trace", "true") == 0
+    assert call(simulate, *common, "--timing-only", 5) == 0
+    assert (tmp_path / "there" / "trace" / "rank1.jsonl").exists()
+
+
 def prepare(demo: Path, folder: Path, changes: dict[str, Any]) -> list[str]:
     values = small(demo, folder / "run")
     for name, value in changes.items():

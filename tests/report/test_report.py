@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,14 @@ def test_convergence_draws_every_run_and_writes_its_points(tmp_path: Path) -> No
         (str(runs[0]), 60.0, 5.0), (str(runs[0]), 120.0, 4.0), (str(runs[0]), 180.0, 3.5),
         (str(runs[1]), 60.0, 4.0), (str(runs[1]), 120.0, 3.0),
     ]  # fmt: skip
+
+
+def test_a_run_may_have_any_name(tmp_path: Path) -> None:
+    runs = [run_folder(tmp_path / name, [5.0, 4.0]) for name in (r"a$\x$", "_mine")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        picture, _ = convergence.plot(runs, "cross-entropy", "seconds", tmp_path / "curves.png")
+    assert picture.read_bytes().startswith(PNG)
 
 
 def test_convergence_refuses_what_it_cannot_draw(tmp_path: Path) -> None:

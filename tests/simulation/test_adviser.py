@@ -128,6 +128,9 @@ def test_what_does_not_fit_in_memory_is_not_recommended() -> None:
     assert Comparison(rows, {}).best is rows[0]
     assert Comparison(rows, {}, memory=16e9).best is rows[1]
     assert "(not enough memory)" in Comparison(rows, {}, memory=16e9).table()
+    other = Row(Choice("local-sgd", {}), 4, 4, 300.0, 0.0, 10e9, ONE, 100.0)
+    assert "sync" in Comparison([rows[1], other], {}).advice()
+    assert "sync" not in Comparison([rows[0], other], {}, memory=16e9).advice()
     with pytest.raises(UserError, match="memory: 1 GB of each device are not enough for any mode: .* 10 GB are needed"):
         Comparison(rows, {}, memory=1e9).advice()
 

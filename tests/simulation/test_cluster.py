@@ -108,6 +108,11 @@ def test_every_cluster_that_comes_along_can_be_read(path: Path) -> None:
             "cuts: node 1: the next cut, at 9 s, must begin after the end of this one, at 9 s; give one cut instead of both",
         ),
         ({"stragglers": [{"rank": 3, "factor": 2}]}, "stragglers: there is no rank 3; the 3 ranks are numbered from 0"),
+        ({"stragglers": [{"rank": 1, "factor": 2}, {"rank": 1, "factor": 3}]}, "stragglers: 1 is given twice; give it once"),
+        (
+            {"cards": [{"node": 1, "bandwidth": "1 MB/s"}, {"node": 1, "bandwidth": "2 MB/s"}]},
+            "cards: 1 is given twice; give it once",
+        ),
         ({"kills": [{"rank": 3, "at": "5s"}]}, "kills: there is no rank 3; the 3 ranks are numbered from 0"),
         ({"stragglers": [{"rank": 0, "factor": 0}]}, "stragglers.0.factor: it should be greater than 0"),
         ({"scale": {"parameters": "0"}}, "scale.parameters: '0' is not a number of parameters: write it as 110.7M"),

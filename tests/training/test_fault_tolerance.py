@@ -22,6 +22,7 @@ from conftest import Make
 from simulated import REPEATED, events
 
 from nmt_train.config import Config
+from nmt_train.distributed.exchange import EXCHANGES
 from nmt_train.distributed.exchange.worker_state import RESIDUAL
 from nmt_train.distributed.schedule.overlap import Overlap
 from nmt_train.distributed.transport import Lost
@@ -300,3 +301,11 @@ def test_every_batch_is_trained_whoever_ends_in_every_mode(make: Make, mode: str
     assert torch.isfinite(outcome.applied).all()
     if mode in ("local-sgd", "simuparallel"):  # the mean of what workers did: of at most eight
         assert (outcome.applied >= EPOCHS / 8 - 1e-4).all()
+
+
+def test_a_residual_is_not_applied_again_if_another_rank_has_completed_an_update_with_it() -> None:
+    state = recover.SurvivorState([0], 0, [], None, 0, 0, {}, None, worker_state={RESIDUAL: torch.ones(2)}, updates=4)  # type: ignore[arg-type]
+    assert RESIDUAL in state.rescued(newest=5), "its message left it out"
+    state.late_residual = EXCHANGES["low-bit"].late_residual
+    assert RESIDUAL in state.rescued(newest=4)
+    assert RESIDUAL not in state.rescued(newest=5)

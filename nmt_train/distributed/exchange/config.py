@@ -69,7 +69,8 @@ class ExchangeConfig:
     own_updates: bool | None = Field(
         default=None,
         description="optimizer.at worker: a worker continues from the received parameters plus all of its own updates,"
-        " including those not sent yet; no effect if bundle is above 1, or with another rule than async; null: true, but false with exchange peers",
+        " including those not sent yet; no effect if bundle is above 1, or with another rule than async; null: true, but false"
+        " with exchange peers",
     )
     local_gradient: bool = Field(
         default=False,

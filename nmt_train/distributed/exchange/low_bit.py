@@ -51,7 +51,7 @@ class LowBitAllReduce(AllReduce):
     """All-reduce of compressed gradients."""
 
     codec_needs = "lossless"  # it has codecs of its own
-    only_gradients = True
+    only_gradients = late_residual = True
     buckets = 12  # fewer begin later, more have more magnitudes (docs/benchmarks.md)
 
     def __init__(self, context: BuildContext) -> None:

@@ -116,7 +116,7 @@ class Comparison:
         words = f"Use {best.choice.options} on "
         words += f"all {machines} machines" if best.machines == machines else f"{best.machines} machines; more do not pay"
         words += f": {best.said} times one machine."
-        sync = next((row for row in self.rows if row.choice.mode == "sync" and row.machines == best.machines), None)
+        sync = next((row for row in self._known if row.choice.mode == "sync" and row.machines == best.machines), None)
         if sync is not None and best.choice.mode != "sync":
             slower = " (slower than one machine)" if sync.estimate < 1 else ""
             words += f" ({sync.choice.options} would be {sync.estimate:.1f} times one machine{slower}.)"
@@ -152,10 +152,10 @@ class Comparison:
         """Write compare.json and compare.png."""
         (folder / "compare.json").write_text(json.dumps(self.values(), indent=1) + "\n", encoding="utf-8")
         figure, axes = new_figure(width=7, height=4)
-        for mode in dict.fromkeys(row.choice.mode for row in self.rows if row.speedup):
+        for mode in dict.fromkeys(row.choice.mode for row in self._known):
             by_size: dict[int, Row] = {}
-            for row in self.rows:
-                if row.choice.mode == mode and row.speedup:
+            for row in self._known:
+                if row.choice.mode == mode:
                     by_size.setdefault(row.machines, row)  # rows are sorted: the first is the best of its size
             sizes = sorted(by_size)
             axes.plot(sizes, [by_size[size].estimate for size in sizes], marker="o", label=mode)
