@@ -107,9 +107,12 @@ class Config:
 
     @model_validator(mode="after")
     def _check_patience(self) -> Config:
-        uses = {"stop.patience": self.stop.patience, "optimizer.stall_factor": self.optimizer.stall_factor != 1}
+        uses = {
+            "stop.patience": self.stop.patience, "optimizer.stall_factor": self.optimizer.stall_factor != 1,
+            "validation.command": self.validation.command,
+        }  # fmt: skip
         for key in (key for key, used in uses.items() if used and self.validation.every is None):
-            raise ValueError(f"{key} counts validations, but validation.every is null; set it, or remove {key}")
+            raise ValueError(f"{key} needs validations, but validation.every is null; set it, or remove {key}")
         return self
 
     @model_validator(mode="after")
@@ -123,6 +126,12 @@ class Config:
 
     @model_validator(mode="after")
     def _check_decay(self) -> Config:
+        optimizer = self.optimizer
+        if optimizer.cosine_until is not None and optimizer.schedule != "cosine":
+            raise ValueError("optimizer.cosine_until needs schedule cosine; set optimizer.schedule: cosine, or remove it")
+        if optimizer.minimum > optimizer.learning_rate:
+            rates = f"{optimizer.minimum:g}, above optimizer.learning_rate {optimizer.learning_rate:g}"
+            raise ValueError(f"optimizer.minimum is {rates}; lower it")
         until = self.optimizer.cosine_until or self.stop.countable
         if self.optimizer.schedule == "cosine" and (until is None or not until.counts):
             raise ValueError(

@@ -70,7 +70,7 @@ def test_values_are_taken_as_they_are_written_whatever_yaml_would_make_of_them(t
 
 
 def test_patience_without_validations_and_no_end_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^command line: stop\.patience counts validations, but validation\.every is null"):
+    with pytest.raises(UserError, match=r"^command line: stop\.patience needs validations, but validation\.every is null"):
         load([write(tmp_path, MINIMAL + "validation: {every: null}\n")], {"stop.patience": "2"})
     with pytest.raises(UserError, match=r"command line: stop\.after"):
         load([write(tmp_path, MINIMAL)], {"stop.after": "[]"})

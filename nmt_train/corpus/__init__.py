@@ -31,7 +31,7 @@ class VocabularyConfig:
     type: Literal["unigram", "bpe"] = Field(default="unigram", description="SentencePiece algorithm: unigram or bpe")
     character_coverage: float = Field(
         default=0.9999,
-        gt=0.9,
+        ge=0.98,
         le=1,
         description="fraction of the corpus's characters that pieces cover; rarer characters become unknown pieces",
     )

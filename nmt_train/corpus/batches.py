@@ -139,7 +139,7 @@ class Batches:
         left, epoch = length.amount, 0
         while True:
             tokens = sum(count * mean for count, mean in zip(self.mixture.counts(epoch), means, strict=True))
-            if left <= tokens:
+            if left <= tokens or epoch >= self.mixture.last_stage:  # from then on, all epochs are alike
                 return epoch + left / tokens
             left, epoch = left - tokens, epoch + 1
 

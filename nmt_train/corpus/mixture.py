@@ -27,6 +27,11 @@ class Mixture:
         self._stages = [0, *config.stages]
         self._power = None if config.temperature is None else 1.0 / config.temperature
 
+    @property
+    def last_stage(self) -> int:
+        """The epoch in which the corpora in use change for the last time."""
+        return self._stages[-1]
+
     def counts(self, epoch: int) -> list[int]:
         """How many pairs of each corpus are in this epoch."""
         used = [part.until is None or epoch < part.until.amount for part in self._parts]

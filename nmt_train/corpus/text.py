@@ -16,6 +16,7 @@ from nmt_train.corpus import MAX_RATIO, CorpusPart, Files
 
 # Control characters and Unicode line separators, which would break the rule of one sentence per line; tabs are kept.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+_LARGEST_WEIGHT = 1e6  # of a sentence; sums of weights are in fp32
 LONGEST_LINE = 10_000_000
 _SMALL = 1 << 26  # a .gz file of any size may contain this many bytes of text
 _BOM = b"\xef\xbb\xbf"
@@ -121,6 +122,11 @@ def sides(files: Files, key: str) -> list[list[str]]:
     lists = [[os.path.expanduser(path) for path in ([entry] if isinstance(entry, str) else entry)] for entry in entries]
     if len(lists) not in (1, 2) or not all(lists):
         raise UserError(f"{key}: give [source, target] or [pairs.tsv]; there are {len(lists)} entries")
+    if len(lists) == 2 and all(path.endswith((".tsv", ".tsv.gz")) for entry in lists for path in entry):
+        raise UserError(
+            f"{key}: has two entries, a source and a target, but a .tsv file has both; give several .tsv files as one entry:"
+            " [[a.tsv, b.tsv]]"
+        )
     return lists
 
 
@@ -176,8 +182,10 @@ def _weight(text: str, path: str, line: int) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 <= value < math.inf:
-        raise UserError(f"{path}, line {line}: the weight {text[:40]!r} is not a number of at least 0; correct the line")
+    if not 0 <= value <= _LARGEST_WEIGHT:
+        raise UserError(
+            f"{path}, line {line}: the weight {text[:40]!r} is not a number from 0 to {_LARGEST_WEIGHT:,.0f}; correct the line"
+        )
     return value
 
 

@@ -23,6 +23,7 @@ from nmt_train.corpus import CorpusConfig, VocabularyConfig
 from nmt_train.corpus.text import LONGEST_LINE, read_pairs
 
 PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
+_LONG = 4000  # characters of a line
 SOURCE, TARGET = 0, 1  # the sides of a pair
 _PAIR = b"nmt_train: two SentencePiece models\n"  # the first line of a serialized `VocabularyPair`
 
@@ -237,8 +238,19 @@ def _both_sides(config: CorpusConfig) -> Iterator[str]:
     for number, part in enumerate(config.parts):
         for source, target in read_pairs(part.files, config.label(number), config.max_ratio):
             if source.strip() and target.strip():
-                yield source
-                yield target
+                yield from _cut(source)
+                yield from _cut(target)
+
+
+def _cut(line: str) -> Iterator[str]:
+    """The parts of a line that are short enough for SentencePiece, whose training time grows with the square of the length."""
+    start = 0
+    while len(line) - start > _LONG:
+        space = line.rfind(" ", start + 1, start + _LONG)
+        end = space if space > 0 else start + _LONG
+        yield line[start:end]
+        start = end
+    yield line[start:]
 
 
 def _explain(message: str, vocabulary: VocabularyConfig) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from nmt_train import config as configuration
 from nmt_train.common import launcher
@@ -12,6 +13,7 @@ from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
 from nmt_train.common.yaml_file import read
 from nmt_train.config import Config
+from nmt_train.corpus import VocabularyConfig
 from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.text import read_lines, read_pairs, read_weights, sides
 from nmt_train.corpus.vocabulary import Vocabulary
@@ -96,12 +98,21 @@ def _check_early(config: Config) -> None:
     found = config.corpus.parts
     for number, part in enumerate(found):
         for path in (path for side in sides(part.files, config.corpus.label(number)) for path in side):
+            _refuse_pipe(path)
             next(read_lines(path, config.corpus.max_ratio), None)
         if part.sentence_weights is not None:
             next(read_weights(part, config.corpus.label(number), config.corpus.max_ratio), None)
     for test in config.corpus.validation_sets:
+        for path in (path for side in sides(test.files, test.label) for path in side):
+            _refuse_pipe(path)
         for _ in read_pairs(test.files, test.label, config.corpus.max_ratio):
             pass
+
+
+def _refuse_pipe(path: str) -> None:
+    """Raise UserError if `path` is a pipe: a second reader would get only what the first one has left."""
+    if Path(path).is_fifo():
+        raise UserError(f"{path}: is a pipe, but a corpus is read several times; write it to a file first")
 
 
 def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
@@ -192,4 +203,10 @@ def _inherited(initial: Checkpoint, config: Config) -> Vocabulary:
             f"corpus.vocabulary.path: {path} is not the vocabulary of {initial.path}, which init names; remove the key: the run"
             " then uses that vocabulary"
         )
-    return initial.vocabulary()
+    vocabulary, size = initial.vocabulary(), config.corpus.vocabulary.size
+    if size not in (len(vocabulary), VocabularyConfig().size):
+        raise UserError(
+            f"corpus.vocabulary.size: is {size}, but the vocabulary of {initial.path}, which init names, has {len(vocabulary)}"
+            " pieces; remove the key"
+        )
+    return vocabulary

@@ -35,7 +35,7 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
     """Train as rank 0; returns the exit status. recovered: given if training continues without ranks that have ended."""
     run, config = prepared.run, worker.config
     if isinstance(worker.batches, Batches):
-        check_local_steps(config, worker.batches.target_tokens, worker.transport.size)
+        check_steps(config, worker.batches.target_tokens, worker.transport.size)
     test_sets = TestSets(config.corpus, prepared.vocabulary)
     state = LeaderState(Progress(), Patience(config.stop, len(config.corpus.stages)), prepared.vocabulary)
     if recovered is not None:
@@ -110,17 +110,22 @@ def maker(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Sto
     return make
 
 
-def check_local_steps(config: Config, target_tokens: Callable[[], Sequence[int]], workers: int) -> None:
-    """Raise UserError if workers would never exchange before training ends. target_tokens: of each batch of an epoch."""
+def check_steps(config: Config, target_tokens: Callable[[], Sequence[int]], workers: int) -> None:
+    """Raise UserError if training ends before the first update or exchange. target_tokens: of each batch of an epoch."""
     mode = modes.row(config)
-    every = modes.with_mode_defaults(mode, config).local.every
+    every = modes.with_mode_defaults(mode, config).local.every if mode.schedule == "local-steps" else 0
     spans = [span for span in config.stop.after if span.unit in ("e", "t")]  # other units give no number of steps
-    if mode.schedule != "local-steps" or not every or not spans:
+    if not spans or (not every and config.batch.accumulate == 1):
         return
     tokens = target_tokens()
     for span in spans:
         steps = len(tokens) * (span.amount if span.unit == "e" else span.amount / sum(tokens)) / workers
-        if steps < every:
+        if 1 < config.batch.accumulate > steps:
+            raise UserError(
+                f"batch.accumulate: {config.batch.accumulate} batches for an update are more than each of {workers} workers has"
+                f" in total (stop.after {span}: about {steps:.0f}); give fewer"
+            )
+        if every and steps < every:
             raise UserError(
                 f"local.every: {every} steps are more than each of {workers} workers makes in total (stop.after {span}: about"
                 f" {steps:.0f}); give fewer, or 0 to exchange once, at the end"

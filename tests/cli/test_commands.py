@@ -234,6 +234,13 @@ def test_timing_leaves_no_spans_of_earlier_ranks(run: Path, tmp_path: Path) -> N
     assert sorted(path.name for path in (tmp_path / "there" / "trace").iterdir()) == ["rank0.jsonl", "rank1.jsonl"]
 
 
+def test_a_pipe_is_no_corpus(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    corpus = f"[{tmp_path / 'pipe'}, {tmp_path / 'pipe'}]"
+    assert call(train, "--config", run.with_suffix(".yml"), "--run", tmp_path / "there", "--corpus.train", corpus) == 2
+    assert "pipe: is a pipe, but a corpus is read several times; write it to a file first" in capsys.readouterr().err
+
+
 def test_timing_keeps_the_trace_of_a_training_run(run: Path, tmp_path: Path) -> None:
     common = ["--config", run.with_suffix(".yml"), "--run", tmp_path / "there", "--cluster", CLUSTERS / "thesis-2x1.yml"]
     common += ["--mode", "sync", "--stop.after", "2u"]
@@ -311,7 +318,11 @@ def text(demo: Path, name: str) -> bytes:
         ({"mode": "diloco-async", "exchange.local_gradient": True}, "exchange.local_gradient: schedule "),
         ({"mode": "vanilla", "exchange.backup": 2}, "exchange.backup: discards late pushes to rounds, but exchange.rule async"),
         ({"mode": "backup", "exchange.bundle": 3}, "exchange.bundle: a round of exchange.rule rounds ends when all workers"),
-        ({"optimizer.stall_factor": 0.5, "validation.every": None}, "optimizer.stall_factor counts validations, but"),
+        ({"validation.command": "echo 1", "validation.every": None}, "validation.command needs validations, but"),
+        ({"optimizer.cosine_until": "3e"}, "optimizer.cosine_until needs schedule cosine"),
+        ({"optimizer.minimum": 5}, "optimizer.minimum is 5, above optimizer.learning_rate"),
+        ({"batch.accumulate": 1000, "stop.after": "1e"}, "batch.accumulate: 1000 batches for an update are more than"),
+        ({"optimizer.stall_factor": 0.5, "validation.every": None}, "optimizer.stall_factor needs validations, but"),
         ({"recovery.every": "2e"}, "copies are made after a number of updates or a time: write 100u, 30s or 2m"),
         ({"recovery.copies": 2}, "recovery.copies: "),
         ({"mode": "backup", "exchange.one_channel_per_node": "true"}, "one_channel_per_node: lets one rank of a node"),

@@ -122,6 +122,7 @@ def test_a_length_in_tokens_as_epochs(vocabulary: Vocabulary) -> None:
     batches = batches_of(store_of([(5, 9)] * 100), vocabulary)
     assert batches.epochs(Duration.parse("2500t")) == 2.5
     assert batches.epochs(Duration.parse("3e")) == 3
+    assert batches.epochs(Duration.parse("1000000Gt")) == pytest.approx(1e12)  # at once
     assert batches.epochs(Duration.parse("3u")) == batches.epochs(None) == math.inf
 
 

@@ -58,7 +58,8 @@ def test_new_weights_are_a_new_corpus(make: Make, vocabulary: Vocabulary, tmp_pa
 @pytest.mark.parametrize(
     ("weights", "said"),
     [
-        (["1", "x"], r"pairs.tsv, line 2: the weight 'x' is not a number of at least 0"),
+        (["1", "x"], r"pairs.tsv, line 2: the weight 'x' is not a number from 0 to 1,000,000"),
+        (["1", "1e39"], r"pairs.tsv, line 2: the weight '1e39' is not a number from 0 to"),
         (["1", "-1"], "the weight '-1'"),
         (["nan", "1"], "line 1: the weight 'nan'"),
         (["1", ""], "the weight ''"),

@@ -88,6 +88,13 @@ def test_tsv_needs_a_tab_in_every_line(tmp_path: Path) -> None:
         list(read_pairs(file(tmp_path, "q.tsv", b"a\tb\nc\n"), "corpus.train"))
 
 
+def test_two_tsv_files_are_not_taken_for_source_and_target(tmp_path: Path) -> None:
+    one, other = file(tmp_path, "a.tsv", b"one\teins\n"), file(tmp_path, "b.tsv", b"two\tzwei\n")
+    with pytest.raises(UserError, match=r"corpus\.train: has two entries, .* \[\[a\.tsv, b\.tsv\]\]"):
+        list(read_pairs([one, other], "corpus.train"))
+    assert list(read_pairs([[one, other]], "corpus.train")) == [("one", "eins"), ("two", "zwei")]
+
+
 def test_neither_one_nor_two_entries_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"corpus\.train: give \[source, target\]"):
         list(read_pairs(["a", "b", "c"], "corpus.train"))

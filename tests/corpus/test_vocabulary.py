@@ -4,9 +4,11 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import sentencepiece
 from conftest import Make
 
 from nmt_train.common.errors import UserError
@@ -82,6 +84,24 @@ def test_long_lines_are_trained_on_too(make: Make, tmp_path: Path) -> None:
     files = [str(tmp_path / side) for side in ("en", "de")]
     trained = train(make(corpus__train=files, corpus__vocabulary={"size": 24}).corpus)
     assert UNKNOWN not in trained.encode(["aé bc ü"])[0]
+
+
+def test_long_lines_are_trained_on_in_parts(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SentencePiece takes a time that grows with the square of a line's length."""
+    lines = ["ab " * 2000, "c" * 9000, "d"]
+    for side in ("en", "de"):
+        (tmp_path / side).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    seen: list[str] = []
+
+    def note(**options: Any) -> None:
+        seen.extend(options["sentence_iterator"])
+        raise RuntimeError("sentences_.empty()")
+
+    monkeypatch.setattr(sentencepiece.SentencePieceTrainer, "train", note)
+    with pytest.raises(UserError):
+        train(make(corpus__train=[str(tmp_path / side) for side in ("en", "de")]).corpus)
+    assert max(map(len, seen)) <= 4000
+    assert "".join(seen) == "".join(line * 2 for line in lines)
 
 
 def test_files_that_are_no_vocabulary_of_ours_are_named(tmp_path: Path, vocabulary: Vocabulary) -> None:

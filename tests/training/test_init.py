@@ -91,6 +91,12 @@ def test_a_model_that_does_not_fit_is_refused_by_its_sizes(make: Make, tmp_path:
     assert not (tmp_path / "fine" / "last").exists()
 
 
+def test_another_size_of_the_vocabulary_is_refused(make: Make, tmp_path: Path) -> None:
+    source = trained(make, tmp_path)
+    with pytest.raises(UserError, match=r"corpus.vocabulary.size: is 77, but the vocabulary of .* has \d+ pieces; remove"):
+        trained(make, tmp_path, "fine", init=str(source), corpus__vocabulary__size=77)
+
+
 def test_a_new_rank_0_begins_with_it_too_if_there_is_no_checkpoint_yet(make: Make, tmp_path: Path) -> None:
     source = trained(make, tmp_path)
     config = dataclasses.replace(make(init=str(source)), run=str(tmp_path / "fine"))

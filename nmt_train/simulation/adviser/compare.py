@@ -22,7 +22,7 @@ from nmt_train.report.figure import new_figure, save_figure
 from nmt_train.simulation.adviser.words_needed import ONE, Choice, Needed, measured
 from nmt_train.simulation.cluster import ClusterConfig
 from nmt_train.simulation.timing import Shapes, measure
-from nmt_train.training.setup import check_local_steps
+from nmt_train.training.setup import check_steps
 
 _ALONE = "single"
 _STEPS, _PERIODS, _MOST_STEPS = 24, 4, 600  # steps of every rank: a minimum, how many exchanges of local steps, and a limit
@@ -243,7 +243,7 @@ def _row(config: Config, choice: Choice, cluster: ClusterConfig, shapes: Shapes,
     """`alone` is not known yet."""
     config, ranks = with_mode(config, choice.mode, choice.settings), cluster.ranks()
     mode = modes.check(config, ranks)
-    check_local_steps(config, lambda: tokens, len(ranks))
+    check_steps(config, lambda: tokens, len(ranks))
     local = modes.effective(mode, config).local
     period = max(local.every or 1, local.delay or 0) if SCHEDULES[mode.schedule].updates else config.batch.accumulate
     steps = min(_MOST_STEPS, max(_STEPS, _PERIODS * period))
