@@ -16,6 +16,7 @@ from nmt_train.corpus import MAX_RATIO, CorpusPart, Files
 
 # Control characters and Unicode line separators, which would break the rule of one sentence per line; tabs are kept.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+_WIDE = 0.4  # the share of zero bytes from which a line is taken for UTF-16
 _LARGEST_WEIGHT = 1e6  # of a sentence; sums of weights are in fp32
 LONGEST_LINE = 10_000_000
 _SMALL = 1 << 26  # a .gz file of any size may contain this many bytes of text
@@ -48,6 +49,8 @@ def decode_lines(stream: BinaryIO, name: str, invalid: Callable[[int, bytes], st
             raw = raw.removeprefix(_BOM)
         raw = raw.rstrip(b"\n").removesuffix(b"\r")
         try:
+            if (zeros := raw.count(0)) > max(1, _WIDE * len(raw)):
+                raise UnicodeDecodeError("utf-8", raw, raw.index(0), len(raw), f"{zeros} zero bytes")
             line = raw.decode("utf-8")
         except UnicodeDecodeError as error:
             if invalid is not None:

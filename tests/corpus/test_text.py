@@ -39,6 +39,8 @@ def test_bad_utf8_is_named_with_file_and_line(tmp_path: Path) -> None:
     path = file(tmp_path, "latin1.txt", b"gut\nsch\xf6n\n")
     with pytest.raises(UserError, match=r"latin1\.txt, line 2: not UTF-8"):
         list(read_lines(path))
+    with pytest.raises(UserError, match=r"wide\.txt, line 1: not UTF-8 \(byte 2 of the line\); convert the file"):
+        list(read_lines(file(tmp_path, "wide.txt", "gut\nböse\n".encode("utf-16-le"))))
     with pytest.raises(UserError, match="standard input, line 1"):
         list(decode_lines(io.BytesIO(b"\xff\n"), "standard input"))
 
