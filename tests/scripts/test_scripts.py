@@ -15,6 +15,11 @@ import pytest
 import torch
 from conftest import ROOT
 
+from nmt_train.distributed.codec import CODECS
+from nmt_train.distributed.exchange import EXCHANGES
+from nmt_train.distributed.schedule import SCHEDULES
+from nmt_train.modes.table import MODES
+
 CHECK_GPU = runpy.run_path(str(ROOT / "scripts" / "check_gpu"))
 EXPERIMENT = runpy.run_path(str(ROOT / "scripts" / "experiment_modes"))
 GRAMMAR = runpy.run_path(str(ROOT / "scripts" / "make_demo_corpus"))
@@ -212,3 +217,9 @@ def test_a_table_says_the_median_the_range_and_what_did_not_reach_a_level() -> N
     assert said([3, math.inf, 2], 0) == "3 (2 to 3; 1 did not reach it)"
     assert said([math.inf, math.inf, 2], 0) == "(2 to 2; 2 did not reach it)"
     assert said([math.inf], 0) == said([math.inf, math.inf], 0) == ""
+
+
+def test_the_golden_results_have_every_mode_exchange_and_codec() -> None:
+    golden = runpy.run_path(str(ROOT / "scripts" / "golden"))
+    for name, registry in (("MODES", MODES), ("EXCHANGES", EXCHANGES), ("CODECS", CODECS), ("SCHEDULES", SCHEDULES)):
+        assert set(golden[name]) == set(registry), name
