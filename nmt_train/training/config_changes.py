@@ -36,9 +36,8 @@ def saved_keys(old: dict[str, Any]) -> dict[str, Any]:
     if updates and saved.get("optimizer.schedule") == "cosine":
         saved["optimizer.cosine_until"] = f"{updates}u"
     for key in ("corpus.train", "corpus.valid"):
-        if any(
-            isinstance(entry, dict) for entry in saved.get(key) or ()
-        ):  # several corpora, perhaps without keys that are newer
+        # Several corpora, perhaps without keys that are newer.
+        if any(isinstance(entry, dict) for entry in saved.get(key) or ()):
             saved[key] = [_NEW_KEYS[key] | entry for entry in saved[key]]
     return {
         key.name: key.default for key in configuration.leaves().values() if not isinstance(key.default, (list, Duration))

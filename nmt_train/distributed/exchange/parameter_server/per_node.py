@@ -41,12 +41,8 @@ class PerNode(ExchangeWrapper):
         self, exchange: Exchange, transport: Transport, parameters: Tensor, sums: bool = False, updates: bool = False
     ) -> None:
         super().__init__(exchange)
-        self._transport, self.exchanges_updates, self._sums, self._given_updates = (
-            transport,
-            False,
-            sums and not updates,
-            updates,
-        )
+        self._transport, self.exchanges_updates = transport, False
+        self._sums, self._given_updates = sums and not updates, updates
         node = transport.nodes[transport.rank]
         self._members = [rank for rank, other in enumerate(transport.nodes) if other == node]
         self._told = 0  # update count when the node's first rank last exchanged
