@@ -170,7 +170,7 @@ def test_ctranslate2_translates_it_as_we_do(ours: Path, demo: Path, tmp_path: Pa
 @pytest.mark.parametrize("mode", ["single", "sparse-overlap"])
 def test_it_is_fine_tuned_from_where_it_is(make: Make, ours: Path, tmp_path: Path, mode: str) -> None:
     config = make(
-        init=str(ours), mode=mode, stop__after="30u", validation__every="15u", optimizer__learning_rate=0.003,
+        init=str(ours), mode=mode, corpus__vocabulary={}, stop__after="30u", validation__every="15u", optimizer__learning_rate=0.003,
         model={"encoder_layers": 2, "decoder_layers": 2, "dim": 32, "ffn_dim": 48, "heads": 4, "norm": "post",
                "activation": "swish", "output_bias": True, "dropout": 0.1},
     )  # fmt: skip
@@ -259,7 +259,7 @@ def test_translating_tells_which_lines_have_an_unknown_code(ours: Path) -> None:
 def test_a_tag_that_the_model_does_not_know_is_refused(make: Make, ours: Path, demo: Path) -> None:
     part = {"files": [str(demo / "train.en"), str(demo / "train.de")], "tag": ">>xyz<<"}
     config = make(
-        init=str(ours), corpus__train=[part],
+        init=str(ours), corpus__train=[part], corpus__vocabulary={},
         model={**SIZES_HERE, "norm": "post", "activation": "swish", "output_bias": True},
     )  # fmt: skip
     with pytest.raises(UserError, match=r"corpus.train.*: tag >>xyz<< is unknown to the vocabulary of this run; choose one"):

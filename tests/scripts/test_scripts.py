@@ -153,14 +153,17 @@ def test_an_interrupted_reproduction_ends_its_runs_and_they_go_on_next_time(tmp_
     assert all(job.finished.exists() for job in jobs)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_reproduction_says_how_it_goes_on(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
-    def main() -> int:
-        signal.raise_signal(number)
+def test_an_interrupted_reproduction_says_how_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    def ended() -> int:
+        signal.raise_signal(signal.SIGTERM)
         return 0
 
-    assert REPRODUCTION["interruptible"](main) == 128 + number
-    assert capsys.readouterr().err == "stopped; run the same command to continue\n"
+    statuses = [REPRODUCTION["interruptible"](main) for main in (interrupted, ended)]
+    assert statuses == [128 + signal.SIGINT, 128 + signal.SIGTERM]
+    assert capsys.readouterr().err == 2 * "stopped; run the same command to continue\n"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
