@@ -170,7 +170,8 @@ def test_ctranslate2_translates_it_as_we_do(ours: Path, demo: Path, tmp_path: Pa
 @pytest.mark.parametrize("mode", ["single", "sparse-overlap"])
 def test_it_is_fine_tuned_from_where_it_is(make: Make, ours: Path, tmp_path: Path, mode: str) -> None:
     config = make(
-        init=str(ours), mode=mode, corpus__vocabulary={}, stop__after="30u", validation__every="15u", optimizer__learning_rate=0.003,
+        init=str(ours), mode=mode, corpus__vocabulary={}, stop__after="30u", validation__every="15u",
+        optimizer__learning_rate=0.003,
         model={"encoder_layers": 2, "decoder_layers": 2, "dim": 32, "ffn_dim": 48, "heads": 4, "norm": "post",
                "activation": "swish", "output_bias": True, "dropout": 0.1},
     )  # fmt: skip
