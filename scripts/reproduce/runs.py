@@ -97,7 +97,7 @@ class Runs:
         if digest and measures and not any(row["measure"] == _DIGEST and row["value"] == digest for row in measures):
             raise UserError(
                 f"{folder / MEASURES}: its results are of another configuration or other clusters; undo the change of the"
-                f" configuration, or move this file and {CURVES} away to begin anew"
+                f" configuration, or move this file and {CURVES} away to start over"
             )
         for row in _rows(folder / CURVES):
             event = {"seconds": float(row["seconds"]), "words": int(row["words"]), "cross-entropy": float(row["cross-entropy"])}
