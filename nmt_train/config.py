@@ -132,8 +132,8 @@ class Config:
         if optimizer.minimum > optimizer.learning_rate:
             rates = f"{optimizer.minimum:g}, above optimizer.learning_rate {optimizer.learning_rate:g}"
             raise ValueError(f"optimizer.minimum is {rates}; lower it")
-        until = self.optimizer.cosine_until or self.stop.countable
-        if self.optimizer.schedule == "cosine" and (until is None or not until.counts):
+        until = optimizer.cosine_until or self.stop.countable
+        if optimizer.schedule == "cosine" and (until is None or not until.counts):
             raise ValueError(
                 "optimizer.cosine_until must be a number of epochs, tokens or updates, not a time; set it, as in 20e"
             )

@@ -95,10 +95,8 @@ def test_what_contradicts_itself_is_refused(make: Make, changes: dict[str, Any],
 def test_a_command_from_the_command_line_is_not_yaml(demo: Path, tmp_path: Path) -> None:
     path = tmp_path / "x.yml"
     path.write_text(json.dumps(small(demo, tmp_path / "run")), encoding="utf-8")
-    assert (
-        load([str(path)], {"validation.command": "echo score: 0.5", "validation.every": "1e"}).validation.command
-        == "echo score: 0.5"
-    )
+    loaded = load([str(path)], {"validation.command": "echo score: 0.5", "validation.every": "1e"})
+    assert loaded.validation.command == "echo score: 0.5"
 
 
 LENGTH = f"{sys.executable} -c \"import sys; print('some text'); print(len(open(sys.argv[1]).read().split()))\" "
