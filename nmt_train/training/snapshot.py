@@ -109,7 +109,8 @@ class Snapshot:
             position = resume(rank, self.stages, training)[1]
             random = self.random[rank] if rank < len(self.random) else {}
             shard = {name: vector[place] for name, vector in self.vectors.items()}
-            worker_state = inherited(self.worker_state, rank, range(training) if exchanging is None else exchanging, means)
+            exchanging_ranks = range(training) if exchanging is None else exchanging
+            worker_state = inherited(self.worker_state, rank, exchanging_ranks, means, trains=rank < training)
             parts.append(RankState(shard, worker_state, random, self.numbers, position))
         return parts
 

@@ -55,16 +55,19 @@ def optimizer_to_shards(
     return vectors, numbers, others
 
 
-def inherited(workers: Sequence[Vectors], rank: int, exchanging: Sequence[int], means: bool = False) -> Vectors:
+def inherited(
+    workers: Sequence[Vectors], rank: int, exchanging: Sequence[int], means: bool = False, trains: bool = True
+) -> Vectors:
     """The state of worker `rank`, if a run with these worker states continues with another number of workers.
 
     exchanging: the ranks that exchange; they also take over what the other workers owe, including those that no longer exist.
-    means: gradients are averaged, so a residual adds its share of one worker to each mean, as before.
+    means: gradients are averaged, so a residual adds its share of one worker to each mean, as before. trains: False if it joins
+    later, and so begins like a new worker.
     """
     if not workers:
         return {}
-    mine = workers[rank % len(workers)]
-    if not _optimizer_of(mine):  # it has not exchanged yet: use another worker's
+    mine = workers[rank % len(workers)] if trains or rank < len(workers) else {}
+    if trains and not _optimizer_of(mine):  # it has not exchanged yet: use another worker's
         mine = mine | next((found for state in workers if (found := _optimizer_of(state))), {})
     mine = {name: vector for name, vector in mine.items() if name not in (RESIDUAL, UNSENT)}
     for name in (RESIDUAL, UNSENT):

@@ -124,8 +124,9 @@ def test_waves_leave_no_batch_out_and_take_none_twice(make: Make, tmp_path: Path
         assert counted[0][key] == counted[1][key], key
 
 
-def test_a_run_that_was_interrupted_goes_on_with_the_workers_that_had_joined(make: Make, tmp_path: Path) -> None:
-    options = {"mode": "vanilla", "checkpoint__every": "4u", "places": FAST, **SPREAD}
+@pytest.mark.parametrize("mode", ["vanilla", "sparse", "thesis-sparse", "staleness-aware"])
+def test_a_run_that_was_interrupted_goes_on_with_the_workers_that_had_joined(make: Make, tmp_path: Path, mode: str) -> None:
+    options = {"mode": mode, "checkpoint__every": "4u", "places": FAST, **SPREAD}
     whole = run(make, tmp_path / "whole", [2, 1], **options)
     for stop in ("4u", "12u", "60u"):
         parts = run(make, tmp_path / "parts", [2, 1], **options | {"stop__after": stop})
