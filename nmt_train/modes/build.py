@@ -26,7 +26,7 @@ from nmt_train.trace import Trace
 # Values of keys that neither the configuration nor the row of the mode sets.
 _LEFT_TO_THE_MODE = {
     "optimizer.name": "adam", "local.every": 100, "local.outer": "none", "local.delay": 0, "exchange.rule": "async",
-    "exchange.bundle": 1, "exchange.backup": 0, "exchange.one_node_at_a_time": False,
+    "exchange.backup": 0, "exchange.one_node_at_a_time": False,
     "dropping.up": 0.99, "overlap.local_update": "sum",
 }  # fmt: skip
 _ALONE, _TOGETHER = "single", "sync"  # the modes of one rank and of several if the configuration names none
@@ -171,8 +171,13 @@ def in_force(config: Config, nodes: tuple[int, ...]) -> dict[str, str]:
 def with_mode_defaults(mode: Mode, config: Config) -> Config:
     """Return the config with the mode's values for all keys that the config leaves to the mode."""
     exchange, in_parts = EXCHANGES[mode.exchange], SCHEDULES[mode.schedule].in_parts
-    of_exchange = {"exchange.buckets": exchange.buckets if in_parts else 1, "exchange.own_updates": exchange.own_updates}
-    for name, value in {**_LEFT_TO_THE_MODE, **of_exchange, **mode.settings}.items():
+    left = {**_LEFT_TO_THE_MODE, **mode.settings}
+    rule = RULES[config.exchange.rule or str(left["exchange.rule"])]
+    of_parts = {
+        "exchange.buckets": exchange.buckets if in_parts else 1, "exchange.own_updates": exchange.own_updates,
+        "exchange.bundle": rule.bundle,
+    }  # fmt: skip
+    for name, value in {**left, **of_parts}.items():
         section, key = name.split(".")
         if getattr(getattr(config, section), key) is None:
             part = dataclasses.replace(getattr(config, section), **{key: value})

@@ -159,6 +159,18 @@ def test_the_thesis_s_own_modes_have_none_of_our_rules(make: Make, mode: str) ->
     assert now.exchange.one_node_at_a_time is True
 
 
+@pytest.mark.parametrize(
+    ("changes", "bundle"),
+    [
+        ({"mode": "softsync"}, 2), ({"mode": "softsync", "exchange__bundle": 1}, 1),
+        ({"mode": "overlap", "exchange__rule": "softsync"}, 2), ({"mode": "softsync", "exchange__rule": "async"}, 1),
+    ],
+)  # fmt: skip
+def test_softsync_bundles_two_pushes_in_every_mode(make: Make, changes: dict[str, Any], bundle: int) -> None:
+    config = make(**changes)
+    assert modes.effective(modes.check(config, (0, 1)), config).exchange.bundle == bundle
+
+
 def test_workers_whose_pushes_are_bundled_count_as_one(make: Make) -> None:
     config = make(mode="vanilla", exchange__bundle=2, optimizer__warmup=100, optimizer__beta1=0.9)
     flat, transport = FlatModel(nn.Linear(2, 1)), LocalTransport()

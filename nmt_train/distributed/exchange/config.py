@@ -46,7 +46,7 @@ class ExchangeConfig:
         default=None,
         ge=1,
         le=10**6,
-        description="number of pushes that a shard combines into one update; null: as in the mode [pushes]",
+        description="number of pushes that a shard combines into one update; null: 2 with rule softsync, else 1 [pushes]",
     )
     backup: int | None = Field(
         default=None,

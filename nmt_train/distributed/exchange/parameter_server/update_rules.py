@@ -7,10 +7,15 @@ from typing import Any
 
 
 class UpdateRule(ABC):
-    """holds: a worker's answer waits until its push is applied. mean: an update always uses the mean of its pushes."""
+    """When shards update.
+
+    holds: a worker's answer waits until its push is applied. mean: an update always uses the mean of its pushes.
+    bundle: the default of `exchange.bundle`.
+    """
 
     holds: bool = False
     mean: bool = False
+    bundle: int = 1
 
     @classmethod
     def build(cls, config: Any) -> UpdateRule:
@@ -55,6 +60,7 @@ class SoftSync(Asynchronous):
     """Updates by the mean of n pushes from any workers: between asynchronous (n = 1) and synchronous (n = all workers)."""
 
     mean = True
+    bundle = 2
 
 
 class Rounds(UpdateRule):
