@@ -272,3 +272,9 @@ class ExchangeWrapper(Exchange):
 
     def rescued(self) -> Vectors:
         return self._exchange.rescued()
+
+    def contribution(self, vector: Tensor) -> Tensor:
+        return self._exchange.contribution(vector)
+
+    def interrupted_contribution(self, vector: Tensor) -> Tensor:
+        return self._exchange.interrupted_contribution(vector)

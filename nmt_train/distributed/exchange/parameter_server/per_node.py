@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nmt_train.distributed.exchange.exchange import Exchange, ExchangeWrapper
-from nmt_train.distributed.exchange.worker_state import Vectors
+from nmt_train.distributed.exchange.worker_state import UNSENT, Vectors
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Tag, Transport
 
@@ -61,6 +61,8 @@ class PerNode(ExchangeWrapper):
             self._exchange.prepare(gradient, parameters, weight)
 
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        if weight and UNSENT in self._carried_over:  # the node's update will contain only a share of it
+            gradient.add_(self._carried_over.pop(UNSENT), alpha=len(self._members))
         self._transport.send(self._members[0], Tag.NODE, Message((_GIVE, weight), (gradient,)))
         message = self._transport.receive(self._members[0], Tag.GRANT).result()[1]
         self._told = message.number()
@@ -133,13 +135,21 @@ class PerNode(ExchangeWrapper):
     def restore(self, parameters: Tensor) -> None:
         super().restore(parameters if self._received is None else self._received)
 
+    def contribution(self, vector: Tensor) -> Tensor:
+        whole = super().contribution(vector)
+        return whole / len(self._members) if self._given_updates else whole
+
     def worker_state(self) -> Vectors:
-        return super().worker_state() | ({} if self._received is None else {_RECEIVED: self._received})
+        received = {} if self._received is None else {_RECEIVED: self._received}
+        return super().worker_state() | received | self._carried_over
 
     def rescued(self) -> Vectors:
-        return self._exchange.rescued()
+        return self._exchange.rescued() | self._carried_over
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
+        if self._received is None and self._given_updates and UNSENT in vectors:  # only the node's first rank uses the exchange
+            self._carried_over = {UNSENT: vectors[UNSENT].to(self.optimizer.parameters)}
+            vectors = {name: vector for name, vector in vectors.items() if name != UNSENT}
         super().load_worker_state(vectors)
         if self._received is not None and _RECEIVED in vectors:
             self._received.copy_(vectors[_RECEIVED])

@@ -299,6 +299,25 @@ def test_devices_of_a_node_join_first_and_all_get_the_answer() -> None:
     torch.testing.assert_close(copies[0], START - 0.1 * 2.5)
 
 
+def test_after_a_failure_a_node_adds_the_shares_of_all_its_devices_local_steps() -> None:
+    """Each device keeps what its unsent steps would have added, 1/2 of them, and this is what the next update adds."""
+    nodes = [0, 0, 1]
+
+    def created() -> list[PerNode]:
+        contexts = [context(its, START, optimizer_at="worker", schedule_updates=True) for its in transports(nodes)]
+        return [PerNode(ParameterServer(each), each.transport, START, updates=True) for each in contexts]
+
+    kept = [made.rescued() | {"unsent": made.contribution(torch.full((101,), rank + 1.0))} for rank, made in enumerate(created())]
+    resumed, copies = created(), [START.clone() for _ in nodes]
+    for made, vectors in zip(resumed, kept, strict=True):
+        made.load_worker_state(vectors)
+    assert torch.equal(resumed[1].rescued()["unsent"], torch.full((101,), 1.0))
+    resumed[2].leave_round()
+    together(*(lambda rank=rank: resumed[rank].sync(torch.zeros(101), copies[rank]) for rank in (0, 1)))
+    torch.testing.assert_close(copies[0], START + 0.5 + 1.0)
+    assert "unsent" not in resumed[1].rescued()
+
+
 class Slow(SingleRank):
     """An exchange that takes as long as `open` is not set."""
 
