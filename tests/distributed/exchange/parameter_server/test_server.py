@@ -307,7 +307,8 @@ def test_after_a_failure_a_node_adds_the_shares_of_all_its_devices_local_steps()
         contexts = [context(its, START, optimizer_at="worker", schedule_updates=True) for its in transports(nodes)]
         return [PerNode(ParameterServer(each), each.transport, START, updates=True) for each in contexts]
 
-    kept = [made.rescued() | {"unsent": made.contribution(torch.full((101,), rank + 1.0))} for rank, made in enumerate(created())]
+    steps = [torch.full((101,), value) for value in (1.0, 2.0, 3.0)]
+    kept = [made.rescued() | {"unsent": made.contribution(each)} for made, each in zip(created(), steps, strict=True)]
     resumed, copies = created(), [START.clone() for _ in nodes]
     for made, vectors in zip(resumed, kept, strict=True):
         made.load_worker_state(vectors)
