@@ -148,13 +148,13 @@ def measure_machines(config: Config, steps: int | None) -> int:
 def profile(config: Config, steps: int, output: Path) -> None:
     """Measure how long each kind of work takes on this device, and write a profile for cluster files.
 
-    If this process is one of several ranks, all ranks measure at the same time, and the profile also contains the cost of
-    carrying messages. Raises UserError if the file cannot be written.
+    If this process is one of several ranks, all ranks measure at the same time, the profile is that of the first rank's device,
+    and it also contains the cost of carrying messages. Raises UserError if the file cannot be written.
     """
-    if not output.parent.is_dir():
-        raise UserError(f"{output}: its folder does not exist; make it, or name another")
-    with _measuring(config) as (transport, _, make, say):
+    with _measuring(config, output=output) as (transport, _, make, say):
         found = measure_device(config, make, transport, Effort(steps), say)
+    if transport.rank:
+        return
     sizes = f"batches of {config.batch.tokens if config.batch.sentences is None else config.batch.sentences} "
     sizes += "tokens" if config.batch.sentences is None else "sentences"
     title = f"Measured on {platform.node()} with {sizes}, {config.precision}, preset {config.model.preset}"
@@ -166,10 +166,13 @@ def profile(config: Config, steps: int, output: Path) -> None:
 
 
 @contextmanager
-def _measuring(config: Config, several: bool = False) -> Iterator[tuple[Transport, torch.device, Make, Say]]:
+def _measuring(
+    config: Config, several: bool = False, output: Path | None = None
+) -> Iterator[tuple[Transport, torch.device, Make, Say]]:
     """The transport of this rank, its device, a function that builds workers, and one that speaks; needs no run folder.
 
-    Raises UserError if there should be several ranks, but there is one.
+    output: the file that the first rank will write. Raises UserError if its folder does not exist, or if there should be
+    several ranks, but there is one.
     """
     transport = connect(config.transport)
     try:
@@ -178,6 +181,8 @@ def _measuring(config: Config, several: bool = False) -> Iterator[tuple[Transpor
                 "--measure: measures several machines or devices, but this is one; start it with --hosts FILE or under mpirun,"
                 " or use --profile"
             )
+        if output is not None and transport.rank == 0 and not output.parent.is_dir():
+            raise UserError(f"{output}: its folder does not exist; make it, or name another")
         own = device.prepare(config.devices, config.threads, transport.nodes, transport.rank)
         with TemporaryDirectory() as folder, opened(dataclasses.replace(config, run=folder), False, False) as ready:
             say = nothing if transport.rank else _say
