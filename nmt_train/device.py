@@ -123,6 +123,14 @@ def prepare(devices: str | list[int], threads: int, nodes: tuple[int, ...] = (0,
     return own
 
 
+def prepare_one(devices: str, threads: int) -> torch.device:
+    """`prepare` for a command that uses a single device; raises UserError if `--devices` names several."""
+    found = choose(devices)
+    if len(found) > 1:
+        raise UserError(f"--devices {devices}: names {len(found)} devices, but one is used; name one, such as cpu or 0")
+    return prepare(devices, threads)
+
+
 def _all_of(devices: str | list[int]) -> str:
     """Resolve `auto` or `cuda` for several ranks on one machine: all GPUs, or the CPU if `auto` finds no GPU."""
     return "all" if devices == "cuda" or torch.cuda.is_available() else "cpu"

@@ -54,7 +54,7 @@ def command(arguments: Sequence[str]) -> int:
 
     if given.n_best is not None and given.n_best > given.beam:
         raise UserError(f"command line: --n-best {given.n_best} needs a --beam of at least as many, not {given.beam}")
-    own = device.prepare(given.devices, given.threads)
+    own = device.prepare_one(given.devices, given.threads)
     model, vocabulary = load_ensemble([newest(path, given.average) for path in given.model], own)
     search = SearchConfig(beam=given.beam, normalization=given.normalization)
     translator = Translator(model, vocabulary, search, given.batch_tokens)

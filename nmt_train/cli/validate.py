@@ -48,7 +48,7 @@ def command(arguments: Sequence[str]) -> int:
     from nmt_train.report import significance
     from nmt_train.report.table import measure, score, table
 
-    own = device.prepare(given.devices, given.threads)
+    own = device.prepare_one(given.devices, given.threads)
     if given.compare and given.score:
         raise UserError("command line: give either --compare or --score")
     if given.score:

@@ -416,6 +416,7 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
         (validate, ["{run}", "--batch-tokens", "9" * 400], "is not between 1 and 1000000000"),
         (translate, ["--model", "{run}", "--n-best", "9"], "--n-best 9 needs a --beam of at least as many"),
         (translate, ["--model", "{run}", "--devices", "cuda"], "finds none"),
+        (translate, ["--model", "{run}", "--devices", "cpu x 3"], "--devices cpu x 3: names 3 devices, but one is used"),
         (validate, ["{run}", "--test", "absent"], "absent: No such file"),
         (validate, ["{run}", "--metrics", "ter"], "argument --metrics: invalid choice"),
         (plot, ["convergence", "{tmp}"], "is this a run folder"),
