@@ -38,7 +38,7 @@ from nmt_train.optim.flat_model import FlatModel
 from nmt_train.run import checkpoint, manifest
 from nmt_train.run.progress import Progress
 from nmt_train.run.stopping import Patience
-from nmt_train.simulation import cluster
+from nmt_train.simulation import cluster_file
 from nmt_train.training.leader_state import LeaderState
 from nmt_train.training.snapshot import RankState, Snapshot
 
@@ -191,7 +191,7 @@ CLUSTER = {
     "stragglers": [{"rank": 0, "factor": 2}], "kills": [{"rank": 1, "at": "3s"}],
     "cuts": [{"node": 1, "at": "1s", "until": "2s"}],
 }  # fmt: skip
-READERS = {"config": (CONFIG, lambda path: config.load([str(path)], {})), "cluster": (CLUSTER, cluster.load)}
+READERS = {"config": (CONFIG, lambda path: config.load([str(path)], {})), "cluster": (CLUSTER, cluster_file.load)}
 
 
 @pytest.fixture(scope="module")

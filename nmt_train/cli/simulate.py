@@ -11,7 +11,7 @@ from nmt_train import cli
 from nmt_train.cli import options as settings
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
-from nmt_train.simulation import cluster
+from nmt_train.simulation import cluster_file
 from nmt_train.training.launch.restarts import read_hosts, run_once
 
 _CLUSTER = "cluster."
@@ -70,7 +70,7 @@ def parser() -> cli.Parser:
         help="number of steps for each kind of work (default: --profile 40; --measure 20, or fewer if they take long)",
     )
     changes = options.add_argument_group("cluster", "Replace values of the cluster file.")
-    for name, description in cluster.entries():
+    for name, description in cluster_file.entries():
         changes.add_argument(f"--{_CLUSTER}{name}", metavar="X", help=description)
     settings.add_keys(options)
     return options
@@ -119,7 +119,7 @@ def command(arguments: Sequence[str]) -> int:
             options.error(f"{given.profile}: is the configuration, and would be overwritten by the profile; name another file")
         profile(resolved, given.steps or _PROFILE_STEPS, given.profile)
         return 0
-    simulated = cluster.load(given.cluster, changes)
+    simulated = cluster_file.load(given.cluster, changes)
     if given.compare:
         advise(resolved, simulated)
         return 0

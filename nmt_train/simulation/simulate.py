@@ -24,7 +24,8 @@ from nmt_train.modes import build as modes
 from nmt_train.simulation import analytic as prediction
 from nmt_train.simulation.adviser.compare import choices, compare, sizes
 from nmt_train.simulation.adviser.measure import cluster_file, machines
-from nmt_train.simulation.cluster import ClusterConfig, described, to_yaml
+from nmt_train.simulation.cluster import ClusterConfig
+from nmt_train.simulation.cluster_file import described, to_yaml
 from nmt_train.simulation.compatibility import check
 from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.network import Network

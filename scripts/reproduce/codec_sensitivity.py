@@ -10,7 +10,7 @@ from statistics import mean
 
 from prepare import ROOT
 
-from nmt_train.simulation import cluster
+from nmt_train.simulation import cluster_file
 from nmt_train.simulation.cluster import CodecConfig, DeviceConfig
 from reproduce.campaign import Job, side_by_side
 from reproduce.places import FAST, PLACES, SLOW
@@ -60,7 +60,7 @@ def write(trials: Trials, folder: Path, jobs: int, output: Path) -> None:
 def _timing(trial: Trial, factor: float, folder: Path) -> Job:
     if factor == 1.0:
         return trial.timing(folder)
-    device = cluster.load(ROOT / PLACES[trial.place].cluster).device
+    device = cluster_file.load(ROOT / PLACES[trial.place].cluster).device
     assert device is not None
 
     def scaled(its: DeviceConfig | CodecConfig) -> dict[str, dict[str, str]]:

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 
 from nmt_train.distributed.codec import CODECS as ALL_CODECS
-from nmt_train.simulation import cluster
+from nmt_train.simulation import cluster_file
 from nmt_train.simulation.analytic import Symbols, symbols
 from reproduce.runs import Setup
 
@@ -35,7 +35,7 @@ def at_batch(seconds: float, mode: str, *options: str) -> Setup:
 
 def predicted(codec: str) -> Symbols:
     """Pipe-SGD's symbols for its cluster and a codec; `l_comm` is the exchange of Eq. 5, `l_up` the update."""
-    described = cluster.load(CLUSTERS / "pipesgd.yml")
+    described = cluster_file.load(CLUSTERS / "pipesgd.yml")
     assert described.scale is not None
     return symbols(described, round(described.scale.parameters), ALL_CODECS[codec].build(None, 0.0), 0)
 

@@ -20,7 +20,7 @@ from reproduce.seeded import SEEDS, SeededRuns
 from reproduced import collected, learned, timed
 
 from nmt_train import config as configuration
-from nmt_train.simulation import cluster
+from nmt_train.simulation import cluster_file
 from nmt_train.simulation.compatibility import check
 
 ALL = [*papers.TIMED, *papers.TRAINED]
@@ -269,7 +269,7 @@ def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
 def test_every_run_of_the_papers_is_one_that_the_simulator_takes(setup: Setup) -> None:
     options = dict(option.split("=", 1) for option in setup.options) | {"mode": setup.mode}
     changes = {key.removeprefix("cluster."): options.pop(key) for key in list(options) if key.startswith("cluster.")}
-    room = cluster.load(ROOT / f"configs/clusters/{setup.cluster}.yml", changes)
+    room = cluster_file.load(ROOT / f"configs/clusters/{setup.cluster}.yml", changes)
     check(room, configuration.load([str(ROOT / "configs/papers-virtual.yml")], options))
 
 

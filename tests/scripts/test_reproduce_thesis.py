@@ -17,7 +17,7 @@ from reproduced import collected, learned, timed
 
 from nmt_train import config as configuration
 from nmt_train.common.errors import UserError
-from nmt_train.simulation import cluster
+from nmt_train.simulation import cluster_file
 from nmt_train.simulation.compatibility import check
 
 JUDGE = {(title, claim.id): claim.judge for title, claims in CLAIMS.items() for claim in claims}
@@ -200,7 +200,7 @@ def test_runs_near_a_limit_are_repeated_with_other_seeds(tmp_path: Path) -> None
 def test_every_run_is_one_that_the_simulator_takes() -> None:
     for setup in (*thesis.timed(), *thesis.trained()):
         options = (*setup.options, *thesis.ALWAYS.get(setup.mode, ()))
-        room = cluster.load(ROOT / f"configs/clusters/thesis-{setup.cluster}.yml")
+        room = cluster_file.load(ROOT / f"configs/clusters/thesis-{setup.cluster}.yml")
         values = dict(option.split("=", 1) for option in options) | {"mode": setup.mode}
         check(room, configuration.load([str(ROOT / "configs/thesis-virtual.yml")], values))
 

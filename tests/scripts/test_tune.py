@@ -26,7 +26,7 @@ from reproduce.words_needed import write as write_words_needed
 from nmt_train import config as configuration
 from nmt_train.common.errors import UserError
 from nmt_train.modes import build as modes
-from nmt_train.simulation import cluster
+from nmt_train.simulation import cluster_file
 
 
 def falling(values: list[float]) -> list[dict[str, float]]:
@@ -349,7 +349,7 @@ def test_cheaper_codecs_change_only_times(tmp_path: Path, monkeypatch: pytest.Mo
             options = dict(
                 str(part)[2:].split("=", 1) for part in job.command if str(part).startswith("--") and "=" in str(part)
             )
-            its = cluster.load(
+            its = cluster_file.load(
                 ROOT / PLACES[FAST].cluster, {k.removeprefix("cluster."): v for k, v in options.items() if "cluster." in k}
             )
             cost = its.device.codecs["low-bit"].encode.per_unit / 0.34e-9
@@ -390,7 +390,7 @@ def test_every_system_has_as_many_trials_and_each_is_a_valid_run(name: str, plac
         of_cluster = {key.removeprefix("cluster."): value for key, value in options.items() if key.startswith("cluster.")}
         its = {key: value for key, value in options.items() if key not in ("cluster." + part for part in of_cluster)}
         config = configuration.load([str(ROOT / PLACES[place].config)], {**its, "mode": mode})
-        machines = cluster.load(ROOT / PLACES[place].cluster, of_cluster)
+        machines = cluster_file.load(ROOT / PLACES[place].cluster, of_cluster)
         now = modes.effective(modes.check(config, machines.ranks()), config)
         warmup = next(int(part.split("=")[1]) for part in settings if part.startswith("warmup="))
         share = PLACES[place].tokens / now.batch.tokens  # of smaller batches, there are more

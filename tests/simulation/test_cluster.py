@@ -10,7 +10,7 @@ import yaml
 from conftest import ROOT
 
 from nmt_train.common.errors import UserError
-from nmt_train.simulation import cluster
+from nmt_train.simulation import cluster_file
 from nmt_train.simulation.cluster import CodecConfig, Cost, DeviceConfig
 
 GOOD: dict[str, Any] = {
@@ -28,7 +28,7 @@ def write(folder: Path, **changes: Any) -> Path:
 
 
 def test_times_and_bandwidths_have_units(tmp_path: Path) -> None:
-    loaded = cluster.load(write(tmp_path, scale={"parameters": "110.7M"}, bus="64 kbit/s"))
+    loaded = cluster_file.load(write(tmp_path, scale={"parameters": "110.7M"}, bus="64 kbit/s"))
     assert loaded.ranks() == (0, 0, 1)
     assert loaded.device is not None
     assert vars(loaded.device.forward) == pytest.approx({"seconds": 0.05, "per_unit": 240e-6})
@@ -43,26 +43,26 @@ def test_times_and_bandwidths_have_units(tmp_path: Path) -> None:
 def test_a_profile_is_a_file_beside_the_cluster_and_reads_what_is_written(tmp_path: Path) -> None:
     codec = CodecConfig(encode=Cost(0.0, 1e-8), decode=Cost(0.0, 2e-9))
     device = DeviceConfig(forward=Cost(0.01, 2e-4), update=Cost(0.0, 1.5e-10), codecs={"low-bit": codec})
-    (tmp_path / "mine.yml").write_text(cluster.to_yaml(device, "measured"))
-    read = cluster.load(write(tmp_path, device=None, profile="mine.yml")).device
+    (tmp_path / "mine.yml").write_text(cluster_file.to_yaml(device, "measured"))
+    read = cluster_file.load(write(tmp_path, device=None, profile="mine.yml")).device
     assert read == device
 
 
 def test_the_command_line_replaces_single_values(tmp_path: Path) -> None:
     overrides = {"nodes": "80 x 1", "network.bandwidth": "1 Gbit/s", "scale.parameters": "60M"}
-    loaded = cluster.load(write(tmp_path), overrides)
+    loaded = cluster_file.load(write(tmp_path), overrides)
     assert len(loaded.ranks()) == 80
     assert (loaded.network.bandwidth, loaded.network.latency) == (125e6, 0.5e-3)
     assert loaded.scale is not None
     with pytest.raises(UserError, match="command line: network.bandwidth: 'fast' is not a bandwidth"):
-        cluster.load(write(tmp_path), {"network.bandwidth": "fast"})
+        cluster_file.load(write(tmp_path), {"network.bandwidth": "fast"})
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "clusters").glob("*.yml")), ids=lambda path: path.stem)
 def test_every_cluster_that_comes_along_can_be_read(path: Path) -> None:
     if path.stem == "k40":
         return
-    loaded = cluster.load(path)
+    loaded = cluster_file.load(path)
     if path.stem.startswith("thesis-"):
         nodes, devices = map(int, path.stem.removeprefix("thesis-").split("x"))
         assert loaded.nodes == [devices] * nodes
@@ -120,14 +120,14 @@ def test_every_cluster_that_comes_along_can_be_read(path: Path) -> None:
 )
 def test_what_a_cluster_cannot_be_is_said_in_one_sentence(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence) as error:
-        cluster.load(write(tmp_path, **changes))
+        cluster_file.load(write(tmp_path, **changes))
     assert "\n" not in str(error.value)
     assert str(error.value).startswith(str(tmp_path))
 
 
 def test_a_file_that_is_not_there_or_no_yaml_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none.yml: No such file or directory; give an existing cluster file to --cluster"):
-        cluster.load(tmp_path / "none.yml")
+        cluster_file.load(tmp_path / "none.yml")
     (tmp_path / "broken.yml").write_text("nodes: [1\nnetwork: x\n")
     with pytest.raises(UserError, match=r"broken.yml, line \d: not YAML"):
-        cluster.load(tmp_path / "broken.yml")
+        cluster_file.load(tmp_path / "broken.yml")

@@ -9,7 +9,8 @@ from virtual import engine, together
 
 from nmt_train.simulation.adviser.links import Link, between
 from nmt_train.simulation.adviser.measure import Measured, cluster_file
-from nmt_train.simulation.cluster import Card, Cost, DeviceConfig, LinkConfig, load
+from nmt_train.simulation.cluster import Card, Cost, DeviceConfig, LinkConfig
+from nmt_train.simulation.cluster_file import load
 
 NETWORK, INSIDE = LinkConfig("10 MB/s", "2 ms"), LinkConfig("1 GB/s", "0.1 ms")
 

@@ -18,7 +18,8 @@ from nmt_train.run.folder import MACHINES
 from nmt_train.simulation.adviser.compare import WORTH, Comparison, Row, compare, part_of
 from nmt_train.simulation.adviser.measure import cluster_file, machines
 from nmt_train.simulation.adviser.words_needed import Choice, measured
-from nmt_train.simulation.cluster import ClusterConfig, parse
+from nmt_train.simulation.cluster import ClusterConfig
+from nmt_train.simulation.cluster_file import parse
 from nmt_train.simulation.profile import Effort, nothing
 from nmt_train.simulation.timing import model_and_batches
 from nmt_train.training.auto_mode import Advice

@@ -14,7 +14,8 @@ from nmt_train.distributed.message import from_json, to_facts
 from nmt_train.distributed.transport import Tag, Transport
 from nmt_train.simulation import profile
 from nmt_train.simulation.adviser.links import Link, between
-from nmt_train.simulation.cluster import DeviceConfig, to_yaml
+from nmt_train.simulation.cluster import DeviceConfig
+from nmt_train.simulation.cluster_file import to_yaml
 from nmt_train.simulation.profile import Effort, Say
 from nmt_train.training.worker import Make
 
