@@ -20,6 +20,9 @@ from nmt_train.common.errors import TRY_AGAIN, UserError
 
 _READER_GONE = 141  # the exit status that a shell reports for SIGPIPE (the reader of a pipe has closed it)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+_UNUSABLE = (
+    errno.EFBIG, errno.EIO, errno.ESTALE, errno.ENAMETOOLONG, errno.EBADF, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
+)  # fmt: skip
 # Patterns for torch's error messages: torch has one exception class for almost everything, and importing it here would be slow.
 _NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED")
 _FAULT = re.compile("(CUDA|HIP|cuDNN|NCCL) error|(CUDNN|CUBLAS|CUSPARSE|CUSOLVER|CUFFT)_STATUS_")
@@ -53,6 +56,8 @@ def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
     The status is 2 for a user error, 75 for an error that a restart may fix, 130 after Ctrl-C, and 1 for an internal error.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stderr is None:  # the caller has closed it; printing to None would print to stdout
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")
     try:
         status, message = command(given), ""
         if sys.stdout is not None:  # it is None if the caller has closed it
@@ -84,6 +89,8 @@ def _explain(error: Exception) -> tuple[int, str]:
         return _READER_GONE, ""
     if isinstance(error, OSError) and error.errno in _FULL:
         return 2, f"error: {error.filename or 'output'}: {error.strerror}; check free space and permissions"
+    if isinstance(error, OSError) and error.errno in _UNUSABLE:
+        return 2, f"error: {error.filename or 'input or output'}: {error.strerror}; check the path, its limits and its disk"
     if _out_of_memory(error):
         return 2, "error: out of memory; make batches (batch.tokens, --batch-tokens), the beam or the model smaller"
     if isinstance(error, RuntimeError) and _FAULT.search(str(error)):

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 # Logits per block: 32 MB in fp32, about the last-level cache of a server core complex. A GPU needs larger blocks.
 _BLOCK = {"cpu": 1 << 23, "cuda": 1 << 28}
+_TINY = 1e-30  # softmax rounds probabilities below about 1e-38 to 0
 
 
 def smoothed_cross_entropy(
@@ -87,9 +88,11 @@ def _loss_and_gradients(
             logits += bias.to(dtype)
         label_logits = logits[label].float()
         probabilities = torch.softmax(logits, dim=1)
-        del logits
         label_probabilities = probabilities[label].float()
-        log_label = label_probabilities.clamp_min(1e-37).log()
+        log_label = label_probabilities.log()
+        if bool((tiny := label_probabilities < _TINY).any()):
+            log_label = torch.where(tiny, label_logits - logits.float().logsumexp(1), log_label)
+        del logits
         mean_log = block.to(weights_sum.dtype) @ weights_sum / vocabulary - (label_logits - log_label)
         if bias is not None:
             mean_log += bias.mean()

@@ -46,11 +46,12 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 folder = "."  # this folder
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-batch = tokenizer(["A dog runs."], return_tensors="pt", padding=True, return_token_type_ids=False)
+batch = tokenizer(["A dog runs."], return_tensors="pt", padding=True, truncation=True, return_token_type_ids=False)
 print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))
 ```
 
 Remove the names of special pieces, such as `</s>`, from your texts: the tokenizer would read them as special pieces.
+Leave out empty texts: the model would invent a sentence. Texts of more than 2,048 pieces are cut.
 """
 
 

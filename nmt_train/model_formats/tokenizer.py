@@ -62,9 +62,11 @@ def convert(vocabulary: Vocabulary) -> Any:
         )
     steps: list[Any] = [normalizers.Precompiled(normalizer.precompiled_charsmap)] if normalizer.precompiled_charsmap else []
     if normalizer.remove_extra_whitespaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        steps += [normalizers.Replace(Regex(rf"\A +|[ {_SPACE}]+\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    if normalizer.add_dummy_prefix:  # Metaspace itself would not put a space before a text that begins with one
+        steps.append(normalizers.Prepend(" "))
     tokenizer.normalizer = normalizers.Sequence(steps)
-    spaces = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="always" if normalizer.add_dummy_prefix else "never", split=False)
+    spaces = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="never", split=False)
     # Not added tokens, which would be cut out first: then the space that SentencePiece puts before the text would be missing.
     cuts = [pre_tokenizers.Split(Regex("|".join(map(re.escape, own))), "isolated")] if own else []
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([spaces, *cuts])

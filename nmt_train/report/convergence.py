@@ -56,8 +56,9 @@ def plot(runs: list[Path], metric: str, clock: str, output: Path) -> list[Path]:
     axes.set_xlabel(f"{where}{what} ({unit})")
     axes.set_ylabel(LOGGED.get(metric) or metric_of(metric).label)
     axes.set_xlim(left=0)
-    # Names given like this may begin with an underscore; a dollar would begin a formula.
-    axes.legend(lines.values(), [names[run].replace("$", r"\$") for run in lines], frameon=False)
+    # Names given like this may begin with an underscore; a dollar would begin a formula. A name need not be UTF-8.
+    shown = [names[run].replace("$", r"\$").encode(errors="replace").decode() for run in lines]
+    axes.legend(lines.values(), shown, frameon=False)
     save_figure(figure, output)
     table = output.with_suffix(".csv")
     with open(table, "w", newline="", encoding="utf-8") as file:

@@ -60,7 +60,10 @@ class Checkpoint:
         if not self.has(name):
             raise UserError(f"{self.path}: holds no {name}; it cannot be used for this")
         try:
+            str(file).encode()  # safetensors would call the file damaged
             return load_file(file)
+        except UnicodeEncodeError:
+            raise UserError(f"{file}: this path is not valid UTF-8; rename the folder") from None
         except (SafetensorError, OSError) as error:
             raise UserError(f"{file}: damaged ({error}); use another checkpoint of the run") from None
 

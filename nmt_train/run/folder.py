@@ -18,6 +18,7 @@ from nmt_train.common.errors import TRY_AGAIN, UserError
 from nmt_train.run import checkpoint
 
 _CHECKPOINTS = ("checkpoints", "best")
+_LINKS = 40  # as many as Linux follows
 _CONFIG, _SIMULATED = "config.yml", "simulated.yml"
 METRICS = "metrics.jsonl"  # every event of a run
 TIMING = "timing.json"  # of a simulation of the timing alone
@@ -164,7 +165,10 @@ class Run:
         for name in (*_CHECKPOINTS, "trace", "translations", "tensorboard"):
             place = self.folder / name
             for path in [*place.iterdir()] if place.is_symlink() else [place]:  # a link to another disk stays
-                shutil.rmtree(path, ignore_errors=True)
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
         for path in self.folder.iterdir():
             if path.name in _WRITTEN or (path.is_symlink() and (path.name == "last" or path.name.startswith("best-"))):
                 path.unlink()
@@ -185,10 +189,14 @@ def refuse_existing(out: Path) -> None:
 
 def run_of(checkpoint: Path) -> Path | None:
     """The run folder that a checkpoint is in, or None if it is elsewhere, e.g. a copy."""
-    if checkpoint.is_symlink():  # follow only this link: the folder of all checkpoints may be a link, too
+    for _ in range(_LINKS):  # follow links only as far as the run: the folder of all its checkpoints may be a link, too
+        parent = checkpoint.absolute().parent
+        if parent.name in _CHECKPOINTS:
+            return parent.parent
+        if not checkpoint.is_symlink():
+            return None
         checkpoint = checkpoint.parent / checkpoint.readlink()
-    parent = checkpoint.absolute().parent
-    return parent.parent if parent.name in _CHECKPOINTS else None
+    return None
 
 
 def _numbered(folder: Path) -> list[Path]:

@@ -583,6 +583,16 @@ def test_a_full_disk_anywhere_is_the_users_to_mend(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "error: train.log: No space left on device; check free space and permissions\n"
 
 
+@pytest.mark.parametrize("number", [errno.EFBIG, errno.EIO, errno.ESTALE, errno.ENAMETOOLONG, errno.EBADF])
+def test_a_file_that_cannot_be_used_is_no_internal_error(capsys: pytest.CaptureFixture[str], number: int) -> None:
+    def unusable(arguments: Any) -> int:
+        raise OSError(number, os.strerror(number), "here")
+
+    assert cli.run(unusable, []) == 2
+    said = f"error: here: {os.strerror(number)}; check the path, its limits and its disk\n"
+    assert capsys.readouterr().err == said
+
+
 def test_output_that_cannot_be_written_is_one_sentence(run: Path) -> None:
     code = "from nmt_train.cli.validate import main; main()"
     with open("/dev/full", "w") as full:

@@ -100,6 +100,14 @@ def test_a_closed_output_is_one_sentence(run: Path, translated: Any, monkeypatch
                                  " --model RUN > FILE\n")  # fmt: skip
 
 
+def test_with_closed_stderr_only_translations_are_printed(run: Path, translated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    status, lines, _ = translated(b"six\xff\nseven\n", "--model", run, "--on-error", "replace")
+    assert (status, len(lines)) == (0, 2)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert translated(b"six\n", "--model", run.parent / "none")[:2] == (2, [])
+
+
 def test_an_ensemble_averages_probabilities(run: Path) -> None:
     paths = Run(run).checkpoints()
     models = [load_model([path], torch.device("cpu"))[0] for path in paths]

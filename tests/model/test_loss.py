@@ -40,6 +40,18 @@ def test_label_smoothing_is_the_mixture_that_the_docstring_says() -> None:
     assert float(smoothed_cross_entropy(hidden, output, None, labels, 0.1, torch.float32)) == pytest.approx(by_hand, rel=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cost_of_a_diverging_model_has_no_limit(dtype: torch.dtype) -> None:
+    """Where the softmax rounds the probability of a label to 0."""
+    hidden, labels = torch.tensor([[1.0, 0.0]]), torch.tensor([1])
+    for logit in (80.0, 100.0, 200.0, 1024.0):
+        output = torch.tensor([[logit, 0.0], [0.0, 0.0]])
+        expected = F.cross_entropy(hidden @ output.T, labels, label_smoothing=0.1)
+        torch.testing.assert_close(
+            smoothed_cross_entropy(hidden, output, None, labels, 0.1, dtype), expected, rtol=1e-2, atol=0
+        )
+
+
 def test_validations_cross_entropy_is_torchs_even_under_autocast() -> None:
     torch.manual_seed(0)
     hidden, output, labels = torch.randn(11, 6), torch.randn(20, 6), torch.randint(0, 20, (11,))

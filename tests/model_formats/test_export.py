@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -93,6 +94,24 @@ def test_its_tokenizer_gives_our_ids_and_our_text(tmp_path: Path, demo: Path, ki
     assert len(known) > 200
     assert theirs.batch_decode(known, skip_special_tokens=True) == vocabulary.decode(known)
     assert theirs.eos_token_id == theirs("x")["input_ids"][-1] == 3
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize(
+    "normalization",
+    [{"normalization_rule_name": "identity"}, {"remove_extra_whitespaces": False}, {"add_dummy_prefix": False}],
+    ids=str,
+)
+def test_its_tokenizer_treats_spaces_as_the_users_vocabulary_does(demo: Path, kind: str, normalization: dict[str, Any]) -> None:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines(demo)), model_writer=model, vocab_size=100, model_type=kind, pad_id=0, unk_id=1, bos_id=2,
+        eos_id=3, minloglevel=2, hard_vocab_limit=False, **normalization,
+    )  # fmt: skip
+    vocabulary = Vocabulary(model.getvalue(), "here")
+    texts = [*lines(demo), "\tsix", "six\xa0", " six", "  six", "six  ", "six\n", "six▁", " ", "\u3000six \xa0 two"]
+    theirs = tokenizer.convert(vocabulary)
+    assert [theirs.encode(text).ids[:-1] for text in texts] == vocabulary.encode(texts)
 
 
 def test_hugging_face_translates_as_we_do(trained: Path, demo: Path, tmp_path: Path) -> None:

@@ -297,10 +297,15 @@ def test_overwriting_leaves_the_users_own_links(tmp_path: Path, vocabulary: Voca
     big.mkdir()
     (run.folder / "checkpoints").symlink_to(big)
     (run.folder / "data").symlink_to(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (run.folder / "translations").symlink_to(tmp_path / "texts")
     run = Run.open(run.folder)
     save(run.checkpoint(1), vocabulary, 1)
+    run.keep_translations("1", ["a line"])
     run.link("last", run.checkpoint(1))
-    assert run_of(run.folder / "last") == run.folder
+    (tmp_path / "mine").symlink_to(run.folder / "last")
+    assert run_of(run.folder / "last") == run_of(tmp_path / "mine") == run.folder
     run.empty()
-    assert {path.name for path in run.folder.iterdir() if path.is_symlink()} == {"checkpoints", "data"}
-    assert list(big.iterdir()) == []
+    assert {path.name for path in run.folder.iterdir() if path.is_symlink()} == {"checkpoints", "data", "translations"}
+    assert list((run.folder / "translations").iterdir()) == []
+    assert not (run.folder / "last").is_symlink()
