@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from nmt_train.common import container
+from nmt_train.common import container, launcher
 from nmt_train.common.errors import UserError
 
 _SEVERAL = re.compile(r"(cpu|cuda)(?:\s*x\s*([1-9]\d{0,2}))?")
@@ -111,7 +111,7 @@ def prepare(devices: str | list[int], threads: int, nodes: tuple[int, ...] = (0,
     quota = container.cores() / len(beside)
     if threads or ((len(beside) > 1 or quota < cores) and "OMP_NUM_THREADS" not in os.environ):
         # A launcher that binds ranks to cores has already divided the cores.
-        divided = cores // (len(beside) if cores == os.cpu_count() else 1)
+        divided = cores // (len(beside) if cores == os.cpu_count() or launcher.UNBOUND in os.environ else 1)
         torch.set_num_threads(threads or max(1, math.ceil(min(divided, quota))))
     try:
         mallopt = ctypes.CDLL(None).mallopt

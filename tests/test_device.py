@@ -67,6 +67,12 @@ def test_ranks_use_no_more_threads_and_memory_than_their_container_allows(monkey
         monkeypatch.setattr("nmt_train.common.container.cores", lambda cores=cores: cores)
         device.prepare("cpu", 0, nodes=(0,) * ranks)
     assert set_to == [3, 2, 1, 16], "one rank without a limit leaves the choice to torch"
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))  # of a job of Slurm, or of a rank bound to them
+    for unbound, threads in ((False, 8), (True, 2)):
+        if unbound:
+            monkeypatch.setenv("NMT_TRAIN_UNBOUND", "1")
+        device.prepare("cpu", 0, nodes=(0,) * 4)
+        assert set_to.pop() == threads
     device.prepare("cpu", 7)
     assert set_to[-1] == 7
     monkeypatch.setattr("nmt_train.common.container.memory", lambda: 1000.0)

@@ -82,24 +82,31 @@ def _discard_output() -> None:
 
 
 def _explain(error: Exception) -> tuple[int, str]:
-    """Return the exit status and the message for an error."""
-    if isinstance(error, UserError):
-        return error.status, f"error: {error}"
+    """Return the exit status and the message for an error; the error's notes say where it occurred."""
     if isinstance(error, BrokenPipeError):
         return _READER_GONE, ""
+    status, said = _described(error)
+    where = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
+    return status, f"{'error' if status != 1 else 'internal error'}: {where}{said}"
+
+
+def _described(error: Exception) -> tuple[int, str]:
+    """Return the exit status, and a sentence about an error."""
+    if isinstance(error, UserError):
+        return error.status, str(error)
     if isinstance(error, OSError) and error.errno in _FULL:
-        return 2, f"error: {error.filename or 'output'}: {error.strerror}; check free space and permissions"
+        return 2, f"{error.filename or 'output'}: {error.strerror}; check free space and permissions"
     if isinstance(error, OSError) and error.errno in _UNUSABLE:
-        return 2, f"error: {error.filename or 'input or output'}: {error.strerror}; check the path, its limits and its disk"
+        return 2, f"{error.filename or 'input or output'}: {error.strerror}; check the path, its limits and its disk"
     if _out_of_memory(error):
-        return 2, "error: out of memory; make batches (batch.tokens, --batch-tokens), the beam or the model smaller"
+        return 2, "out of memory; make batches (batch.tokens, --batch-tokens), the beam or the model smaller"
     if isinstance(error, RuntimeError) and _FAULT.search(str(error)):
         what = str(error).partition("\n")[0]
         return TRY_AGAIN, (
-            f"error: host {socket.gethostname()}: the device failed: {what}; start the same command again: it continues from"
+            f"host {socket.gethostname()}: the device failed: {what}; start the same command again: it continues from"
             " the last checkpoint; if that does not help, check the GPU (nvidia-smi, dmesg)"
         )
-    return 1, f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug"
+    return 1, f"{type(error).__name__}: {error}; please report it with the output of --debug"
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,9 +74,10 @@ def command(arguments: Sequence[str]) -> int:
 
         hosts = read_hosts(given.hosts) if given.hosts and not launcher.launched() else []
         check(resolved, hosts)
-    except UserError:
+    except UserError as error:
         if launcher.launched() and launcher.local_rank():
-            return 2  # the first rank of the machine prints the error
+            launcher.wait_for_first_rank()  # which usually has the same error, prints it, and ends the job
+            error.add_note(f"local rank {launcher.local_rank()} of host {socket.gethostname()}")
         raise
     overwrite = given.overwrite and not launcher.queued_again()  # after a requeue, keep what the job has written
     return start(resolved, given.force, overwrite, Job(hosts, given.restarts, arguments), _adviser)

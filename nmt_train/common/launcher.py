@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+from nmt_train.common.errors import UserError
+
 # In the environment of a job that `nmt-train --restarts` has started again: whether its run had begun before.
 RESTARTED, BEGUN, NOT_BEGUN = "NMT_TRAIN_RESTARTED", "begun", "not-begun"
+UNBOUND = "NMT_TRAIN_UNBOUND"  # in the environment of ranks that were started without being bound to cores
+_LINGER = 3.0  # seconds
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
 _OURS = ("mpirun", "mpiexec", "prterun", "orterun", "nmt-train", "nmt_train.cli.entry", "nmt_train.cli.train")
 _MPIRUN = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID")  # set by Open MPI and by MPICH, also inside a Slurm job
@@ -39,6 +45,12 @@ def restarted() -> bool:
 def begun_before() -> bool:
     """Whether an earlier start of this job has begun its run."""
     return os.environ.get(RESTARTED) == BEGUN
+
+
+def wait_for_first_rank() -> None:
+    """Wait some seconds, in which the end of the machine's first rank would end this process, too."""
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(UserError.status))  # the status of its error
+    time.sleep(_LINGER)
 
 
 def terminal() -> TextIO | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import concurrent.futures
 import hashlib
 import io
 import json
@@ -10,8 +11,9 @@ import os
 import random
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -198,27 +200,43 @@ def train(config: CorpusConfig) -> Vocabulary:
         f"nmt-train: training a vocabulary of {vocabulary.size:,} pieces", file=sys.stderr, flush=True
     )  # before the log opens
     lines = _sample(_both_sides(config), vocabulary.sample_lines)
+    training = partial(
+        sentencepiece.SentencePieceTrainer.train,
+        sentence_iterator=iter(lines),
+        model_writer=output,
+        vocab_size=vocabulary.size,
+        model_type=vocabulary.type,
+        character_coverage=vocabulary.character_coverage,
+        pad_id=PAD,
+        unk_id=UNKNOWN,
+        bos_id=BEGIN,
+        eos_id=END,
+        user_defined_symbols=list(dict.fromkeys(part.tag for part in config.parts if part.tag)),
+        num_threads=os.cpu_count() or 1,
+        max_sentence_length=LONGEST_LINE,  # else it leaves out lines of more than 4,192 bytes
+        minloglevel=2,
+    )
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
-            model_writer=output,
-            vocab_size=vocabulary.size,
-            model_type=vocabulary.type,
-            character_coverage=vocabulary.character_coverage,
-            pad_id=PAD,
-            unk_id=UNKNOWN,
-            bos_id=BEGIN,
-            eos_id=END,
-            user_defined_symbols=list(dict.fromkeys(part.tag for part in config.parts if part.tag)),
-            num_threads=os.cpu_count() or 1,
-            max_sentence_length=LONGEST_LINE,  # else it leaves out lines of more than 4,192 bytes
-            minloglevel=2,
-        )
+        _in_thread(training)
     except RuntimeError as error:
         if "sentences_.empty()" in str(error):
             raise UserError("corpus.train: no pair has text on both sides; check the files") from None
         raise UserError(f"corpus.vocabulary.size: {_explain(str(error), vocabulary)}") from None
     return Vocabulary(output.getvalue(), "the vocabulary just trained")
+
+
+def _in_thread(work: Callable[[], object]) -> None:
+    """Do work that may take minutes inside C++; in the main thread, Ctrl-C would have no effect until it ends."""
+    done: concurrent.futures.Future[object] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    done.result()
 
 
 def _sample(lines: Iterable[str], most: int) -> list[str]:
@@ -257,7 +275,7 @@ def _explain(message: str, vocabulary: VocabularyConfig) -> str:
     """Translate SentencePiece's error message into the terms of the configuration."""
     largest = re.search(r"value <= (\d+)", message)
     if largest:
-        return f"{vocabulary.size} pieces are more than this corpus can fill; at most {largest[1]} are possible"
+        return f"{vocabulary.size} pieces are more than this corpus can fill; set it to {largest[1]} or less"
     if "required_chars" in message or "smaller than required" in message:
         return f"{vocabulary.size} pieces are fewer than the characters of this corpus need; choose a larger size"
     return f"{vocabulary.size} pieces could not be trained on this corpus; choose a smaller size ({message[-160:]})"

@@ -217,7 +217,9 @@ def _bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(f"{unreadable(path, error)}; give the folder of a MarianMT model") from None
+        raise UserError(
+            f"{unreadable(path, error)}; give the folder of a MarianMT model (to continue from a model of nmt_train, set init)"
+        ) from None
 
 
 def _json(path: Path) -> dict[str, Any]:

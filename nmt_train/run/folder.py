@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -76,8 +77,13 @@ class Run:
                     f"run: {path} is a folder instead of a link, perhaps because the run was copied without its links; remove"
                     f" it: the checkpoints are in {folder / 'checkpoints'}"
                 )
-        lock.truncate(0)
-        print(f"process {os.getpid()} on {socket.gethostname()}", file=lock, flush=True)
+        try:
+            lock.truncate(0)
+            print(f"process {os.getpid()} on {socket.gethostname()}", file=lock, flush=True)
+        except OSError as error:
+            with suppress(OSError):
+                lock.close()
+            raise UserError(f"run: {folder}: {error.strerror}; free some space, or choose another folder") from None
         for name in _CHECKPOINTS:
             checkpoint.clean(folder / name)
         return cls(folder, lock)

@@ -134,7 +134,7 @@ def _initial(config: Config) -> Checkpoint:
     there, here = saved_keys(initial.facts["config"]), configuration.flatten(configuration.plain(config))
     keys = [key for key in FIXED if key.startswith("model.") and there.get(key) != here[key]]
     if keys:
-        wanted = ", ".join(f"{key} {there.get(key)}, not {here[key]}" for key in keys)
+        wanted = ", ".join(f"{key} {there.get(key)} (here {here[key]})" for key in keys)
         raise UserError(f"init: {initial.path} needs {wanted}; set them so, or use another model")
     return initial
 

@@ -71,8 +71,8 @@ def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE, advis
         return 1
     except BaseException as error:
         transport.fail(error)
-        if isinstance(error, UserError) and transport.rank:
-            raise type(error)(f"{describe(transport, transport.rank)}: {error}") from error
+        if transport.rank or (transport.size > 1 and not isinstance(error, UserError)):
+            error.add_note(describe(transport, transport.rank))  # begins the error message
         raise
     return status
 

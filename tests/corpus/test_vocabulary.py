@@ -51,7 +51,7 @@ def test_text_with_unknown_characters_keeps_its_segmentation(vocabulary: Vocabul
 
 
 def test_more_pieces_than_the_corpus_can_fill_are_refused_with_the_most_possible(make: Make) -> None:
-    with pytest.raises(UserError, match=r"corpus.vocabulary.size: 50000 pieces are more .* at most \d+ are possible"):
+    with pytest.raises(UserError, match=r"corpus.vocabulary.size: 50000 pieces are more .* set it to \d+ or less"):
         train(make(corpus__vocabulary={"size": 50000}).corpus)
 
 

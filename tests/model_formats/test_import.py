@@ -184,7 +184,7 @@ def test_it_is_fine_tuned_from_where_it_is(make: Make, ours: Path, tmp_path: Pat
 
 
 def test_sizes_that_do_not_fit_are_named(make: Make, ours: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model.activation swish, not relu, model.output_bias True, not False"):
+    with pytest.raises(UserError, match=r"model.activation swish \(here relu\), model.output_bias True \(here False\)"):
         start(make(init=str(ours), model__norm="post"), False, False)
 
 

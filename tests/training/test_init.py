@@ -81,7 +81,7 @@ def test_it_resumes_without_its_source(make: Make, tmp_path: Path) -> None:
 
 def test_a_model_that_does_not_fit_is_refused_by_its_sizes(make: Make, tmp_path: Path) -> None:
     source = trained(make, tmp_path)
-    with pytest.raises(UserError, match=r"init: .* needs model.dim 16, not 32, model.norm pre, not post; set them so"):
+    with pytest.raises(UserError, match=r"init: .* needs model.dim 16 \(here 32\), model.norm pre \(here post\); set them so"):
         trained(make, tmp_path, "fine", init=str(source), model__dim=32, model__norm="post")
     other = trained(make, tmp_path, "other", corpus__vocabulary__size=110)
     with pytest.raises(UserError, match=r"corpus.vocabulary.path: .* is not the vocabulary of .*, which init names"):

@@ -11,18 +11,26 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from nmt_train.common.errors import UserError
+from nmt_train.common.launcher import UNBOUND
 from nmt_train.training.stop_request import PASSED_ON, SignalFilter, handled_by
 
 TRAIN = "nmt_train.cli.entry"  # the module of nmt-train
-_LAST_LINES = re.compile("(?!error: rank .* has not ended for )error: |MPI_ABORT was invoked")  # of a job that fails
+_BANNER = re.compile(  # what mpirun writes after MPI_Abort; the error message of the rank says more
+    r"-{60,}$|MPI_ABORT was invoked|\s+Proc: \[\[|\s+Errorcode: |NOTE: invoking MPI_ABORT|You may or may not see output|"
+    "exactly when Open MPI kills"
+)
+_ABORTED = re.compile("MPI_ABORT was invoked")  # the job fails
+_ERROR = re.compile("(?!error: rank .* has not ended for )error: ")  # the job fails, or another program has written it
+_LOG_LINE = re.compile(r"\[[0-9]{4}-[0-9]{2}-[0-9]{2} ")
 _CONTINUES = re.compile(" ended: (the last rank continues|the other [0-9]+ ranks continue);")  # in the log
 _STATUS = re.compile(r"\s*Errorcode:\s+(\d+)")  # the status given to MPI_Abort; mpirun's own status may be that of another rank
-# Seconds: for mpirun to exit after the job has failed; for ranks on other machines to say that they continue without those
-# of this machine; between two polls.
+# Seconds: for mpirun to exit after the job has failed; for ranks on other machines to say that they continue, without those of
+# this machine or after an error; between two polls.
 _GRACE, _RECOVERY, _LOOK = 10.0, 120.0, 0.5
 
 
@@ -41,7 +49,19 @@ def mpirun(
     environment = dict(os.environ)
     if os.getuid() == 0:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    command = [found, "--with-ft", "ulfm", "-np", str(ranks), "--oversubscribe", "--bind-to", "none", *options]
+    command = [
+        found,
+        "--with-ft",
+        "ulfm",
+        "-np",
+        str(ranks),
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        "-x",
+        f"{UNBOUND}=1",
+        *options,
+    ]
     command += [sys.executable, "-P", "-m", module, *arguments]
     job: subprocess.Popen[str] | None = None
     asked: list[int] = []
@@ -61,44 +81,66 @@ def mpirun(
 
     with handled_by(ask):
         job = subprocess.Popen(
-            command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True, errors="replace"
-        )
+            command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            errors="replace",
+        )  # fmt: skip
         tell()
         status = _follow(job, heard)
     return 128 + asked[0] if asked else status
 
 
 def _follow(job: subprocess.Popen[str], heard: Callable[[str], None]) -> int:
-    """Forward mpirun's stderr until it exits; returns the status of the rank that aborted the job, if any, else mpirun's."""
+    """Forward mpirun's stderr, without its banner, until it exits.
+
+    Returns the status of the rank that aborted the job, if any, else mpirun's.
+    """
     aborted: list[int] = []
-    failed, continues = threading.Event(), threading.Event()
+    signs = Signs()
 
     def listen() -> None:
         assert job.stderr is not None
+        banner = False
         for line in job.stderr:
-            with suppress(OSError):  # nobody reads it any more
-                print(line, end="", file=sys.stderr, flush=True)
+            banner = bool(_BANNER.match(line)) or (banner and not line.strip("\0\n"))
+            if not banner:
+                with suppress(OSError):  # nobody reads it any more
+                    print(line, end="", file=sys.stderr, flush=True)
             heard(line)
             if said := _STATUS.match(line):
                 aborted.append(int(said[1]))
-            if _LAST_LINES.match(line):
-                failed.set()
-            if _CONTINUES.search(line):
-                failed.clear()
-                continues.set()
+            signs.note(line)
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
-    status = _wait(job, failed, continues)
+    status = _wait(job, signs)
     listener.join(_GRACE)
     return aborted[0] if aborted else status
 
 
-def _wait(job: subprocess.Popen[str], failed: threading.Event, continues: threading.Event) -> int:
+@dataclass
+class Signs:
+    """What a job has said. aborted: it fails. error: it seems to fail. continues: ranks elsewhere continue without some."""
+
+    aborted: bool = False
+    error: bool = False
+    continues: bool = False
+
+    def note(self, line: str) -> None:
+        if _ABORTED.match(line):
+            self.aborted = True
+        elif _ERROR.match(line):
+            self.error = True
+        elif _LOG_LINE.match(line):
+            self.error = False
+        if _CONTINUES.search(line):
+            self.aborted, self.error, self.continues = False, False, True
+
+
+def _wait(job: subprocess.Popen[str], signs: Signs) -> int:
     """Wait for mpirun to exit, and return its status; kill it if it does not exit soon after its ranks have ended.
 
-    mpirun may wait forever for a machine that it can no longer reach. Its ranks have ended if one has said that the job fails
-    (`failed`), or if this machine has no ranks any more and no others have said that they continue (`continues`).
+    mpirun may wait forever for a machine that it can no longer reach. Its ranks have ended if one has aborted the job, or if
+    this machine has no ranks (any more), and there was an error or no others have said that they continue.
     """
     waited, began = 0.0, False
     while True:
@@ -108,10 +150,10 @@ def _wait(job: subprocess.Popen[str], failed: threading.Event, continues: thread
             there = _has_ranks(job.pid)
             began = began or there
             if there:  # what was said when ranks were still here is no sign of life of other machines
-                continues.clear()
-            gone = began and not there and not continues.is_set()
-            waited = waited + _LOOK if failed.is_set() or gone else 0.0
-        if waited >= (_GRACE if failed.is_set() else _RECOVERY):
+                signs.continues = False
+            gone = not there and (signs.error or (began and not signs.continues))
+            waited = waited + _LOOK if signs.aborted or gone else 0.0
+        if waited >= (_GRACE if signs.aborted else _RECOVERY):
             print("nmt-train: mpirun does not exit: killing it", file=sys.stderr, flush=True)
             for process in [job.pid, *_session(job.pid)]:
                 with suppress(ProcessLookupError):

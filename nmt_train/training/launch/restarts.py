@@ -23,6 +23,7 @@ from nmt_train.training.stop_request import PASSED_ON, handled_by
 _ANSWER = 10.0  # seconds for a machine to answer
 # Log messages of a run: after it has emptied its folder, when it has begun, and at its end.
 _STARTED_OVER, _BEGUN, _STOPPED = "] started over", "] in force: ", "] stopped: "
+_CHECK = "check the machines; `ssh MACHINE true` must work without a password"
 _PAUSE = 2.0  # seconds between an end and the next start
 _SILENCE, _LONGEST_PAUSE = 3600.0, 60.0  # seconds to wait for a machine if none answers; at most, between two attempts
 # Success, a user error, or a stop by a signal. After any other status, a restart may help.
@@ -44,17 +45,17 @@ def read_hosts(path: Path) -> list[Host]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeError) as error:
         raise UserError(f"--hosts {path}: cannot be read ({error}); name a file with lines of NAME slots=RANKS") from None
-    hosts = []
+    slots: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
         match = _LINE.fullmatch(text)
         if text and (match is None or not int(match[2] or 1)):
             raise UserError(f"{path}, line {number}: {text!r} is not a machine; write NAME, or NAME slots=RANKS")
         if match is not None:
-            hosts.append(Host(match[1], int(match[2] or 1)))
-    if not hosts:
+            slots[match[1]] = slots.get(match[1], 0) + int(match[2] or 1)
+    if not slots:
         raise UserError(f"--hosts {path}: names no machine; write one per line: NAME slots=RANKS")
-    return hosts
+    return [Host(name, number) for name, number in slots.items()]
 
 
 def answering(hosts: Sequence[Host]) -> list[Host]:
@@ -91,7 +92,7 @@ def run_once(hosts: Sequence[Host], arguments: Sequence[str], module: str) -> in
     """Run a command of this package as one rank per slot of the hosts; returns its exit status. UserError if one is silent."""
     answers = answering(hosts)
     if silent := [host.name for host in hosts if host not in answers]:
-        raise UserError(f"--hosts: no answer from {', '.join(silent)}; check the machines and ssh")
+        raise UserError(f"--hosts: no answer from {', '.join(silent)}; {_CHECK}")
     with _hostfile(hosts) as options:
         return launch.mpirun(sum(host.slots for host in hosts), arguments, options, lambda line: None, module)
 
@@ -151,8 +152,8 @@ def _run(job: Job, ranks: int, arguments: Sequence[str], restarted: str) -> tupl
         problem = f"no answer from {', '.join(silent)}"
         if not restarted and not (there and job.restarts):
             alternative = "; with --restarts, training begins without them" if there else ""
-            raise UserError(f"--hosts: {problem}; check the machines and ssh{alternative}")
-        _say(f"{problem}; {'continuing without' if there else 'check the machines and ssh'}")
+            raise UserError(f"--hosts: {problem}; {_CHECK}{alternative}")
+        _say(f"{problem}; {'continuing without' if there else _CHECK}")
         if not there:
             return TRY_AGAIN, set()
     said: set[str] = set()

@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory import MemoryTransport, together, transports
 
-from nmt_train.common.errors import UserError
 from nmt_train.distributed.message import DTYPES, Message, from_json, to_json
 from nmt_train.distributed.transport import Aborted, Ended, Lost, Tag
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.distributed.transport.mpi.framing import SLOTS, contents, pack, unpack
-from nmt_train.distributed.transport.mpi.rendezvous import answer_pings, measure_offset
+from nmt_train.distributed.transport.mpi.rendezvous import answer_pings, measure_offset, rendezvous
 from nmt_train.distributed.transport.mpi.requests import Slots
 from nmt_train.distributed.transport.mpi.torch_group import Group
 
@@ -97,10 +96,19 @@ def test_clocks_of_two_hosts_are_aligned_by_the_quickest_round_trip() -> None:
 
 def test_a_rank_that_stops_while_clocks_are_aligned_is_named() -> None:
     first, second = transports((0, 1))
-    with pytest.raises(UserError, match=r"rank 1 of 2 did not connect within 0.1 s \(transport.start_deadline\)"):
+    with pytest.raises(Lost, match=r"rank 1 of 2 did not connect within 0.1 s \(transport.start_deadline\)"):
         answer_pings(first, 1, 0.1)
-    with pytest.raises(UserError, match="rank 0 of 2 did not connect within 0.05 s"):
+    with pytest.raises(Lost, match="rank 0 of 2 did not connect within 0.05 s"):
         measure_offset(second, 0.05)
+
+
+def test_a_rank_that_has_ended_is_not_waited_for_while_ranks_connect() -> None:
+    def check() -> None:
+        raise Ended("another rank's process has ended")
+
+    first, _ = transports((0, 1))
+    with pytest.raises(Ended):
+        rendezvous(first, 60.0, check)
 
 
 def test_a_slow_message_keeps_its_slot_however_many_others_pass_it() -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -73,9 +72,7 @@ def test_an_mpirun_that_waits_for_ever_after_its_ranks_have_ended_is_killed_with
     monkeypatch.setattr(launch, "_GRACE", 0.1)
     monkeypatch.setattr(launch, "_LOOK", 0.05)
     job = subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True, stderr=subprocess.PIPE, text=True)
-    failed = threading.Event()
-    failed.set()
-    assert launch._wait(job, failed, threading.Event()) == -signal.SIGKILL
+    assert launch._wait(job, launch.Signs(aborted=True)) == -signal.SIGKILL
     patience = time.monotonic() + 30
     while launch._session(job.pid):  # a signal takes its time
         assert time.monotonic() < patience
@@ -83,14 +80,18 @@ def test_an_mpirun_that_waits_for_ever_after_its_ranks_have_ended_is_killed_with
     assert "mpirun does not exit" in capfd.readouterr().err
 
 
-def test_the_status_is_that_of_the_rank_that_failed_first_whatever_mpirun_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_status_and_message_are_those_of_the_rank_that_failed_first_whatever_mpirun_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "mpirun").write_text("#!/bin/sh\necho '  Errorcode: 2' >&2\nexit 1\n", encoding="utf-8")
+    said = ["error: run: was started with another mode", "-" * 74, "MPI_ABORT was invoked on rank 0", "  Proc: [[1,1],0]",
+            "  Errorcode: 2", "", "NOTE: invoking MPI_ABORT causes", "exactly when Open MPI kills them.", "-" * 74]  # fmt: skip
+    lines = "".join(f"echo '{line}' >&2\n" for line in said)
+    (tmp_path / "mpirun").write_text(f"#!/bin/sh\n{lines}exit 1\n", encoding="utf-8")
     (tmp_path / "mpirun").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
     assert launch.mpirun(2, [], (), lambda line: None) == 2
+    assert capfd.readouterr().err == said[0] + "\n"
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
 
 
@@ -143,7 +144,7 @@ def test_an_mpirun_whose_ranks_here_are_gone_is_killed_though_nobody_has_said_th
         os.sched_yield()
     looks = iter([True, False])
     monkeypatch.setattr(launch, "_has_ranks", lambda mpirun: next(looks, False))
-    assert launch._wait(job, threading.Event(), threading.Event()) == -signal.SIGKILL
+    assert launch._wait(job, launch.Signs()) == -signal.SIGKILL
 
 
 def test_what_was_said_while_ranks_were_still_here_is_no_sign_of_life_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,9 +153,7 @@ def test_what_was_said_while_ranks_were_still_here_is_no_sign_of_life_of_others(
     looks = iter([True])
     monkeypatch.setattr(launch, "_has_ranks", lambda mpirun: next(looks, False))
     job = subprocess.Popen(["sleep", "600"], start_new_session=True, stderr=subprocess.PIPE, text=True)
-    continues = threading.Event()
-    continues.set()
-    assert launch._wait(job, threading.Event(), continues) == -signal.SIGKILL
+    assert launch._wait(job, launch.Signs(continues=True)) == -signal.SIGKILL
 
 
 LOST = "[10:00:00] rank 0 (host a) ended: {others}; at most 0 updates of a shard are lost, and 1 batches are trained again"
@@ -179,11 +178,29 @@ def test_ranks_that_continue_without_others_are_not_killed(monkeypatch: pytest.M
     assert launch._follow(job, lambda line: None) == 7
 
 
+@pytest.mark.parametrize("here", [True, False])
+def test_an_error_of_another_program_is_not_the_end_of_a_job_that_trains(monkeypatch: pytest.MonkeyPatch, here: bool) -> None:
+    for name, seconds in (("_GRACE", 0.1), ("_RECOVERY", 0.5), ("_LOOK", 0.05)):
+        monkeypatch.setattr(launch, name, seconds)
+    monkeypatch.setattr(launch, "_has_ranks", lambda mpirun: here)
+    log = "" if here else "sleep 0.3; echo '[2026-11-27 10:00:00] 2,000 parameters' >&2; "
+    script = f"echo 'error: XDG_RUNTIME_DIR is not set' >&2; {log}sleep 1; exit 7"
+    job = subprocess.Popen(["sh", "-c", script], start_new_session=True, stderr=subprocess.PIPE, text=True)
+    assert launch._follow(job, lambda line: None) == 7
+
+
+def test_an_mpirun_without_ranks_here_is_killed_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("_RECOVERY", 0.2), ("_LOOK", 0.05)):
+        monkeypatch.setattr(launch, name, seconds)
+    job = subprocess.Popen(["sleep", "600"], start_new_session=True, stderr=subprocess.PIPE, text=True)
+    assert launch._wait(job, launch.Signs(error=True)) == -signal.SIGKILL
+
+
 def test_an_mpirun_without_ranks_here_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_GRACE", 0.1)
     monkeypatch.setattr(launch, "_LOOK", 0.05)
     job = subprocess.Popen(["sh", "-c", "sleep 1; exit 7"], start_new_session=True, stderr=subprocess.PIPE, text=True)
-    assert launch._wait(job, threading.Event(), threading.Event()) == 7
+    assert launch._wait(job, launch.Signs()) == 7
 
 
 def test_no_file_of_the_working_directory_is_run_in_the_place_of_a_package(

@@ -47,14 +47,13 @@ class MpiTransport(LocalTransport):
             self._progress_thread.ready.result(config.start_deadline)
         except concurrent.futures.TimeoutError:
             size = os.environ.get("OMPI_COMM_WORLD_SIZE", "some")
-            raise UserError(
+            raise Lost(
                 f"MPI: after {config.start_deadline:g} s (transport.start_deadline), not all of {size} ranks had started, as"
-                " seen"
-                f" from {socket.gethostname()}; look for a host that does not respond, or a rank that hangs"
+                f" seen from {socket.gethostname()}; look for a host that does not respond, or a rank that hangs"
             ) from None
         self.rank, self.size = self._progress_thread.rank, self._progress_thread.size
         self.hosts = ("?",) * self.size
-        self.hosts, self.nodes, self.offset = rendezvous(self, config.start_deadline)
+        self.hosts, self.nodes, self.offset = rendezvous(self, config.start_deadline, self._check)
         self._progress_thread.heard = [self._progress_thread.awake.now()] * self.size
         self._watching = True
 
@@ -125,7 +124,9 @@ class MpiTransport(LocalTransport):
         """If processes have ended, start to connect the surviving ranks immediately, regardless of what their tasks do."""
         if has_ended(self._progress_thread.mpi, error) and not self._closed:
             self._next = MpiTransport(self._config, self)
-            self._failure = self._failure or Ended("another rank's process has ended")
+            self._failure = self._failure or Ended(
+                "another rank's process has ended (see the system's log); start the same command again"
+            )
         else:
             failed = UserError(f"MPI failed on host {socket.gethostname()}: {error}")
             self._failure = self._failure or (error if isinstance(error, UserError) else failed)
