@@ -52,6 +52,9 @@ def differences(old: dict[str, Any], new: Config) -> list[str]:
     after = configuration.flatten(configuration.plain(new))
     for values in (before, after):
         values["optimizer.name"] = optimizer_name(values["mode"], values["optimizer.name"])
+        if values["optimizer.schedule"] == "cosine" and values["optimizer.cosine_until"] is None:
+            spans = map(Duration.parse, values["stop.after"])
+            values["optimizer.cosine_until"] = next((str(span) for span in spans if span.counts), None)
     return [
         f"{name} was {before.get(name)}, now {after.get(name)}"
         for name in sorted(before.keys() | after.keys())

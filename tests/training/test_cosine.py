@@ -10,6 +10,8 @@ import pytest
 from conftest import Make
 from simulated import events, parameters, run
 
+from nmt_train.common.errors import UserError
+
 FALLING = {
     "optimizer__schedule": "cosine", "optimizer__warmup": 0, "optimizer__async_warmup": 0, "optimizer__learning_rate": 0.001,
     "batch__tokens": 200, "validation__every": "1000t",
@@ -42,6 +44,15 @@ def test_a_cosine_over_updates_lasts_as_long_as_a_run_of_so_many(make: Make, tmp
     assert rates[-1] < 0.1 * 0.001
     middle = [event["learning_rate"] for event in events(folder, "validation") if event["update"] == 6]
     assert middle[0] == pytest.approx(0.0005, abs=0.00027)
+
+
+def test_another_length_that_changes_the_curve_is_refused(make: Make, tmp_path: Path) -> None:
+    for _ in range(2):
+        folder = run(make, tmp_path / "run", [1], mode="single", stop__after="4u", **FALLING)
+    with pytest.raises(UserError, match="another configuration: optimizer.cosine_until was 4u, now 8u; restore it"):
+        run(make, tmp_path / "run", [1], mode="single", stop__after="8u", **FALLING)
+    run(make, tmp_path / "run", [1], mode="single", stop__after="8u", optimizer__cosine_until="4u", **FALLING)
+    assert events(folder, "validation")[-1]["learning_rate"] < 1e-6
 
 
 @pytest.mark.parametrize("changes", [{"mode": "sync"}, {"mode": "vanilla", "exchange__bypass": False}, {"mode": "local-sgd"}])
