@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -189,7 +190,7 @@ def test_a_rank_that_raises_ends_the_job_at_once_with_its_error_and_leaves_check
     code = BATCHES.format("if rank == 1 and seen[0] > 15: raise RuntimeError('boom')")
     done = finish([*MPIRUN, "-np", "3", *patched(code), "--config", written(config)])
     assert done.returncode != 0
-    assert done.stderr.count("internal error: RuntimeError: boom") == 1
+    assert done.stderr.count(f"internal error: rank 1 (host {socket.gethostname()}): RuntimeError: boom") == 1
     assert "Traceback" not in done.stderr
     last(config)
 
