@@ -283,7 +283,7 @@ def text(demo: Path, name: str) -> bytes:
         ({"corpus.train": ["@blank", "{demo}/train.de"]}, "corpus"),
         ({"corpus.max_length": 1}, "no pair is left to train on .* 600 over-long"),
         ({"corpus.max_length": 12, "corpus.max_skipped": 0.01}, "would be left out .* corpus.max_skipped"),
-        ({"corpus.vocabulary": {"size": 30_000}}, "30000 pieces are more than this corpus can fill; at most"),
+        ({"corpus.vocabulary": {"size": 30_000}}, "30000 pieces are more than this corpus can fill; set it to"),
         ({"corpus.vocabulary": {"path": "@latin1"}}, "latin1: not a SentencePiece model"),
         ({"devices": "cuda"}, "asks for a GPU, but torch finds none"),
         ({"devices": [0]}, "asks for a GPU, but torch finds none"),

@@ -28,8 +28,8 @@ from nmt_train.simulation.cluster import (
     LinkConfig,
     ScaleConfig,
     Straggler,
-    described,
 )
+from nmt_train.simulation.cluster_file import described
 from nmt_train.training.prepared_run import opened
 
 DEVICE = DeviceConfig(forward=Cost(0.0, 1e-3), backward=Cost(0.0, 2e-3), update=Cost(0.0, 1e-10))
