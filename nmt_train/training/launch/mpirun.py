@@ -49,20 +49,8 @@ def mpirun(
     environment = dict(os.environ)
     if os.getuid() == 0:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    command = [
-        found,
-        "--with-ft",
-        "ulfm",
-        "-np",
-        str(ranks),
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-        "-x",
-        f"{UNBOUND}=1",
-        *options,
-    ]
-    command += [sys.executable, "-P", "-m", module, *arguments]
+    command = [found, "--with-ft", "ulfm", "-np", str(ranks), "--oversubscribe", "--bind-to", "none", "-x", f"{UNBOUND}=1"]
+    command += [*options, sys.executable, "-P", "-m", module, *arguments]
     job: subprocess.Popen[str] | None = None
     asked: list[int] = []
     untold: list[signal.Signals] = []
