@@ -15,7 +15,7 @@ from nmt_train.common.errors import UserError
 # In the environment of a job that `nmt-train --restarts` has started again: whether its run had begun before.
 RESTARTED, BEGUN, NOT_BEGUN = "NMT_TRAIN_RESTARTED", "begun", "not-begun"
 UNBOUND = "NMT_TRAIN_UNBOUND"  # in the environment of ranks that were started without being bound to cores
-_LINGER = 3.0  # seconds
+LINGER = 3.0  # seconds that a rank waits before it exits because of another rank's error
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
 _OURS = ("mpirun", "mpiexec", "prterun", "orterun", "nmt-train", "nmt_train.cli.entry", "nmt_train.cli.train")
 _MPIRUN = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID")  # set by Open MPI and by MPICH, also inside a Slurm job
@@ -49,8 +49,9 @@ def begun_before() -> bool:
 
 def wait_for_first_rank() -> None:
     """Wait some seconds, in which the end of the machine's first rank would end this process, too."""
-    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(UserError.status))  # the status of its error
-    time.sleep(_LINGER)
+    # Launchers send SIGTERM after a rank has failed; the job should have the status of that rank's error.
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(UserError.status))
+    time.sleep(LINGER)
 
 
 def terminal() -> TextIO | None:

@@ -105,12 +105,12 @@ class Snapshot:
         """
         parts = []
         training = len(shards) if workers is None else workers
+        exchanging = range(training) if exchanging is None else exchanging
         for rank, place in enumerate(shards):
             position = resume(rank, self.stages, training)[1]
             random = self.random[rank] if rank < len(self.random) else {}
             shard = {name: vector[place] for name, vector in self.vectors.items()}
-            exchanging_ranks = range(training) if exchanging is None else exchanging
-            worker_state = inherited(self.worker_state, rank, exchanging_ranks, means, trains=rank < training)
+            worker_state = inherited(self.worker_state, rank, exchanging, means, trains=rank < training)
             parts.append(RankState(shard, worker_state, random, self.numbers, position))
         return parts
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -40,7 +39,6 @@ from nmt_train.training.stop_request import handling
 from nmt_train.training.worker import Make
 
 _ALONE = Job()
-_LINGER = 3.0  # seconds that a rank waits before it exits because of another rank's error
 # Configuration keys that may differ between ranks.
 _LOCAL = ("run", "init", "threads", "devices", "corpus.train", "corpus.valid", "corpus.cache")
 
@@ -67,7 +65,7 @@ def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE, advis
             else _follow(config, transport, overwrite, advisers)
         )
     except Aborted:
-        time.sleep(_LINGER)  # the failed rank has reported why; its exit status should become that of the job
+        time.sleep(launcher.LINGER)  # the failed rank has reported why; its exit status should become that of the job
         return 1
     except BaseException as error:
         transport.fail(error)
@@ -105,8 +103,7 @@ def connect(config: TransportConfig) -> Transport:
 def _refuse_worlds_of_one() -> int:
     """Raise UserError in the first srun task; the other tasks find the same error and return its exit status."""
     if os.environ.get("SLURM_PROCID", "0") != "0":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # srun --kill-on-bad-exit sends it after the first task has failed
-        time.sleep(_LINGER)
+        launcher.wait_for_first_rank()
         return UserError.status
     offered = os.environ.get("SLURM_MPI_TYPE", "none")
     raise UserError(

@@ -32,7 +32,7 @@ class LocalFuture(concurrent.futures.Future[Any]):
 
     def __init__(self, alive: Callable[[], None]) -> None:
         super().__init__()
-        self._alive = alive
+        self.alive = alive
 
     def result(self, timeout: float | None = None) -> Any:
         while True:
@@ -41,7 +41,7 @@ class LocalFuture(concurrent.futures.Future[Any]):
             except concurrent.futures.TimeoutError:  # of the wait, or of the task itself, since both have the same class
                 if self.done():
                     return super().result(0)
-                self._alive()
+                self.alive()
 
 
 class LocalEvent:

@@ -54,7 +54,7 @@ def test_each_task_of_a_rank_is_watched() -> None:
         waiting = transport.receive(None, Tag.PUSH)
         for look in range(25):
             assert transport._watch.hung(4, deadline=10) is None
-            transport.now() if look % 2 else waiting._alive()  # as a wait does now and then
+            transport.now() if look % 2 else waiting.alive()  # as a wait does now and then
         assert "run (local.py, line " in str(transport._watch.hung(4, deadline=10))
         released.set()
         other.result()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,10 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _PINGS = 20
 
 
-def rendezvous(
-    transport: Transport, deadline: float, check: Callable[[], None] = lambda: None
-) -> tuple[tuple[str, ...], tuple[int, ...], float]:
+def rendezvous(transport: Transport, deadline: float) -> tuple[tuple[str, ...], tuple[int, ...], float]:
     """Hosts and nodes of all ranks, and the seconds by which rank 0's clock is ahead of this host's.
 
-    Raises Lost, which names the ranks that did not connect within `deadline` seconds, and what `check` raises meanwhile.
+    Raises Lost, which names the ranks that did not connect within `deadline` seconds, or the error of a rank that fails.
     """
     mine = [socket.gethostname(), _BOOT.read_text().strip() if _BOOT.exists() else ""]
     end = time.monotonic() + deadline
@@ -30,14 +27,14 @@ def rendezvous(
         while None in cards:
             missing = [rank for rank, card in enumerate(cards) if card is None]
             source, message = _await(
-                transport, None, end, f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}", deadline, check
+                transport, None, end, f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}", deadline
             )
             cards[source] = to_json(message)
         for peer in range(1, transport.size):
             transport.send(peer, Tag.HELLO, from_json(cards))
     else:
         transport.send(0, Tag.HELLO, from_json(mine))
-        cards = to_json(_await(transport, 0, end, "rank 0", deadline, check)[1])
+        cards = to_json(_await(transport, 0, end, "rank 0", deadline)[1])
     known = [tuple(card) for card in cards]
     nodes = numbered(known)
     offset = 0.0
@@ -45,15 +42,13 @@ def rendezvous(
         if known[peer][1] == known[0][1]:
             continue  # both ranks use the clock of the same kernel
         if transport.rank == 0:
-            answer_pings(transport, peer, deadline, check)
+            answer_pings(transport, peer, deadline)
         elif transport.rank == peer:
-            offset = measure_offset(transport, deadline, check)
+            offset = measure_offset(transport, deadline)
     return tuple(card[0] for card in known), nodes, offset
 
 
-def _await(
-    transport: Transport, source: int | None, end: float, missing: str, deadline: float, check: Callable[[], None]
-) -> tuple[int, Message]:
+def _await(transport: Transport, source: int | None, end: float, missing: str, deadline: float) -> tuple[int, Message]:
     future: Any = transport.receive(source, Tag.HELLO)
     while not future.done():
         if time.monotonic() > end:
@@ -61,13 +56,13 @@ def _await(
                 f"MPI: {missing} of {transport.size} did not connect within {deadline:g} s (transport.start_deadline); look"
                 f" at what {'it does' if ',' not in missing else 'they do'} on the host"
             )
-        check()
+        future.alive()
         concurrent.futures.wait([future], timeout=0.5)
     mail: tuple[int, Message] = future.result()
     return mail
 
 
-def measure_offset(transport: Transport, deadline: float, check: Callable[[], None] = lambda: None) -> float:
+def measure_offset(transport: Transport, deadline: float) -> float:
     """The seconds by which rank 0's clock is ahead, measured at the midpoint of the shortest of several round trips to it.
 
     Raises Lost as `rendezvous` does; so does `answer_pings`.
@@ -76,14 +71,14 @@ def measure_offset(transport: Transport, deadline: float, check: Callable[[], No
     for _ in range(_PINGS):
         start = transport.now()
         transport.send(0, Tag.HELLO, Message())
-        theirs = _await(transport, 0, latest, "rank 0", deadline, check)[1].number() / 1e9
+        theirs = _await(transport, 0, latest, "rank 0", deadline)[1].number() / 1e9
         end = transport.now()
         best = min(best, (end - start, theirs - (start + end) / 2))
     return best[1]
 
 
-def answer_pings(transport: Transport, peer: int, deadline: float, check: Callable[[], None] = lambda: None) -> None:
+def answer_pings(transport: Transport, peer: int, deadline: float) -> None:
     latest = time.monotonic() + deadline
     for _ in range(_PINGS):
-        _await(transport, peer, latest, f"rank {peer}", deadline, check)
+        _await(transport, peer, latest, f"rank {peer}", deadline)
         transport.send(peer, Tag.HELLO, Message((int(transport.now() * 1e9),)))

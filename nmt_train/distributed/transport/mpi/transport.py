@@ -53,7 +53,7 @@ class MpiTransport(LocalTransport):
             ) from None
         self.rank, self.size = self._progress_thread.rank, self._progress_thread.size
         self.hosts = ("?",) * self.size
-        self.hosts, self.nodes, self.offset = rendezvous(self, config.start_deadline, self._check)
+        self.hosts, self.nodes, self.offset = rendezvous(self, config.start_deadline)
         self._progress_thread.heard = [self._progress_thread.awake.now()] * self.size
         self._watching = True
 
