@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from prepare import ROOT
+from pydantic import TypeAdapter
 from safetensors.torch import load_file
 
 from nmt_train import config
@@ -27,6 +29,7 @@ from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.model.transformer import Transformer
 from nmt_train.modes.table import MODES
 from nmt_train.run.log import read_metrics
+from nmt_train.simulation.cluster import Cost
 from nmt_train.training.worker import Worker
 
 NOT_RUN = "not run"  # prefix of the result of a row that could not run
@@ -69,23 +72,25 @@ def train(folder: Path, device: str, ranks: int, more: dict[str, Any]) -> list[d
         "optimizer.async_warmup": 10, "validation.metrics": ["cross-entropy"], "validation.every": "3e",
         "checkpoint.every": "1000u", "stop.after": "3e", "log.every": "20u",
     } | more  # fmt: skip
-    command = [sys.executable, "-m", "nmt_train.cli.entry"]
-    command += [part for key, value in settings.items() for part in (f"--{key}", _argument(value))]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
-    if done.returncode:
-        raise Failed(f"status {done.returncode}: {done.stderr[-LAST_WORDS:]}")
+    _call("nmt_train.cli.entry", settings)
     return read_metrics(folder / "metrics.jsonl")
 
 
-def _argument(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, list) else str(value)
+def _call(module: str, settings: dict[str, Any], *more: str) -> None:
+    """Call the command of a module."""
+    command = [sys.executable, "-c", f"import sys; from {module} import main; sys.exit(main())", *more]
+    for key, value in settings.items():
+        command += [f"--{key}", json.dumps(value) if isinstance(value, list) else str(value)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
+    if done.returncode:
+        raise Failed(f"status {done.returncode}: {done.stderr[-LAST_WORDS:]}")
 
 
 def learns(mode: str, ranks: int, more: dict[str, Any]) -> Callable[[str, Path], str]:
     """The final cross-entropy must be below that of a uniform distribution."""
 
     def work(device: str, folder: Path) -> str:
-        own = {"local.every": 10} if mode in ("local-sgd", "diloco") else {}
+        own = {"local.every": 10} if mode in ("local-sgd", "diloco", "diloco-async") else {}
         events = train(folder, device, ranks, {"mode": mode, **own, **more})
         last = [event for event in events if event["event"] == "validation"][-1]
         entropy = last["cross-entropy"]
@@ -227,6 +232,33 @@ def codecs(device: str, folder: Path) -> str:
     return "encode + decode in copies: " + "; ".join(found)
 
 
+def costs(precision: str) -> Callable[[str, Path], str]:
+    """What nmt-simulate --profile measures: a step with batches of the size in docs/comparison.md, and the codecs."""
+
+    def work(device: str, folder: Path) -> str:
+        small = device == "cpu"
+        data, found = corpus(folder), folder.parent / "profile.yml"
+        found.unlink(missing_ok=True)
+        tokens = 400 if small else 4480
+        settings = {
+            "run": folder, "devices": device, "precision": precision, "model.preset": "tiny" if small else "base",
+            "corpus.train": [f"{data}/train.en", f"{data}/train.de"], "corpus.valid": [f"{data}/valid.en", f"{data}/valid.de"],
+            "corpus.vocabulary.size": 300, "batch.tokens": tokens, "stop.after": "1e",
+        }  # fmt: skip
+        _call("nmt_train.cli.simulate", settings, "--profile", str(found), *(["--steps", "6"] if small else []))
+        measured = yaml.safe_load(found.read_text(encoding="utf-8"))
+
+        def both(costs: dict[str, Any], kinds: tuple[str, str], amount: float, unit: float) -> str:
+            return " + ".join(f"{TypeAdapter(Cost).validate_python(costs[kind]).of(amount) / unit:.3g}" for kind in kinds)
+
+        step = both(measured, ("forward", "backward"), tokens, 1e-3)
+        codecs = {"top-k": measured} | measured["codecs"]
+        each = [f"{name} {both(its, ('encode', 'decode'), 1, 1e-9)}" for name, its in codecs.items()]
+        return f"{tokens:,} tokens take {step} ms (forward + backward); encode + decode, ns per element: {'; '.join(each)}"
+
+    return work
+
+
 ROWS = [
     Row("tests", 400, tests),
     *(Row(f"{mode} x {ranks}", 180, learns(mode, ranks, {})) for mode in MODES if mode != "single" for ranks in (2, 4)),
@@ -236,8 +268,12 @@ ROWS = [
     Row("sync x 2, resumed", 300, resumes("sync", 2)),
     Row("NCCL", 180, nccl),
     *(
-        Row(f"{preset}{', compiled' * compiled}", 300, speed(preset, compiled), alone=True, cpu=not compiled)
+        Row(
+            f"{preset}{', compiled' * compiled}", 600 if compiled else 300, speed(preset, compiled),
+            alone=True, cpu=not compiled,
+        )
         for preset in ("base", "big") for compiled in (False, True)
     ),
     Row("codecs", 120, codecs, alone=True),
+    *(Row(f"profile of base, {precision}", 240, costs(precision), alone=True) for precision in ("fp32", "bf16")),
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from nmt_train import device
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
 from nmt_train.corpus.data_shard import DataShard, Position
+from nmt_train.distributed.codec.low_bit import LowBit
 from nmt_train.distributed.exchange.worker_state import RESIDUAL
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Aborted, Tag
@@ -232,6 +233,7 @@ def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         return
     monkeypatch.setattr(device, "inherit", lambda: pretend.enter)
     monkeypatch.setattr(device, "random", lambda own: {"cpu": torch.get_rng_state()})
+    monkeypatch.setattr("nmt_train.distributed.exchange.low_bit.low_bit_for", lambda own: (LowBit, ""))
     with pretend.gpu():
         yield GPU
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nmt_train import device
+from nmt_train.common.errors import NotFinite
 from nmt_train.corpus.batch import assemble
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.dense import BFloat16, Dense
@@ -17,6 +19,7 @@ from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.codec.half import Half
 from nmt_train.distributed.codec.int8 import Int8
 from nmt_train.distributed.codec.low_bit import LowBit
+from nmt_train.distributed.codec.low_bit_for import low_bit_for
 from nmt_train.distributed.codec.onebit import OneBit
 from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
 from nmt_train.distributed.codec.strom_threshold import StromThreshold, ThresholdConfig
@@ -107,6 +110,59 @@ def test_signs_and_magnitudes_mean_the_same_on_either_device(values: int) -> Non
         torch.testing.assert_close(meant[-1] + left[-1], vector(), rtol=1e-5, atol=1e-5)
     for its in meant[1:]:  # a magnitude at the border of two codes may have another code
         assert float((its - meant[0]).norm() / meant[0].norm()) < 0.01
+
+
+@pytest.mark.parametrize("values", [2, 3])
+def test_kernels_and_operations_of_torch_mean_the_same(values: int) -> None:
+    kind, slow = low_bit_for(GPU)
+    assert not slow
+    assert kind is not LowBit
+    shapes = [(100, 256), (1, 4400), (70, 1), (5000, 512), (3, 1501)]
+    elements = sum(rows * columns for rows, columns in shapes)
+    for start in (0, 1):  # a slice of a vector may begin anywhere
+        flat = vector(elements + 1).to(GPU)[start : start + elements]
+        ours, theirs = (its(shapes, values, torch.empty(3, elements, device=GPU)) for its in (kind, LowBit))
+        message, other = ours.encode(flat, 0), theirs.encode(flat, 0)
+        for own, its in zip(message.tensors[1:], other.tensors[1:], strict=True):
+            assert float((own != its).float().mean()) < 0.01  # borders of codes
+        found = []
+        for codec in (ours, theirs):
+            put, added, left, sent, rest = (
+                flat.new_full((elements,), number) for number in (math.nan, 1, math.nan, 0, math.nan)
+            )
+            codec.decode(message, put)
+            codec.add(message, added, scale=0.25)
+            codec.left_out(message, flat, left)
+            codec.split(message, sent.copy_(flat), rest, scale=4.0)
+            found.append([put, added, left, sent, rest])
+        for own, its in zip(*found, strict=True):
+            torch.testing.assert_close(own, its, rtol=1e-6, atol=1e-6)
+        assert torch.equal(found[0][0], found[1][0])  # all ranks must decode the same mean
+        assert torch.equal(ours.encode(flat, 0).tensors[2], message.tensors[2])
+    bad = flat.clone()
+    bad[7] = math.nan
+    with pytest.raises(NotFinite):
+        ours.encode(bad, 0)
+    with pytest.raises(RuntimeError):
+        ours.encode(flat[:-1], 0)
+
+
+def test_gradients_are_the_same_each_time_also_of_long_sentences() -> None:
+    device.prepare("cuda", 0)
+    trained = model(GPU, dropout=0.1).train()
+    flat, batch, found = FlatModel(trained), assemble(sentences(1, 900, 870), sentences(2, 880, 900)).to(GPU), []
+    for _ in range(3):
+        flat.gradient.zero_()
+        torch.manual_seed(5)
+        trained.loss(batch).backward()
+        found.append(flat.gradient.clone())
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_attention_prepares_no_plan_for_each_new_shape() -> None:
+    device.prepare("cuda", 0)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -32,6 +32,7 @@ MEASURED = {
     "powersgd": ("powersgd", {"override.up": "half", "low_rank.rank": "8"}),
     # Decay 0 keeps what is encoded from growing.
     "tile-top-k": ("sparse-local", {"tiles.keep": "86", "tiles.decay": "0", **_LOCAL}),
+    "threshold": ("strom", {"threshold.density": "0.03"}),
     "half": ("sync", {"override.up": "half"}),
     "bf16": ("sync", {"override.up": "bf16"}),
 }  # fmt: skip

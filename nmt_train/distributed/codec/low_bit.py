@@ -94,16 +94,18 @@ class LowBit(Codec):
 
     def _signs(self, message: Message) -> Tensor:
         """-1, 0 or 1 for each element, as int8."""
+        return (unpack_signs if self._only_signs else unpack_digits)(self._packed(message), self._elements)
+
+    def _packed(self, message: Message) -> Tensor:
+        """The packed signs (bytes,), all of them possible."""
         packed = self._parts(message)[2]
-        if self._only_signs:
-            return unpack_signs(packed, self._elements)
-        if self._elements and int(packed.max()) > _MOST:
-            raise message.malformed(f"a byte is {int(packed.max())}, but should be at most {_MOST}")
-        return unpack_digits(packed, self._elements)
+        if not self._only_signs and self._elements and (most := int(packed.max())) > _MOST:
+            raise message.malformed(f"a byte is {most}, but should be at most {_MOST}")
+        return packed
 
     def _magnitudes_in(self, message: Message) -> Tensor:
         largest, codes, _ = self._parts(message)
-        return largest * _powers(codes.device)[codes.long()]
+        return largest * powers(codes.device)[codes.long()]
 
     def _with_magnitudes(self, message: Message, vector: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The matrices of `vector`, with the magnitudes of their rows and columns."""
@@ -132,7 +134,7 @@ def _logarithms(magnitudes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @functools.cache
-def _powers(device: torch.device) -> Tensor:
+def powers(device: torch.device) -> Tensor:
     """What each code multiplies the largest magnitude with: a table, so that all devices decode the same bits."""
     powers = torch.exp2(torch.arange(_ZERO + 1, dtype=torch.float64) * -_STEP)
     powers[_ZERO] = 0

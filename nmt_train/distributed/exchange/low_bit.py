@@ -20,8 +20,7 @@ from torch import Tensor
 from nmt_train.common.section import STRICT
 from nmt_train.distributed.background import Stages
 from nmt_train.distributed.codec.codec import Codec
-from nmt_train.distributed.codec.compiled_low_bit import CompiledLowBit
-from nmt_train.distributed.codec.low_bit import LowBit
+from nmt_train.distributed.codec.low_bit_for import low_bit_for
 from nmt_train.distributed.codec.size_only import SizeOnly
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
@@ -62,6 +61,7 @@ class LowBitAllReduce(AllReduce):
     def _make_reducer(self, context: BuildContext) -> Reducer:
         flat, config = context.flat, context.settings.low_bit
         self._low_bit = LowBitReducer(context.transport, flat.layout, config, flat.gradient, context.trace)
+        self.slow = self._low_bit.slow
         return self._low_bit
 
     def parts(self, most: int) -> list[slice]:
@@ -88,7 +88,7 @@ class LowBitReducer(StagedReducer):
     A vector may be reduced in parts, which end between rows of matrices, and in stages. Residuals change when the last part has
     been reduced, and by `add_late`. An interrupted exchange, or a mean that is not finite, leaves them unchanged.
 
-    layout: names and shapes of the parameters in the order of the vector.
+    layout: names and shapes of the parameters in the order of the vector. slow: see `Exchange`.
     """
 
     def __init__(
@@ -110,6 +110,7 @@ class LowBitReducer(StagedReducer):
         self._error, self._next_error = torch.zeros_like(like), torch.zeros_like(like)
         self._reduced, self._finite = 0, True  # of the present vector: elements reduced so far; whether all means were finite
         self._scratch = like.new_empty(3, 0)  # of the codecs
+        self._kind, self.slow = low_bit_for(like.device)
         self._shares: dict[tuple[int, int], list[_Share]] = {}  # of the ranks, by the part of the vector
         rank, size = transport.rank, transport.size
         self._others = [*range(rank + 1, size), *range(rank)]
@@ -149,8 +150,7 @@ class LowBitReducer(StagedReducer):
             elements = min(place.stop, start + rows * columns) - max(place.start, start)
             if elements > 0:
                 shapes.append((elements // columns, columns))
-        low_bit = CompiledLowBit if self._scratch.is_cpu else LowBit
-        made = [low_bit(shapes, values, self._scratch) for values in (self._config.up, self._config.down)]
+        made = [self._kind(shapes, values, self._scratch) for values in (self._config.up, self._config.down)]
         return [SizeOnly(codec) for codec in made] if self._meta else list(made)
 
     @torch.no_grad()
