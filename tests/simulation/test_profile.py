@@ -41,7 +41,7 @@ def test_a_profile_has_a_price_for_all_kinds_of_work_whatever_is_configured(make
     assert vars(costs.pop("carry")) == {"seconds": 0, "per_unit": 0}
     assert costs.pop("response") == 0
     codecs = costs.pop("codecs")
-    assert set(codecs) == {"low-bit", "powersgd", "tile-top-k", "half", "bf16"}
+    assert set(codecs) == {"low-bit", "powersgd", "tile-top-k", "threshold", "half", "bf16"}
     assert all(cost.per_unit > 0 for its in codecs.values() for cost in (its.encode, its.decode))
     assert set(costs) == {"forward", "backward", "update", "encode", "decode", "swap"}
     assert all(cost.seconds >= 0 and cost.per_unit >= 0 and cost.seconds + cost.per_unit > 0 for cost in costs.values())
