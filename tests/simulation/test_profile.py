@@ -54,7 +54,7 @@ def test_a_series_of_steps_ends_in_time_and_what_is_measured_is_said(make: Make)
         costs = measure(config, worker, LocalTransport(), Effort(10**9, seconds=0.0), said.append)
     assert costs.forward.of(100) > 0
     assert said == [f"measuring how long this device takes: {kinds}" for kinds in (
-        "forward, backward", "update, encode, decode", "swap", "low-bit, powersgd, tile-top-k, half, bf16"
+        "forward, backward", "update, encode, decode", "swap", "low-bit, powersgd, tile-top-k, threshold, half, bf16"
     )]  # fmt: skip
 
 

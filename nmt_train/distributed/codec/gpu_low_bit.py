@@ -15,8 +15,6 @@ from nmt_train.distributed.codec.low_bit import THRESHOLD, LowBit, powers
 from nmt_train.distributed.codec.low_bit_kernels import rows_of
 from nmt_train.distributed.message import Message
 
-_BLOCK = 512  # bytes that a program packs
-
 
 class GpuLowBit(LowBit):
     """The same codec in few launches: with torch, a GPU spends most of the time waiting for the next one (docs/benchmarks.md).
@@ -33,22 +31,22 @@ class GpuLowBit(LowBit):
             matrices.append((place, height, width, line))
             strips += [(start, height, width, first, place + height + first) for first in range(0, width, kernels.STRIP)]
             start, place, line = start + height * width, place + height + width, line + height
-        self._rows, self._matrices_of, self._strips = (
+        self._row_table, self._matrix_table, self._strip_table = (
             torch.from_numpy(np.array(table, np.int64)).to(scratch.device) for table in (rows, matrices, strips)
         )
 
     def _approximated(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         vector, three = self._checked(vector), not self._only_signs
-        magnitudes, sums = vector.new_empty(self._numbers), vector.new_empty(len(self._rows), 2)
+        magnitudes, sums = vector.new_empty(self._numbers), vector.new_empty(len(self._row_table), 2)
         digits = self._scratch[0].view(torch.int8)[: self._elements]
-        _each(self._rows, kernels.row_means, vector, self._rows, magnitudes)
-        _each(self._strips, kernels.column_means, vector, self._strips, magnitudes)
-        _each(self._matrices_of, kernels.normalize, self._matrices_of, magnitudes)
-        _each(self._rows, kernels.approximate, vector, self._rows, magnitudes, THRESHOLD, sums, digits, THREE=three)
-        _each(self._matrices_of, kernels.rescale, self._matrices_of, sums, magnitudes)
+        _each(self._row_table, kernels.row_means, vector, self._row_table, magnitudes)
+        _each(self._strip_table, kernels.column_means, vector, self._strip_table, magnitudes)
+        _each(self._matrix_table, kernels.normalize, self._matrix_table, magnitudes)
+        _each(self._row_table, kernels.approximate, vector, self._row_table, magnitudes, THRESHOLD, sums, digits, THREE=three)
+        _each(self._matrix_table, kernels.rescale, self._matrix_table, sums, magnitudes)
         packed = vector.new_empty(self._bytes, dtype=torch.uint8)
         pack, what = (kernels.pack_digits, digits) if three else (kernels.pack_signs, vector.view(torch.int32))
-        _each(range(0, self._bytes, _BLOCK), pack, what, packed, self._elements, self._bytes)
+        _each(range(0, self._bytes, kernels.BLOCK), pack, what, packed, self._elements, self._bytes)
         return magnitudes, packed
 
     def decode(self, message: Message, into: Tensor) -> None:
@@ -68,8 +66,8 @@ class GpuLowBit(LowBit):
         packed = self._packed(message)
         vector, into = self._checked(vector), self._checked(into)
         more = {"THREE": not self._only_signs, "OPERATION": operation}
-        tables = self._rows, packed, codes, powers(codes.device), largest
-        _each(self._rows, kernels.decode, *tables, vector, into, self._bytes, float(scale), **more)
+        tables = self._row_table, packed, codes, powers(codes.device), largest
+        _each(self._row_table, kernels.decode, *tables, vector, into, self._bytes, float(scale), **more)
 
     def _checked(self, vector: Tensor) -> Tensor:
         """Kernels do not check bounds, so this raises RuntimeError if the vector has another length or gaps."""

@@ -2,7 +2,7 @@
 
 Vectors (elements,), `rows` (rows of all matrices, 4) and `magnitudes` (numbers,) are as in low_bit_kernels.py. `matrices` has a
 line (matrices, 4) for each matrix: the index of its first magnitude, its rows, its columns, and the line of its first row in
-`rows`. `strips` has a line (strips, 5) for each strip of _STRIP columns: the matrix's first element, its rows, its columns, the
+`rows`. `strips` has a line (strips, 5) for each strip of STRIP columns: the matrix's first element, its rows, its columns, the
 strip's first column, and the index of that column's magnitude.
 """
 
@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 
 STRIP = 64  # columns
-_BLOCK = tl.constexpr(512)  # elements of a row, or numbers, that are worked on at once
+BLOCK = 512  # elements of a row, numbers or bytes that are worked on at once
+_BLOCK = tl.constexpr(BLOCK)
 _ROWS, _COLUMNS = tl.constexpr(32), tl.constexpr(STRIP)
 _TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal number of fp32
 PUT, ADD, SPLIT, LEFT_OUT = range(4)
