@@ -63,7 +63,9 @@ _OF_VERSIONS: tuple[tuple[str, str, str, Callable[[Version, Results], Judged], t
      ("exchanges take 3% to 6% of the time here, and more in the thesis (4.2.4)", "")),
     ("T21", "4.12b", "sparse: with 2 nodes, a node is slower than with 3", judges.t21,
      ("the thesis suspects that fewer servers leave less room in time; here, they make no difference",) * 2),
-    ("T22", "4.3", "sparse-overlap is better than SimuParallelSGD", judges.t22, ("", "")),
+    ("T22", "4.3", "sparse-overlap is better than SimuParallelSGD", judges.t22,
+     ("after this time, neither is as good as one device, so there is little to compare (see T16)",
+      "the mean of seven models that were trained apart is worse than one device here")),
     ("T23", "4.12a", "sparse: a node processes fewer words/s than a single node", judges.t23,
      ("several devices of a single node exchange dense gradients over the bus, whose speed is fitted (T1); this takes 13% to"
       " 23% of their time",) * 2),
