@@ -233,7 +233,7 @@ def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         return
     monkeypatch.setattr(device, "inherit", lambda: pretend.enter)
     monkeypatch.setattr(device, "random", lambda own: {"cpu": torch.get_rng_state()})
-    monkeypatch.setattr("nmt_train.distributed.exchange.low_bit.low_bit_for", lambda own: (LowBit, ""))
+    monkeypatch.setattr("nmt_train.distributed.exchange.low_bit.low_bit_for", lambda own: LowBit)
     with pretend.gpu():
         yield GPU
 

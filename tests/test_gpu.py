@@ -114,13 +114,13 @@ def test_signs_and_magnitudes_mean_the_same_on_either_device(values: int) -> Non
 
 @pytest.mark.parametrize("values", [2, 3])
 def test_kernels_and_operations_of_torch_mean_the_same(values: int) -> None:
-    kind, slow = low_bit_for(GPU)
-    assert not slow
-    assert kind is not LowBit
+    if (kind := low_bit_for(GPU)) is LowBit:
+        pytest.skip("Triton does not work here")
     shapes = [(100, 256), (1, 4400), (70, 1), (5000, 512), (3, 1501)]
     elements = sum(rows * columns for rows, columns in shapes)
     for start in (0, 1):  # a slice of a vector may begin anywhere
         flat = vector(elements + 1).to(GPU)[start : start + elements]
+        flat[:256], flat[256:512] = 0, flat[256:512] * 1e-7  # rows with the largest codes of magnitudes
         ours, theirs = (its(shapes, values, torch.empty(3, elements, device=GPU)) for its in (kind, LowBit))
         message, other = ours.encode(flat, 0), theirs.encode(flat, 0)
         for own, its in zip(message.tensors[1:], other.tensors[1:], strict=True):

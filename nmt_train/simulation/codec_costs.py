@@ -32,13 +32,13 @@ MEASURED = {
     "powersgd": ("powersgd", {"override.up": "half", "low_rank.rank": "8"}),
     # Decay 0 keeps what is encoded from growing.
     "tile-top-k": ("sparse-local", {"tiles.keep": "86", "tiles.decay": "0", **_LOCAL}),
-    "threshold": ("strom", {"threshold.density": "0.03"}),
+    "threshold": ("strom", {}),
     "half": ("sync", {"override.up": "half"}),
     "bf16": ("sync", {"override.up": "bf16"}),
 }  # fmt: skip
 # More ranks encode smaller parts of a vector, which takes longer per element if the model is small.
 _RANKS, _RANKS_OF_SMALL_MODELS, _SMALL = 2, 4, 20_000_000  # elements of a model
-_VECTORS, _SHARE = 8, 0.5  # vectors of a rank, at most; of the memory that may be used
+_VECTORS, _SHARE = 10, 0.5  # vectors of a rank, at most; of the memory that may be used
 _SETTLING, _STEPS = 2, 4  # exchanges that are not measured and that are
 _KINDS = ("encode", "decode")
 

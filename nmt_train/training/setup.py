@@ -158,7 +158,7 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
         f"{worker.flat.parameters.numel():,} parameters, {len(prepared.vocabulary):,} pieces, mode {config.mode} on"
         f" {worker.device}, {config.precision}, {torch.get_num_threads()} threads{where}"
     )
-    for slow in filter(None, (device.slow_precision(worker.device, config.precision), worker.schedule.exchange.slow)):
+    if slow := device.slow_precision(worker.device, config.precision):
         log.say(f"warning: {slow}")
     if isinstance(batches, Batches):
         where = ", ".join(map(str, dict.fromkeys(batches.stores.paths)))

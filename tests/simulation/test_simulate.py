@@ -18,7 +18,6 @@ from simulated import AT_ONCE, BUSY, FAST, IN_STEP, LINK, REPEATED, events, para
 from virtual import cluster
 
 from nmt_train.common.errors import UserError
-from nmt_train.distributed.codec.low_bit import LowBit
 from nmt_train.modes.table import MODES
 from nmt_train.run import checkpoint
 from nmt_train.simulation.cluster import Cost, Crash, DeviceConfig, LinkConfig
@@ -44,15 +43,6 @@ def test_one_simulated_worker_is_one_real_worker_bit_for_bit(make: Make, tmp_pat
 def test_one_worker_that_exchanges_every_gradient_trains_as_in_mode_single(make: Make, tmp_path: Path, mode: str) -> None:
     single, alone = (run(make, tmp_path / name, [1], mode=name, stop__after="2e") for name in ("single", mode))
     assert parameters(alone) == parameters(single)
-
-
-def test_the_log_warns_if_a_codec_is_slower_than_it_could_be(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow = LowBit, "this codec is slow here"
-    monkeypatch.setattr("nmt_train.distributed.exchange.low_bit.low_bit_for", lambda own: slow)
-    folder = run(make, tmp_path / "run", [1, 1], mode="low-bit", stop__after="1u")
-    assert "warning: this codec is slow here\n" in (folder / "train.log").read_text(encoding="utf-8")
 
 
 def test_a_batch_that_is_not_finite_is_named_although_its_sum_was_sent_later(make: Make, tmp_path: Path) -> None:

@@ -4,25 +4,44 @@ from __future__ import annotations
 
 import functools
 import socket
+import sys
 
 import torch
 
 from nmt_train.distributed.codec.compiled_low_bit import CompiledLowBit
 from nmt_train.distributed.codec.low_bit import LowBit
 
+# With a row that is zero and one that is tiny: their magnitudes have the largest codes.
+_TRIED = [[0.0, 0.0, 0.0], [3e-7, -1e-7, 2e-7], [1.0, -0.5, 0.25]]
+
 
 @functools.cache
-def low_bit_for(own: torch.device) -> tuple[type[LowBit], str]:
-    """The class, and a warning if Triton does not work on this machine, so that its GPU is slower than it could be; else ""."""
+def low_bit_for(own: torch.device) -> type[LowBit]:
+    """The fastest class that works. If Triton does not work, a line on stderr says that this GPU is slower than it could be."""
     if own.type == "cpu":
-        return CompiledLowBit, ""
-    if own.type != "cuda":
-        return LowBit, ""
-    try:
-        from nmt_train.distributed.codec.gpu_low_bit import GpuLowBit
+        return CompiledLowBit
+    if own.type == "cuda":
+        try:
+            from nmt_train.distributed.codec.gpu_low_bit import GpuLowBit
 
-        GpuLowBit([(1, 1)], 2, torch.empty(3, 1, device=own)).encode(torch.ones(1, device=own), 0)
-    except Exception as error:  # Triton is not installed, knows this GPU not, or finds no C compiler or no headers of Python
-        reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
-        return LowBit, f"low-bit is slower than it could be: Triton does not work on host {socket.gethostname()} ({reason})"
-    return GpuLowBit, ""
+            _try(GpuLowBit, own)
+            return GpuLowBit
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # not installed, without a C compiler or headers of Python, too new or old for this GPU
+            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            where = f"Triton does not work on host {socket.gethostname()} ({reason})"
+            print(f"nmt-train: warning: low-bit is slower than it could be: {where}", file=sys.stderr, flush=True)
+    return LowBit
+
+
+def _try(kind: type[LowBit], own: torch.device) -> None:
+    """Raise RuntimeError if it does not encode and decode as LowBit does."""
+    tried = torch.tensor(_TRIED, device=own)
+    for values in (2, 3):
+        ours, right = (its([(3, 3)], values, tried.new_empty(3, 9)) for its in (kind, LowBit))
+        message, found, wanted = right.encode(tried.flatten(), 0), tried.new_empty(9), tried.new_empty(9)
+        ours.decode(message, found)
+        right.decode(message, wanted)
+        if not torch.equal(found, wanted) or not torch.equal(ours.encode(tried.flatten(), 0).tensors[2], message.tensors[2]):
+            raise RuntimeError("wrong results")

@@ -142,7 +142,8 @@ def decode(
     row = rows + 4 * tl.program_id(0)
     start, columns, of_row, of_columns = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
     unit = tl.load(largest)
-    factor = unit * tl.load(powers + tl.load(codes + of_row))
+    # Old versions of Triton take an offset of 8 bits for a signed one.
+    factor = unit * tl.load(powers + tl.load(codes + of_row).to(tl.int32))
     for first in range(0, columns, _BLOCK):
         places = first + tl.arange(0, _BLOCK)
         inside = places < columns
@@ -155,7 +156,7 @@ def decode(
         else:
             unsigned = tl.load(packed + element // 8, inside, 0).to(tl.int32)
             sign = 1 - 2 * ((unsigned >> (7 - element % 8)) & 1)
-        factors = unit * tl.load(powers + tl.load(codes + of_columns + places, inside, 0))
+        factors = unit * tl.load(powers + tl.load(codes + of_columns + places, inside, 0).to(tl.int32))
         found = sign.to(tl.float32) * factor * factors
         if OPERATION == _ADD:
             found = tl.load(into + element, inside, 0.0) + scale * found

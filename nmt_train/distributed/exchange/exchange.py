@@ -52,7 +52,6 @@ class Exchange(ABC):
     exchanges_updates: workers exchange finished updates instead of gradients.
     own_updates: the default of the configuration key exchange.own_updates.
     most_unacknowledged: the maximum of `unacknowledged` when `give` returns.
-    slow: a warning if it is slower on this machine than it could be.
     staleness: staleness[n] is the number of pushes computed on parameters n updates older than those of the shard.
     """
 
@@ -70,7 +69,6 @@ class Exchange(ABC):
     exchanges_updates: bool = False
     own_updates: bool = True
     gradient_norm: float = 0.0
-    slow: str = ""
     most_unacknowledged: int = 0
     optimizer: Optimizer
     staleness: Counter[int]

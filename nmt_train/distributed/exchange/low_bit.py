@@ -61,7 +61,6 @@ class LowBitAllReduce(AllReduce):
     def _make_reducer(self, context: BuildContext) -> Reducer:
         flat, config = context.flat, context.settings.low_bit
         self._low_bit = LowBitReducer(context.transport, flat.layout, config, flat.gradient, context.trace)
-        self.slow = self._low_bit.slow
         return self._low_bit
 
     def parts(self, most: int) -> list[slice]:
@@ -88,7 +87,7 @@ class LowBitReducer(StagedReducer):
     A vector may be reduced in parts, which end between rows of matrices, and in stages. Residuals change when the last part has
     been reduced, and by `add_late`. An interrupted exchange, or a mean that is not finite, leaves them unchanged.
 
-    layout: names and shapes of the parameters in the order of the vector. slow: see `Exchange`.
+    layout: names and shapes of the parameters in the order of the vector.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class LowBitReducer(StagedReducer):
         self._error, self._next_error = torch.zeros_like(like), torch.zeros_like(like)
         self._reduced, self._finite = 0, True  # of the present vector: elements reduced so far; whether all means were finite
         self._scratch = like.new_empty(3, 0)  # of the codecs
-        self._kind, self.slow = low_bit_for(like.device)
+        self._kind = low_bit_for(like.device)
         self._shares: dict[tuple[int, int], list[_Share]] = {}  # of the ranks, by the part of the vector
         rank, size = transport.rank, transport.size
         self._others = [*range(rank + 1, size), *range(rank)]

@@ -18,7 +18,7 @@ from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.codec.compiled_low_bit import CompiledLowBit
 from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.codec.low_bit import LowBit
-from nmt_train.distributed.codec.low_bit_for import low_bit_for
+from nmt_train.distributed.codec.low_bit_for import _try, low_bit_for
 from nmt_train.distributed.message import Malformed, Message
 
 ROUNDING = 2 ** (1 / 16)  # half of an eighth of an octave
@@ -154,13 +154,25 @@ def test_all_devices_send_the_same_but_for_rounding(values: int) -> None:
     assert torch.equal(*found)  # the same message means the same on all of them
 
 
-def test_a_gpu_on_which_triton_does_not_work_has_operations_of_torch_and_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_on_which_triton_does_not_work_has_operations_of_torch_and_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "nmt_train.distributed.codec.gpu_low_bit", None)
-    kind, warning = low_bit_for.__wrapped__(torch.device("cuda", 0))
-    assert kind is LowBit
-    assert socket.gethostname() in warning
-    assert "Triton" in warning
-    assert low_bit_for(torch.device("cpu")) == (CompiledLowBit, "")
+    assert low_bit_for.__wrapped__(torch.device("cuda", 0)) is LowBit
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert f"Triton does not work on host {socket.gethostname()}" in warning
+    assert low_bit_for(torch.device("cpu")) is CompiledLowBit
+
+
+def test_a_class_that_decodes_wrongly_is_not_used() -> None:
+    class Wrong(LowBit):
+        def decode(self, message: Message, into: torch.Tensor) -> None:
+            super().decode(message, into)
+            into[4] *= 2
+
+    _try(CompiledLowBit, torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="wrong results"):
+        _try(Wrong, torch.device("cpu"))
 
 
 SCRIPT = """
