@@ -107,7 +107,7 @@ def prepare(devices: str | list[int], threads: int, nodes: tuple[int, ...] = (0,
     own = found[beside.index(rank) % len(found)]
     if own.type == "cuda":
         torch.cuda.set_device(own)
-        # It prepares a plan for every new shape, and batches hardly ever repeat one: steps took 2.5 to 5 times as long.
+        # It prepares a plan for every new shape, and batches hardly ever repeat one: training took 2.5 times as long.
         torch.backends.cuda.enable_cudnn_sdp(False)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = container.cores() / len(beside)

@@ -61,13 +61,17 @@ def corpus(folder: Path) -> Path:
     return found
 
 
+def corpus_settings(folder: Path) -> dict[str, Any]:
+    data = corpus(folder)
+    sides = {f"corpus.{part}": [f"{data}/{part}.en", f"{data}/{part}.de"] for part in ("train", "valid")}
+    return sides | {"corpus.vocabulary.size": 300}
+
+
 def train(folder: Path, device: str, ranks: int, more: dict[str, Any]) -> list[dict[str, Any]]:
     """Train a small model on the demo corpus; return the events of the run."""
-    data = corpus(folder)
-    settings = {
+    settings = corpus_settings(folder) | {
         "run": folder, "devices": device if ranks == 1 else f"{device} x {ranks}", "threads": 1,
-        "corpus.train": [f"{data}/train.en", f"{data}/train.de"], "corpus.valid": [f"{data}/valid.en", f"{data}/valid.de"],
-        "corpus.vocabulary.size": 300, "batch.tokens": 600, "model.encoder_layers": 2, "model.decoder_layers": 2,
+        "batch.tokens": 600, "model.encoder_layers": 2, "model.decoder_layers": 2,
         "model.dim": 64, "model.ffn_dim": 128, "optimizer.learning_rate": 0.003, "optimizer.warmup": 10,
         "optimizer.async_warmup": 10, "validation.metrics": ["cross-entropy"], "validation.every": "3e",
         "checkpoint.every": "1000u", "stop.after": "3e", "log.every": "20u",
@@ -237,13 +241,12 @@ def costs(precision: str) -> Callable[[str, Path], str]:
 
     def work(device: str, folder: Path) -> str:
         small = device == "cpu"
-        data, found = corpus(folder), folder.parent / "profile.yml"
+        found = folder.parent / "profile.yml"
         found.unlink(missing_ok=True)
         tokens = 400 if small else 4480
-        settings = {
+        settings = corpus_settings(folder) | {
             "run": folder, "devices": device, "precision": precision, "model.preset": "tiny" if small else "base",
-            "corpus.train": [f"{data}/train.en", f"{data}/train.de"], "corpus.valid": [f"{data}/valid.en", f"{data}/valid.de"],
-            "corpus.vocabulary.size": 300, "batch.tokens": tokens, "stop.after": "1e",
+            "batch.tokens": tokens, "stop.after": "1e",
         }  # fmt: skip
         _call("nmt_train.cli.simulate", settings, "--profile", str(found), *(["--steps", "6"] if small else []))
         measured = yaml.safe_load(found.read_text(encoding="utf-8"))

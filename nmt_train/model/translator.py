@@ -29,7 +29,7 @@ class Translator:
     ) -> None:  # fmt: skip
         """longest: sources are truncated to this number of pieces, including END.
 
-        cut: the numbers of the truncated sources. unknown_codes: of those that begin with an unknown language code.
+        cut: the numbers of the truncated sources. unknown_codes: those of sources with an unknown language code.
         """
         self.model, self.vocabulary, self.config = model, vocabulary, config
         self._batch_tokens, self._longest = batch_tokens, longest
