@@ -1,7 +1,8 @@
 """Checks claims of papers against the results of runs.
 
-A claim consists of clauses. It holds if all of them do, and in part if some do; the verdict names those that do not. If none
-holds so far, but some are not decided, it is inconclusive.
+A claim consists of clauses. It holds if all of them do, and in part if some do; the verdict names those that do not. If no
+clause fails, but some are not decided, it is inconclusive. A clause to which the simulated cluster was fitted counts for
+nothing: if no other holds, the claim is "fitted", or does not hold.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Generic, TypeVar
 
 from reproduce.runs import Missing, Runs
 
-HOLDS, IN_PART, NOT, INCONCLUSIVE = "holds", "holds in part", "does not hold", "inconclusive"
+HOLDS, IN_PART, NOT, INCONCLUSIVE, FITTED = "holds", "holds in part", "does not hold", "inconclusive", "fitted"
 
 
 @dataclass(frozen=True)
 class Clause:
     """One statement of a claim. holds: None if the runs cannot tell.
 
-    fitted: the simulated cluster or the rate was chosen so that it holds. Then it does not make a claim hold in part.
+    fitted: the simulated cluster or the rate was chosen so that it holds. Then it does not make a claim hold.
     """
 
     says: str
@@ -35,9 +36,9 @@ Found = TypeVar("Found", bound=Runs)
 
 @dataclass(frozen=True)
 class Claim(Generic[Found]):
-    """One row. `judge` raises Missing without the runs that it needs; `why`: the reason if the claim does not hold fully.
+    """One row. `judge` raises Missing without the runs that it needs; `why`: the reason of the verdict.
 
-    fitted: a figure of the claim to which the simulated cluster was fitted, so that it is not a finding.
+    fitted: what of the claim the simulated cluster was fitted to, so that it is not a finding.
     """
 
     id: str
@@ -51,11 +52,13 @@ class Claim(Generic[Found]):
 def verdict(clauses: Sequence[Clause]) -> str:
     """In words, with the clauses that do not hold or are not decided."""
     holding, failing, open_ = ([its for its in clauses if its.holds is value] for value in (True, False, None))
-    if not failing:
-        return f"{INCONCLUSIVE} ({_joined(open_)}{'; the rest holds' if holding else ''})" if open_ else HOLDS
     found = any(not its.fitted for its in holding)
+    if not failing and open_:
+        return f"{INCONCLUSIVE} ({_joined(open_)}{'; the rest holds' if holding else ''})"
+    if not failing:
+        return HOLDS if found else FITTED
     unless = [f"not: {_joined(failing)}"] * bool(holding or open_) + [f"undecided: {_joined(open_)}"] * bool(open_)
-    return (IN_PART if found else INCONCLUSIVE if open_ else NOT) + (f" ({'; '.join(unless)})" if unless else "")
+    return (IN_PART if found else NOT) + (f" ({'; '.join(unless)})" if unless else "")
 
 
 def _joined(clauses: Sequence[Clause]) -> str:
@@ -85,10 +88,10 @@ def table(claims: Sequence[Claim[Found]], found: Found, source: str, whose: str)
     for claim in claims:
         text, clauses = judged(claim, found)
         said = verdict(clauses) if clauses else "-"
-        if said != HOLDS and claim.why and clauses:
-            said += f": {claim.why}"
-        if claim.fitted and clauses:
-            said += f"; fitted: {claim.fitted}"
+        if clauses:
+            said += f": {claim.why}" * bool(claim.why)
+            fitted = f": {claim.fitted}" if said == FITTED else f"; fitted: {claim.fitted}"
+            said += fitted * bool(claim.fitted)
         lines.append(f"| {claim.id} | {claim.source} | {claim.says} | {text} | {said} |")
     return [*lines, ""]
 

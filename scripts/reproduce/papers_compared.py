@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
-from reproduce.claims import Clause
+from reproduce.claims import Clause, spread
 from reproduce.papers import WORDS
 from reproduce.runs import Runs, Setup
 from reproduce.seeded import SeededRuns
@@ -22,6 +22,11 @@ NEAR, NEAR_TIMES = 0.03, 0.1  # ratios of cross-entropies, and of times, nearer 
 def after_words(found: SeededRuns, setup: Setup) -> float:
     """Cross-entropy after equal words: the mean over the seeds with which it was trained."""
     return mean(found.by_seed(lambda seed: found.after(setup.with_seed(seed), WORDS)))
+
+
+def learned(found: SeededRuns, setup: Setup) -> str:
+    """The same as text, with the range of the seeds if there are several."""
+    return spread(found.by_seed(lambda seed: found.after(setup.with_seed(seed), WORDS)), decimals=3)
 
 
 def compared(
@@ -50,5 +55,6 @@ def listed(values: Sequence[float], digits: int = 3) -> str:
     return ", ".join(f"{value:.{digits}f}" for value in values)
 
 
-def named(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.3f}" for name, value in values.items())
+def named(found: SeededRuns, setups: Mapping[str, Setup]) -> str:
+    """The cross-entropies after equal words of some setups, each after its name."""
+    return ", ".join(f"{name} {learned(found, setup)}" for name, setup in setups.items())

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 
 from reproduce import papers
-from reproduce.claims import Clause, Judged
+from reproduce.claims import Clause, Judged, spread
 from reproduce.papers import BUNDLES, WORDS, WORKERS
-from reproduce.papers_compared import NEAR, NEAR_TIMES, SAME, after_words, compared, listed, named, speed
+from reproduce.papers_compared import NEAR, NEAR_TIMES, SAME, compared, learned, named, speed
 from reproduce.runs import Missing, Runs, Setup, fitted
 from reproduce.seeded import SeededRuns
 
@@ -26,26 +27,31 @@ def target(found: Runs) -> float:
 
 def f1(found: SeededRuns) -> Judged:
     aim = target(found)
-    times = {workers: found.time_to(papers.downpour(workers), aim) for workers in WORKERS}
+    pairs = {names: tuple(map(papers.downpour, names)) for names in ((8, 2), (16, 8), (16, 4))}
+    ratios = {names: _ratios(found, pair, lambda setup: found.time_to(setup, aim)) for names, pair in pairs.items()}
 
-    def ratio(says: str, one: int, other: int, low: float = -math.inf, high: float = math.inf) -> Clause:
-        setups = papers.downpour(one), papers.downpour(other)
-
-        def relative(seed: int) -> float:
-            first, second = (found.time_to(setup.with_seed(seed), aim) for setup in setups)
-            return first / second
-
-        return found.decide(says, setups, found.by_seed(relative), NEAR_TIMES, low, high)
+    def clause(says: str, names: tuple[int, int], low: float = -math.inf, high: float = math.inf) -> Clause:
+        return found.decide(says, pairs[names], ratios[names], NEAR_TIMES, low, high)
 
     text = (
-        f"to cross-entropy {aim:.3f}, 8 need {times[8] / times[2]:.2f} times as long as 2; 16 need {times[16] / times[8]:.2f}"
-        f" times as long as 8, and {times[16] / times[4]:.2f} times as long as 4 (table below)"
+        f"to cross-entropy {aim:.3f}, 8 need {spread(ratios[8, 2])} times as long as 2; 16 need {spread(ratios[16, 8])} times"
+        f" as long as 8, and {spread(ratios[16, 4])} times as long as 4 (table below)"
     )
     return text, [
-        ratio("8 need at most half of the time of 2 (our first limit)", 8, 2, high=0.5),
-        ratio("8 need a third of the time of 2", 8, 2, 0.9 / 3, 1.1 / 3), ratio("16 slower than 8", 16, 8, low=1.0),
-        ratio("16 slower than 4", 16, 4, low=1.0),
+        clause("8 need at most half of the time of 2 (our first limit)", (8, 2), high=0.5),
+        clause("8 need a third of the time of 2", (8, 2), 0.9 / 3, 1.1 / 3), clause("16 slower than 8", (16, 8), low=1.0),
+        clause("16 slower than 4", (16, 4), low=1.0),
     ]  # fmt: skip
+
+
+def _ratios(found: SeededRuns, setups: tuple[Setup, ...], value: Callable[[Setup], float]) -> list[float]:
+    """By seed: the value of the first setup, relative to that of the second."""
+
+    def ratio(seed: int) -> float:
+        first, second = (value(setup.with_seed(seed)) for setup in setups)
+        return first / second
+
+    return found.by_seed(ratio)
 
 
 def downpour_times(found: Runs) -> list[str]:
@@ -76,32 +82,27 @@ def f2(found: SeededRuns) -> Judged:
     end = found.curve(papers.downpour(8))[-1]["seconds"]
     shown, clauses = [], []
     for time, says, low, high in ((end / 4, "start worse than", 1.0, math.inf), (end, "end better than", -math.inf, 1.0)):
-        after = [found.after(papers.downpour(workers), time, "seconds") for workers in several]
-        shown.append(f"{listed(after)} after {time:,.0f} s")
+        after = partial(found.after, place=time, of="seconds")
+        values = [found.by_seed(partial(_seeded, after, papers.downpour(workers))) for workers in several]
+        shown.append(f"{', '.join(spread(its, decimals=3) for its in values)} after {time:,.0f} s")
         for one, other in pairwise(several):
             setups = papers.downpour(other), papers.downpour(one)
-            values = found.by_seed(partial(_ratio_at, found, setups, time))
-            clauses.append(found.decide(f"{other} {says} {one}", setups, values, NEAR, low, high))
-    adagrad, sgd = ((papers.downpour(8, name), papers.downpour(2, name)) for name in ("adagrad", "sgd"))
-
-    def relative(seed: int) -> float:
-        return _ratio_at(found, adagrad, WORDS, seed, "words") / _ratio_at(found, sgd, WORDS, seed, "words")
-
-    says = "AdaGrad loses less than SGD"
-    clauses.append(found.decide(says, (*adagrad, *sgd), found.by_seed(relative), NEAR, high=1.0))
-    text = f"cross-entropy of {', '.join(map(str, several))} workers {', '.join(shown)}; after equal words, 8 relative to 2"
-    pairs = {"AdaGrad": adagrad, "SGD": sgd}
+            clauses.append(found.decide(f"{other} {says} {one}", setups, _ratios(found, setups, after), NEAR, low, high))
+    pairs = {"AdaGrad": (papers.downpour(8), papers.downpour(2)), "SGD": (papers.downpour(8, "sgd"), papers.downpour(2, "sgd"))}
     warm = papers.DOWNPOUR_VARIANTS["a warm-up"]
     with suppress(Missing):
         found.curve(warm[8])
         pairs["AdaGrad with a warm-up"] = warm[8], warm[2]
-    lost = {name: after_words(found, its[0]) / after_words(found, its[1]) for name, its in pairs.items()}
-    return f"{text}: {named(lost)}", clauses
+    lost = {name: _ratios(found, pair, lambda setup: found.after(setup, WORDS)) for name, pair in pairs.items()}
+    relative = [adagrad / sgd for adagrad, sgd in zip(lost["AdaGrad"], lost["SGD"], strict=False)]  # of the seeds of both
+    says = "AdaGrad loses less than SGD"
+    clauses.append(found.decide(says, (*pairs["AdaGrad"], *pairs["SGD"]), relative, NEAR, high=1.0))
+    text = f"cross-entropy of {', '.join(map(str, several))} workers {', '.join(shown)}; after equal words, 8 relative to 2: "
+    return text + ", ".join(f"{name} {spread(values, decimals=3)}" for name, values in lost.items()), clauses
 
 
-def _ratio_at(found: SeededRuns, setups: tuple[Setup, Setup], place: float, seed: int, of: str = "seconds") -> float:
-    first, second = (found.after(setup.with_seed(seed), place, of) for setup in setups)
-    return first / second
+def _seeded(value: Callable[[Setup], float], setup: Setup, seed: int) -> float:
+    return value(setup.with_seed(seed))
 
 
 def best_rates(found: SeededRuns) -> dict[str, Setup]:
@@ -123,18 +124,18 @@ def a1(found: SeededRuns) -> Judged:
         almost = Clause(f"{says} (the best rate may lie outside those tried)", None)
     else:
         almost = compared(found, says, best["staleness-aware"], best["sync"], high=SAME)
-    shown = ", ".join(f"{name} {after_words(found, setup):.3f} (rate {rates[name]})" for name, setup in best.items())
+    shown = ", ".join(f"{name} {learned(found, setup)} (rate {rates[name]})" for name, setup in best.items())
     stale = found.measure(best["staleness-aware"], "staleness")
     text = f"cross-entropy after equal words: {shown}; staleness {stale:.1f}"
     for name, its in papers.RULES.items():
         with suppress(Missing):
-            text += f"; with {name}: {named({rule: after_words(found, setup) for rule, setup in its.items()})}"
+            text += f"; with {name}: {named(found, its)}"
     slow, says = (
         papers.RULES["one worker at a quarter of the speed"],
         "better than without this division, if one worker is slow",
     )
     try:
-        better = compared(found, says, slow["staleness-aware"], slow["asynchronous"], high=1.0)
+        better = compared(found, says, slow["staleness-aware"], slow["asynchronous"], high=2 - SAME)
     except Missing:
         better = Clause(f"{says} (not run yet)", None)
     return text, [better, almost]
@@ -144,22 +145,21 @@ def a2(found: SeededRuns) -> Judged:
     setups = {1: papers.AWARE} | {bundle: papers.softsync(bundle) for bundle in BUNDLES}
     stale = [found.measure(setup, "staleness") for setup in setups.values()]
     rows = zip(setups, stale, setups.values(), strict=True)
-    shown = "; ".join(f"n = {n}: {old:.1f} updates old, {after_words(found, setup):.3f}" for n, old, setup in rows)
+    shown = "; ".join(f"n = {n}: {old:.1f} updates old, {learned(found, setup)}" for n, old, setup in rows)
 
     clauses = [
         compared(found, f"n = {n} learns more than n = 1", setups[n], papers.AWARE, high=1.0) for n in BUNDLES
     ]  # fmt: skip
     clauses.append(compared(found, "n = workers learns as sync", setups[BUNDLES[-1]], papers.TOGETHER, 2 - SAME, SAME))
-    return f"{shown}; sync: {after_words(found, papers.TOGETHER):.3f} (cross-entropy after equal words)", clauses
+    return f"{shown}; sync: {learned(found, papers.TOGETHER)} (cross-entropy after equal words)", clauses
 
 
 def n1(found: SeededRuns) -> Judged:
-    learned = ", ".join(f"{after_words(found, papers.losing(share)):.3f} ({share:.0%})" for share in papers.LOSSES)
+    lost = ", ".join(f"{share:.0%}: {learned(found, papers.losing(share))}" for share in papers.LOSSES)
     times = speed(found, papers.losing(0.1)) / speed(found, papers.SENT_AGAIN)
-    again = after_words(found, papers.SENT_AGAIN)
     text = (
-        f"cross-entropy after equal words, by the share of gradients that is lost: {learned}; if 10% are sent again:"
-        f" {again:.3f}; words/s relative to sending 10% again: {times:.2f}"
+        f"cross-entropy after equal words, by the share of gradients that is lost, {lost}; if 10% are sent again:"
+        f" {learned(found, papers.SENT_AGAIN)}; words/s relative to sending 10% again: {times:.2f}"
     )
     return text, [
         compared(found, "10% do no harm", papers.losing(0.1), papers.losing(0.0), high=SAME),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from reproduce import thesis
-from reproduce.claims import HOLDS, IN_PART, INCONCLUSIVE, NOT, Clause, verdict, within
+from reproduce.claims import FITTED, HOLDS, IN_PART, INCONCLUSIVE, NOT, Clause, verdict, within
 from reproduce.runs import Missing, Setup, crossing
 from reproduce.thesis import BASE, BOUND, ONCE, OURS, SEEDS, THESIS, WORDS, Results
 from reproduce.thesis_claims import CLAIMS
@@ -22,7 +22,7 @@ from nmt_train.simulation.compatibility import check
 
 JUDGE = {(title, claim.id): claim.judge for title, claims in CLAIMS.items() for claim in claims}
 DENSE = next(iter(CLAIMS))
-YES, NO, OPEN, FITTED = Clause("yes", True), Clause("no", False), Clause("open", None), Clause("fitted", True, fitted=True)
+YES, NO, OPEN, CHOSEN = Clause("yes", True), Clause("no", False), Clause("open", None), Clause("chosen", True, fitted=True)
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,9 @@ YES, NO, OPEN, FITTED = Clause("yes", True), Clause("no", False), Clause("open",
     [
         ([YES, YES], HOLDS), ([NO], NOT), ([NO, NO], NOT), ([YES, NO], f"{IN_PART} (not: no)"),
         ([OPEN], f"{INCONCLUSIVE} (open)"),
-        ([YES, OPEN], f"{INCONCLUSIVE} (open; the rest holds)"), ([NO, OPEN], f"{INCONCLUSIVE} (not: no; undecided: open)"),
-        ([YES, NO, OPEN], f"{IN_PART} (not: no; undecided: open)"), ([FITTED, YES], HOLDS), ([FITTED, NO], f"{NOT} (not: no)"),
+        ([YES, OPEN], f"{INCONCLUSIVE} (open; the rest holds)"), ([NO, OPEN], f"{NOT} (not: no; undecided: open)"),
+        ([YES, NO, OPEN], f"{IN_PART} (not: no; undecided: open)"), ([CHOSEN, YES], HOLDS), ([CHOSEN, NO], f"{NOT} (not: no)"),
+        ([CHOSEN], FITTED), ([CHOSEN, OPEN], f"{INCONCLUSIVE} (open; the rest holds)"),
     ],
 )  # fmt: skip
 def test_a_verdict_names_the_clauses_that_do_not_hold(clauses: list[Clause], said: str) -> None:
@@ -122,7 +123,7 @@ def test_a_run_that_was_not_made_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("speeds", "judged"),
-    [([1, 1.9, 2.6, 3.2, 4.3], HOLDS), ([1, 1.5, 2.4, 3.5, 8], NOT), ([1, 1.7, 2.3, 3.1, 4.3], NOT)],
+    [([1, 1.9, 2.6, 3.2, 4.3], FITTED), ([1, 1.5, 2.4, 3.5, 8], NOT), ([1, 1.7, 2.3, 3.1, 4.3], NOT)],
     ids=["ever less", "ever more", "one more"],
 )
 def test_t1_devices_of_one_machine_add_ever_less(tmp_path: Path, speeds: list[float], judged: str) -> None:
