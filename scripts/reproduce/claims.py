@@ -1,8 +1,8 @@
 """Checks claims of papers against the results of runs.
 
 A claim consists of clauses. It holds if all of them do, and in part if some do; the verdict names those that do not. If no
-clause fails, but some are not decided, it is inconclusive. A clause to which the simulated cluster was fitted counts for
-nothing: if no other holds, the claim is "fitted", or does not hold.
+clause fails, but some are not decided, it is inconclusive. A clause to which the simulated cluster was fitted can only fail: if
+no other holds, the claim is "fitted" at best.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ def table(claims: Sequence[Claim[Found]], found: Found, source: str, whose: str)
     for claim in claims:
         text, clauses = judged(claim, found)
         said = verdict(clauses) if clauses else "-"
-        if clauses:
-            said += f": {claim.why}" * bool(claim.why)
-            fitted = f": {claim.fitted}" if said == FITTED else f"; fitted: {claim.fitted}"
-            said += fitted * bool(claim.fitted)
+        if clauses and claim.why:
+            said += f": {claim.why}"
+        if clauses and claim.fitted:
+            said += f": {claim.fitted}" if said == FITTED else f"; fitted: {claim.fitted}"
         lines.append(f"| {claim.id} | {claim.source} | {claim.says} | {text} | {said} |")
     return [*lines, ""]
 

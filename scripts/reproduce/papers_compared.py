@@ -7,7 +7,8 @@ Cross-entropies whose ratio differs from a limit by less than 3% are those of th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import mean
 
 from reproduce.claims import Clause, spread
@@ -19,14 +20,19 @@ SAME = 1.02  # the largest ratio of two cross-entropies of the same quality
 NEAR, NEAR_TIMES = 0.03, 0.1  # ratios of cross-entropies, and of times, nearer to a limit are judged by three seeds
 
 
+def of_seeds(found: SeededRuns, setup: Setup, value: Callable[[Setup], float]) -> list[float]:
+    """A value of a setup, by the seeds with which it was trained."""
+    return found.by_seed(lambda seed: value(setup.with_seed(seed)))
+
+
 def after_words(found: SeededRuns, setup: Setup) -> float:
     """Cross-entropy after equal words: the mean over the seeds with which it was trained."""
-    return mean(found.by_seed(lambda seed: found.after(setup.with_seed(seed), WORDS)))
+    return mean(of_seeds(found, setup, partial(found.after, place=WORDS)))
 
 
 def learned(found: SeededRuns, setup: Setup) -> str:
     """The same as text, with the range of the seeds if there are several."""
-    return spread(found.by_seed(lambda seed: found.after(setup.with_seed(seed), WORDS)), decimals=3)
+    return spread(of_seeds(found, setup, partial(found.after, place=WORDS)), decimals=3)
 
 
 def compared(

@@ -11,7 +11,7 @@ from itertools import pairwise
 from reproduce import papers
 from reproduce.claims import Clause, Judged, spread
 from reproduce.papers import BUNDLES, WORDS, WORKERS
-from reproduce.papers_compared import NEAR, NEAR_TIMES, SAME, compared, learned, named, speed
+from reproduce.papers_compared import NEAR, NEAR_TIMES, SAME, compared, learned, named, of_seeds, speed
 from reproduce.runs import Missing, Runs, Setup, fitted
 from reproduce.seeded import SeededRuns
 
@@ -46,12 +46,12 @@ def f1(found: SeededRuns) -> Judged:
 
 def _ratios(found: SeededRuns, setups: tuple[Setup, ...], value: Callable[[Setup], float]) -> list[float]:
     """By seed: the value of the first setup, relative to that of the second."""
+    return found.by_seed(partial(_ratio, setups, value))
 
-    def ratio(seed: int) -> float:
-        first, second = (value(setup.with_seed(seed)) for setup in setups)
-        return first / second
 
-    return found.by_seed(ratio)
+def _ratio(setups: tuple[Setup, ...], value: Callable[[Setup], float], seed: int) -> float:
+    first, second = (value(setup.with_seed(seed)) for setup in setups)
+    return first / second
 
 
 def downpour_times(found: Runs) -> list[str]:
@@ -83,7 +83,7 @@ def f2(found: SeededRuns) -> Judged:
     shown, clauses = [], []
     for time, says, low, high in ((end / 4, "start worse than", 1.0, math.inf), (end, "end better than", -math.inf, 1.0)):
         after = partial(found.after, place=time, of="seconds")
-        values = [found.by_seed(partial(_seeded, after, papers.downpour(workers))) for workers in several]
+        values = [of_seeds(found, papers.downpour(workers), after) for workers in several]
         shown.append(f"{', '.join(spread(its, decimals=3) for its in values)} after {time:,.0f} s")
         for one, other in pairwise(several):
             setups = papers.downpour(other), papers.downpour(one)
@@ -93,16 +93,13 @@ def f2(found: SeededRuns) -> Judged:
     with suppress(Missing):
         found.curve(warm[8])
         pairs["AdaGrad with a warm-up"] = warm[8], warm[2]
-    lost = {name: _ratios(found, pair, lambda setup: found.after(setup, WORDS)) for name, pair in pairs.items()}
-    relative = [adagrad / sgd for adagrad, sgd in zip(lost["AdaGrad"], lost["SGD"], strict=False)]  # of the seeds of both
-    says = "AdaGrad loses less than SGD"
-    clauses.append(found.decide(says, (*pairs["AdaGrad"], *pairs["SGD"]), relative, NEAR, high=1.0))
-    text = f"cross-entropy of {', '.join(map(str, several))} workers {', '.join(shown)}; after equal words, 8 relative to 2: "
-    return text + ", ".join(f"{name} {spread(values, decimals=3)}" for name, values in lost.items()), clauses
-
-
-def _seeded(value: Callable[[Setup], float], setup: Setup, seed: int) -> float:
-    return value(setup.with_seed(seed))
+    after = partial(found.after, place=WORDS)
+    adagrad, sgd = pairs["AdaGrad"], pairs["SGD"]
+    relative = found.by_seed(lambda seed: _ratio(adagrad, after, seed) / _ratio(sgd, after, seed))
+    clauses.append(found.decide("AdaGrad loses less than SGD", (*adagrad, *sgd), relative, NEAR, high=1.0))
+    lost = ", ".join(f"{name} {spread(_ratios(found, pair, after), decimals=3)}" for name, pair in pairs.items())
+    text = f"cross-entropy of {', '.join(map(str, several))} workers {', '.join(shown)}"
+    return f"{text}; after equal words, 8 relative to 2: {lost}", clauses
 
 
 def best_rates(found: SeededRuns) -> dict[str, Setup]:

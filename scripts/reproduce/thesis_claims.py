@@ -68,7 +68,7 @@ _OF_VERSIONS: tuple[tuple[str, str, str, Callable[[Version, Results], Judged], t
     ("T20", "4.12a", "sparse: words/s sublinear in the GPUs of a node", judges.t20,
      ("exchanges take 3% to 6% of the time here, and more in the thesis (4.2.4). Words/s per device even rise (669, 676, 682,"
       " 684); why was not tested",
-      "more devices share the server thread of a machine: with four, exchanges take 11% of the time, with one 3%")),
+      "exchanges take 11% of the time with four devices per machine, which share its server thread, and 3% with one")),
     ("T21", "4.12b", "sparse: with 2 nodes, a node is slower than with 3", judges.t21,
      ("the thesis suspects that fewer servers leave less room in time; here, they make no difference",) * 2),
     ("T22", "4.3", "sparse-overlap is better than SimuParallelSGD", judges.t22,
@@ -78,7 +78,7 @@ _OF_VERSIONS: tuple[tuple[str, str, str, Callable[[Version, Results], Judged], t
      ("several devices of a single node exchange dense gradients over the bus, whose speed is fitted (T1); this takes 13% to"
       " 23% of their time",) * 2),
     ("T24", "4.16", "sparse-overlap processes slightly fewer words/s than overlap", judges.t24,
-     ("encoding and decoding share the device with forward and backward",) * 2),
+     ("probably because encoding and decoding share the device with forward and backward",) * 2),
 )  # fmt: skip
 
 

@@ -58,10 +58,11 @@ def test_the_command_line_replaces_single_values(tmp_path: Path) -> None:
         cluster_file.load(write(tmp_path), {"network.bandwidth": "fast"})
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "clusters").glob("*.yml")), ids=lambda path: path.stem)
+CLUSTERS = [path for path in sorted((ROOT / "configs" / "clusters").glob("*.yml")) if "\nnodes:" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
 def test_every_cluster_that_comes_along_can_be_read(path: Path) -> None:
-    if path.stem in ("k40", "h200"):
-        return
     loaded = cluster_file.load(path)
     if path.stem.startswith("thesis-"):
         nodes, devices = map(int, path.stem.removeprefix("thesis-").split("x"))
