@@ -47,6 +47,8 @@ def write(trials: Trials, place: str, folder: Path) -> Path:
     late = times(trials, place)
     if late:
         text += f"\n## Time to the late target\n\n{late}"
+    if any(trials.longer(tuned) for system in SYSTEMS if (tuned := trials.tuned(system, place))):
+        text += f"\n## Longer runs\n\n{table(trials, place, longer=True)}"
     _draw(trials, place, folder / f"{name}.png")
     text += f"\n![cross-entropy against time]({name}.png)\n"
     page = folder / f"{name}.md"
@@ -54,10 +56,11 @@ def write(trials: Trials, place: str, folder: Path) -> Path:
     return page
 
 
-def table(trials: Trials, place: str) -> str:
+def table(trials: Trials, place: str, longer: bool = False) -> str:
     """A Markdown table of the best settings of each system at its greatest length, as the mean and range over its seeds.
 
-    Seed 0, with which the settings were chosen, counts only if there is no other.
+    Seed 0, with which the settings were chosen, counts only if there is no other. longer: of the systems that were trained
+    much longer with these settings.
     """
     lines = [
         "| system | words | seeds | cross-entropy | data efficiency | relative words/s | speedup | tuning (words) | settings |",
@@ -71,9 +74,9 @@ def table(trials: Trials, place: str) -> str:
         )
     for system in SYSTEMS:
         tuned = trials.tuned(system, place)
-        if tuned is None:
+        if tuned is None or (longer and not trials.longer(tuned)):
             continue
-        same = trials.seeds(tuned) or [tuned]
+        same = trials.longer(tuned) if longer else trials.seeds(tuned) or [tuned]
         ends = [trials.end(trial) for trial in same]
         columns = (
             system, f"{same[0].words / 1e6:g}M", ", ".join(str(trial.seed) for trial in same), spread(ends, decimals=3),
@@ -95,7 +98,7 @@ def times(trials: Trials, place: str) -> str:
     base = mean(min(crossing(trials.found[trial], target), end) for trial, end in ends.items())  # measured as for all others
     for system in SYSTEMS:
         tuned = trials.tuned(system, place) if system != ALONE else None
-        if tuned is not None and (runs := trials.longer(tuned)):
+        if tuned is not None and (runs := trials.to_target(tuned)):
             found = [crossing(trials.found[trial], target) for trial in runs]
             reached = [time for time in found if math.isfinite(time)]
             said = [spread(reached, decimals=0)] if reached else []
@@ -115,6 +118,13 @@ def times(trials: Trials, place: str) -> str:
     return "\n".join([*head, *lines]) + "\n" if lines else ""
 
 
+def _complete(trials: Trials, place: str) -> dict[str, Trial]:
+    """The best trial of each system whose tuning has come to runs as long as those of one machine."""
+    alone = trials.tuned(ALONE, place)
+    tuned = {system: trials.tuned(system, place) for system in SYSTEMS}
+    return {system: trial for system, trial in tuned.items() if trial and alone and trial.words == alone.words}
+
+
 def overview(trials: Trials, output: Path) -> None:
     """Draw how many times sooner than one machine each system learns the same model, on each network.
 
@@ -122,12 +132,10 @@ def overview(trials: Trials, output: Path) -> None:
     """
     figure, axes = new_figure(width=10.5, height=4.4)
     networks = [place for place in (*reversed(NETWORKS), FASTEST) if len(trials.alone(place)) > 1]
-    longest = max(trial.words for trial in trials.found if trial.system == ALONE and trial.place == FAST)
     found: list[dict[str, list[float]]] = []
     for network in networks:
-        tuned = {system: trials.tuned(system, network) for system in SYSTEMS if system not in (ALONE, IDEAL)}
-        complete = {system: trial for system, trial in tuned.items() if trial is not None and trial.words == longest}
-        found.append({name: trials.speedups(trial) for name, trial in complete.items()})
+        its = _complete(trials, network)
+        found.append({name: trials.speedups(trial) for name, trial in its.items() if name not in (ALONE, IDEAL)})
     width = 0.9 / max(1, *map(len, found))
     for place, its in enumerate(found):
         for number, (system, values) in enumerate(sorted(its.items(), key=lambda item: -mean(item[1]))):
@@ -156,9 +164,9 @@ def overview(trials: Trials, output: Path) -> None:
 def scaling(trials: Trials, output: Path) -> None:
     """Draw how many times sooner each system learns the same model with 2 to 16 machines, in runs as long as one machine's."""
     by_system: dict[str, dict[int, list[float]]] = {}
-    longest = max((trial.words for trial in trials.found if trial.system == ALONE and trial.place == MACHINES[1]), default=0)
-    for system, (machines, place) in itertools.product(SYSTEMS, MACHINES.items()):
-        if system != ALONE and (tuned := trials.tuned(system, place)) and tuned.words == longest:
+    complete = {machines: _complete(trials, place) for machines, place in MACHINES.items()}
+    for system, machines in itertools.product(SYSTEMS, MACHINES):
+        if system != ALONE and (tuned := complete[machines].get(system)):
             by_system.setdefault(system, {})[machines] = trials.speedups(tuned)
     if not by_system:
         return
@@ -182,11 +190,7 @@ def scaling(trials: Trials, output: Path) -> None:
 def _draw(trials: Trials, place: str, output: Path) -> None:
     """Cross-entropy against simulated time: one run of each system that has been tuned to the end."""
     figure, axes = new_figure(width=8, height=4.8)
-    longest = max(trial.words for trial in trials.found if trial.system == ALONE and trial.place == PLACES[place].alone)
-    for system in SYSTEMS:
-        tuned = trials.tuned(system, place)
-        if tuned is None or tuned.words != longest:
-            continue
+    for system, tuned in _complete(trials, place).items():
         shown: Trial = next(iter(trials.seeds(tuned)), tuned)
         events = [event for event in trials.found[shown] if event["cross-entropy"] < 4.5]  # the start is the same for all
         axes.plot(

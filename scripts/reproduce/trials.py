@@ -30,7 +30,8 @@ _WARMED = 2_000_000  # the words of a run whose warm-up is as long as it says; t
 _NEVER = 10**12  # words: a checkpoint waits for the exchange in flight, so there is only that of the end
 _TIMED = 1000  # steps of every rank, of which the first are not counted, in a simulation of the timing alone
 # The late target is what one machine has after this share of its run; runs to it have some words to spare, and round lengths.
-LATE, _SPARE, _ROUNDED = 0.95, 1.05, 100_000
+# They have at most twice its words; with more, a run shows what longer training gives.
+LATE, _SPARE, _ROUNDED, _MOST = 0.95, 1.05, 100_000, 2
 
 
 @dataclass(frozen=True)
@@ -239,20 +240,29 @@ class Trials:
         alone = self.tuned(ALONE, tuned.place)
         length = alone.words if alone else tuned.words
         needed = _SPARE * length * self.words_trained(tuned) / self.alone_until(self.end(tuned), tuned.place)
-        words = min(2 * length, math.ceil(needed / _ROUNDED) * _ROUNDED)
+        words = min(_MOST * length, math.ceil(needed / _ROUNDED) * _ROUNDED)
         return replace(tuned, seed=seed, words=max(words, tuned.words + _ROUNDED))
 
     def words_trained(self, trial: Trial) -> int:
         """The words of a run up to its last validation, which may be some more than was wanted."""
         return int(self.found[trial][-1]["words"])
 
+    def to_target(self, tuned: Trial) -> list[Trial]:
+        """The longest runs until the target, with the same settings and other seeds."""
+        return self._longest(tuned, tuned.words + 1, _MOST * tuned.words)
+
     def longer(self, tuned: Trial) -> list[Trial]:
-        """The longest runs with the same settings and other seeds that are longer than `tuned`."""
+        """The longest runs that are too long for the target, with the same settings and other seeds."""
+        return self._longest(tuned, _MOST * tuned.words + 1)
+
+    def _longest(self, tuned: Trial, low: int, high: float = math.inf) -> list[Trial]:
         its = [
             trial for trial in self.found
-            if trial.seed and trial.words > tuned.words and replace(trial, seed=0, words=tuned.words) == tuned
+            if trial.seed and low <= trial.words <= high and replace(trial, seed=0, words=tuned.words) == tuned
         ]  # fmt: skip
-        return [trial for trial in its if trial.words == max(trial.words for trial in its)]
+        return sorted(
+            (trial for trial in its if trial.words == max(trial.words for trial in its)), key=lambda trial: trial.seed
+        )
 
     def pace(self, trial: Trial) -> float:
         """Words per virtual second."""

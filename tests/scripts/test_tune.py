@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT
 from reproduce import bleu, codec_sensitivity
 from reproduce.campaign import Job, side_by_side
-from reproduce.comparison_page import scaling, table, times
+from reproduce.comparison_page import scaling, table, times, write
 from reproduce.places import FAST, MACHINES, PLACES, SLOW, STRAGGLER
 from reproduce.runs import crossing, fitted
 from reproduce.systems import ALONE, SYSTEMS
@@ -186,6 +186,23 @@ def test_the_late_target_is_what_one_machine_has_after_most_of_its_run_and_runs_
     assert times(trials, FAST).splitlines()[-1] == row
     ended(longer, 2.7, 750)
     assert times(trials, FAST).splitlines()[-1] == "| sparse | 1, 2 | 3M | 2 of 2 runs did not reach it | - |"
+    ended(replace(sparse, seed=1, words=8_000_000), 2.0, 2000)  # nor is one that shows what longer training gives
+    assert times(trials, FAST).splitlines()[-1] == "| sparse | 1, 2 | 3M | 2 of 2 runs did not reach it | - |"
+
+
+def test_much_longer_runs_have_a_table_of_their_own_and_leave_the_others_as_they_are(tmp_path: Path) -> None:
+    trials = Trials(tmp_path / "none.csv")
+    for its, value in ((trial(ALONE, 1000), 4.0), (trial(ALONE, 2000), 3.0), (trial("sparse", 2000), 3.0)):
+        trials.found[its] = ends(its.words, its.words, value)
+    before = table(trials, FAST)
+    assert "Longer runs" not in write(trials, FAST, tmp_path).read_text(encoding="utf-8")
+    trials.found[trial(ALONE, 8000, 1)] = ends(8000, 8000, 1.0)
+    trials.found[trial("sparse", 8000, 1)] = ends(8000, 2000, 2.0)  # as good as one machine after 4000
+    assert table(trials, FAST) == before
+    longer = write(trials, FAST, tmp_path).read_text(encoding="utf-8").partition("## Longer runs")[2]
+    _, one, sparse = (line for line in longer.splitlines() if line.startswith("|") and "---" not in line)
+    assert one.startswith("| one machine | 0.008M | 1 | 1.000 | 1.00 | 1.00 | 1.00 |")
+    assert sparse.startswith("| sparse | 0.008M | 1 | 2.000 | 0.50 | 4.00 | 2.00 |")
 
 
 def test_words_are_those_that_a_run_had_not_those_that_were_wanted(tmp_path: Path) -> None:
@@ -294,6 +311,7 @@ def test_settings_can_be_given() -> None:
         ([ALONE, "--settings", "rate=0.006", "--refine"], "with --settings, nothing is varied"),
         (["strom", "--place", "jitter", "--refine"], "at 'jitter', which has the settings of '1 Gbit/s', nothing is varied"),
         (["--seeds"], "--seeds: needs a SYSTEM"),
+        (["low-bit", "--longer", "4e6"], "--longer: needs more than 4e+06 words, twice those of the longest trials"),
         (["low-bit", "--place", "tatoeba 4", "--bleu"], "--bleu: is for places with the corpus of configs/comparison-virtual"),
         ([ALONE, "--jobs", "0"], "argument --jobs: 0 is not between 1 and"),
     ],
