@@ -134,8 +134,8 @@ def overview(trials: Trials, output: Path) -> None:
     networks = [place for place in (*reversed(NETWORKS), FASTEST) if len(trials.alone(place)) > 1]
     found: list[dict[str, list[float]]] = []
     for network in networks:
-        its = _complete(trials, network)
-        found.append({name: trials.speedups(trial) for name, trial in its.items() if name not in (ALONE, IDEAL)})
+        complete = _complete(trials, network).items()
+        found.append({system: trials.speedups(trial) for system, trial in complete if system not in (ALONE, IDEAL)})
     width = 0.9 / max(1, *map(len, found))
     for place, its in enumerate(found):
         for number, (system, values) in enumerate(sorted(its.items(), key=lambda item: -mean(item[1]))):

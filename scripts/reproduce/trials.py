@@ -260,9 +260,8 @@ class Trials:
             trial for trial in self.found
             if trial.seed and low <= trial.words <= high and replace(trial, seed=0, words=tuned.words) == tuned
         ]  # fmt: skip
-        return sorted(
-            (trial for trial in its if trial.words == max(trial.words for trial in its)), key=lambda trial: trial.seed
-        )
+        longest = (trial for trial in its if trial.words == max(trial.words for trial in its))
+        return sorted(longest, key=lambda trial: trial.seed)
 
     def pace(self, trial: Trial) -> float:
         """Words per virtual second."""
