@@ -229,6 +229,11 @@ def shard_bytes(folder: Path, shards: int) -> float:
         return 4 * sum(file.get_tensor(name).numel() for name in file.keys()) / shards  # noqa: SIM118
 
 
+def seconds(folder: Path) -> float:
+    """Virtual seconds of the last line of training."""
+    return float(events(folder, "train")[-1]["seconds"])
+
+
 def step_time(folder: Path) -> float:
     """Median seconds from one forward pass of rank 0 to the next."""
     starts = [span["start"] for span in map(json.loads, (folder / "trace" / "rank0.jsonl").read_text().splitlines())
@@ -258,6 +263,17 @@ def test_a_model_can_be_charged_as_a_larger_one(make: Make, tmp_path: Path) -> N
     transfer = shard_bytes(plain, 2) / 100e3
     assert step_time(plain) == pytest.approx(1 + 2 * transfer, abs=1e-5)
     assert step_time(scaled) == pytest.approx(1 + 2 * factor * transfer, abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in IN_STEP if mode in REPEATED and mode != "single"])
+def test_where_workers_wait_for_each_other_charging_changes_nothing_but_time(make: Make, tmp_path: Path, mode: str) -> None:
+    from nmt_train.simulation.cluster import ScaleConfig
+
+    common = {"mode": mode, "stop__after": "12u", "batch__tokens": 300, "dropping__up": 0.9, "log__every": "3u"}
+    plain = run(make, tmp_path / "plain", [2, 1], places=LINK, **common)
+    scaled = run(make, tmp_path / "scaled", [2, 1], places={**LINK, "scale": ScaleConfig("1M")}, **common)
+    assert parameters(scaled) == parameters(plain)
+    assert seconds(scaled) > 2 * seconds(plain)
 
 
 def test_a_machine_that_crashes_ends_training_with_its_name(make: Make, tmp_path: Path) -> None:
