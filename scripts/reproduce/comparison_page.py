@@ -13,7 +13,7 @@ from reproduce.claims import spread
 from reproduce.places import FAST, FASTEST, JITTER, MACHINES, NETWORKS, PLACES, STRAGGLER, THESIS_4X2, THESIS_7X1
 from reproduce.runs import crossing
 from reproduce.systems import ALONE, IDEAL, SYSTEMS
-from reproduce.trials import BUDGET, Trial, Trials
+from reproduce.trials import Trial, Trials
 
 # What other software offers. In pictures, every system has the same color.
 RIVALS = ("sync bf16", "powersgd", "local-sgd", "diloco", "strom")
@@ -32,10 +32,9 @@ _LABELS = {"sync bf16": "all-reduce (sync) in bf16"}
 _ABOUT = """# Results of the comparison: {title}
 
 Made by `scripts/tune` from trials.csv; [comparison.md](../comparison.md) has the protocol and the meaning of the columns and
-settings. For each system, the table has the longest runs with which it was tuned (seed 0), or runs of the same length and
-settings with other seeds. *Tuning* is the number of words of all its runs with seed 0 here; settings that were found on a
-slower network have cost words there, too. Rows with less than {budget:g}M were not tuned here; these, and those that
-comparison.md does not name as refined, are probably underestimates.
+settings. For each system, the table has its best settings: runs with seeds 1 to 3, or, if there are none, the run with seed 0,
+with which settings are chosen. *Tuning* says how many settings were tried here, in runs of how many words; "no" means that
+only a few settings of another network or system were tried, so that the row is probably an underestimate.
 
 """
 
@@ -43,7 +42,7 @@ comparison.md does not name as refined, are probably underestimates.
 def write(trials: Trials, place: str, folder: Path) -> Path:
     """Write the page and its figure into `folder`; returns the page. UserError without trials of one machine."""
     name = f"results-{place.replace(' ', '').replace('/', '')}"
-    text = _ABOUT.format(title=_TITLES.get(place, place), budget=BUDGET / 1e6) + table(trials, place)
+    text = _ABOUT.format(title=_TITLES.get(place, place)) + table(trials, place)
     late = times(trials, place)
     if late:
         text += f"\n## Time to the late target\n\n{late}"
@@ -63,7 +62,7 @@ def table(trials: Trials, place: str, longer: bool = False) -> str:
     much longer with these settings.
     """
     lines = [
-        "| system | words | seeds | cross-entropy | data efficiency | relative words/s | speedup | tuning (words) | settings |",
+        "| system | words | seeds | cross-entropy | data efficiency | relative words/s | speedup | tuning | settings |",
         "|---" * 9 + "|",
     ]
     alone = trials.tuned(ALONE, place)
@@ -82,7 +81,7 @@ def table(trials: Trials, place: str, longer: bool = False) -> str:
             system, f"{same[0].words / 1e6:g}M", ", ".join(str(trial.seed) for trial in same), spread(ends, decimals=3),
             spread([trials.alone_until(trials.end(trial), place) / trials.words_trained(trial) for trial in same]),
             spread([trials.pace(trial) / trials.pace(alone) for trial in same]),
-            spread([trials.speedup(trial) for trial in same]), f"{trials.spent(tuned) / 1e6:.3g}M", " ".join(tuned.settings),
+            spread([trials.speedup(trial) for trial in same]), trials.tuning(tuned), " ".join(tuned.settings),
         )  # fmt: skip
         lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines) + "\n"

@@ -25,6 +25,7 @@ from reproduce.runs import fitted
 from reproduce.systems import ALONE, SYSTEMS, plan_of
 
 BUDGET = 8_000_000  # words with which a system is tuned at one place, without refining
+RUNGS = ((8, 4), (2, 2), (1, 1))  # of a search: how many trials, and their length as a share of the last rung's
 _VALIDATIONS = 40  # in a run: the line through five of them covers its last tenth
 _WARMED = 2_000_000  # the words of a run whose warm-up is as long as it says; that of others is scaled
 _NEVER = 10**12  # words: a checkpoint waits for the exchange in flight, so there is only that of the end
@@ -216,11 +217,11 @@ class Trials:
         longest = [trial for trial in its if trial.words == max(trial.words for trial in its)]
         return self.best(longest, 1)[0] if longest else None
 
-    def spent(self, tuned: Trial) -> int:
-        """The words of all runs with which a system was tuned at its place."""
-        return sum(
-            trial.words for trial in self.found if (trial.system, trial.place, trial.seed) == (tuned.system, tuned.place, 0)
-        )
+    def tuning(self, tuned: Trial) -> str:
+        """How many settings of a system were tried at its place, in how many words; no, if fewer than a search begins with."""
+        its = [trial for trial in self.found if (trial.system, trial.place, trial.seed) == (tuned.system, tuned.place, 0)]
+        tried = len({trial.settings for trial in its})
+        return f"{tried} settings, {sum(trial.words for trial in its) / 1e6:.3g}M words" if tried >= RUNGS[0][0] else "no"
 
     def seeds(self, tuned: Trial) -> list[Trial]:
         """The runs of the same length and settings with the other seeds."""

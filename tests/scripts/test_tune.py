@@ -149,9 +149,20 @@ def test_the_table_has_the_best_of_the_longest_runs_of_each_system(tmp_path: Pat
             {"words": its.words * n // 5, "seconds": its.words / speed * n / 5, "cross-entropy": value} for n in range(1, 6)
         ]
     _, _, alone, sparse = table(trials, FAST).splitlines()
-    assert alone.startswith("| one machine | 0.001M | 0 | 3.000 | 1.00 | 1.00 | 1.00 | 0.0015M |")
+    assert alone.startswith("| one machine | 0.001M | 0 | 3.000 | 1.00 | 1.00 | 1.00 | no |")
     assert sparse.startswith("| sparse | 0.001M | 1, 2 | 3.100 (3.000 to 3.200) | 0.94 (0.87 to 1.00) | 3.00 (3.00 to 3.00) |")
-    assert sparse.endswith("| 0.0015M | rate=1 |")
+    assert sparse.endswith("| no | rate=1 |")
+
+
+def test_a_system_is_tuned_if_at_least_the_eight_settings_of_a_search_were_tried_with_seed_0(tmp_path: Path) -> None:
+    trials, best = Trials(tmp_path / "none.csv"), trial("sparse", 1_000_000, 0, "rate=1")
+    for number in range(1, 8):
+        trials.found[trial("sparse", 500_000, 0, f"rate={number}")] = []
+    for its in (best, trial("sparse", 1_000_000, 1, "rate=8"), replace(trial("sparse", 500_000, 0, "rate=9"), place=SLOW)):
+        trials.found[its] = []
+    assert trials.tuning(best) == "no"
+    trials.found[trial("sparse", 500_000, 0, "rate=8")] = []
+    assert trials.tuning(best) == "8 settings, 5M words"
 
 
 def test_the_late_target_is_what_one_machine_has_after_most_of_its_run_and_runs_are_as_long_as_they_need(
