@@ -34,7 +34,8 @@ _ABOUT = """# Results of the comparison: {title}
 Made by `scripts/tune` from trials.csv; [comparison.md](../comparison.md) has the protocol and the meaning of the columns and
 settings. For each system, the table has its best settings: runs with seeds 1 to 3, or, if there are none, the run with seed 0,
 with which settings are chosen. *Tuning* says how many settings were tried here, in runs of how many words; "no" means that
-only a few settings of another network or system were tried, so that the row is probably an underestimate.
+only a few settings of another network or system were tried, so that the row is probably an underestimate. *At most* is the
+speedup if one machine's time is the first moment at which any of its runs is as good, without interpolation.
 
 """
 
@@ -46,7 +47,8 @@ def write(trials: Trials, place: str, folder: Path) -> Path:
     late = times(trials, place)
     if late:
         text += f"\n## Time to the late target\n\n{late}"
-    if any(trials.longer(tuned) for system in SYSTEMS if (tuned := trials.tuned(system, place))):
+    several = (trials.tuned(system, place) for system in SYSTEMS if system != ALONE)
+    if any(trials.longer(tuned) for tuned in several if tuned):
         text += f"\n## Longer runs\n\n{table(trials, place, longer=True)}"
     _draw(trials, place, folder / f"{name}.png")
     text += f"\n![cross-entropy against time]({name}.png)\n"
@@ -62,8 +64,9 @@ def table(trials: Trials, place: str, longer: bool = False) -> str:
     much longer with these settings.
     """
     lines = [
-        "| system | words | seeds | cross-entropy | data efficiency | relative words/s | speedup | tuning | settings |",
-        "|---" * 9 + "|",
+        "| system | words | seeds | cross-entropy | data efficiency | relative words/s | speedup | at most | tuning |"
+        " settings |",
+        "|---" * 10 + "|",
     ]
     alone = trials.tuned(ALONE, place)
     if alone is None or len(trials.alone(place)) < 2:
@@ -81,7 +84,8 @@ def table(trials: Trials, place: str, longer: bool = False) -> str:
             system, f"{same[0].words / 1e6:g}M", ", ".join(str(trial.seed) for trial in same), spread(ends, decimals=3),
             spread([trials.alone_until(trials.end(trial), place) / trials.words_trained(trial) for trial in same]),
             spread([trials.pace(trial) / trials.pace(alone) for trial in same]),
-            spread([trials.speedup(trial) for trial in same]), trials.tuning(tuned), " ".join(tuned.settings),
+            spread([trials.speedup(trial) for trial in same]), spread([trials.at_most(trial) for trial in same]),
+            trials.tuning(tuned), " ".join(tuned.settings),
         )  # fmt: skip
         lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines) + "\n"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import itertools
 import json
 import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, fields, replace
-from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -21,7 +21,7 @@ from nmt_train.common.errors import UserError
 from nmt_train.run.log import validations
 from reproduce.campaign import Job, command
 from reproduce.places import PLACES
-from reproduce.runs import fitted
+from reproduce.runs import crossing, fitted
 from reproduce.systems import ALONE, SYSTEMS, plan_of
 
 BUDGET = 8_000_000  # words with which a system is tuned at one place, without refining
@@ -177,23 +177,29 @@ class Trials:
         Only runs that are the measure at this place count. The best settings of a length have the lowest cross-entropy, as the
         mean over their seeds; seed 0, with which settings are chosen, counts only if there is no other.
         """
+        points = []
+        for _, counted in sorted(self._alone(place).items()):
+            value, trials = min(((mean(map(self.end, its)), its) for its in counted), key=lambda point: point[0])
+            points.append((mean(float(self.found[trial][-1][of]) for trial in trials), value))
+        return points
+
+    def _alone(self, place: str) -> dict[int, list[list[Trial]]]:
+        """By length: one machine's runs that count, those with the same settings together."""
         by_length: dict[int, dict[tuple[str, ...], list[Trial]]] = {}
         for trial in self.found:
             if trial.system == ALONE and trial.place == PLACES[place].alone:
                 by_length.setdefault(trial.words, {}).setdefault(trial.settings, []).append(trial)
-        points = []
-        for _, by_settings in sorted(by_length.items()):
-            counted = [[trial for trial in its if trial.seed] or its for its in by_settings.values()]
-            value, trials = min(((mean(map(self.end, its)), its) for its in counted), key=lambda point: point[0])
-            points.append((mean(float(self.found[trial][-1][of]) for trial in trials), value))
-        return points
+        return {
+            words: [[trial for trial in its if trial.seed] or its for its in by_settings.values()]
+            for words, by_settings in by_length.items()
+        }
 
     def alone_until(self, cross_entropy: float, place: str, of: str = "words") -> float:
         """The words (or seconds) of a run of one machine that ends at this cross-entropy.
 
         Interpolated over the logarithm between the lengths that were tried, and extrapolated beyond them.
         """
-        pairs = list(pairwise(self.alone(place, of)))
+        pairs = list(itertools.pairwise(self.alone(place, of)))
         (left, high), (right, low) = next((pair for pair in pairs if pair[1][1] <= cross_entropy), pairs[-1])
         share = (high - cross_entropy) / (high - low)
         return math.exp(math.log(left) + share * math.log(right / left))
@@ -201,6 +207,16 @@ class Trials:
     def speedup(self, trial: Trial) -> float:
         """How many times longer one machine takes to the same cross-entropy."""
         return self.alone_until(self.end(trial), trial.place, "seconds") / float(self.found[trial][-1]["seconds"])
+
+    def at_most(self, trial: Trial) -> float:
+        """The speedup, or less, if a run of one machine with any settings is as good sooner than the interpolation says.
+
+        As the mean over the seeds of these settings. Such a run has a schedule of its full length, so its learning rate is
+        still higher at this moment than at the end of a shorter run.
+        """
+        runs = itertools.chain(*self._alone(trial.place).values())
+        first = min(mean(crossing(self.found[run], self.end(trial)) for run in its) for its in runs)
+        return min(self.speedup(trial), first / float(self.found[trial][-1]["seconds"]))
 
     def speedups(self, tuned: Trial) -> list[float]:
         """Those of its runs with other seeds; of itself if there are none."""

@@ -146,10 +146,11 @@ def test_the_table_has_the_best_of_the_longest_runs_of_each_system(tmp_path: Pat
     ):  # fmt: skip
         speed = 100 if its.system == ALONE else 300
         trials.found[its] = [
-            {"words": its.words * n // 5, "seconds": its.words / speed * n / 5, "cross-entropy": value} for n in range(1, 6)
+            {"words": its.words * n // 5, "seconds": its.words / speed * n / 5, "cross-entropy": value + 0.1 * (5 - n)}
+            for n in range(1, 6)
         ]
     _, _, alone, sparse = table(trials, FAST).splitlines()
-    assert alone.startswith("| one machine | 0.001M | 0 | 3.000 | 1.00 | 1.00 | 1.00 | no |")
+    assert alone.startswith("| one machine | 0.001M | 0 | 3.000 | 1.00 | 1.00 | 1.00 | 1.00 | no |")
     assert sparse.startswith("| sparse | 0.001M | 1, 2 | 3.100 (3.000 to 3.200) | 0.94 (0.87 to 1.00) | 3.00 (3.00 to 3.00) |")
     assert sparse.endswith("| no | rate=1 |")
 
@@ -214,6 +215,23 @@ def test_much_longer_runs_have_a_table_of_their_own_and_leave_the_others_as_they
     _, one, sparse = (line for line in longer.splitlines() if line.startswith("|") and "---" not in line)
     assert one.startswith("| one machine | 0.008M | 1 | 1.000 | 1.00 | 1.00 | 1.00 |")
     assert sparse.startswith("| sparse | 0.008M | 1 | 2.000 | 0.50 | 4.00 | 2.00 |")
+
+
+def test_no_speedup_is_above_that_over_the_first_moment_at_which_a_run_of_one_machine_is_as_good(tmp_path: Path) -> None:
+    trials = Trials(tmp_path / "none.csv")
+    for words, value in ((1000, 4.0), (4000, 3.0)):
+        trials.found[trial(ALONE, words)] = [
+            {"words": at, "seconds": at, "cross-entropy": value + (words - at) / 1000} for at in range(200, words + 1, 200)
+        ]
+    sparse = trial("sparse", 4000)
+    trials.found[sparse] = ends(4000, 1000, 3.5)
+    assert trials.speedup(sparse) == pytest.approx(2.0)  # interpolated: 2,000 s
+    assert trials.at_most(sparse) == pytest.approx(2.0), "no run of one machine falls to it sooner"
+    for seed, fallen in ((0, 800), (1, 1400), (2, 1800)):  # seed 0 does not count, as the others are there
+        trials.found[trial(ALONE, 4000, seed, "rate=9")] = [
+            {"words": at, "seconds": at, "cross-entropy": max(3.2, 3.5 - (at - fallen) / 1000)} for at in range(200, 4001, 200)
+        ]
+    assert trials.at_most(sparse) == pytest.approx(1.6)
 
 
 def test_words_are_those_that_a_run_had_not_those_that_were_wanted(tmp_path: Path) -> None:
