@@ -133,7 +133,7 @@ def overview(trials: Trials, output: Path) -> None:
 
     A line is the range of several seeds; a pale bar is a single run. Rivals are hatched.
     """
-    figure, axes = new_figure(width=10.5, height=4.4)
+    figure, axes = new_figure(width=12, height=4.4)
     networks = [place for place in (*reversed(NETWORKS), FASTEST) if len(trials.alone(place)) > 1]
     found: list[dict[str, list[float]]] = []
     for network in networks:
@@ -148,7 +148,7 @@ def overview(trials: Trials, output: Path) -> None:
             axes.bar(where, height, width=0.9 * width, alpha=1 if len(values) > 1 else 0.5, label=label, **look)
             if len(values) > 1:
                 axes.errorbar(where, height, [[height - min(values)], [top - height]], color="black", linewidth=0.8, capsize=2)
-            axes.text(where, top, f"{height:.1f}", ha="center", va="bottom", fontsize=7)
+            axes.text(where, top, f"{height:.1f}", ha="center", va="bottom", fontsize=6.5)
     axes.axhline(1, color="black", linewidth=0.8)
     if (ideal := trials.tuned(IDEAL, FAST)) is not None:
         best = mean(trials.speedups(ideal))
