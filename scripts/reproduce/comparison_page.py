@@ -76,9 +76,11 @@ def table(trials: Trials, place: str, longer: bool = False) -> str:
         )
     for system in SYSTEMS:
         tuned = trials.tuned(system, place)
-        if tuned is None or (longer and not trials.longer(tuned)):
+        if tuned is None:
             continue
         same = trials.longer(tuned) if longer else trials.seeds(tuned) or [tuned]
+        if not same:
+            continue
         ends = [trials.end(trial) for trial in same]
         columns = (
             system, f"{same[0].words / 1e6:g}M", ", ".join(str(trial.seed) for trial in same), spread(ends, decimals=3),
