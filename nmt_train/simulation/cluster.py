@@ -66,6 +66,9 @@ class DeviceConfig:
         default=0.0,
         description="time until a device that computes notices a message from another machine, if above the latency",
     )
+    parameters: Count | None = Field(
+        default=None, description="of the model whose forward and backward pass were measured; null: of any model"
+    )
     codecs: dict[Annotated[str, one_of(_WITH_COSTS)], CodecConfig] = Field(
         default_factory=dict, description="`encode` and `decode` of codecs, and of exchanges with codecs of their own"
     )

@@ -128,7 +128,10 @@ def to_yaml(device: DeviceConfig, title: str) -> str:
         return f"{{seconds: {cost.seconds * 1e3:.6g} ms, per_unit: {cost.per_unit * 1e9:.6g} ns}}"
 
     lines = [f"# {title}", *(f"{kind}: {said(cost)}" for kind, cost in vars(device).items() if isinstance(cost, Cost))]
-    lines += [f"response: {device.response * 1e3:.6g} ms", *["codecs:"] * bool(device.codecs)]
+    lines.append(f"response: {device.response * 1e3:.6g} ms")
+    if device.parameters is not None:
+        lines.append(f"parameters: {device.parameters / 1e6:.4g}M          # of the model that was measured")
+    lines += ["codecs:"] * bool(device.codecs)
     for name, its in device.codecs.items():
         lines.append(f"  {name}: {{encode: {said(its.encode)}, decode: {said(its.decode)}}}")
     return "\n".join(lines) + "\n"

@@ -66,7 +66,7 @@ def measure(config: Config, make: Make, transport: Transport, effort: Effort, sa
     costs: dict[str, Any] = {}
     for mode, kinds in _MODES.items():
         say(f"measuring how long this device takes: {', '.join(kinds)}")
-        done, mean = _train(config, mode, make, effort)
+        done, mean, costs["parameters"] = _train(config, mode, make, effort)
         for kind in kinds:
             costs[kind] = _by_tokens(typical(done[kind])) if kind in _BY_TOKENS else _by_elements(done[kind])
         if mode == "single":  # time of a step outside the recorded work, such as assembling batches
@@ -120,8 +120,8 @@ class _Steps:
         """Do nothing: a skipped update takes time, too."""
 
 
-def _train(config: Config, mode: str, make: Make, effort: Effort) -> tuple[Done, float]:
-    """Returns what was done, and the seconds of a step."""
+def _train(config: Config, mode: str, make: Make, effort: Effort) -> tuple[Done, float, int]:
+    """Returns what was done, the seconds of a step, and the number of the model's parameters."""
     apart = {} if mode == "single" else {"override.exchange": "server", "exchange.bypass": "false"}
     config = dataclasses.replace(with_mode(config, mode, apart), trace=True)  # so that spans wait for the work of a GPU
     transport = _Watched()
@@ -131,7 +131,7 @@ def _train(config: Config, mode: str, make: Make, effort: Effort) -> tuple[Done,
     worker.run(coordinator)
     worker.schedule.drain()
     transport.close()
-    return transport.done, coordinator.mean
+    return transport.done, coordinator.mean, worker.flat.parameters.numel()
 
 
 def _carrying(config: Config, make: Make, transport: Transport, effort: Effort, say: Say) -> tuple[Cost, float]:
@@ -141,7 +141,7 @@ def _carrying(config: Config, make: Make, transport: Transport, effort: Effort, 
     """
 
     def pace() -> float:
-        done, _ = _train(config, "single", make, effort)
+        done, *_ = _train(config, "single", make, effort)
         return sum(statistics.mean(took / work for work, took in typical(done[kind])) for kind in _BY_TOKENS)
 
     costs: dict[type[_Traffic], list[float]] = {_Questions: [], _Blocks: []}  # seconds of the device that a message takes

@@ -40,6 +40,7 @@ from nmt_train.training.start import connect
 from nmt_train.training.stop_request import handling
 from nmt_train.training.worker import Make
 
+_ANOTHER = 1.5  # a model whose size differs by more than this factor is another one than was measured
 # --measure has nine series of steps, and should take two minutes at most.
 _MEASURED = Effort(steps=20, rounds=2, seconds=6.0)
 
@@ -55,7 +56,9 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
     own = device.prepare(config.devices, config.threads)
     start = time.perf_counter()
     with opened(config, force, overwrite, described(cluster), given.mode is None) as ready:
-        network = Network(cluster.with_codec(modes.row(config)), count(shapes_of(config, ready.vocabulary)), shuffle_seed)
+        elements = count(shapes_of(config, ready.vocabulary))
+        _warn_of_other_model(cluster, elements)
+        network = Network(cluster.with_codec(modes.row(config)), elements, shuffle_seed)
         engine = Engine(
             network, config.transport.deadline, start=ready.saved.facts["progress"]["seconds"] if ready.saved else 0.0
         )
@@ -92,7 +95,9 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
     check(cluster, config)
     start = time.perf_counter()
     with opened(config, False, False, described(cluster), trains=False) as ready:
-        timing = measure(config, cluster, *model_and_batches(config, ready.vocabulary, ready.stores), steps)
+        shapes, tokens = model_and_batches(config, ready.vocabulary, ready.stores)
+        _warn_of_other_model(cluster, count(shapes))
+        timing = measure(config, cluster, shapes, tokens, steps)
         timing.write(ready.run.folder)
     print(timing.table(), end="")
     _sum_up(timing.seconds, len(timing.ranks), start)
@@ -105,6 +110,8 @@ def advise(config: Config, cluster: ClusterConfig) -> None:
     Raises UserError for errors that a user can fix.
     """
     with opened(dataclasses.replace(config, mode="single"), False, False, described(cluster), trains=False) as ready:
+        shapes, tokens = model_and_batches(config, ready.vocabulary, ready.stores)
+        _warn_of_other_model(cluster, count(shapes))
         with tqdm(total=1.0, leave=False, disable=None, bar_format="{percentage:3.0f}% |{bar}| {desc}") as bar:
 
             def progress(done: int, total: int, what: str) -> None:
@@ -112,7 +119,6 @@ def advise(config: Config, cluster: ClusterConfig) -> None:
                 bar.update(done / total - bar.n)
 
             wanted = [(choice, machines) for machines in sizes(cluster) for choice in choices()]
-            shapes, tokens = model_and_batches(config, ready.vocabulary, ready.stores)
             found = compare(config, cluster, shapes, tokens, wanted, progress)
         found.write(ready.run.folder)
         print(f"{found.table()}\n{found.advice()}")
@@ -124,6 +130,7 @@ def predict(config: Config, cluster: ClusterConfig, steps: int) -> None:
     config = modes.choose_mode(config, len(cluster.ranks()))
     with opened(config, False, False, described(cluster), trains=False) as ready:
         shapes, tokens = model_and_batches(config, ready.vocabulary, ready.stores)
+        _warn_of_other_model(cluster, count(shapes))
         print(prediction.predict(config, cluster, shapes, tokens, steps), end="")
 
 
@@ -192,6 +199,17 @@ def _measuring(
         transport.fail(error)
         raise
     transport.close()
+
+
+def _warn_of_other_model(cluster: ClusterConfig, elements: int) -> None:
+    """Say if the forward and backward pass were measured with a model of another size."""
+    measured = cluster.device.parameters if cluster.device else None
+    charged = cluster.scale.parameters if cluster.scale else elements
+    if measured and not 1 / _ANOTHER < charged / measured < _ANOTHER:
+        _say(
+            f"warning: the times of the cluster file are those of a model with {measured / 1e6:.3g}M parameters, and this one"
+            f" has {charged / 1e6:.3g}M: do not trust words/s and advice; measure your model with nmt-simulate --measure"
+        )
 
 
 def _say(what: str) -> None:

@@ -219,6 +219,21 @@ def test_timing_alone_prints_a_line_per_machine(run: Path, tmp_path: Path, capsy
     assert f"{timing['words_per_second']:,.0f}" == lines[-1].split()[2]
 
 
+@pytest.mark.parametrize("what", [["--timing-only", 5], ["--compare"], ["--model", 5], ["--stop.after", "2u"]], ids=str)
+def test_nobody_takes_the_times_of_another_model_for_those_of_this_one(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], what: list[str | int]
+) -> None:
+    common = ["--config", run.with_suffix(".yml"), "--cluster", CLUSTERS / "gpu-4x1-1gbit.yml", "--mode", "sync", *what]
+    warning = r"warning: the times of the cluster file are those of a model with 60M parameters, and this one has 0\.\d+M"
+    for folder, options, warned in (
+        ("small", [], True),
+        ("scaled", ["--cluster.scale.parameters", "50M"], False),
+        ("unknown", ["--cluster.device.parameters", "null"], False),
+    ):
+        assert call(simulate, *common, "--run", tmp_path / folder, *options) == 0
+        assert bool(re.search(warning, capsys.readouterr().err)) == warned
+
+
 def test_timing_needs_neither_the_configuration_nor_the_optimizer_of_the_run_in_its_folder(run: Path, tmp_path: Path) -> None:
     common = ["--config", run.with_suffix(".yml"), "--run", tmp_path / "there", "--cluster", CLUSTERS / "thesis-2x1.yml"]
     assert call(simulate, *common, "--mode", "downpour", "--stop.after", "3u") == 0

@@ -42,7 +42,7 @@ def test_times_and_bandwidths_have_units(tmp_path: Path) -> None:
 
 def test_a_profile_is_a_file_beside_the_cluster_and_reads_what_is_written(tmp_path: Path) -> None:
     codec = CodecConfig(encode=Cost(0.0, 1e-8), decode=Cost(0.0, 2e-9))
-    device = DeviceConfig(forward=Cost(0.01, 2e-4), update=Cost(0.0, 1.5e-10), codecs={"low-bit": codec})
+    device = DeviceConfig(forward=Cost(0.01, 2e-4), update=Cost(0.0, 1.5e-10), codecs={"low-bit": codec}, parameters="7.5M")
     (tmp_path / "mine.yml").write_text(cluster_file.to_yaml(device, "measured"))
     read = cluster_file.load(write(tmp_path, device=None, profile="mine.yml")).device
     assert read == device

@@ -40,6 +40,7 @@ def test_a_profile_has_a_price_for_all_kinds_of_work_whatever_is_configured(make
         costs = vars(measure(config, worker, LocalTransport(), Effort(4), nothing))
     assert vars(costs.pop("carry")) == {"seconds": 0, "per_unit": 0}
     assert costs.pop("response") == 0
+    assert costs.pop("parameters") == worker(config, LocalTransport()).flat.parameters.numel()
     codecs = costs.pop("codecs")
     assert set(codecs) == {"low-bit", "powersgd", "tile-top-k", "threshold", "half", "bf16"}
     assert all(cost.per_unit > 0 for its in codecs.values() for cost in (its.encode, its.decode))
