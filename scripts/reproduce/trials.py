@@ -169,7 +169,7 @@ class Trials:
     def end(self, trial: Trial) -> float:
         """The cross-entropy at the end, on the line through the last five validations, or fewer if exchanges are rare."""
         found = self.found[trial]
-        return fitted(found, found[-1]["words"], fewest=2)
+        return fitted(found, found[-1]["words"], fewest=2) if len(found) > 1 else float(found[0]["cross-entropy"])
 
     def alone(self, place: str, of: str = "words") -> list[tuple[float, float]]:
         """For each length of one machine's runs: the words (or seconds) of the best one, and its cross-entropy at the end.

@@ -243,6 +243,13 @@ def test_words_are_those_that_a_run_had_not_those_that_were_wanted(tmp_path: Pat
     assert "| 0.80 |" in table(trials, FAST).splitlines()[-1]
 
 
+def test_a_run_with_a_single_exchange_ends_with_its_only_validation(tmp_path: Path) -> None:
+    trials = Trials(tmp_path / "none.csv")
+    its = trial("diloco", 1000)
+    trials.found[its] = [{"words": 1250, "seconds": 7.0, "cross-entropy": 4.1}]
+    assert trials.end(its) == 4.1
+
+
 def test_where_workers_wait_for_each_other_a_network_changes_only_times(tmp_path: Path) -> None:
     """So a run at another network needs no training: its times are scaled by words/s."""
     trials = Trials(tmp_path / "trials.csv")
