@@ -109,20 +109,28 @@ STROM_ALONE = strom_nodes(1)
 WORKERS = (1, 2, 4, 8, 16)
 
 
-def downpour(workers: int, optimizer: str = "adagrad", rate: float | None = None, warmup: int = 0) -> Setup:
+def downpour(
+    workers: int, optimizer: str = "adagrad", rate: float | None = None, warmup: int = 0, join: tuple[str, ...] = ()
+) -> Setup:
     rate = rate or {"adagrad": 0.02, "sgd": 0.5}[optimizer]
     options = (
         f"cluster.nodes={workers} x 1", f"optimizer.name={optimizer}", f"optimizer.learning_rate={rate}",
         "optimizer.schedule=constant", f"optimizer.warmup={warmup}", "validation.every=20Kt",  # two workers are compared early
     )  # fmt: skip
-    return Setup("downpour", "downpour", options)
+    return Setup("downpour", "downpour", (*options, *join))
 
 
-# The rate was chosen with two workers, and the paper has no warm-up; both may be worse for many.
+# The rate was chosen with two workers, and the paper has no warm-up; both may be worse for many. Its outlook proposes that
+# workers join in waves.
 COMPARED = (2, 8, 16)
+WAVES = {
+    8: ("exchange.join={1: 0u, 2: 100u, 4: 200u, 8: 400u}",),
+    16: ("exchange.join={1: 0u, 2: 100u, 4: 200u, 8: 400u, 16: 800u}",),
+}
 DOWNPOUR_VARIANTS = {
     "rate 0.007": {workers: downpour(workers, rate=0.007) for workers in COMPARED},
     "a warm-up": {workers: downpour(workers, warmup=400) for workers in COMPARED},
+    "in waves": {workers: downpour(workers, join=join) for workers, join in WAVES.items()},
 }
 
 

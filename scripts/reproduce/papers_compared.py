@@ -36,14 +36,15 @@ def learned(found: SeededRuns, setup: Setup) -> str:
 
 
 def compared(
-    found: SeededRuns, says: str, setup: Setup, other: Setup, low: float = -math.inf, high: float = math.inf
-) -> Clause:
-    """Whether the cross-entropy of `setup` after equal words, relative to that of `other`, lies in a range."""
+    found: SeededRuns, says: str, setup: Setup, other: Setup, low: float = -math.inf, high: float = math.inf,
+    near: float = NEAR,
+) -> Clause:  # fmt: skip
+    """Whether the cross-entropy of `setup` after equal words, relative to that of `other`, lies in a range (see `decide`)."""
 
     def ratio(seed: int) -> float:
         return found.after(setup.with_seed(seed), WORDS) / found.after(other.with_seed(seed), WORDS)
 
-    return found.decide(says, (setup, other), found.by_seed(ratio), NEAR, low, high)
+    return found.decide(says, (setup, other), found.by_seed(ratio), near, low, high)
 
 
 def pace(found: Runs, setup: Setup) -> float:

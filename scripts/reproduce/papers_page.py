@@ -57,6 +57,7 @@ these corrections, which readers asked for:
 - 27 November, with the results known, all stricter: P1 is fitted (0.27 s was added to make it hold), no longer "holds"; A1's
   gain from dividing must be more than 2%; a claim without a clause that holds, and with one that fails, does not hold, even if
   others are undecided (F2).
+- Later on this day, before its runs with further seeds: N1 is always judged by three seeds.
 
 The claim of Farrell and Yang that training continues when the server dies is tested in tests/training.
 """

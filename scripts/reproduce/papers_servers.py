@@ -158,8 +158,10 @@ def n1(found: SeededRuns) -> Judged:
         f"cross-entropy after equal words, by the share of gradients that is lost, {lost}; if 10% are sent again:"
         f" {learned(found, papers.SENT_AGAIN)}; words/s relative to sending 10% again: {times:.2f}"
     )
+    # Single runs scatter by several percent here, so three seeds decide, however large the difference is.
+    better = "convergence is better than with sending them again"
     return text, [
-        compared(found, "10% do no harm", papers.losing(0.1), papers.losing(0.0), high=SAME),
-        compared(found, "convergence is better than with sending them again", papers.losing(0.1), papers.SENT_AGAIN, high=1.0),
+        compared(found, "10% do no harm", papers.losing(0.1), papers.losing(0.0), high=SAME, near=math.inf),
+        compared(found, better, papers.losing(0.1), papers.SENT_AGAIN, high=1.0, near=math.inf),
         Clause("words/s are higher than with sending them again", times > SAME),
     ]
