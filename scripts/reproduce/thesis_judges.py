@@ -50,7 +50,11 @@ def t2(found: Results) -> Judged:
     steps = {n: found.ratio(Setup("single", f"1x{n}"), Setup("single", f"1x{2 * n}")) for n in (2, 4)}
     text += "".join(f"; 1x{2 * n} relative to 1x{n}: {step}" for n, step in steps.items())
     clauses = [replace(found.clause(f"1x{2 * n} faster than 1x{n}", step, 1.0), fitted=n == 2) for n, step in steps.items()]
-    clauses += [found.clause(f"1x{n} gains as much as in words/s", ratio, *_about(speeds[n])) for n, ratio in ratios.items()]
+    # With the rate that is best for one device, 1x2 gains less, too (lab-notebook.md).
+    clauses += [
+        replace(found.clause(f"1x{n} gains as much as in words/s", ratio, *_about(speeds[n])), fitted=True)
+        for n, ratio in ratios.items()
+    ]
     return text, clauses
 
 
@@ -194,12 +198,13 @@ def t18(found: Results) -> Judged:
 
 
 def t19(version: Version, found: Results) -> Judged:
-    ratio, both = (
-        found.ratio(Setup(mode, "4x2"), Setup(version.sparse_overlap, "3x2"))
-        for mode in (version.sparse, version.sparse_overlap)
+    without, both, alone = (
+        found.faster(version.sparse_overlap, "3x2", than=than)
+        for than in (Setup(version.sparse, "4x2"), Setup(version.sparse_overlap, "4x2"), BASE)
     )
-    text = f"speed of 3x2 with overlap relative to 4x2 without: {ratio}, to 4x2 with overlap: {both}"
-    return text, [found.clause("as fast as without", ratio, *_ALIKE)]
+    text = f"speed of 3x2 with overlap relative to 4x2 without: {without}, to 4x2 with overlap: {both}, to 1x1: {alone}"
+    clauses = [found.clause(f"as fast as 4x2 {how}", its, *_ALIKE) for how, its in (("without", without), ("with it", both))]
+    return text, [*clauses, found.clause("faster than 1x1, so that this means something", alone, 1.0)]
 
 
 def t20(version: Version, found: Results) -> Judged:

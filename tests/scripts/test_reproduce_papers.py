@@ -209,19 +209,15 @@ def test_a1_clauses_are_inconclusive_if_the_best_of_their_rates_is_the_last_one(
     assert judged("A1", tmp_path) == said
 
 
-AS_SYNC = "n = workers learns as sync"
-
-
 @pytest.mark.parametrize(
     ("ends", "said"),
     [
         ((3.5, 3.3, 3.2, 3.02), HOLDS),
-        ((3.5, 3.3, 3.2, 3.3), f"{IN_PART} (not: {AS_SYNC})"),
-        ((3.5, 3.3, 3.2, 3.7), f"{IN_PART} (not: n = 8 learns more than n = 1, {AS_SYNC})"),
-        ((3.5, 3.7, 3.7, 3.7), NOT),
+        ((3.5, 3.3, 3.2, 3.3), NOT),  # that n = 2 and n = 4 are better than n = 1 is not what the paper says
+        ((3.5, 3.3, 3.2, 2.9), NOT),
     ],
 )
-def test_a2_larger_bundles_come_near_to_sync(tmp_path: Path, ends: tuple[float, ...], said: str) -> None:
+def test_a2_the_largest_bundle_learns_as_sync(tmp_path: Path, ends: tuple[float, ...], said: str) -> None:
     trained(tmp_path, papers.TOGETHER, 3.0)
     for setup, end in zip((papers.AWARE, *map(papers.softsync, BUNDLES)), ends, strict=True):
         trained(tmp_path, setup, end, stale=1)
@@ -237,6 +233,13 @@ def test_n1_lost_gradients_do_no_harm_and_save_time(tmp_path: Path, lost: float,
         trained(tmp_path, papers.losing(share), lost if share else 3.0, speed=100)
     trained(tmp_path, papers.SENT_AGAIN, 3.3, speed=again)
     assert judged("N1", tmp_path) == said
+
+
+def test_n1_is_not_decided_by_one_seed_however_large_the_difference(tmp_path: Path) -> None:
+    for share in papers.LOSSES:
+        trained(tmp_path, papers.losing(share), 2.0 if share else 3.0, seeds=(1,))
+    trained(tmp_path, papers.SENT_AGAIN, 3.0, seeds=(1,), speed=50)
+    assert "10% do no harm (1 of 3 seeds)" in judged("N1", tmp_path)
 
 
 def test_initial_parameters_do_not_count_as_messages(tmp_path: Path) -> None:

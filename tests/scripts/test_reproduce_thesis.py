@@ -154,6 +154,21 @@ def test_t16_is_judged_for_the_thesis_s_algorithm_and_for_ours(tmp_path: Path, v
 
 
 @pytest.mark.parametrize(
+    ("three", "four", "judged"),
+    [(2.5, 2.5, HOLDS), (2.5, 3.5, NOT), (0.8, 0.8, f"{IN_PART} (not: faster than 1x1, so that this means something)")],
+)
+def test_t19_asks_whether_what_is_as_fast_is_better_than_one_device(
+    tmp_path: Path, three: float, four: float, judged: str
+) -> None:
+    times = {Setup(THESIS.sparse_overlap, "3x2"): three} | {
+        Setup(mode, "4x2"): four for mode in (THESIS.sparse, THESIS.sparse_overlap)
+    }
+    found = known(tmp_path, {its.with_seed(seed): gain for its, gain in times.items() for seed in SEEDS})
+    text = verdict(JUDGE[THESIS.title, "T19"](found)[1])
+    assert text.startswith(judged)
+
+
+@pytest.mark.parametrize(
     ("end", "once", "judged"), [(2.0, 3.9, HOLDS), (3.2, 3.9, INCONCLUSIVE), (2.0, 4.5, IN_PART), (5.5, 4.5, NOT)]
 )
 def test_t22_compares_after_equal_time_if_simuparallel_sgd_is_better_than_one_device(
