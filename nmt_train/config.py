@@ -204,13 +204,13 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
         if not path:  # several keys contradict each other; the text begins with the first
             raise UserError(f"{where.get(text.split()[0], 'config')}: {text}") from None
         name = next((".".join(path[:n]) for n in range(len(path), 0, -1) if ".".join(path[:n]) in known), ".".join(path))
-        named = f"{name}.{text.split()[0]}"  # texts about several keys of a section begin with one of them
-        place = next((where[key] for key in (named, name, *where) if key in where and key.startswith(name)), "config")
+        subject, keys = name, [f"{name}.{text.split()[0]}", name]  # texts about keys of a section begin with one of them
         within = path[name.count(".") + 1 :]  # where in the value of the key
-        several = within[:1] == ["entry"]  # the mistake is in one of several corpora
-        subject = (
-            ": ".join([name, f"corpus {int(within[1]) + 1}", ".".join(within[2:])]).removesuffix(": ") if several else name
-        )
+        if several := within[:1] == ["entry"]:  # the mistake is in one of several corpora
+            _, number, *inner = within
+            subject = ": ".join(filter(None, [name, f"corpus {int(number) + 1}", ".".join(inner)]))
+            keys = [".".join([name, number, *inner]), f"{name}.{number}.files", name]
+        place = next((where[key] for key in (*keys, *where) if key in where and key.startswith(name)), "config")
         if kind == "missing":
             file = next(iter(where.values()), "config").split(",")[0]
             raise UserError(f"{place if several else file}: {subject} is missing; set it") from None

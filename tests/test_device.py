@@ -305,7 +305,7 @@ def test_the_last_rank_on_a_gpu_goes_on_alone_from_what_it_had_and_what_others_s
     }  # fmt: skip
     for worker in trained:
         worker.transport.close()
-    remains.let_go()
+    remains.let_go(0)
     assert on_the_cpu(remains.worker_state, remains.random, *(piece.vectors for piece in remains.recovery_pieces))
     alone = Worker(config, LocalTransport(), Model(own), Nothing())  # type: ignore[arg-type]
     again = recover(alone, remains)

@@ -16,12 +16,14 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from nmt_train import __version__
+from nmt_train.common import launcher
 from nmt_train.common.errors import TRY_AGAIN, UserError
 
 _READER_GONE = 141  # the exit status that a shell reports for SIGPIPE (the reader of a pipe has closed it)
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+_NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 _UNUSABLE = (
     errno.EFBIG, errno.EIO, errno.ESTALE, errno.ENAMETOOLONG, errno.EBADF, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
+    errno.ENOENT,  # in the middle of a command, which looks for its own inputs before
 )  # fmt: skip
 # Patterns for torch's error messages: torch has one exception class for almost everything, and importing it here would be slow.
 _NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED")
@@ -32,7 +34,7 @@ class Parser(argparse.ArgumentParser):
     """An argparse parser that raises `UserError` for every error, and rejects an option that is given twice."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+        super().__init__(**{"allow_abbrev": False, **settings})
         self.add_argument("--version", action="version", version=f"nmt_train {__version__}")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
@@ -75,6 +77,18 @@ def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
     return status
 
 
+def run_rank(command: Callable[[Sequence[str]], int]) -> NoReturn:
+    """Run a command, and exit with its status, in a process that may be one of several ranks."""
+    status = run(command)
+    if launcher.launched():
+        from nmt_train.distributed.transport.mpi.runtime import leave
+
+        sys.stdout.flush()
+        sys.stderr.flush()
+        leave(status)
+    sys.exit(status)
+
+
 def _discard_output() -> None:
     """Send what stdout still holds to nowhere: at exit, the interpreter would try once more, and report that this failed."""
     with suppress(OSError, ValueError):
@@ -94,7 +108,7 @@ def _described(error: Exception) -> tuple[int, str]:
     """Return the exit status, and a sentence about an error."""
     if isinstance(error, UserError):
         return error.status, str(error)
-    if isinstance(error, OSError) and error.errno in _FULL:
+    if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
         return 2, f"{error.filename or 'output'}: {error.strerror}; check free space and permissions"
     if isinstance(error, OSError) and error.errno in _UNUSABLE:
         return 2, f"{error.filename or 'input or output'}: {error.strerror}; check the path, its limits and its disk"

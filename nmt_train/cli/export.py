@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from nmt_train import cli
 from nmt_train.common.errors import UserError
+from nmt_train.common.paths import expanded
 from nmt_train.model_formats import QUANTIZATIONS, TARGETS
 
 
 def parser() -> cli.Parser:
     options = cli.Parser(
         prog="nmt-export",
-        allow_abbrev=False,
         description="Write a trained model as a folder for Hugging Face transformers or for CTranslate2. Its README.md says how"
         " to use it. Needs: pip install '.[export]' in the project's folder.",
     )
     options.add_argument(
-        "model", type=Path, metavar="RUN", help="run folder (its last checkpoint) or a checkpoint such as RUN/best-bleu"
+        "model", type=expanded, metavar="RUN", help="run folder (its last checkpoint) or a checkpoint such as RUN/best-bleu"
     )
-    options.add_argument("out", type=Path, metavar="OUT", help="the new folder")
+    options.add_argument("out", type=expanded, metavar="OUT", help="the new folder")
     options.add_argument("--to", required=True, choices=TARGETS, help="the program that will load OUT")
     options.add_argument("--average", type=cli.positive, default=1, metavar="N", help="average the run's last N checkpoints")
     options.add_argument(

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from nmt_train import cli
+from nmt_train.common.paths import expanded
 
 
 def parser() -> cli.Parser:
     options = cli.Parser(
         prog="nmt-import",
-        allow_abbrev=False,
         description="Read a MarianMT model, such as one of OPUS-MT, from its Hugging Face folder, and write it as a checkpoint"
         " that nmt-translate, nmt-validate, nmt-export and the key init of nmt-train accept.",
     )
     options.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="has config.json, the weights, vocab.json and two .spm files"
+        "folder", type=expanded, metavar="FOLDER", help="has config.json, the weights, vocab.json and two .spm files"
     )
-    options.add_argument("out", type=Path, metavar="OUT", help="the new checkpoint")
+    options.add_argument("out", type=expanded, metavar="OUT", help="the new checkpoint")
     options.add_argument("--debug", action="store_true", help="print the stack trace of an error")
     return options
 

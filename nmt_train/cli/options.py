@@ -39,7 +39,7 @@ class _Help(argparse.Action):
 def parser(prog: str, description: str, examples: str) -> cli.Parser:
     """A parser with the options that all training commands share; `add_keys` adds those for keys. examples: indented lines."""
     options = cli.Parser(
-        prog=prog, allow_abbrev=False, add_help=False, usage=f"{prog} --config FILE [--KEY VALUE ...] [options]",
+        prog=prog, add_help=False, usage=f"{prog} --config FILE [--KEY VALUE ...] [options]",
         description=f"{description}\n{examples}", formatter_class=_Formatter,
     )  # fmt: skip
     options.add_argument(

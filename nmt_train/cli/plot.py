@@ -10,14 +10,13 @@ from pathlib import Path
 from nmt_train import cli
 from nmt_train.common.errors import UserError
 from nmt_train.common.metric import METRICS
+from nmt_train.common.paths import expanded
 from nmt_train.common.section import listed
 from nmt_train.report import convergence, timeline
 
 
 def parser() -> cli.Parser:
-    options = cli.Parser(
-        prog="nmt-plot", allow_abbrev=False, description="Draw figures of runs: metrics over time, or a timeline of a trace."
-    )
+    options = cli.Parser(prog="nmt-plot", description="Draw figures of runs: metrics over time, or a timeline of a trace.")
     kinds = options.add_subparsers(dest="kind", required=True)
     for name, metric, text in (
         ("convergence", None, "a validation metric against wall-clock time, with a CSV"),
@@ -25,7 +24,7 @@ def parser() -> cli.Parser:
         ("learning-rate", "learning_rate", "the learning rate against wall-clock time, with a CSV"),
     ):
         curves = kinds.add_parser(name, help=text)
-        curves.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+        curves.add_argument("runs", nargs="+", type=expanded, metavar="RUN")
         if metric is None:
             curves.add_argument(
                 "--metric", default="cross-entropy", help=f"{listed(METRICS)}, command, or on another validation set: bleu@news"
@@ -39,7 +38,7 @@ def parser() -> cli.Parser:
         )  # fmt: skip
         _add_output(curves, ".png, .svg or .pdf", "in the run folder; with several RUNs, in the working directory")
     spans = kinds.add_parser("timeline", help="what every rank does in a time window, from a trace")
-    spans.add_argument("run", type=Path, metavar="RUN")
+    spans.add_argument("run", type=expanded, metavar="RUN")
     spans.add_argument(
         "--start", type=cli.finite, default=None, metavar="S", help="start of the window [seconds] (default: after ten steps)"
     )
@@ -48,7 +47,7 @@ def parser() -> cli.Parser:
     )
     _add_output(spans, ".png, .svg or .pdf")
     trace = kinds.add_parser("trace", help="export a trace for other programs")
-    trace.add_argument("run", type=Path, metavar="RUN")
+    trace.add_argument("run", type=expanded, metavar="RUN")
     trace.add_argument("--chrome", action="store_true", required=True, help="Trace Event JSON, for ui.perfetto.dev")
     _add_output(trace, "JSON")
     return options
@@ -57,7 +56,7 @@ def parser() -> cli.Parser:
 def _add_output(kind: argparse.ArgumentParser, form: str, default: str = "in the run folder") -> None:
     kind.add_argument(
         "--output",
-        type=Path,
+        type=expanded,
         default=None,
         metavar="FILE",
         help=f"{form} (default: {default})",

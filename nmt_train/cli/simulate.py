@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from nmt_train import cli
 from nmt_train.cli import options as settings
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
+from nmt_train.common.paths import expanded
 from nmt_train.simulation import cluster_file
 from nmt_train.training.launch.restarts import read_hosts, run_once
 
@@ -35,7 +35,9 @@ def parser() -> cli.Parser:
         _EXAMPLES,
     )
     group = options.add_argument_group("simulation")
-    group.add_argument("--cluster", type=Path, metavar="FILE", help="YAML: machines, devices, network; see configs/clusters")
+    group.add_argument(
+        "--cluster", type=expanded, metavar="FILE", help="YAML: machines, devices, network; see configs/clusters"
+    )
     group.add_argument("--shuffle-seed", type=cli.count, metavar="N", help="delay messages randomly, to test other orders")
     group.add_argument(
         "--timing-only", type=cli.positive, metavar="N", help="simulate only the timing of N steps of every rank"
@@ -46,7 +48,7 @@ def parser() -> cli.Parser:
         help="measure the devices and the network of all machines, under mpirun or with --hosts, and print a cluster file",
     )
     group.add_argument(
-        "--hosts", type=Path, metavar="FILE", help="--measure: start a rank on each slot of this hostfile: NAME slots=RANKS"
+        "--hosts", type=expanded, metavar="FILE", help="--measure: start a rank on each slot of this hostfile: NAME slots=RANKS"
     )
     group.add_argument(
         "--compare",
@@ -61,7 +63,7 @@ def parser() -> cli.Parser:
         help="compare the times that Pipe-SGD's equations predict for sync and pipe with N simulated steps",
     )
     group.add_argument(
-        "--profile", type=Path, metavar="FILE", help="measure this machine's device; write FILE for use in cluster files"
+        "--profile", type=expanded, metavar="FILE", help="measure this machine's device; write FILE for use in cluster files"
     )
     group.add_argument(
         "--steps",
@@ -133,7 +135,7 @@ def command(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    sys.exit(cli.run(command))
+    cli.run_rank(command)
 
 
 if __name__ == "__main__":

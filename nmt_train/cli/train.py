@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nmt_train import cli
 from nmt_train.cli import options as settings
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
+from nmt_train.common.paths import expanded
 from nmt_train.corpus import cache
 from nmt_train.training.launch.restarts import Job, read_hosts
 
@@ -36,7 +36,10 @@ def parser() -> cli.Parser:
         "nmt-train", "Train a translation model. To resume an interrupted run, repeat the command.", _EXAMPLES
     )
     options.add_argument(
-        "--hosts", type=Path, metavar="FILE", help="start ranks on the machines in this hostfile: one NAME slots=RANKS per line"
+        "--hosts",
+        type=expanded,
+        metavar="FILE",
+        help="start ranks on the machines in this hostfile: one NAME slots=RANKS per line",
     )
     options.add_argument(
         "--restarts", type=cli.count, default=0, metavar="N",
@@ -91,14 +94,7 @@ def _adviser(config: Config, vocabulary: Vocabulary, stores: Stores) -> Adviser:
 
 
 def main() -> None:
-    status = cli.run(command)
-    if launcher.launched():
-        from nmt_train.distributed.transport.mpi.runtime import leave
-
-        sys.stdout.flush()
-        sys.stderr.flush()
-        leave(status)
-    sys.exit(status)
+    cli.run_rank(command)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from nmt_train import cli
 from nmt_train.common.errors import UserError
+from nmt_train.common.paths import expanded
 
 _INVALID = {
     "replace": "not UTF-8: their invalid bytes are replaced",
@@ -16,11 +16,9 @@ _INVALID = {
 
 
 def parser() -> cli.Parser:
-    options = cli.Parser(
-        prog="nmt-translate", allow_abbrev=False, description="Translate lines of text from stdin to stdout, in order."
-    )
+    options = cli.Parser(prog="nmt-translate", description="Translate lines of text from stdin to stdout, in order.")
     options.add_argument(
-        "--model", required=True, nargs="+", type=Path, metavar="PATH",
+        "--model", required=True, nargs="+", type=expanded, metavar="PATH",
         help="run folder (its last checkpoint) or checkpoint; several form an ensemble, which averages their probabilities",
     )  # fmt: skip
     options.add_argument("--average", type=cli.positive, default=1, metavar="N", help="average each run's last N checkpoints")
@@ -76,7 +74,7 @@ def command(arguments: Sequence[str]) -> int:
                 for text, hypothesis in padded
             )
         sys.stdout.buffer.write(output.encode("utf-8"))
-        if window == 1:
+        if (number + 1) % window == 0:  # whoever sends a window of lines may wait for its translations
             sys.stdout.buffer.flush()
     sys.stdout.buffer.flush()
     for numbers, what in (

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from nmt_train import cli
 from nmt_train.common.errors import UserError
 from nmt_train.common.metric import METRICS
+from nmt_train.common.paths import expanded
 
 
 def parser() -> cli.Parser:
-    options = cli.Parser(
-        prog="nmt-validate", allow_abbrev=False, description="Measure checkpoints on a test set; one table row each."
-    )
-    options.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_CHECKPOINT", help="a run: all of its checkpoints")
+    options = cli.Parser(prog="nmt-validate", description="Measure checkpoints on a test set; one table row each.")
+    options.add_argument(
+        "paths", nargs="+", type=expanded, metavar="RUN_OR_CHECKPOINT",
+        help="a run: all of its checkpoints (--score, --compare: the newest)",
+    )  # fmt: skip
     options.add_argument(
         "--test", nargs="+", metavar="FILE", help="source and target, or one .tsv file (default: the run's corpus.valid)"
     )
@@ -67,12 +68,14 @@ def command(arguments: Sequence[str]) -> int:
         print(*map(json.dumps, compared), sep="\n") if given.json else print(significance.table(compared))
         return 0
     rows = []
-    for row in measure(given.paths, given.average, given.test, settings, own):
-        rows.append(row)
-        if given.json:
-            print(json.dumps(row), flush=True)
-    if not given.json:
-        print(table(rows, given.metrics))
+    try:
+        for row in measure(given.paths, given.average, given.test, settings, own):
+            rows.append(row)
+            if given.json:
+                print(json.dumps(row), flush=True)
+    finally:  # a run that still trains may have deleted a later checkpoint
+        if rows and not given.json:
+            print(table(rows, given.metrics))
     return 0
 
 

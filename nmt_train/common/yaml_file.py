@@ -90,6 +90,8 @@ def override(values: dict[str, Any], texts: Mapping[str, str], where: dict[str, 
             raise UserError(f"command line: {name}: {error}; write the value that nmt-train --help describes") from None
         except (yaml.YAMLError, ValueError):
             place[key] = text
+        for inner in [key for key in where if key.startswith(f"{name}.")]:  # of the value in a file, which is replaced
+            del where[inner]
         where[name] = "command line"
 
 
@@ -112,10 +114,10 @@ def _nodes(node: Any) -> Iterator[Any]:
 
 
 def _locate(node: Any, path: Path, prefix: str, where: dict[str, str]) -> None:
-    """Record the file and line of each key; reject a duplicate key, which the YAML loader accepts."""
+    """Record the file and line of each key, also in lists (`stragglers.0.rank`); reject a duplicate key, which YAML accepts."""
     if isinstance(node, yaml.SequenceNode):
-        for entry in node.value:
-            _locate(entry, path, prefix, where)
+        for number, entry in enumerate(node.value):
+            _locate(entry, path, f"{prefix}{number}.", where)
     if not isinstance(node, yaml.MappingNode):
         return
     seen: set[str] = set()
@@ -126,7 +128,8 @@ def _locate(node: Any, path: Path, prefix: str, where: dict[str, str]) -> None:
             *outer, inner = name.split(".")
             raise UserError(f"{place}: {name}: in a file, keys are nested, not dotted: write `{inner}:` below `{outer[-1]}:`")
         if name in seen:
-            raise UserError(f"{place}: {name} is given twice; remove one")
+            shown = ".".join(part for part in name.split(".") if not part.isdecimal())  # without the numbers of list entries
+            raise UserError(f"{place}: {shown} is given twice; remove one")
         seen.add(name)
         where[name] = place
         _locate(value, path, f"{name}.", where)

@@ -21,7 +21,7 @@ def in_one_stage(exchange: Callable[..., T]) -> Callable[..., Stages[T]]:
     """An exchange that is over before the next one begins."""
 
     def stages(*arguments: Any) -> Stages[T]:
-        yield from ()
+        yield from ()  # makes this a generator, which yields nothing
         return exchange(*arguments)
 
     return stages

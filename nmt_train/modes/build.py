@@ -104,12 +104,12 @@ def _workers(config: Config, nodes: tuple[int, ...]) -> int:
 def fit(config: Config, nodes: tuple[int, ...]) -> Config:
     """Adapt the config to the ranks that remain, which are on `nodes`: reduce settings that need more ranks."""
     exchange, workers = config.exchange, _workers(config, nodes)
-    if exchange.join is not None and exchange.join.most > len(nodes):
-        exchange = dataclasses.replace(exchange, join=None)
+    if exchange.join is not None:
+        exchange = dataclasses.replace(exchange, join=exchange.join.at_most(len(nodes)))
     backup = with_mode_defaults(row(config), config).exchange.backup or 0
     if backup >= workers:
         exchange = dataclasses.replace(exchange, backup=workers - 1)
-    return config if exchange is config.exchange else dataclasses.replace(config, exchange=exchange)
+    return config if exchange == config.exchange else dataclasses.replace(config, exchange=exchange)
 
 
 def build(mode: Mode, config: Config, flat: FlatModel, transport: Transport, trace: Trace) -> Schedule:

@@ -12,7 +12,7 @@ from nmt_train.report.figure import new_figure, save_figure
 from nmt_train.run.folder import is_simulation
 from nmt_train.run.log import read_metrics
 
-CLOCKS = {"seconds": "wall-clock time", "training_seconds": "training time without validation"}
+CLOCKS = {"seconds": "wall-clock time", "training_seconds": "training time"}
 
 
 # Names in the events of log lines, with the titles of their axes.
@@ -56,7 +56,8 @@ def plot(runs: list[Path], metric: str, clock: str, output: Path) -> list[Path]:
     axes.set_xlabel(f"{where}{what} ({unit})")
     axes.set_ylabel(LOGGED.get(metric) or metric_of(metric).label)
     axes.set_xlim(left=0)
-    # Names given like this may begin with an underscore; a dollar would begin a formula. A name need not be UTF-8.
+    # As the lines' own labels, names with a leading underscore would be left out. A dollar would begin a formula, and a name
+    # need not be UTF-8.
     shown = [names[run].replace("$", r"\$").encode(errors="replace").decode() for run in lines]
     axes.legend(lines.values(), shown, frameon=False)
     save_figure(figure, output)

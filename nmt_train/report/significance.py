@@ -12,7 +12,7 @@ from nmt_train.common.errors import UserError
 from nmt_train.common.metric import METRICS
 from nmt_train.load_model import load_model
 from nmt_train.model.metrics import ValidationConfig, scorer
-from nmt_train.report.table import aligned, test_set
+from nmt_train.report.table import aligned, naming, test_set
 from nmt_train.run.folder import newest
 
 _SAMPLES = 1000
@@ -32,12 +32,14 @@ def compare(
     systems: list[tuple[str, Sequence[str]]] = []
     references: list[str] = []
     for path in paths:
-        model, vocabulary, facts = load_model(newest(path, average), device)
+        group = newest(path, average)
+        model, vocabulary, facts = load_model(group, device)
         own = test_set(test, vocabulary, facts)
         if references and own.references != references:
             raise UserError(f"--compare: {path} and {paths[0]} have different validation sets; give a test set with --test")
         references = own.references
-        systems.append((str(path), own.translate(model, config)))
+        with naming(group[-1]):
+            systems.append((str(path), own.translate(model, config)))
     return _tested(systems, references, metrics)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,8 @@ def measure(
             key = (vocabulary.digest, str(files))
             if key not in sets:
                 sets[key] = test_set(test, vocabulary, facts)
-            try:
+            with naming(group[-1]):
                 scores = sets[key].measure(model, config)
-            except NotFinite as error:
-                raise NotFinite(f"{group[-1]}: {error}") from None
             update = facts["progress"]["updates"]
             yield {
                 "checkpoint": str(group[-1]), "averaged": len(group), "update": update, "test": files,
@@ -48,7 +47,17 @@ def score(path: Path, average: int, test: list[str] | None, batch_tokens: int, d
     """Return log p of each pair of a test set for one model; arguments and errors as for `measure`."""
     group = newest(path, average)
     model, vocabulary, facts = load_model(group, device)
-    return test_set(test, vocabulary, facts).score(model, batch_tokens)
+    with naming(group[-1]):
+        return test_set(test, vocabulary, facts).score(model, batch_tokens)
+
+
+@contextmanager
+def naming(checkpoint: Path) -> Iterator[None]:
+    """Add the checkpoint to the message of a `NotFinite`."""
+    try:
+        yield
+    except NotFinite as error:
+        raise NotFinite(f"{checkpoint}: {error}") from None
 
 
 def test_set(test: list[str] | None, vocabulary: Vocabulary, facts: dict[str, Any]) -> TestSet:

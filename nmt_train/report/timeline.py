@@ -73,8 +73,11 @@ def plot(run: Path, start: float | None, seconds: float | None, output: Path) ->
     return [output]
 
 
+_STEPS = 10  # in a window by default; as many come before it, to warm up caches and allocators
+
+
 def _window(spans: list[Span], start: float | None, seconds: float | None) -> tuple[float, float]:
-    """Return start and length: by default ten steps without validation, after ten steps that warm up caches and allocators."""
+    """Return start and length: by default, steps without a validation between them."""
     origin, end = spans[0]["start"], max(span["end"] for span in spans)
     rank, thread = _rows(spans)[0]
     lead = [span for span in spans if (span["rank"], span["thread"]) == (rank, thread)]
@@ -82,13 +85,14 @@ def _window(spans: list[Span], start: float | None, seconds: float | None) -> tu
     if start is None:
         gaps = [after - before for before, after in pairwise(steps)]
         usual = statistics.median(gaps) if gaps else 0.0
-        quiet = (i for i in range(min(10, len(gaps) // 2), len(gaps) - 9) if max(gaps[i : i + 10]) <= 3 * usual)
-        start = steps[next(quiet, min(10, len(steps) // 2))]
+        first, last = min(_STEPS, len(gaps) // 2), len(gaps) - _STEPS
+        quiet = (i for i in range(first, last + 1) if max(gaps[i : i + _STEPS]) <= 3 * usual)
+        start = steps[next(quiet, min(_STEPS, len(steps) // 2))]
     if not 0 <= start < end - origin:
         raise UserError(f"--start {start:g}: the trace is {end - origin:.1f} seconds long; choose a second inside it")
     if seconds is None:
         later = [step for step in steps if step > start]
-        seconds = (later[min(9, len(later) - 1)] - start) if later else end - origin - start
+        seconds = (later[min(_STEPS, len(later)) - 1] - start) if later else end - origin - start
     if seconds <= 0:
         raise UserError(f"--seconds {seconds:g}: the window must be longer than zero")
     return start, seconds

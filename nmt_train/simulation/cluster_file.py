@@ -110,8 +110,12 @@ def _check(cluster: ClusterConfig, place: Callable[[str], str]) -> None:
 
 
 def parse(text: str) -> ClusterConfig:
-    """The cluster in the contents of a correct cluster file without `profile`, such as `described` returns."""
-    cluster: ClusterConfig = _CLUSTER.validate_python(yaml.safe_load(text))
+    """The cluster in the contents of a cluster file without `profile`, such as `described` returns. Raises UserError."""
+    try:
+        cluster: ClusterConfig = _CLUSTER.validate_python(yaml.safe_load(text))
+    except (yaml.YAMLError, ValidationError) as error:
+        what = problem(error).text if isinstance(error, ValidationError) else str(error).partition("\n")[0]
+        raise UserError(f"not a cluster file of this version ({what}); measure the machines again") from None
     return cluster
 
 

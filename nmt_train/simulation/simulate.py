@@ -17,6 +17,7 @@ import torch
 from tqdm import tqdm
 
 from nmt_train import device
+from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
 from nmt_train.distributed.transport import Aborted, Transport
@@ -145,7 +146,8 @@ def measure_machines(config: Config, steps: int | None) -> int:
             effort = _MEASURED if steps is None else Effort(steps)
             found = machines(config, make, own, transport, effort, seconds=2.0, say=say)
     except Aborted:
-        return 1  # another rank has said why
+        time.sleep(launcher.LINGER)  # another rank has said why; its exit status should become that of the job
+        return 1
     if found is not None:
         print(cluster_file(found), end="")
         if found.warning:

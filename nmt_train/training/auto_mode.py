@@ -138,7 +138,7 @@ def _kept(config: Config, saved: Checkpoint | None, size: int) -> Config | None:
 def _known(run: Path, transport: Transport) -> str:
     """The run's cluster file if it describes the present machines; else an empty text."""
     path = run / MACHINES
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     return text if text.startswith(_header(transport)) else ""
 
 

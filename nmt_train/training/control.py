@@ -22,7 +22,7 @@ class Order(StrEnum):
     STALLED = "stalled"  # a validation brought no new best
     STEP = "step"  # only with a synchronous exchange: take the next step
     DRAIN = "drain"  # finish the exchanges in flight, then wait at the barrier
-    HAND_OVER = "hand over"  # send this rank's part of a snapshot, then wait at the barrier
+    HAND_OVER = "hand over"  # send one's part of a snapshot (who joins pulls the parameters), then wait at the barrier
     REDISTRIBUTE = "redistribute"  # drain, then wait at the barrier: rank 0 will redistribute the remaining batches
     CONTINUE = "continue"  # leave the barrier and train, perhaps with newly assigned batches
     END = "end"

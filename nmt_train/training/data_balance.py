@@ -79,7 +79,7 @@ class DataBalancer:
         return {"workers": workers, "stages": plain(stages)}
 
     def facts(self) -> dict[str, Any]:
-        """The data positions of all workers, up to which no gradient can be in flight, and their stages; as JSON."""
+        """For each worker, the position in the data up to which no gradient can be in flight; and the stages. As JSON."""
         settled = dict(enumerate(self.positions)) | self._settled | {0: self._worker.settled_position}
         positions = [astuple(settled[rank]) for rank in range(len(self.positions))]
         return {

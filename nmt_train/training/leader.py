@@ -89,7 +89,7 @@ class Leader:
     def start_first_batch(self, recovered: bool) -> None:
         """Run a validation that a signal postponed; unless training is over, let the other ranks start their first batch.
 
-        recovered: training continues without ranks that have ended; the first log lines do not come again.
+        recovered: training continues without ranks that have ended; `log.first` does not apply again.
         """
         self.reason = self._reason_to_stop()
         if self._state.validation_pending:
@@ -116,8 +116,10 @@ class Leader:
 
     def step_done(self, updated: bool) -> None:
         self._count()
-        # In synchronous modes, the next update decides, because all workers make as many exchanges.
-        if (self._skipped or self.signal) and not self._synchronous:
+        # In synchronous modes, the next update decides, because all workers make as many exchanges; so it does with one rank,
+        # because stopping earlier would apply a part of the gradients that `batch.accumulate` adds up.
+        within_update = self._transport.size == 1 and self._worker.schedule.mid_accumulation
+        if (self._skipped or (self.signal and not within_update)) and not self._synchronous:
             self.reason = self._reason_to_stop()
         self._skipped = False
         self._hear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,25 +64,24 @@ def _line(ranks: list[dict[str, Any]], seconds: float) -> str:
     """A log line with sums and means over the ranks."""
     speeds = " + ".join(f"{rank['words_per_second']:.0f}" for rank in ranks) if len(ranks) <= 8 else f"{len(ranks)} ranks"
     sent, received = (sum(sum(count[1] for count in rank[way].values()) for rank in ranks) for way in ("sent", "received"))
-    main = [rank["spent"].get(_MAIN, {}) for rank in ranks]
-    other = [sum_of_threads(rank["spent"]) for rank in ranks]
+    main_thread = [rank["spent"].get(_MAIN, {}) for rank in ranks]
+    all_threads = [_sum_of_threads(rank["spent"]) for rank in ranks]
     shares = []
     for name in _SHOWN:
-        spent = sum(threads.get(name, 0.0) for threads in (main if name in ("waiting", "sync") else other))
+        spent = sum(spans.get(name, 0.0) for spans in (main_thread if name in ("waiting", "sync") else all_threads))
         if spent:
             shares.append(f"{name} {spent / seconds / len(ranks):.1%}")
     text = f"{speeds} words/s : sent {sent / 1e6 / seconds:.2f} MB/s : received {received / 1e6 / seconds:.2f} MB/s"
     text += f" : {' '.join(shares)}"
     for what in ("staleness", "steps"):
-        counts = {int(key): sum(rank[what].get(key, 0) for rank in ranks) for rank_ in ranks for key in rank_[what]}
-        total = sum(counts.values())
-        if total:
+        counts = sum((Counter(rank[what]) for rank in ranks), Counter[str]())
+        if total := counts.total():
             label = "staleness" if what == "staleness" else "steps per exchange"
-            text += f" : {label} {sum(key * count for key, count in counts.items()) / total:.2f}"
+            text += f" : {label} {sum(int(key) * count for key, count in counts.items()) / total:.2f}"
     return text
 
 
-def sum_of_threads(spent: dict[str, dict[str, float]]) -> dict[str, float]:
+def _sum_of_threads(spent: dict[str, dict[str, float]]) -> dict[str, float]:
     """The seconds of each span name, summed over all threads of a rank."""
     total: dict[str, float] = {}
     for spans in spent.values():

@@ -69,13 +69,16 @@ class SurvivorState:
         where = worker.settled_position, worker.assignments, worker.unsettled_batches, worker.random()
         if not worker.has_part:
             return cls(ranks, -1, [], *where, leader)
-        pieces = worker.schedule.exchange.recovery_pieces(worker.transport.rank)
-        return cls(ranks, generation, pieces, *where, leader, worker.schedule, size=worker.transport.size)
+        return cls(ranks, generation, [], *where, leader, worker.schedule, size=worker.transport.size)
 
-    def let_go(self) -> None:
-        """Copy the worker's vectors to the CPU, and drop the reference to its schedule. The worker's tasks must have ended."""
+    def let_go(self, rank: int) -> None:
+        """Copy the worker's vectors to the CPU, and drop the reference to its schedule.
+
+        The worker's tasks must have ended: until then, they write to these vectors. rank: the worker's, before the failure.
+        """
         if self.schedule is not None:
             owing, self.schedule = self.schedule, None
+            self.recovery_pieces = owing.exchange.recovery_pieces(rank)
             self.updates, self.late_residual = owing.exchange.updates, owing.exchange.late_residual
             self.worker_state, self.in_doubt = (
                 {name: cpu_copy(vector) for name, vector in group.items()} for group in (owing.rescued(), owing.in_doubt())

@@ -34,7 +34,7 @@ from nmt_train.training.worker import Make, Worker
 def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recovered: RecoveredState | None = None) -> int:
     """Train as rank 0; returns the exit status. recovered: given if training continues without ranks that have ended."""
     run, config = prepared.run, worker.config
-    if isinstance(worker.batches, Batches):
+    if recovered is None and isinstance(worker.batches, Batches):
         check_steps(config, worker.batches.target_tokens, worker.transport.size)
     test_sets = TestSets(config.corpus, prepared.vocabulary)
     state = LeaderState(Progress(), Patience(config.stop, len(config.corpus.stages)), prepared.vocabulary)

@@ -96,12 +96,11 @@ class Snapshot:
     def split(
         self, shards: list[slice], exchanging: Sequence[int] | None = None, workers: int | None = None, means: bool = False
     ) -> list[RankState]:
-        """Split the snapshot into one part for each of `shards`. workers: how many of these ranks train (None: all).
-
-        means: the exchange averages the gradients of all workers.
+        """Split the snapshot into one part for each of `shards`.
 
         exchanging: the ranks that exchange (None: all that train). They also take over the unsent residuals and updates of
-        workers that no longer exist or do not exchange.
+        workers that no longer exist or do not exchange. workers: how many of the ranks train (None: all). means: residuals
+        belong to a mean over all workers, not to a sum.
         """
         parts = []
         training = len(shards) if workers is None else workers

@@ -132,7 +132,7 @@ class Worker:
     def decay(self, epochs: float) -> None:
         """Tell the optimizer how far the decay of the learning rate is; epochs: how much of the corpus has been trained."""
         exchange = self.schedule.exchange
-        done = epochs / self._decay_epochs + exchange.updates / self._decay_updates  # one of them is 0
+        done = epochs / self._decay_epochs + exchange.updates / self._decay_updates  # at least one of them is 0
         exchange.optimizer.decayed = min(1.0, done)
 
     def drain(self, coordinator: Coordinator) -> None:
@@ -143,6 +143,7 @@ class Worker:
                 self._positions = deque([(self._here(), self._trained)], self._positions.maxlen)
                 return
             except NotFinite as error:  # one exchange failed; others may still be pending
+                self.progress.skipped += 1
                 coordinator.skipped(self._not_finite(error))
 
     def too_far_ahead(self, slowest: int) -> bool:

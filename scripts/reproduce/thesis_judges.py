@@ -204,7 +204,12 @@ def t19(version: Version, found: Results) -> Judged:
     )
     text = f"speed of 3x2 with overlap relative to 4x2 without: {without}, to 4x2 with overlap: {both}, to 1x1: {alone}"
     clauses = [found.clause(f"as fast as 4x2 {how}", its, *_ALIKE) for how, its in (("without", without), ("with it", both))]
-    return text, [*clauses, found.clause("faster than 1x1, so that this means something", alone, 1.0)]
+    return text, [*clauses, _meaningful(found.clause("faster than 1x1, so that this means something", alone, 1.0))]
+
+
+def _meaningful(clause: Clause) -> Clause:
+    """A clause that is not the thesis's: it can only fail."""
+    return replace(clause, fitted=True)
 
 
 def t20(version: Version, found: Results) -> Judged:
@@ -229,7 +234,7 @@ def t22(version: Version, found: Results) -> Judged:
     once, alone = found.curve(ONCE)[-1], found.after(BASE, found.curve(ONCE)[-1]["seconds"], "seconds")
     text = f"{text}; that of SimuParallelSGD is {once['cross-entropy']:.3f}, that of 1x1 {alone:.3f}"
     gains = Clause("SimuParallelSGD is better than 1x1, so that this means something", once["cross-entropy"] < alone)
-    return text, [found.decide("lower", (ONCE, ours), values, NEAR, high=1.0), gains]
+    return text, [found.decide("lower", (ONCE, ours), values, NEAR, high=1.0), _meaningful(gains)]
 
 
 def t23(version: Version, found: Results) -> Judged:

@@ -181,6 +181,64 @@ def test_translation_reads_no_further_than_its_window(run: Path) -> None:
     assert len(read) <= 31
 
 
+def test_translations_of_a_window_are_written_before_the_next_line_is_read(
+    run: Path, capfdbinary: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, written = [b"twelve\n", b"six\n"], []
+
+    class Asking:
+        """A program that waits for the translations of its two lines."""
+
+        buffer = property(lambda self: self)
+
+        def isatty(self) -> bool:
+            return False
+
+        def readline(self, size: int = -1) -> bytes:
+            if lines:
+                return lines.pop(0)
+            written.append(capfdbinary.readouterr().out)
+            return b""
+
+    monkeypatch.setattr(sys, "stdin", Asking())
+    assert call(translate, "--model", run, "--window", 2) == 0
+    assert written[0].count(b"\n") == 2
+
+
+def test_rows_are_printed_although_a_later_checkpoint_is_missing(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nmt_train.report import table
+
+    found = table.find_checkpoints(run)
+    monkeypatch.setattr(table, "find_checkpoints", lambda path: [*found, run / "checkpoints" / "gone"])
+    assert call(validate, run, "--metrics", "cross-entropy") == 2
+    printed = capsys.readouterr()
+    assert [path.name for path in found if f"{path} " in printed.out] == ["4", "8"]
+    assert "gone" in printed.err
+
+
+def test_a_folder_that_is_gone_in_the_middle_is_no_internal_error(capsys: pytest.CaptureFixture[str]) -> None:
+    def command(arguments: Any) -> int:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "runs/mine/valid")
+
+    assert cli.run(command, []) == 2
+    assert "runs/mine/valid: No such file or directory; check the path" in capsys.readouterr().err
+
+
+def test_options_of_a_figure_are_not_abbreviated(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(plot, "timeline", run, "--out", "a.png") == 2
+    assert "--out" in capsys.readouterr().err
+
+
+def test_a_path_may_begin_with_the_home_folder(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(run.parent))
+    assert call(plot, "convergence", f"~/{run.name}", "--output", tmp_path / "c.svg") == 0
+    assert (tmp_path / "c.svg").exists()
+
+
 def test_plots_of_a_real_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(plot, "convergence", run, "--output", tmp_path / "c.svg") == 0
     assert (

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import run as simulated
 
+from nmt_train import config as configuration
 from nmt_train.common.errors import UserError
 from nmt_train.corpus import BatchConfig, CorpusConfig, CorpusPart
 from nmt_train.corpus.batches import Batches
@@ -187,6 +188,25 @@ def test_a_run_resumes_within_a_mixture_bit_for_bit(make: Make, demo: Path, tmp_
 def test_a_mistake_in_an_entry_is_named(make: Make, entry: dict[str, Any], text: str) -> None:
     with pytest.raises(UserError, match=text):
         make(corpus__train=[entry])
+
+
+def test_a_mistake_in_an_entry_is_found_at_its_line(tmp_path: Path) -> None:
+    text = """\
+run: runs/mine
+corpus:
+  train:
+    - files: [a.en, a.de]
+      weight: -1
+    - files: [b.en, b.de]
+      weight: 2
+  valid: [c.en, c.de]
+"""
+    path = tmp_path / "mine.yml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=r"mine.yml, line 5: corpus.train: corpus 1: weight: "):
+        configuration.load([str(path)], {})
+    with pytest.raises(UserError, match=r"^command line: corpus.train: corpus 1: weight: "):
+        configuration.load([str(path)], {"corpus.train": "[{files: [c.en, c.de], weight: -2}]"})
 
 
 @pytest.mark.parametrize("change", [{"weight": 2}, {"until": "3e"}, {"tag": "de"}])

@@ -198,6 +198,8 @@ def test_auto_says_how_its_choice_compares_on_the_machines_that_are_left(adviser
     assert slower.endswith("with --mode sync --override.up bf16 --batch.accumulate 1 --force")
     for devices in ([1, 1], [2, 1, 1]):
         assert adviser.compare(text, devices, best).startswith("these are not the machines that were measured")
+    for damaged in (text.replace("nodes", "knots"), "nodes: [1"):
+        assert adviser.compare(damaged, [1, 0, 1], best).startswith("machines.yml: not a cluster file of this version (")
 
 
 def test_only_choices_that_may_be_the_best_are_simulated_if_there_is_little_time(make: Make) -> None:

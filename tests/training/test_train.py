@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import shutil
 import signal
@@ -106,6 +107,27 @@ def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit_at_any_update(
     for update in sorted(stops):
         with interrupted_after(update):
             assert run(pieces) == 128 + signal.SIGTERM
+    assert run(pieces) == 0
+    assert_same(pieces, whole)
+
+
+@pytest.mark.parametrize("batch", [5, 6])
+def test_interrupted_while_gradients_are_added_up_equals_uninterrupted(
+    uninterrupted: tuple[dict[str, Any], Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    values, whole = uninterrupted
+    pieces = configuration.validate({**values, "run": str(tmp_path / "run")}, {})
+    original, batches = train_module.Worker.decay, itertools.count(1)
+
+    def decay(worker: Any, epochs: float) -> None:
+        if next(batches) == batch:  # an update has two batches
+            os.kill(os.getpid(), signal.SIGTERM)
+        original(worker, epochs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(train_module.Worker, "decay", decay)
+        assert run(pieces) == 128 + signal.SIGTERM
+    assert final(pieces)[0]["progress"]["updates"] == 3
     assert run(pieces) == 0
     assert_same(pieces, whole)
 

@@ -40,7 +40,7 @@ class Exchange(ABC):
     buckets: in how many parts a gradient is sent by default; 1: it cannot be sent in parts.
     averages: it averages vectors, and cannot add them up.
     only_gradients: workers cannot exchange finished updates.
-    late_residual: the residual changes when an update is applied, not when a message is encoded.
+    late_residual: the residual changes when the update is complete, not when a message is encoded.
 
     optimizer: updates this rank's shard of the parameters, or all parameters if every rank holds them.
     initial_slices: for every rank, the slice of the parameters that it receives at the start.

@@ -214,7 +214,7 @@ class LowBitReducer(StagedReducer):
         with self._trace.span("encode", own.numel()):
             message = encoded(mine.down, own, update, total)
             if self._finite_or_nan(message, own):
-                left = kept if weight else torch.empty_like(kept)
+                left = kept if weight else torch.empty_like(kept)  # without a batch, `kept` still holds the residual
                 mine.down.split(message.without_numbers(2), own, left, scale=self._transport.size)
                 if not weight:
                     kept.add_(left)

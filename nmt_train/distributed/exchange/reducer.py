@@ -53,7 +53,7 @@ class Reducer(ABC):
 
         All ranks must reduce the same parts; if a part begins before another one is over, in the order of BackgroundTask.
         """
-        yield from ()
+        yield from ()  # makes this a generator, which yields nothing
         return self.reduce(vector, update, weight)
 
     @property

@@ -52,6 +52,12 @@ class Waves:
         """How many workers train at this progress."""
         return max([self.first, *(count for count, span in self.later if span.reached(progress))])
 
+    def at_most(self, ranks: int) -> Waves:
+        """The same waves for fewer ranks: a wave that needs more has as many as there are, and later ones are left out."""
+        fitting = [(count, span) for count, span in self.later if count < ranks]
+        rest = [span for count, span in self.later if count >= ranks > self.first]
+        return Waves(min(self.first, ranks), (*fitting, *((ranks, span) for span in rest[:1])))
+
     def __str__(self) -> str:
         unit = self.later[0][1].unit if self.later else "u"
         return "{" + ", ".join([f"{self.first}: 0{unit}", *(f"{count}: {span}" for count, span in self.later)]) + "}"

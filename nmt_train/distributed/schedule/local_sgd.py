@@ -91,12 +91,12 @@ class LocalSGD(Schedule):
                 self._inner.apply(gradient)
         finally:
             gradient.zero_()
-        return self._counted()
+        return self._count_step()
 
     def skip(self) -> bool:
-        return self._counted()
+        return self._count_step()
 
-    def _counted(self) -> bool:
+    def _count_step(self) -> bool:
         self._begun = True
         self._steps += 1
         self._since += 1

@@ -48,7 +48,7 @@ class OverlappedLocalSGD(LocalSGD):
         self._between = True
         return super().skip()
 
-    def _counted(self) -> bool:
+    def _count_step(self) -> bool:
         self._begun = True
         self._steps += 1
         self._since += 1

@@ -49,8 +49,7 @@ class PipeSGD(Schedule):
     def step(self) -> bool:
         """Raises NotFinite, on all workers alike, if the sum that this step applies is not finite."""
         width = 1 if self.exchange.updates < self._config.warmup else self._config.width
-        if width == 1:
-            self.drain()
+        if width == 1:  # nothing is in flight yet
             return self._at_once()
         self._give()  # first, so that the background task can exchange it right after the previous one
         return self._take() if self._background.under_way == width else False

@@ -27,7 +27,7 @@ class Schedule(ABC):
     in_parts: parts of a gradient may be sent separately. updates: it turns gradients into finished updates.
 
     max_in_flight: how many exchanges may be in flight when `step` returns, and thus while the next gradient is computed.
-    mid_accumulation: the worker has made steps since the last exchange, so the next step does not begin a new sum.
+    mid_accumulation: the next step continues what earlier steps have begun: a sum of gradients, or a series of local steps.
     endless: it exchanges only when it is drained. received: the parameters that the exchange updates.
     """
 

@@ -63,7 +63,10 @@ class AutoAdviser:
         return Advice(self._with(best.choice), sentences, found.write)
 
     def compare(self, cluster: str, devices: Sequence[int], config: Config) -> str:
-        there = parse(cluster)
+        try:
+            there = parse(cluster)
+        except UserError as error:
+            return f"{MACHINES}: {error}"
         if len(devices) != len(there.nodes) or any(left > all for left, all in zip(devices, there.nodes, strict=True)):
             return "these are not the machines that were measured; nmt-simulate --measure and --compare say what is best now"
         try:

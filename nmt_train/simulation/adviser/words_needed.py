@@ -59,7 +59,7 @@ class Choice:
         better, is assumed not to grow.
         """
         if self.needed is None or workers == 1:
-            return self.needed and ONE
+            return None if self.needed is None else ONE
         share = (workers - 1) / (self.workers - 1)
         if share == 1:
             return self.needed
@@ -68,9 +68,9 @@ class Choice:
         def scaled(value: float, share: float) -> float:
             return 1 + (value - 1) * (share if value > 1 else min(share, 1.0))
 
-        its = self.needed
-        low, high = (choose(scaled(value, by) for by in shares) for choose, value in ((min, its.low), (max, its.high)))
-        return Needed(scaled(its.words, share), low, high)
+        low = min(scaled(self.needed.low, its) for its in shares)
+        high = max(scaled(self.needed.high, its) for its in shares)
+        return Needed(scaled(self.needed.words, share), low, high)
 
 
 def measured() -> list[Choice]:

@@ -107,7 +107,7 @@ class ParameterServer(Exchange):
 
     @torch.no_grad()
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
-        weight = self._counted(weight)
+        weight = self._push_weight(weight)
         with self._trace.span("sync"):
             received = parameters if self._received is None else self._received
             if self._local is not None and not self.exchanges_updates:
@@ -128,7 +128,7 @@ class ParameterServer(Exchange):
         if self._up.lossy and not gradient.is_meta:
             finite(torch.linalg.vector_norm(gradient))
 
-    def _counted(self, weight: int) -> int:
+    def _push_weight(self, weight: int) -> int:
         """The weight of a push in a mean. For finished updates and sums of batches, it is 1 (0 without a batch)."""
         return min(weight, 1) if self.exchanges_updates or self._traffic.sums else weight
 
@@ -145,7 +145,7 @@ class ParameterServer(Exchange):
     @torch.no_grad()
     def give(self, gradient: Tensor, weight: int = 1) -> None:
         """`sync` without answers. Returns when it is sent."""
-        weight = self._counted(weight)
+        weight = self._push_weight(weight)
         with self._trace.span("sync"):
             self._prepare_push(gradient)
             self._wait_for_applied(self.most_unacknowledged - 1)

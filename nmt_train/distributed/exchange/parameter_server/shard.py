@@ -75,11 +75,11 @@ class Shard:
 
     def _scale(self, share: float, weight: int) -> float:
         """The factor for a second or later push. The second also scales the first; a single push stays unscaled and exact."""
-        if len(self._weights) == 1 and (first := self._counted()[0]) != 1.0:
+        if len(self._weights) == 1 and (first := self._factors()[0]) != 1.0:
             self._gradient.mul_(first)
         return share * (1 if self._sums else max(1, weight))
 
-    def _counted(self) -> list[float]:
+    def _factors(self) -> list[float]:
         """The factor of each accumulated push: its share, times its weight in a mean."""
         if self._sums:
             return list(self._shares)
@@ -186,7 +186,7 @@ class Shard:
         descent, each push thus moves the parameters by its share (Zhang et al. 2016, section 3.2). The same rule is
         used for optimizers such as Adam, which normalize the gradient.
         """
-        counted, pushes = self._counted(), len(self._weights)
+        counted, pushes = self._factors(), len(self._weights)
         share = sum(counted) / (pushes if self._sums else sum(self._weights))
         factor = (pushes if self._sums else 1) / sum(counted)
         self._shares, self._weights = [], []

@@ -194,3 +194,11 @@ def test_a_round_of_nodes_never_waits_for_fewer_than_there_are_left(make: Make) 
     assert modes.fit(config, (0, 0, 1, 1)).exchange.backup == 1
     assert modes.fit(config, (0, 0, 1, 1, 2)).exchange.backup == 2
     assert modes.fit(make(mode="backup"), (0,)).exchange.backup == 0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "waves"), [(5, "{2: 0u, 4: 50u, 5: 2000u}"), (4, "{2: 0u, 4: 50u}"), (3, "{2: 0u, 3: 50u}"), (1, "{1: 0u}")]
+)
+def test_waves_still_come_when_ranks_have_ended(make: Make, ranks: int, waves: str) -> None:
+    config = make(mode="vanilla", exchange__join="{2: 0u, 4: 50u, 5: 2000u}")
+    assert str(modes.fit(config, tuple(range(ranks))).exchange.join) == waves
