@@ -87,6 +87,19 @@ def test_workers_that_join_begin_with_the_parameters_of_then(make: Make, tmp_pat
     assert max(staleness) < 8
 
 
+@pytest.mark.parametrize("killed", [3, 0])  # one that waits, and one that trains
+def test_workers_still_join_later_after_another_rank_has_ended(make: Make, tmp_path: Path, killed: int) -> None:
+    waves = {2: "0u", 4: "20u"}
+    folder = run(make, tmp_path / "run", [1] * 4, mode="vanilla", exchange__join=waves, stop__after="40u", log__every="5u",
+                 places={**LINK, "kills": [Kill(killed, "0.4s")]})  # fmt: skip
+    recovered = next(event["update"] for event in events(folder, "recovery"))
+    assert recovered < 20
+    speeds = [[rank["words_per_second"] for rank in event["ranks"]] for event in events(folder, "ranks")]
+    assert sum(speed > 0 for speed in speeds[0]) == 2
+    assert "3 workers train from now on" in (folder / "train.log").read_text(encoding="utf-8")
+    assert sum(speed > 0 for speed in speeds[-1]) == 3
+
+
 RESUMED: dict[str, tuple[dict[str, Any], list[int], dict[str, Any], list[int]]] = {
     "in a sparse mode": ({"mode": "vanilla"}, [1, 1], {"mode": "sparse"}, [1, 1]),
     "with an elastic force": ({"mode": "vanilla"}, [1, 1], {"mode": "easgd"}, [1, 1]),
