@@ -209,7 +209,7 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
         if several := within[:1] == ["entry"]:  # the mistake is in one of several corpora
             _, number, *inner = within
             subject = ": ".join(filter(None, [name, f"corpus {int(number) + 1}", ".".join(inner)]))
-            keys = [".".join([name, number, *inner]), f"{name}.{number}.files", name]
+            keys = [".".join([name, number, *inner]), f"{name}.{number}", name]
         place = next((where[key] for key in (*keys, *where) if key in where and key.startswith(name)), "config")
         if kind == "missing":
             file = next(iter(where.values()), "config").split(",")[0]

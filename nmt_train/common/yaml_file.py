@@ -90,8 +90,7 @@ def override(values: dict[str, Any], texts: Mapping[str, str], where: dict[str, 
             raise UserError(f"command line: {name}: {error}; write the value that nmt-train --help describes") from None
         except (yaml.YAMLError, ValueError):
             place[key] = text
-        for inner in [key for key in where if key.startswith(f"{name}.")]:  # of the value in a file, which is replaced
-            del where[inner]
+        _forget(f"{name}.", where)
         where[name] = "command line"
 
 
@@ -113,10 +112,18 @@ def _nodes(node: Any) -> Iterator[Any]:
             yield from _nodes(each)
 
 
+def _forget(prefix: str, where: dict[str, str]) -> None:
+    """Forget where the parts of a value were set, which is being replaced."""
+    for key in [key for key in where if key.startswith(prefix)]:
+        del where[key]
+
+
 def _locate(node: Any, path: Path, prefix: str, where: dict[str, str]) -> None:
     """Record the file and line of each key, also in lists (`stragglers.0.rank`); reject a duplicate key, which YAML accepts."""
     if isinstance(node, yaml.SequenceNode):
+        _forget(prefix, where)
         for number, entry in enumerate(node.value):
+            where[f"{prefix}{number}"] = f"{path}, line {entry.start_mark.line + 1}"
             _locate(entry, path, f"{prefix}{number}.", where)
     if not isinstance(node, yaml.MappingNode):
         return

@@ -118,7 +118,8 @@ class Leader:
         self._count()
         # In synchronous modes, the next update decides, because all workers make as many exchanges; so it does with one rank,
         # because stopping earlier would apply a part of the gradients that `batch.accumulate` adds up.
-        within_update = self._transport.size == 1 and self._worker.schedule.mid_accumulation
+        schedule = self._worker.schedule
+        within_update = self._transport.size == 1 and schedule.accumulates and schedule.mid_accumulation
         if (self._skipped or (self.signal and not within_update)) and not self._synchronous:
             self.reason = self._reason_to_stop()
         self._skipped = False

@@ -205,6 +205,10 @@ corpus:
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=r"mine.yml, line 5: corpus.train: corpus 1: weight: "):
         configuration.load([str(path)], {})
+    other = tmp_path / "other.yml"
+    other.write_text("corpus:\n  train:\n    - files: [d.en, d.de]\n    - weight: 2\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"other.yml, line 4: corpus.train: corpus 2: files is missing"):
+        configuration.load([str(path), str(other)], {})
     with pytest.raises(UserError, match=r"^command line: corpus.train: corpus 1: weight: "):
         configuration.load([str(path)], {"corpus.train": "[{files: [c.en, c.de], weight: -2}]"})
 
