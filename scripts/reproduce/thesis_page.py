@@ -119,7 +119,8 @@ These limits were set before the present training runs, but after earlier versio
   clusters by which the warm-up was chosen do not count; a claim without a clause that holds, and with one that fails, does not
   hold, even if others are undecided (T9, our T12).
 - Later on 27 November, with the results known, all stricter: how much 1x2 gains is fitted (T2); T19 is also judged by the
-  thesis's text (3x2 with overlap is as good as 4x2 with overlap), and asks whether both are better than one device.
+  thesis's text (3x2 with overlap is as good as 4x2 with overlap), and asks whether both are better than one device. This
+  clause, and the same one of T22, can only fail.
 """
 _CAPTIONS = {
     "4.1": "ten steps of one device (1x1)", "4.2": "ten steps of four devices of one machine (1x4)",
