@@ -284,5 +284,9 @@ class Trials:
         """Words per virtual second."""
         return self.words_trained(trial) / float(self.found[trial][-1]["seconds"])
 
+    def lasting(self, tuned: Trial, seconds: float) -> Trial:
+        """A run with these settings that takes so many virtual seconds, if its words/s are those of `tuned`."""
+        return replace(tuned, words=1000 * round(self.pace(tuned) * seconds / 1000))
+
     def best(self, trials: Iterable[Trial], most: int) -> list[Trial]:
         return sorted(trials, key=self.score, reverse=True)[:most]

@@ -202,6 +202,15 @@ def test_the_late_target_is_what_one_machine_has_after_most_of_its_run_and_runs_
     assert times(trials, FAST).splitlines()[-1] == "| sparse | 1, 2 | 3M | 2 of 2 runs did not reach it | - |"
 
 
+def test_runs_of_equal_time_have_the_words_of_each_systems_own_speed(tmp_path: Path) -> None:
+    trials = Trials(tmp_path / "none.csv")
+    slow, fast = trial(ALONE, 2_000_000, 0, "rate=1"), trial("low-bit", 2_000_000, 0, "rate=2")
+    trials.found |= {slow: ends(2_000_000, 1000, 2.0), fast: ends(2_000_000, 320, 2.0)}
+    assert trials.lasting(slow, 320) == replace(slow, words=640_000)
+    assert trials.lasting(fast, 320) == fast
+    assert trials.lasting(fast, 160.1) == replace(fast, words=1_001_000), "in thousands"
+
+
 def test_much_longer_runs_have_a_table_of_their_own_and_leave_the_others_as_they_are(tmp_path: Path) -> None:
     trials = Trials(tmp_path / "none.csv")
     for its, value in ((trial(ALONE, 1000), 4.0), (trial(ALONE, 2000), 3.0), (trial("sparse", 2000), 3.0)):
@@ -349,6 +358,9 @@ def test_settings_can_be_given() -> None:
         (["--seeds"], "--seeds: needs a SYSTEM"),
         (["low-bit", "--longer", "4e6"], "--longer: needs more than 4e+06 words, twice those of the longest trials"),
         (["low-bit", "--place", "tatoeba 4", "--bleu"], "--bleu: is for places with the corpus of configs/comparison-virtual"),
+        (["low-bit", "--place", "tatoeba 4", "--equal-time", "9"], "--equal-time: is for places with the corpus of configs/"),
+        (["low-bit", "--equal-time", "0"], "--equal-time 0: needs a number of seconds above 0"),
+        (["--equal-time", "300"], "--equal-time: needs a SYSTEM"),
         ([ALONE, "--jobs", "0"], "argument --jobs: 0 is not between 1 and"),
     ],
 )
