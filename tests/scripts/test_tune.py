@@ -339,12 +339,15 @@ def test_refining_finds_better_values_one_by_one_and_then_together(tmp_path: Pat
 def test_settings_can_be_given() -> None:
     tune = runpy.run_path(str(ROOT / "scripts" / "tune"))
     assert tune["settings"]("rate=0.006 floor=0.3 plan=a=1,b=2") == ("rate=0.006", "floor=0.3", "plan=a=1,b=2")
+    for system in SYSTEMS.values():
+        settings = system.candidates(1)[0]
+        assert tune["settings"](" ".join(settings)) == settings, "whatever is searched can be given"
     for text, said in (
         ("rate=0.006 floor", "'floor' is not of the form key=value"),
         ("floor=1", "rate=, the learning rate, is"),
         ("rate=0.006 plan=low_bit.up", "'low_bit.up' is not of the form key=value"),
         ("rate=0.006 warmup=1e2", "warmup: '1e2' is not a number"),
-        ("rate=0.006 low_bit.up=2", "'low_bit.up' is not rate, warmup, beta1, floor or plan"),
+        ("rate=0.006 low_bit.up=2", "'low_bit.up' is not rate, warmup, beta1, floor, pipeline.warmup or plan"),
     ):
         with pytest.raises(argparse.ArgumentTypeError, match=said):
             tune["settings"](text)
