@@ -364,7 +364,10 @@ def test_settings_can_be_given() -> None:
         (["low-bit", "--place", "tatoeba 4", "--equal-time", "9"], "--equal-time: is for places with the corpus of configs/"),
         (["low-bit", "--equal-time", "0"], "--equal-time 0: needs a finite number of seconds above 0"),
         (["--equal-time", "300"], "--equal-time: needs a SYSTEM"),
-        (["low-bit", "--settings", "rate=0.006 pipeline.warmup=25"], "--settings: 'pipeline.warmup' is not a setting of 'low-bit'"),
+        (
+            ["low-bit", "--settings", "rate=0.006 pipeline.warmup=25"],
+            "--settings: 'pipeline.warmup' is not a setting of 'low-bit'",
+        ),
         ([ALONE, "--jobs", "0"], "argument --jobs: 0 is not between 1 and"),
     ],
 )
