@@ -281,7 +281,12 @@ def test_what_ranks_on_gpus_save_is_on_the_cpu_and_they_go_on_from_it(make: Make
     trained = workers(config, own, 1 if mode == "single" else 2)
     exchange, parts = trained[0].schedule.exchange, [worker.part() for worker in trained]
     assert all(on_the_cpu(part.shard, part.worker_state, part.random) for part in parts)
-    whole = Snapshot.join(parts, exchange.snapshot_slices, trained[0].flat.parameters.numel(), [])
+    vectors = {name: torch.zeros(trained[0].flat.parameters.numel()) for name in parts[0].shard}
+    for part, place in zip(parts, exchange.snapshot_slices, strict=True):
+        for name, vector in part.shard.items():
+            vectors[name][place] = vector
+    state, random, positions = ([getattr(p, kind) for p in parts] for kind in ("worker_state", "random", "position"))
+    whole = Snapshot(vectors, parts[0].numbers, state, random, [positions])
     cut = whole.with_optimizer_at(exchange.optimizer.adds_updates).split(exchange.initial_slices)
     before = [worker.flat.parameters.cpu().clone() for worker in trained]
     for worker, part in zip(trained, cut, strict=True):

@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 
 from nmt_train import config
 from nmt_train.common.errors import UserError
-from nmt_train.corpus.data_shard import Position
 from nmt_train.corpus.text import read_pairs
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
@@ -39,8 +38,8 @@ from nmt_train.run import checkpoint, manifest
 from nmt_train.run.progress import Progress
 from nmt_train.run.stopping import Patience
 from nmt_train.simulation import cluster_file
-from nmt_train.training.leader_state import LeaderState
-from nmt_train.training.snapshot import RankState, Snapshot
+from nmt_train.training.leader_state import LeaderState, named_generators
+from nmt_train.training.snapshot import Header
 
 fuzzed = settings(max_examples=int(os.environ.get("NMT_TRAIN_EXAMPLES", "150")), deadline=None, derandomize=True)
 TAGS, LONGEST = frozenset(Tag), 1 << 20
@@ -147,7 +146,7 @@ def test_a_message_for_a_longer_or_shorter_vector_is_malformed(name: str, elemen
 @given(value=JSON, tensors=st.lists(VECTORS, max_size=3))
 def test_any_message_is_facts_a_part_and_a_piece_or_malformed(value: Any, tensors: list[torch.Tensor]) -> None:
     message = Message((), (*from_json(value).tensors, *tensors))
-    for action in (to_json, lambda its: to_facts(its, "do"), RankState.unpack, RecoveryPiece.unpack):
+    for action in (to_json, lambda its: to_facts(its, "do"), Header.unpack, RecoveryPiece.unpack):
         sentence(lambda action=action: action(message))  # type: ignore[misc]
 
 
@@ -279,8 +278,8 @@ def saved(vocabulary: Vocabulary, folder: Path) -> tuple[Path, Transformer, Voca
     state = LeaderState(Progress(updates=5), Patience(settled.stop), vocabulary)
     numbers = {"updates": 5, "factor": 1.0, "torch": {"step": 5.0}}
     random = [{"cpu": torch.get_rng_state()}]
-    snapshot = Snapshot({"parameters": flat.parameters.clone()}, numbers, [{}], random, [[Position(1, 2)]])
-    state.save(folder / "5", snapshot, state.facts(numbers, settled), flat)
+    tensors = {"parameters": flat.named(flat.parameters), "optimizer": {}, "random": named_generators(random)}
+    checkpoint.save(folder / "5", tensors, {**state.facts(numbers, settled), "stages": [[[1, 2]]]}, vocabulary)
     return folder / "5", model, vocabulary
 
 

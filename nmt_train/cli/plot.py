@@ -33,7 +33,7 @@ def parser() -> cli.Parser:
             curves.set_defaults(metric=metric)
         curves.add_argument(
             "--clock", choices=list(convergence.CLOCKS), default="seconds",
-            help="time axis; training_seconds excludes checkpoints, and validations during which no rank trains (default:"
+            help="time axis; training_seconds excludes validations during which no rank trains (default:"
             " seconds)",
         )  # fmt: skip
         _add_output(curves, ".png, .svg or .pdf", "in the run folder; with several RUNs, in the working directory")

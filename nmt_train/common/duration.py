@@ -89,3 +89,34 @@ class Duration:
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """A configuration key of this type holds the text."""
         return no_info_plain_validator_function(cls.parse, serialization=plain_serializer_function_ser_schema(str))
+
+
+class Pace:
+    """When something that takes time is due again: after each multiple of an interval.
+
+    If the interval is a time, it is due at the earliest after 20 times what the last one took, so that it takes at most a
+    twentieth of the time. Intervals in updates or words are kept exactly, so that results do not depend on the clock.
+    """
+
+    _RATIO = 20
+
+    def __init__(self, every: Duration, last: Mark | None = None) -> None:
+        """last: the progress at the last one; None: the first one is due at once."""
+        self._every, self._last = every, last
+        self._earliest = -math.inf  # in seconds of the progress
+
+    def due(self, now: Mark) -> bool:
+        """Whether it is due; if so, `now` becomes the progress at the last one."""
+        if self._last is not None and not (self._every.crossed(self._last, now) and now.seconds >= self._earliest):
+            return False
+        self._last = now
+        return True
+
+    def took(self, seconds: float) -> None:
+        """Record how long the last one took."""
+        if self._last is not None:
+            self._earliest = self._last.seconds + self.lengthened(0.0, seconds)
+
+    def lengthened(self, interval: float, seconds: float) -> float:
+        """The interval [seconds] between two of them if one takes `seconds`."""
+        return interval if self._every.counts else max(interval, self._RATIO * seconds)

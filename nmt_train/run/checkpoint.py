@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from typing import Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass as section
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from nmt_train.common import atomic_file as durable
@@ -26,6 +28,7 @@ from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError
 from nmt_train.common.section import STRICT
 from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.run.tensor_file import Layout, TensorFile, described
 
 FORMAT = 1
 _MANIFEST, _VOCABULARY = "checkpoint.json", "vocabulary.model"
@@ -36,8 +39,9 @@ class CheckpointConfig:
     """When checkpoints are written, and how many are kept."""
 
     every: Duration = Field(
-        default=Duration.parse("1000u"),
-        description="interval between two checkpoints, as 500u, 1e, 300Kt or 10m; one is always written at the end",
+        default=Duration.parse("10m"),
+        description="interval between two checkpoints, as 500u, 1e, 300Kt or 10m; a time is lengthened to 20 times what the"
+        " last one took; one is always written at the end",
     )
     keep: int = Field(
         default=3,
@@ -86,38 +90,74 @@ class Checkpoint:
         return vocabulary
 
 
-def save(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any], vocabulary: Vocabulary) -> None:
-    """Write a checkpoint atomically: `path` appears complete or not at all, even if the process dies or the disk is full.
+class Draft:
+    """A checkpoint while it is written, in a folder beside its final place. Any process may add files to this folder."""
 
-    tensors: for each file name (without suffix), the tensors by name. Raises UserError if writing fails; no new file remains.
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        (beside / _VOCABULARY).write_bytes(vocabulary.model)
-        mode = (beside / _VOCABULARY).stat().st_mode & 0o777
-        for name, named in tensors.items():
-            file = beside / f"{name}.safetensors"
-            save_file(dict(named), file)
-            file.chmod(mode)  # safetensors makes it private, whatever the umask
-        files = {file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in sorted(beside.iterdir())}
-        manifest = {"format": FORMAT, "vocabulary": vocabulary.digest, "files": files, **facts}
+    def __init__(self, path: Path, vocabulary: Vocabulary) -> None:
+        self._path, self._vocabulary = path, vocabulary
+        self.folder = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+        self._files: dict[str, TensorFile] = {}
+        self._written: dict[str, dict[str, Any]] = {}
+
+    def create(self, name: str, layout: Layout) -> TensorFile:
+        """Add a file (name without suffix) for tensors of these types and shapes."""
+        self._files[f"{name}.safetensors"] = file = TensorFile(self.folder / f"{name}.safetensors", layout)
+        return file
+
+    def add(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Add a file (name without suffix) with these tensors."""
+        file = self.create(name, {key: (tensor.dtype, tensor.shape) for key, tensor in tensors.items()})
+        for key, tensor in tensors.items():
+            file.write(key, tensor)
+
+    def added(self, name: str, description: dict[str, Any]) -> None:
+        """Record a file (name without suffix) that another process has added. description: see `TensorFile.close`."""
+        self._written[f"{name}.safetensors"] = description
+
+    def finish(self, facts: Mapping[str, Any]) -> None:
+        """Write the manifest, and rename the folder to the checkpoint's path."""
+        self._written |= {name: file.close() for name, file in self._files.items()}
+        self._written[_VOCABULARY] = described(self.folder / _VOCABULARY)
+        files = dict(sorted(self._written.items()))
+        manifest = {"format": FORMAT, "vocabulary": self._vocabulary.digest, "files": files, **facts}
         signed = manifest | {"checksum": _checksum(manifest)}
-        (beside / _MANIFEST).write_text(json.dumps(signed, indent=1) + "\n", encoding="utf-8")
-        for file in beside.iterdir():
-            durable.sync(file)
-        durable.sync(beside)
-        replaced = path.with_name(f".{path.name}.replaced")
-        if path.exists():  # the same update is saved again, after a validation that a signal postponed
-            path.rename(replaced)
-        beside.rename(path)
-        durable.sync(path.parent)
+        (self.folder / _MANIFEST).write_text(json.dumps(signed, indent=1) + "\n", encoding="utf-8")
+        for name in (_MANIFEST, _VOCABULARY):
+            durable.sync(self.folder / name)
+        durable.sync(self.folder)
+        replaced = self._path.with_name(f".{self._path.name}.replaced")
+        if self._path.exists():  # the same update is saved again, after a validation that a signal postponed
+            self._path.rename(replaced)
+        self.folder.rename(self._path)
+        durable.sync(self._path.parent)
         shutil.rmtree(replaced, ignore_errors=True)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(beside, ignore_errors=True)
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{path}: the checkpoint could not be written: {reason}; earlier ones are untouched") from None
+
+
+@contextmanager
+def draft(path: Path, vocabulary: Vocabulary) -> Iterator[Draft]:
+    """Write a checkpoint atomically: `path` appears complete when the draft is finished, even if the process dies or the disk
+    is full. Raises UserError if writing fails; no new file remains.
+    """
+    writing = Draft(path, vocabulary)
+    try:
+        writing.folder.mkdir(parents=True)
+        (writing.folder / _VOCABULARY).write_bytes(vocabulary.model)
+        yield writing
+    except Exception as error:
+        shutil.rmtree(writing.folder, ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
+        raise UserError(
+            f"{path}: the checkpoint could not be written: {error.strerror or error}; earlier ones are untouched"
+        ) from None
+
+
+def save(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any], vocabulary: Vocabulary) -> None:
+    """Write a checkpoint as `draft` does. tensors: for each file name (without suffix), the tensors by name."""
+    with draft(path, vocabulary) as writing:
+        for name, named in tensors.items():
+            writing.add(name, named)
+        writing.finish(facts)
 
 
 def load(path: Path) -> Checkpoint:
@@ -137,11 +177,12 @@ def load(path: Path) -> Checkpoint:
         if not isinstance(expected, dict):
             raise UserError(f"{path / _MANIFEST}: says nothing about {file.name}; use another checkpoint of the run")
         try:
-            size, digest = file.stat().st_size, _digest(file)
+            present = described(file)
         except OSError as error:
             raise UserError(f"{file}: {error.strerror}; use another checkpoint of the run") from None
-        if (size, digest) != (expected.get("bytes"), expected.get("sha256")):
-            what = f"has {size} bytes instead of {expected.get('bytes')}" if size != expected.get("bytes") else "was changed"
+        if present != {key: expected.get(key) for key in present}:
+            size, wanted = present["bytes"], expected.get("bytes")
+            what = f"has {size} bytes instead of {wanted}" if size != wanted else "was changed"
             raise UserError(f"{file}: {what} since it was saved; use another checkpoint of the run")
     return Checkpoint(path, facts)
 
@@ -168,8 +209,3 @@ def clean(folder: Path) -> None:
 
 def _checksum(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

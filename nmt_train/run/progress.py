@@ -22,8 +22,8 @@ class Progress:
 
     epochs: completed epochs. batches: batches done in the current epoch. sentences: sentences trained so far in the epoch of
     the last batch. skipped: batches skipped because of non-finite values. seconds: wall-clock time. training_seconds: the same
-    without checkpoints, and without validations during which no rank trains. cost, cost_tokens: summed cost and its tokens
-    since the last log line. logged_seconds: the training_seconds at the last log line.
+    without validations during which no rank trains. cost, cost_tokens: summed cost and its tokens since the last log line.
+    logged_seconds: the training_seconds at the last log line.
     """
 
     epochs: int = 0

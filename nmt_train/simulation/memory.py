@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -19,23 +20,41 @@ def held(root: Any) -> int:
 
     Local variables of running tasks do not count, nor do activations and messages.
     """
-    seen, waiting = {id(root)}, [root]
     storages: dict[int, int] = {}
     states = 0
-    while waiting:
-        found = waiting.pop()
-        if isinstance(found, Tensor):
-            for tensor in (found, found.grad):
+    for value in _reachable(root):
+        if isinstance(value, Optimizer):
+            states += unallocated(value)
+        elif isinstance(value, Tensor):
+            for tensor in (value, value.grad):
                 if tensor is not None:
                     storage = tensor.untyped_storage()
                     storages[storage._cdata] = storage.nbytes()
+    return sum(storages.values()) + states
+
+
+def to_come(root: Any) -> int:
+    """Bytes of the optimizer states that will be allocated by all optimizers that can be reached from `root`."""
+    return sum(unallocated(value) for value in _reachable(root) if isinstance(value, Optimizer))
+
+
+def unallocated(optimizer: Optimizer) -> int:
+    """Bytes of the states of an optimizer that has not made a step; else 0."""
+    if optimizer.state()[0]:
+        return 0
+    return len(state_names(optimizer.config)) * optimizer.parameters.numel() * optimizer.parameters.element_size()
+
+
+def _reachable(root: Any) -> Iterator[Any]:
+    seen, waiting = {id(root)}, [root]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, _LEAVES) or type(value).__module__.startswith(_SIMULATOR):
             continue
-        if isinstance(found, _LEAVES) or type(found).__module__.startswith(_SIMULATOR):
+        yield value
+        if isinstance(value, Tensor):
             continue
-        if isinstance(found, Optimizer) and not found.state()[0]:
-            states += len(state_names(found.config)) * found.parameters.numel() * found.parameters.element_size()
-        for other in gc.get_referents(found):
+        for other in gc.get_referents(value):
             if id(other) not in seen:
                 seen.add(id(other))
                 waiting.append(other)
-    return sum(storages.values()) + states

@@ -30,6 +30,7 @@ from nmt_train.simulation.compatibility import check
 from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.memory import held
 from nmt_train.simulation.network import Network
+from nmt_train.simulation.upkeep import Sizes, Speed, share
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Span, write_spans
 from nmt_train.training.worker import Worker
@@ -80,14 +81,19 @@ class RankTiming:
 
 @dataclass(frozen=True)
 class Timing:
-    """The timing of all ranks that train a model of `elements` elements for `seconds` seconds."""
+    """The timing of all ranks that train a model of `elements` elements for `seconds` seconds.
+
+    upkeep: the largest share of the time that checkpoints and recovery copies take (see upkeep.py).
+    """
 
     ranks: list[RankTiming]
     seconds: float
     elements: int
+    upkeep: float = 0.0
 
     @property
     def words_per_second(self) -> float:
+        """Without checkpoints and recovery copies."""
         return sum(rank.words_per_second for rank in self.ranks)
 
     @property
@@ -100,7 +106,10 @@ class Timing:
         lines = ["node   ranks   words/s   computing   exchanging   sent MB/s"]
         for node in dict.fromkeys(rank.node for rank in self.ranks):
             lines.append(self._line(str(node), [rank for rank in self.ranks if rank.node == node]))
-        return "\n".join([*lines, self._line("all", self.ranks)]) + "\n"
+        lines.append(self._line("all", self.ranks))
+        if self.upkeep:
+            lines.append(f"checkpoints and recovery copies: at most {self.upkeep:.1%} of the time, not included")
+        return "\n".join(lines) + "\n"
 
     def _line(self, name: str, ranks: list[RankTiming]) -> str:
         words = sum(rank.words_per_second for rank in ranks)
@@ -111,7 +120,8 @@ class Timing:
 
     def write(self, folder: Path) -> None:
         """Write `timing.json`, and `trace/` if spans were recorded."""
-        values = {"seconds": self.seconds, "words_per_second": self.words_per_second, "elements": self.elements}
+        values = {"seconds": self.seconds, "words_per_second": self.words_per_second, "elements": self.elements,
+                  "upkeep": self.upkeep}  # fmt: skip
         ranks = [{key: value for key, value in vars(rank).items() if key != "spans"} for rank in self.ranks]
         (folder / TIMING).write_text(json.dumps({**values, "ranks": ranks}) + "\n", encoding="utf-8")
         if any(rank.spans for rank in self.ranks) or not (folder / METRICS).exists():  # keep the trace of a training run
@@ -249,6 +259,7 @@ def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
 
     engine.run([partial(run, transport) for transport in engine.transports])
     now = engine.transports[0].now()
+    coordinator.sort(key=lambda its: its.worker.transport.rank)
     ranks = [
         RankTiming(
             node=its.worker.transport.nodes[its.worker.transport.rank],
@@ -260,6 +271,11 @@ def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
             period=steps / max(1, its.exchanges),
             memory=held(its.worker.schedule) * engine.network.scale,
         )
-        for its in sorted(coordinator, key=lambda its: its.worker.transport.rank)
+        for its in coordinator
     ]
-    return Timing(ranks, now, elements)
+    timing = Timing(ranks, now, elements)
+    words = timing.words_per_second
+    updates = max(its.worker.schedule.exchange.updates for its in coordinator) / max(now, 1e-9)
+    speed = Speed(updates, words, words / sum(tokens))
+    sizes = [Sizes.of(its.worker) for its in coordinator]
+    return dataclasses.replace(timing, upkeep=share(config, cluster, sizes, network.scale, speed))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 from dataclasses import astuple
+from functools import partial
 from typing import Any
 
 from nmt_train.corpus.data_shard import DataShard, from_plain, resume
 from nmt_train.distributed.message import Message, to_facts
 from nmt_train.distributed.transport import Tag
+from nmt_train.training.checkpoint_writer import hand_over
 from nmt_train.training.control import Order, Reports
 from nmt_train.training.snapshot import RankState
 from nmt_train.training.worker import Worker
@@ -93,7 +95,7 @@ class Follower:
                     self._worker.schedule.refresh()
                 else:
                     self._worker.schedule.settle()
-                self._transport.send(0, Tag.STATE, self._worker.part().pack())  # sent in the background during training
+                self._transport.spawn("checkpoint", partial(hand_over, self._transport, self._worker.part()))
                 self._report(met=True)
                 self._until(Order.CONTINUE)  # sent after all ranks have handed over
             case Order.REDISTRIBUTE:
@@ -114,11 +116,14 @@ class Follower:
 
     def begin(self) -> None:
         """Begin with the part that rank 0 sends: the state of a checkpoint, or rank 0's initial parameters."""
-        message: Message = self._transport.receive(0, Tag.STATE).result()[1]
-        facts = to_facts(message, "workers", "stages", "epochs")
-        part = RankState.unpack(Message((), message.tensors[1:], message.origin))
+        facts = to_facts(self._state(), "workers", "stages", "epochs")
+        part = RankState.receive(self._state)
         data_shard = DataShard(self._transport.rank, facts["workers"], from_plain(facts["stages"]), self._synchronous)
         self.resume_from(part, data_shard, facts["epochs"], "rank 0's checkpoint")
+
+    def _state(self) -> Message:
+        message: Message = self._transport.receive(0, Tag.STATE).result()[1]
+        return message
 
     def resume_from(self, part: RankState, data_shard: DataShard, epochs: int, where: str) -> None:
         """Begin with `part`, together with all other ranks.

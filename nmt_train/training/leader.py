@@ -18,7 +18,7 @@ from nmt_train.common.duration import Mark
 from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.data_shard import DataShard, Position, plain, resume
 from nmt_train.distributed.exchange.parameter_server.per_node import first_ranks
-from nmt_train.distributed.message import Message, from_json
+from nmt_train.distributed.message import from_json
 from nmt_train.distributed.transport import Tag
 from nmt_train.model.metrics import TestSets
 from nmt_train.run.folder import Run
@@ -37,7 +37,9 @@ from nmt_train.training.worker import Worker
 class Leader:
     """reason: why training is over, or None while it continues. signal: the signal that asks training to stop, or None."""
 
-    def __init__(self, worker: Worker, run: Run, log: Log, state: LeaderState, test_sets: TestSets) -> None:
+    def __init__(
+        self, worker: Worker, run: Run, log: Log, state: LeaderState, test_sets: TestSets, simulated: bool = False
+    ) -> None:
         self._worker, self._transport, self._config = worker, worker.transport, worker.config
         self._run, self._log, self._state = run, log, state
         self._progress = worker.progress = state.progress
@@ -48,7 +50,7 @@ class Leader:
         self._before: Mark | None = None
         self._pairs = len(worker.batches) if isinstance(worker.batches, Batches) else 0  # in an epoch
         self._started = 0.0  # seconds of the run when this start began to train
-        self._checkpoint_writer = CheckpointWriter(worker, run, state)
+        self._checkpoint_writer = CheckpointWriter(worker, run, state, disk=not simulated)
         self._validation = BackgroundValidation(
             worker, run, log, state, test_sets, self._stalled, lambda: self.signal is not None
         )
@@ -67,7 +69,8 @@ class Leader:
         stages = resume(0, snapshot.stages, workers)[0].stages
         facts = {"stages": plain(stages), "workers": workers, "epochs": self._progress.epochs}
         for rank in self._orders.followers:
-            self._transport.send(rank, Tag.STATE, Message((), (*from_json(facts).tensors, *parts[rank].pack().tensors)))
+            for message in (from_json(facts), *parts[rank].messages()):
+                self._transport.send(rank, Tag.STATE, message)
         self.resume_from(parts[0], DataShard(0, workers, stages, exchange.synchronous), snapshot.stages, str(self._run.folder))
         if snapshot.stages:
             self._checkpoint_writer.known(snapshot.numbers["updates"], snapshot.stages[-1])
@@ -187,7 +190,7 @@ class Leader:
             self._write_spans()
         every = config.validation.every
         validate = every is not None and (every.crossed(before, now) or bool(self.reason and not self.signal))
-        if self.reason or config.checkpoint.every.crossed(before, now) or self._data_balancer.grows():
+        if self._checkpoint_writer.due(now) or self.reason or self._data_balancer.grows():
             self._save(validate)
             self._remember()
             return
@@ -230,25 +233,26 @@ class Leader:
         return self._config.stop.reason(self._progress) or self._state.patience.reason
 
     def _collect(self, validate: bool = False) -> PendingSnapshot:
-        """Start a snapshot of all ranks at one moment; the other ranks' parts arrive later. A single rank's part is not a copy.
+        """Start a snapshot of all ranks at one moment; the other ranks keep their parts until the checkpoint is written.
 
         validate: also request a validation of its parameters.
         """
-        worker = self._worker
+        worker, start = self._worker, self._transport.now()
         self._orders.give(Order.DRAIN)
         worker.drain(self)
         self._meet()
-        self._checkpoint_writer.advance(wait=True)  # finish the previous checkpoint, if it is still pending
+        self._checkpoint_writer.advance(wait=True)  # finish the previous checkpoint, if it is still being written
         workers = self._data_balancer.workers()  # decided once, because those that join pull the parameters now
         self._orders.give(Order.HAND_OVER, workers=workers)
         worker.schedule.settle()
         self._progress.updates = worker.schedule.exchange.updates
         if validate:
             self._validation.request()
-        coming = [self._transport.receive(rank, Tag.STATE) for rank in self._orders.followers]
-        slices, positions = worker.schedule.exchange.snapshot_slices, self._data_balancer.positions
-        pending = PendingSnapshot(worker.part(), coming, slices, worker.data_shard.stages, positions)
-        self._meet()  # every rank has handed over its part
+        own, stages = worker.part(), worker.data_shard.stages
+        positions = [Position(**vars(position)) for position in self._data_balancer.positions]
+        self._meet()  # every rank has copied its part
+        slices = worker.schedule.exchange.snapshot_slices
+        pending = PendingSnapshot(own, slices, stages, positions, self._transport.now() - start)
         if self.reason is not None:
             self._held = pending  # the state is final: the other ranks wait for the order END
         elif workers > worker.data_shard.size:
@@ -292,6 +296,11 @@ class Leader:
         self._hear()
         self._write_spans()
         self._orders.give(Order.END)
+
+    def complete_checkpoint(self) -> None:
+        """Called if training ends by an error: complete the checkpoint that is being written, if that is still possible."""
+        with suppress(Exception):
+            self._checkpoint_writer.advance(wait=True)
 
     def _write_spans(self) -> None:
         write_spans(self._run.folder / "trace", 0, self._transport.nodes[0], self._worker.trace.take())

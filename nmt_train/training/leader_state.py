@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from nmt_train import __version__
 from nmt_train import config as configuration
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
-from nmt_train.corpus.data_shard import from_plain, plain
+from nmt_train.corpus.data_shard import from_plain
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.distributed.exchange.worker_state import GLOBAL
+from nmt_train.distributed.exchange.worker_state import Vectors
 from nmt_train.optim.flat_model import FlatModel, cpu_copy
 from nmt_train.run import checkpoint
 from nmt_train.run.checkpoint import Checkpoint
@@ -61,22 +61,8 @@ class LeaderState:
         self.validation_pending = bool(own["validation_pending"])
         self.history = own.get("history", [])
 
-    def save(self, path: Path, snapshot: Snapshot, facts: dict[str, Any], flat: FlatModel) -> None:
-        """Write a complete checkpoint to `path`, or none; raise UserError if writing fails."""
-        tensors: dict[str, dict[str, Tensor]] = {"optimizer": {}}
-        for name, vector in snapshot.vectors.items():
-            if name in GLOBAL:
-                tensors[name] = flat.named(vector)
-            else:
-                tensors["optimizer"][name] = vector
-        tensors["random"] = {_keyed(name, r): t for r, group in enumerate(snapshot.random) for name, t in group.items()}
-        for rank, worker_state in enumerate(snapshot.worker_state):
-            if worker_state:
-                tensors[f"worker-{rank}"] = worker_state
-        checkpoint.save(path, tensors, {**facts, "stages": plain(snapshot.stages)}, self.vocabulary)
-
     def save_best(self, path: Path, vector: Tensor, numbers: dict[str, Any], config: Config, flat: FlatModel) -> None:
-        """Write a checkpoint of only the parameters, for translation, not for continuing; raise UserError as `save` does."""
+        """Write a checkpoint of only the parameters, for translation, not for continuing; UserError if writing fails."""
         checkpoint.save(path, {"parameters": flat.named(vector)}, self.facts(numbers, config), self.vocabulary)
 
     def begin(self, initial: Checkpoint | None, flat: FlatModel, validate: bool) -> Snapshot:
@@ -127,6 +113,11 @@ class LeaderState:
         generators = [{name: random[_keyed(name, r)] for name in _GENERATORS if _keyed(name, r) in random} for r in ranks]
         worker_state = [saved.tensors(f"worker-{rank}") if saved.has(f"worker-{rank}") else {} for rank in ranks]
         return Snapshot(vectors, saved.facts["optimizer"], worker_state, generators, stages)
+
+
+def named_generators(random: Sequence[Vectors]) -> Vectors:
+    """The states of all ranks' random generators, as a checkpoint names them."""
+    return {_keyed(name, rank): state for rank, states in enumerate(random) for name, state in states.items()}
 
 
 def _keyed(name: str, rank: int) -> str:

@@ -58,7 +58,7 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
     try:
         if prepared.overwrite and recovered is None:
             log.say(f"started over: deleted the previous contents of {run.folder} (--overwrite)")
-        leader = Leader(worker, run, log, state, test_sets)
+        leader = Leader(worker, run, log, state, test_sets, bool(prepared.simulated))
         stop_request.tell(leader.ask)
         if recovered is None:
             leader.begin(snapshot)
@@ -73,7 +73,11 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
             if prepared.auto is not None and (sentence := prepared.auto.review(worker.transport)):
                 log.say(f"mode auto: {sentence}")
         leader.start_first_batch(recovered is not None)
-        worker.run(leader)
+        try:
+            worker.run(leader)
+        except Exception:
+            leader.complete_checkpoint()
+            raise
         _summary(leader, state, run, log)
     finally:
         log.close()

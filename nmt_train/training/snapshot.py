@@ -3,15 +3,74 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from nmt_train.corpus.data_shard import Position, resume
 from nmt_train.distributed.exchange.worker_state import Vectors, inherited, optimizer_to_shards, optimizer_to_workers
-from nmt_train.distributed.message import Message, from_json, to_json
-from nmt_train.distributed.transport import Future
+from nmt_train.distributed.message import DTYPES, Message, from_json, to_facts
+
+_PIECE = 1 << 24  # elements: the longest part of a vector in one message
+_GROUPS = ("shard", "worker_state", "random")
+Next = Callable[[], Message]  # waits for the next message of a series
+
+
+class Piece(NamedTuple):
+    """Consecutive elements of one vector of a rank's part. group: `shard`, `worker_state` or `random`; start: the first's."""
+
+    group: str
+    name: str
+    start: int
+    values: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """What a rank's part consists of. vectors: by group and name, the type and the number of elements."""
+
+    vectors: dict[str, dict[str, tuple[torch.dtype, int]]]
+    numbers: dict[str, Any]
+    position: Position
+
+    def pack(self, **more: Any) -> Message:
+        """more: further facts for the receiver, as JSON."""
+        vectors = {
+            group: {name: [str(dtype).removeprefix("torch."), length] for name, (dtype, length) in named.items()}
+            for group, named in self.vectors.items()
+        }
+        return from_json({**more, "vectors": vectors, "numbers": self.numbers, "position": dataclasses.astuple(self.position)})
+
+    @classmethod
+    def unpack(cls, message: Message) -> Header:
+        facts = to_facts(message, "vectors", "numbers", "position")
+        types = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+        with message.understood():
+            vectors = {
+                group: {name: (types[dtype], int(length)) for name, (dtype, length) in facts["vectors"][group].items()}
+                for group in _GROUPS
+            }
+            if any(length < 0 for named in vectors.values() for _, length in named.values()):
+                raise ValueError("a vector of negative length")
+            return cls(vectors, dict(facts["numbers"]), Position(*facts["position"]))
+
+    def without(self, group: str) -> Header:
+        """The header of the same part without one of its groups."""
+        return dataclasses.replace(self, vectors={**self.vectors, group: {}})
+
+    def places(self) -> Iterator[tuple[str, str, torch.dtype, range]]:
+        """The group, name, type and elements of each piece, in the order in which they are sent."""
+        for group, named in self.vectors.items():
+            for name, (dtype, length) in named.items():
+                for start in range(0, length, _PIECE):
+                    yield group, name, dtype, range(start, min(start + _PIECE, length))
+
+    def read(self, following: Next) -> Iterator[Piece]:
+        """The pieces in the messages that follow this header. Raises Malformed if one is not as the header says."""
+        for group, name, dtype, place in self.places():
+            yield Piece(group, name, place.start, following().vector(len(place), dtype))
 
 
 @dataclasses.dataclass
@@ -32,21 +91,36 @@ class RankState:
     numbers: dict[str, Any]
     position: Position
 
-    def pack(self) -> Message:
-        groups = {name: getattr(self, name) for name in ("shard", "worker_state", "random")}
-        tensors = [tensor for group in groups.values() for tensor in group.values()]
-        facts: dict[str, Any] = {name: list(group) for name, group in groups.items()}
-        facts |= {"numbers": self.numbers, "position": dataclasses.astuple(self.position)}
-        return Message((), (*from_json(facts).tensors, *tensors))
+    @property
+    def header(self) -> Header:
+        groups: dict[str, Vectors] = {group: getattr(self, group) for group in _GROUPS}
+        vectors = {
+            group: {name: (vector.dtype, vector.numel()) for name, vector in named.items()} for group, named in groups.items()
+        }
+        return Header(vectors, self.numbers, self.position)
+
+    def pieces(self, header: Header) -> Iterator[Piece]:
+        """The pieces of the groups that are in `header`."""
+        for group, name, _, place in header.places():
+            yield Piece(group, name, place.start, getattr(self, group)[name][place.start : place.stop])
+
+    def messages(self) -> Iterator[Message]:
+        """The header, then the pieces: a part may be longer than one message can be."""
+        yield self.header.pack()
+        for piece in self.pieces(self.header):
+            yield Message((), (piece.values,))
 
     @classmethod
-    def unpack(cls, message: Message) -> RankState:
-        with message.understood():
-            facts, tensors = to_json(message), iter(message.tensors[1:])
-            shard, worker_state, random = (
-                {name: next(tensors) for name in facts[group]} for group in ("shard", "worker_state", "random")
-            )
-            return cls(shard, worker_state, random, facts["numbers"], Position(*facts["position"]))
+    def receive(cls, following: Next) -> RankState:
+        """The reverse of `messages`; raises Malformed."""
+        header = Header.unpack(following())
+        groups: dict[str, Vectors] = {
+            group: {name: torch.empty(length, dtype=dtype) for name, (dtype, length) in named.items()}
+            for group, named in header.vectors.items()
+        }
+        for group, name, start, values in header.read(following):
+            groups[group][name][start : start + len(values)] = values
+        return cls(**groups, numbers=header.numbers, position=header.position)
 
 
 @dataclasses.dataclass
@@ -62,30 +136,6 @@ class Snapshot:
     worker_state: list[Vectors]
     random: list[Vectors]
     stages: list[list[Position]]
-
-    @classmethod
-    def join(
-        cls,
-        parts: list[RankState],
-        shards: list[slice],
-        elements: int,
-        stages: Sequence[Sequence[Position]],
-        workers: int | None = None,
-    ) -> Snapshot:
-        """Join the parts of all ranks.
-
-        shards: each rank's slice of the `elements` parameters. stages: without the present positions. workers: how many of the
-        ranks train (None: all).
-        """
-        if len(parts) == 1:
-            vectors = parts[0].shard
-        else:
-            vectors = {name: torch.empty(elements) for name in parts[0].shard}
-            for part, place in zip(parts, shards, strict=True):
-                for name, vector in part.shard.items():
-                    vectors[name][place] = vector
-        positions = [*map(list, stages), [part.position for part in parts[:workers]]]
-        return cls(vectors, parts[0].numbers, [p.worker_state for p in parts], [p.random for p in parts], positions)
 
     def with_optimizer_at(self, exchanges_updates: bool) -> Snapshot:
         """The same snapshot with the optimizer's vectors at every worker (if `exchanges_updates`), or else at the shards."""
@@ -114,24 +164,16 @@ class Snapshot:
         return parts
 
 
+@dataclasses.dataclass
 class PendingSnapshot:
-    """A snapshot that is being assembled: `own` is this rank's part; the other ranks' parts are still arriving."""
+    """A snapshot whose other parts are still at their ranks. own: this rank's part, a copy.
 
-    def __init__(
-        self, own: RankState, coming: Sequence[Future[tuple[int, Message]]], shards: list[slice],
-        stages: Sequence[Sequence[Position]], positions: Sequence[Position],
-    ) -> None:  # fmt: skip
-        self.own, self.positions = own, [Position(**vars(position)) for position in positions]
-        self._coming, self._shards, self._stages = coming, shards, stages
-        self._snapshot: Snapshot | None = None
+    slices: each rank's slice of the parameters. stages: as in `Snapshot`, without the present positions. positions: those of
+    the ranks that train. seconds: how long training stood for the snapshot.
+    """
 
-    def complete(self) -> bool:
-        return all(part.done() for part in self._coming)
-
-    def snapshot(self) -> Snapshot:
-        """The whole snapshot; waits for the missing parts."""
-        if self._snapshot is None:
-            parts = [self.own, *(RankState.unpack(part.result()[1]) for part in self._coming)]
-            elements = sum(place.stop - place.start for place in self._shards)
-            self._snapshot = Snapshot.join(parts, self._shards, elements, self._stages, len(self.positions))
-        return self._snapshot
+    own: RankState
+    slices: Sequence[slice]
+    stages: Sequence[Sequence[Position]]
+    positions: list[Position]
+    seconds: float

@@ -164,14 +164,12 @@ class Worker:
             self.schedule.skip()  # so that this worker takes part in that exchange even if it has had no batch
 
     def part(self) -> RankState:
-        """This rank's part of a snapshot, on the CPU. With several ranks, it is a copy, so that training can continue."""
-        exchange, alone = self.schedule.exchange, self.transport.size == 1
+        """This rank's part of a snapshot: a copy on the CPU, so that training can continue."""
+        exchange = self.schedule.exchange
         # Otherwise, another rank contributes the same slice.
         contributes = exchange.snapshot_slices[self.transport.rank] == exchange.initial_slices[self.transport.rank]
-        shard, numbers = exchange.snapshot() if contributes and not alone else exchange.optimizer.everything()
-        shard = {name: Tensor.cpu(vector) for name, vector in shard.items()} if contributes else {}
-        held = Tensor.cpu if alone else cpu_copy
-        worker_state = {name: held(vector) for name, vector in self.schedule.worker_state().items()}
+        shard, numbers = exchange.snapshot() if contributes else ({}, exchange.optimizer.everything()[1])
+        worker_state = {name: cpu_copy(vector) for name, vector in self.schedule.worker_state().items()}
         if self.data_shard.idle:  # an idle worker starts from the global parameters when it joins
             worker_state.pop(RECEIVED, None)
         return RankState(shard, worker_state, self.random(), numbers, self._here())

@@ -105,7 +105,7 @@ def interruptions(monkeypatch: pytest.MonkeyPatch, after: int, error: Callable[[
 
         return call
 
-    monkeypatch.setattr(checkpoint, "save_file", counted(checkpoint.save_file))
+    monkeypatch.setattr(os, "pwrite", counted(os.pwrite))
     for name in ("fsync",):
         monkeypatch.setattr(os, name, counted(getattr(os, name)))
     for name in ("write_bytes", "write_text", "rename", "mkdir"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,15 +20,27 @@ def snapshot(nodes: list[int], elements: int) -> tuple[Snapshot, list[slice]]:
     torch.manual_seed(0)
     full = {"parameters": torch.randn(elements), "exp_avg": torch.randn(elements)}
     numbers = {"updates": 5, "factor": 1.0, "torch": {"step": 5.0}}
-    shards = partition(elements, nodes)
-    parts = [
-        RankState(
-            {name: vector[place] for name, vector in full.items()}, {"residual": torch.full((elements,), rank + 1.0)},
-            {"cpu": torch.get_rng_state()}, numbers, Position(1, rank),
-        )
-        for rank, place in enumerate(shards)
-    ]  # fmt: skip
-    return Snapshot.join([RankState.unpack(part.pack()) for part in parts], shards, elements, []), shards
+    worker_state = [{"residual": torch.full((elements,), rank + 1.0)} for rank in range(len(nodes))]
+    random = [{"cpu": torch.get_rng_state()} for _ in nodes]
+    stages = [[Position(1, rank) for rank in range(len(nodes))]]
+    return Snapshot(full, numbers, worker_state, random, stages), partition(elements, nodes)
+
+
+@settings(max_examples=30, deadline=None)
+@given(elements=st.integers(0, 50))
+def test_a_part_that_is_longer_than_a_message_arrives_piece_by_piece(elements: int) -> None:
+    numbers, steps = {"updates": 5, "factor": 1.0}, {"local.steps": torch.tensor([7]), "residual": torch.randn(20)}
+    sent = RankState({"parameters": torch.randn(elements)}, steps, {"cpu": torch.get_rng_state()}, numbers, Position(1, 2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nmt_train.training.snapshot._PIECE", 8)
+        messages = list(sent.messages())
+        assert all(tensor.numel() <= 8 for message in messages[1:] for tensor in message.tensors)
+        received = RankState.receive(iter(messages).__next__)
+    assert (received.numbers, received.position) == (sent.numbers, sent.position)
+    for group in ("shard", "worker_state", "random"):
+        before, after = getattr(sent, group), getattr(received, group)
+        assert list(before) == list(after)
+        assert all(torch.equal(before[name], after[name]) and before[name].dtype == after[name].dtype for name in before)
 
 
 @settings(max_examples=60, deadline=None)

@@ -130,8 +130,9 @@ class LocalTransport:
                 self._watch.end()
 
         thread = threading.Thread(target=run, name=name, daemon=True)
-        self._threads.append(thread)
         thread.start()
+        with self._mutex:
+            self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
         return task
 
     def until_tasks_end(self, seconds: float) -> None:

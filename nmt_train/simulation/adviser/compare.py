@@ -34,8 +34,9 @@ WORTH = 1.05  # the smallest gain for which further machines are recommended, as
 class Row:
     """One choice on the first `machines` machines. needed: None if unknown, or measured with much more frequent exchanges.
 
-    alone: words/s of one machine, divided by the words that its devices need. sent: bytes that each machine sends per step of
-    its workers, on average. memory: bytes of the vectors of each device, without activations.
+    words_per_second: less the time for checkpoints and recovery copies. alone: words/s of one machine, divided by the words
+    that its devices need. sent: bytes that each machine sends per step of its workers, on average. memory: bytes of the vectors
+    of each device, without activations.
     """
 
     choice: Choice
@@ -251,7 +252,8 @@ def _row(config: Config, choice: Choice, cluster: ClusterConfig, shapes: Shapes,
     sent = sum(rank.sent for rank in timing.ranks) / len(cluster.nodes) / steps
     memory = max(rank.memory for rank in timing.ranks)
     needed = ONE if len(ranks) == 1 else choice.on(len(ranks)) if choice.exchanged_as_often(timing.period) else None
-    return Row(choice, len(cluster.nodes), len(ranks), timing.words_per_second, sent, memory, needed)
+    words = timing.words_per_second * (1 - timing.upkeep)
+    return Row(choice, len(cluster.nodes), len(ranks), words, sent, memory, needed)
 
 
 def part_of(cluster: ClusterConfig, devices: Sequence[int]) -> ClusterConfig:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 from pydantic.dataclasses import dataclass
 
-from nmt_train.common.duration import Duration, Mark
+from nmt_train.common.duration import Duration, Mark, Pace
 from nmt_train.common.section import STRICT
 from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.transport import Future, Tag, Transport
@@ -31,7 +32,8 @@ class RecoveryConfig:
     )
     every: Annotated[Duration, BeforeValidator(_interval), PlainSerializer(str)] = Field(
         default=Duration.parse("30s"),
-        description="interval between two copies of a shard, as 100u or 30s; a lost shard loses about this much training",
+        description="interval between two copies of a shard, as 100u or 30s; a time is lengthened to 20 times what the last"
+        " copy took; a lost shard loses about this much training",
     )
 
 
@@ -53,20 +55,22 @@ class Replication:
     """
 
     def __init__(self, transport: Transport, shards: Sequence[slice], config: RecoveryConfig) -> None:
-        self._transport, self._shard, self._every = transport, shards[transport.rank], config.every
+        self._transport, self._shard, self._pace = transport, shards[transport.rank], Pace(config.every)
         self._keeper = keeper(transport.rank, transport.nodes)
         self.copies: dict[int, RecoveryPiece] = {}
         self._leaving: Future[None] | None = None
-        self._last: Mark | None = None  # when the last copy was sent
         transport.spawn("copies", self._keep)
 
     def updated(self, optimizer: Optimizer) -> None:
         """Called after each update of the shard: sends a copy if one is due."""
-        now = Mark(0, optimizer.updates, 0, self._transport.now())
-        due = self._last is None or self._every.crossed(self._last, now)
-        if due and (self._leaving is None or self._leaving.done()):
-            self._last = now
-            self._leaving = self._transport.send(self._keeper, Tag.COPY, RecoveryPiece.of(self._shard, optimizer).pack())
+        delivered = self._leaving is None or self._leaving.done()
+        if delivered and self._pace.due(Mark(0, optimizer.updates, 0, self._transport.now())):
+            leaving = self._transport.send(self._keeper, Tag.COPY, RecoveryPiece.of(self._shard, optimizer).pack())
+            self._leaving = self._transport.spawn("copy", partial(self._await, leaving, self._transport.now()))
+
+    def _await(self, leaving: Future[None], start: float) -> None:
+        leaving.result()
+        self._pace.took(self._transport.now() - start)
 
     def _keep(self) -> None:
         while True:

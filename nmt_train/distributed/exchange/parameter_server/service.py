@@ -14,6 +14,7 @@ from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.exchange.worker_state import Vectors
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Tag, Transport
+from nmt_train.optim.flat_model import cpu_copy
 from nmt_train.trace import Trace
 
 
@@ -55,7 +56,7 @@ class ShardService:
         """Copies of all vectors of the optimizer, and its numbers."""
         with self._lock:
             vectors, numbers = self.optimizer.everything()
-            return {name: vector.clone() for name, vector in vectors.items()}, numbers
+            return {name: cpu_copy(vector) for name, vector in vectors.items()}, numbers
 
     def recovery_pieces(self, place: slice) -> list[RecoveryPiece]:
         """A piece with this shard (the slice `place` of the parameters), and the copies of other ranks' shards."""
