@@ -106,16 +106,16 @@ class Pace:
         self._earliest = -math.inf  # in seconds of the progress
 
     def due(self, now: Mark) -> bool:
-        """Whether it is due; if so, `now` becomes the progress at the last one."""
+        """Whether it is due; if so, it begins `now`, and an interval in time waits until it is over (`took`)."""
         if self._last is not None and not (self._every.crossed(self._last, now) and now.seconds >= self._earliest):
             return False
-        self._last = now
+        self._last, self._earliest = now, -math.inf if self._every.counts else math.inf
         return True
 
     def took(self, seconds: float) -> None:
-        """Record how long the last one took."""
-        if self._last is not None:
-            self._earliest = self._last.seconds + self.lengthened(0.0, seconds)
+        """Record that the last one is over, and how long it took."""
+        if self._last is not None and not self._every.counts:
+            self._earliest = self._last.seconds + self._RATIO * seconds
 
     def lengthened(self, interval: float, seconds: float) -> float:
         """The interval [seconds] between two of them if one takes `seconds`."""

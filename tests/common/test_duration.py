@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt_train.common.duration import Duration, Mark
+from nmt_train.common.duration import Duration, Mark, Pace
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,20 @@ def test_reached_counts_in_the_unit_of_the_duration() -> None:
     mark = Mark(epochs=2, updates=100, tokens=5000, seconds=60.0)
     assert all(Duration.parse(text).reached(mark) for text in ("2e", "100u", "5Kt", "1m", "60s"))
     assert not any(Duration.parse(text).reached(mark) for text in ("3e", "101u", "6Kt", "2m", "1h"))
+
+
+def test_a_time_is_lengthened_to_twenty_times_what_the_last_one_took() -> None:
+    pace = Pace(Duration.parse("10s"), Mark(0, 0, 0, 0.0))
+    due = [pace.due(Mark(0, 0, 0, float(second))) for second in range(25)]
+    assert [second for second, now in enumerate(due) if now] == [10]  # it is not over yet
+    pace.took(3.0)
+    assert [second for second in range(25, 100) if pace.due(Mark(0, 0, 0, float(second)))] == [70]
+
+
+def test_an_interval_in_updates_is_kept_whatever_it_takes() -> None:
+    pace = Pace(Duration.parse("10u"), Mark(0, 0, 0, 0.0))
+    assert [update for update in range(35) if pace.due(Mark(0, update, 0, update / 1e6))] == [10, 20, 30]
+
+
+def test_what_has_not_been_done_yet_is_due_at_once() -> None:
+    assert Pace(Duration.parse("1h")).due(Mark(0, 0, 0, 0.0))

@@ -148,7 +148,7 @@ def test_a_checkpoint_that_is_being_written_is_completed_if_training_fails(make:
 
 def test_checkpoints_in_seconds_take_at_most_a_twentieth_of_the_time(make: Make, tmp_path: Path) -> None:
     folder = run(make, tmp_path / "run", [1, 1], mode="sparse-overlap", stop__after="40s", checkpoint__every="1s",
-                 checkpoint__keep=100, validation__every="null", places=LINK)  # fmt: skip
+                 checkpoint__keep=100, places=LINK)  # fmt: skip
     times = [checkpoint.load(path).facts["progress"]["seconds"] for path in Run(folder).checkpoints()]
     assert len(times) >= 2
     vectors = tensors(folder / "last")
