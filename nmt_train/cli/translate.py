@@ -54,7 +54,7 @@ def command(arguments: Sequence[str]) -> int:
         raise UserError(f"command line: --n-best {given.n_best} needs a --beam of at least as many, not {given.beam}")
     own = device.prepare_one(given.devices, given.threads)
     model, vocabulary = load_ensemble([newest(path, given.average) for path in given.model], own)
-    search = SearchConfig(beam=given.beam, normalization=given.normalization)
+    search = SearchConfig(beam=given.beam, normalization=given.normalization, n_best=given.n_best or 1)
     translator = Translator(model, vocabulary, search, given.batch_tokens)
     if sys.stdin is None:
         raise UserError("standard input is closed; give the lines to translate, as in nmt-translate --model RUN < FILE")
@@ -79,6 +79,7 @@ def command(arguments: Sequence[str]) -> int:
     sys.stdout.buffer.flush()
     for numbers, what in (
         (translator.cut, "longer than 1,000 pieces: cut"),
+        (translator.broken_off, "translated into something that did not end: broken off"),
         (translator.unknown_codes, "with a language code that the model does not know: read as text"),
         (lines.invalid, _INVALID.get(given.on_error, "")),
     ):

@@ -10,6 +10,7 @@ from nmt_train import cli
 from nmt_train.common.errors import UserError
 from nmt_train.common.metric import METRICS
 from nmt_train.common.paths import expanded
+from nmt_train.model.bleu import AUTO, TOKENIZERS
 
 
 def parser() -> cli.Parser:
@@ -27,6 +28,10 @@ def parser() -> cli.Parser:
     options.add_argument(
         "--metrics", nargs="+", choices=list(METRICS), default=list(METRICS), help="metrics to compute (default: all)"
     )
+    options.add_argument(
+        "--tokenize", choices=list(TOKENIZERS), default=AUTO, metavar="NAME",
+        help=f"sacreBLEU's tokenizer for BLEU: {', '.join(TOKENIZERS)} (default: auto, by the script of the references)",
+    )  # fmt: skip
     options.add_argument(
         "--score",
         action="store_true",
@@ -61,8 +66,9 @@ def command(arguments: Sequence[str]) -> int:
             print(f"{value:.6f}")
         return 0
     settings = ValidationConfig(
-        metrics=given.metrics, beam=given.beam, normalization=given.normalization, batch_tokens=given.batch_tokens
-    )
+        metrics=given.metrics, bleu_tokenizer=given.tokenize, beam=given.beam, normalization=given.normalization,
+        batch_tokens=given.batch_tokens,
+    )  # fmt: skip
     if given.compare:
         compared = significance.compare(given.paths, given.average or 1, given.test, settings, own)
         print(*map(json.dumps, compared), sep="\n") if given.json else print(significance.table(compared))

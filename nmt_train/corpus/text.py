@@ -15,7 +15,7 @@ from nmt_train.common.errors import UserError, unreadable
 from nmt_train.corpus import MAX_RATIO, CorpusPart, Files
 
 # Control characters and Unicode line separators, which would break the rule of one sentence per line; tabs are kept.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 _WIDE = 0.4  # the share of zero bytes from which a line is taken for UTF-16
 _LARGEST_WEIGHT = 1e6  # of a sentence; sums of weights are in fp32
 LONGEST_LINE = 10_000_000

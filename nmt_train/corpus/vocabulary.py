@@ -22,7 +22,7 @@ import sentencepiece
 from nmt_train.common.errors import UserError, unreadable
 from nmt_train.common.paths import expanded
 from nmt_train.corpus import CorpusConfig, VocabularyConfig
-from nmt_train.corpus.text import LONGEST_LINE, read_pairs
+from nmt_train.corpus.text import LONGEST_LINE, clean, read_pairs
 
 PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
 _LONG = 4000  # characters of a line
@@ -84,8 +84,11 @@ class Vocabulary:
         return ""
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Return the detokenized text of each sequence; begin, end and padding produce no text."""
-        return [self._processor.decode([int(i) for i in sequence if i > END or i == UNKNOWN]) for sequence in ids]
+        """Return the detokenized text of each sequence: one line each, although pieces can stand for bytes such as line ends.
+
+        Begin, end and padding produce no text.
+        """
+        return [clean(self._processor.decode([int(i) for i in sequence if i > END or i == UNKNOWN])) for sequence in ids]
 
     def can_resample(self) -> bool:
         """Whether `resample` is possible: SentencePiece finds several segmentations only with a unigram model."""
@@ -171,7 +174,7 @@ class VocabularyPair(Vocabulary):
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         texts = ([self.pieces[int(i)] for i in sequence if i > END or i == UNKNOWN] for sequence in ids)
-        return [str(self.sides[TARGET].decode_pieces(pieces)).strip() for pieces in texts]
+        return [clean(str(self.sides[TARGET].decode_pieces(pieces))).strip() for pieces in texts]
 
 
 def _code(line: str) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from nmt_train.corpus.batch import Batch, assemble, fitting
 from nmt_train.corpus.text import read_pairs
 from nmt_train.corpus.vocabulary import TARGET, Vocabulary
 from nmt_train.model.beam_search import SearchConfig
+from nmt_train.model.bleu import AUTO, DEFAULT, TOKENIZERS, choose_tokenizer, scorer
 from nmt_train.model.external_score import CommandFailed, Stopped, external_score
 from nmt_train.model.transformer import Transformer
 from nmt_train.model.translator import NO_PROBABILITIES, Translator, best_text
@@ -40,6 +41,10 @@ class ValidationConfig:
         default=["cross-entropy", "bleu"],
         min_length=1,
         description="any of cross-entropy (nats per target piece, END included), perplexity, bleu and chrf",
+    )
+    bleu_tokenizer: Annotated[str, one_of(TOKENIZERS)] = Field(
+        default=AUTO,
+        description="sacreBLEU's tokenizer for BLEU; auto: zh or char for references in a script without spaces, else 13a",
     )
     command: str | None = Field(
         default=None,
@@ -128,13 +133,17 @@ class TestSet:
         if translated or config.command:
             scores.translations = self.translate(model, config, asked_to_stop)
             for metric in translated:
-                judge = scorer(metric)
+                judge = scorer(metric, self.tokenizer(config))
                 scores.values[metric] = judge.corpus_score(scores.translations, [self.references]).score
                 scores.signatures[metric] = str(judge.get_signature())
         scores.values = {metric: scores.values[metric] for metric in config.metrics}
         if config.command:
             self._ask_command(scores, config, asked_to_stop)
         return scores
+
+    def tokenizer(self, config: ValidationConfig) -> str:
+        """The tokenizer of BLEU on this set."""
+        return choose_tokenizer(config.bleu_tokenizer, self.references)
 
     def _ask_command(self, scores: Scores, config: ValidationConfig, asked_to_stop: Callable[[], bool]) -> None:
         texts = {"source": self.sources, "translations": scores.translations or [], "reference": self.references}
@@ -226,12 +235,15 @@ class TestSets:
             found[part.name] = test_set.measure(model, its, asked_to_stop)
         return found
 
-
-def scorer(metric: str, references: list[str] | None = None) -> Any:
-    """Return sacreBLEU's object for bleu or chrf. references: may be given here instead of with each score."""
-    import sacrebleu  # slow to import, and most commands do not need it
-
-    given = None if references is None else [references]
-    if metric == "bleu":
-        return sacrebleu.BLEU(force=True, references=given)  # force: no warning about tokenized text
-    return sacrebleu.CHRF(references=given)
+    def tokenizers(self, config: ValidationConfig) -> list[str]:
+        """A sentence for each set whose script decides the tokenizer of BLEU. UserError if a tokenizer is not installed."""
+        sentences = []
+        for part, test_set in zip(self._parts, self._sets, strict=True):
+            if "bleu" not in config.of_set(part):
+                continue
+            tokenizer = test_set.tokenizer(config)
+            if tokenizer != DEFAULT:
+                scorer("bleu", tokenizer)
+            if tokenizer not in (DEFAULT, config.bleu_tokenizer):
+                sentences.append(f"BLEU on {part.label}: tokenizer {tokenizer}, for its script (validation.bleu_tokenizer)")
+        return sentences

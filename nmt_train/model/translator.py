@@ -29,12 +29,14 @@ class Translator:
     ) -> None:  # fmt: skip
         """longest: sources are truncated to this number of pieces, including END.
 
-        cut: the numbers of the truncated sources. unknown_codes: those of sources with an unknown language code.
+        cut: the numbers of the truncated sources. unknown_codes: those of sources with an unknown language code. broken_off:
+        those of sources whose translation did not end before its maximum length.
         """
         self.model, self.vocabulary, self.config = model, vocabulary, config
         self._batch_tokens, self._longest = batch_tokens, longest
         self.cut: list[int] = []
         self.unknown_codes: list[int] = []
+        self.broken_off: list[int] = []
         self._lines = 0  # sources so far
 
     def stream(self, lines: Iterable[str], window: int = 2000) -> Iterator[list[tuple[str, Hypothesis]]]:
@@ -70,6 +72,7 @@ class Translator:
         finally:
             self.model.train(was_training)
         self.cut += [self._lines + number for number, ids in enumerate(sources, 1) if len(ids) >= self._longest]
+        self.broken_off += [self._lines + number for number, best in enumerate(results, 1) if not best[0].ended]
         self._lines += len(sources)
         return results
 

@@ -11,7 +11,8 @@ import torch
 from nmt_train.common.errors import UserError
 from nmt_train.common.metric import METRICS
 from nmt_train.load_model import load_model
-from nmt_train.model.metrics import ValidationConfig, scorer
+from nmt_train.model.bleu import choose_tokenizer, scorer
+from nmt_train.model.metrics import ValidationConfig
 from nmt_train.report.table import aligned, naming, test_set
 from nmt_train.run.folder import newest
 
@@ -40,15 +41,17 @@ def compare(
         references = own.references
         with naming(group[-1]):
             systems.append((str(path), own.translate(model, config)))
-    return _tested(systems, references, metrics)
+    return _tested(systems, references, metrics, choose_tokenizer(config.bleu_tokenizer, references))
 
 
-def _tested(systems: list[tuple[str, Sequence[str]]], references: list[str], metrics: list[str]) -> list[dict[str, Any]]:
+def _tested(
+    systems: list[tuple[str, Sequence[str]]], references: list[str], metrics: list[str], tokenizer: str
+) -> list[dict[str, Any]]:
     from sacrebleu.significance import PairedTest  # slow to import, and most commands do not need it
 
     rows = []
     for metric in metrics:
-        test = PairedTest(systems, {metric: scorer(metric, references)}, None, test_type="bs", n_samples=_SAMPLES)
+        test = PairedTest(systems, {metric: scorer(metric, tokenizer, references)}, None, test_type="bs", n_samples=_SAMPLES)
         signatures, found = test()
         names = found.pop("System")
         results: list[Any] = next(iter(found.values()))

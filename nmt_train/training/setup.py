@@ -37,6 +37,7 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
     if recovered is None and isinstance(worker.batches, Batches):
         check_steps(config, worker.batches.target_tokens, worker.transport.size)
     test_sets = TestSets(config.corpus, prepared.vocabulary)
+    tokenizers = test_sets.tokenizers(config.validation)
     state = LeaderState(Progress(), Patience(config.stop, len(config.corpus.stages)), prepared.vocabulary)
     if recovered is not None:
         state.load_facts(recovered.leader)
@@ -63,7 +64,7 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
         if recovered is None:
             leader.begin(snapshot)
             del snapshot  # free it: it is as large as the state of all ranks
-            _introduce(worker, log, prepared, in_force)
+            _introduce(worker, log, prepared, in_force, tokenizers)
         else:
             leader.resume_from(recovered.part, recovered.data_shard, recovered.stages, "the surviving ranks' state")
             state.progress.start_clock(worker.transport.now, recovered.leader["clock"])
@@ -150,7 +151,7 @@ def _of_choice(prepared: PreparedRun) -> Sequence[str]:
     return prepared.auto.sentences if prepared.auto is not None else ()
 
 
-def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mapping[str, str]) -> None:
+def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mapping[str, str], tokenizers: Sequence[str]) -> None:
     for complaint in prepared.damaged:
         log.say(f"warning: {complaint}")
     for difference in prepared.forced:
@@ -169,6 +170,8 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
         log.say(f"corpus: {len(batches):,} pairs; left out: {batches.left_out}; tokenized in {where}")
         for sentence in batches.mixture.described():
             log.say(sentence)
+    for sentence in tokenizers:
+        log.say(sentence)
     for sentence in _of_choice(prepared):
         log.say(f"mode auto: {sentence}")
     if worker.schedule.endless:

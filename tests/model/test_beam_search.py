@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nmt_train.corpus.batch import pad, padding_mask
 from nmt_train.corpus.vocabulary import BEGIN, END
@@ -48,7 +51,7 @@ def log_probability(model: Transformer, source: torch.Tensor, words: tuple[int, 
 @pytest.mark.parametrize("normalization", [0.0, 0.6, 1.0])
 def test_a_beam_that_holds_everything_finds_what_exhaustive_search_finds(model: Transformer, normalization: float) -> None:
     longest = 4
-    config = SearchConfig(beam=130, normalization=normalization, length_factor=0.0, length_extra=longest)
+    config = SearchConfig(130, normalization, length_factor=0.0, length_extra=longest, n_best=130)
     for length in (1, 2, 3):
         source = sources(length)
         everything = {
@@ -65,37 +68,155 @@ def test_a_beam_that_holds_everything_finds_what_exhaustive_search_finds(model: 
 
 @torch.inference_mode()
 def plain_beam_search(model: Transformer, source: torch.Tensor, config: SearchConfig) -> list[Hypothesis]:
-    """One sentence, lists of Python numbers, and the whole decoder again at each step."""
+    """One sentence, lists of Python numbers, the whole decoder again at each step, and no end before the maximum length."""
     limit = config.limit(source.shape[1])
     alive: list[tuple[float, list[int]]] = [(0.0, [])]
+    greedy: list[int] | None = []
     finished: list[Hypothesis] = []
     memory = model.encode(source, None)
-    while alive and len(finished) < config.beam:
+    for _ in range(limit):
         candidates = []
         for total, words in alive:
             hidden = model.decode(torch.tensor([[BEGIN, *words]]), memory, None)
             logs = torch.log_softmax(hidden[0, -1] @ model.output_matrix.T, dim=0)
-            allowed = [END] if len(words) + 1 >= limit else [END, *WORDS]
-            candidates += [(total + float(logs[word]), [*words, word]) for word in allowed]
+            candidates += [(total + float(logs[word]), [*words, word]) for word in (END, *WORDS)]
         candidates.sort(key=lambda candidate: -candidate[0])
-        for total, words in candidates[: config.beam]:
-            if words[-1] == END and len(finished) < config.beam:
+        following = next((words for _, words in candidates if words[:-1] == greedy), None)
+        for rank, (total, words) in enumerate(candidates):
+            if words[-1] == END and (rank < config.beam or words == following):
                 finished.append(Hypothesis(words[:-1], total, total / len(words) ** config.normalization))
-        alive = [(total, words) for total, words in candidates if words[-1] != END][: config.beam]
-    return sorted(finished, key=lambda hypothesis: -hypothesis.score)
+        open_ones = [candidate for candidate in candidates if candidate[1][-1] != END]
+        alive, greedy = open_ones[: config.beam], None if following is None or following[-1] == END else following
+        if greedy is not None and greedy not in [words for _, words in alive]:
+            alive[-1] = next(candidate for candidate in open_ones if candidate[1] == greedy)
+        if config.beam == 1 and greedy is None:
+            break
+    return sorted(finished, key=lambda hypothesis: -hypothesis.score)[: config.n_best]
 
 
+@pytest.mark.parametrize("n_best", [1, 3])
 @pytest.mark.parametrize("beam", [1, 2, 3, 5])
-def test_batched_search_gives_each_sentence_what_a_plain_search_of_it_alone_gives(model: Transformer, beam: int) -> None:
-    config = SearchConfig(beam=beam, normalization=0.8, length_factor=1.5, length_extra=3)
+def test_batched_search_gives_each_sentence_what_a_plain_search_of_it_alone_gives(
+    model: Transformer, beam: int, n_best: int
+) -> None:
+    config = SearchConfig(beam, normalization=0.8, length_factor=1.5, length_extra=3, n_best=min(n_best, beam))
     lengths = (9, 1, 4, 4, 7, 2)
     source = sources(*lengths)
     together = search(model, source, padding_mask(source), config)
     for row, length, found in zip(source, lengths, together, strict=True):
         expected = plain_beam_search(model, row[None, : length + 1], config)
+        if not expected:
+            assert [hypothesis.ended for hypothesis in found] == [False]
+            continue
         assert [hypothesis.ids for hypothesis in found] == [hypothesis.ids for hypothesis in expected]
         for left, right in zip(found, expected, strict=True):
+            assert left.ended
             assert left.log_probability == pytest.approx(right.log_probability, abs=1e-3)
+
+
+class Table(torch.nn.Module):
+    """A model whose probabilities after each prefix are given, or drawn at random: small enough to enumerate."""
+
+    def __init__(self, seed: int = 0, given: dict[tuple[int, ...], dict[int, float]] | None = None) -> None:
+        super().__init__()
+        self._seed, self._given = seed, given
+
+    def logits(self, prefix: tuple[int, ...]) -> np.ndarray:
+        if self._given is None:
+            return 3 * np.random.default_rng([self._seed, *prefix]).standard_normal(VOCABULARY)
+        logs = np.full(VOCABULARY, -30.0)
+        for piece, probability in self._given.get(prefix, {END: 1.0}).items():
+            logs[piece] = math.log(probability)
+        return logs
+
+    def log_probability(self, words: tuple[int, ...]) -> float:
+        whole = (*words, END)
+        logs = [torch.log_softmax(torch.tensor(self.logits(whole[:n])).float(), 0)[piece] for n, piece in enumerate(whole)]
+        return float(sum(logs))
+
+    def start(self, source: torch.Tensor, mask: torch.Tensor | None) -> Prefixes:
+        return Prefixes([[()] for _ in source])
+
+    def step(self, words: torch.Tensor, state: Prefixes) -> torch.Tensor:
+        if state.begun:
+            state.rows = [
+                [(*prefix, int(word)) for prefix, word in zip(row, chosen, strict=True)]
+                for row, chosen in zip(state.rows, words, strict=True)
+            ]
+        else:
+            state.rows, state.begun = [row * words.shape[1] for row in state.rows], True
+        return torch.tensor(np.array([[self.logits(prefix) for prefix in row] for row in state.rows]))
+
+
+@dataclass
+class Prefixes:
+    rows: list[list[tuple[int, ...]]]
+    begun: bool = False
+
+    def select(self, sentences: torch.Tensor | None, hypotheses: torch.Tensor) -> None:
+        beam = len(self.rows[0])
+        flat = [prefix for row in self.rows for prefix in row]
+        chosen = [flat[int(place)] for place in hypotheses]
+        self.rows = [chosen[start : start + beam] for start in range(0, len(chosen), beam)]
+
+
+def best(model: Table, beam: int, normalization: float, longest: int, n_best: int = 1) -> list[Hypothesis]:
+    config = SearchConfig(beam, normalization, length_factor=0.0, length_extra=longest, n_best=n_best)
+    return search(model, torch.tensor([[4, END]]), None, config)[0]  # type: ignore[arg-type]
+
+
+CASES = given(seed=st.integers(0, 10**6), beam=st.integers(2, 8), normalization=st.sampled_from([0.0, 0.6, 1.0, 2.0]))
+
+
+@settings(deadline=None, max_examples=150)
+@CASES
+def test_a_beam_is_never_worse_than_greedy_search(seed: int, beam: int, normalization: float) -> None:
+    model = Table(seed)
+    wide, greedy = (best(model, size, normalization, longest=6)[0] for size in (beam, 1))
+    assert wide.ended >= greedy.ended
+    assert wide.score >= greedy.score or not greedy.ended
+
+
+@settings(deadline=None, max_examples=50)
+@CASES
+def test_a_beam_as_large_as_the_space_finds_the_optimum(seed: int, beam: int, normalization: float) -> None:
+    model, longest = Table(seed), 4
+    everything = [words for n in range(longest) for words in itertools.product(WORDS, repeat=n)]
+    scores = {words: model.log_probability(words) / (len(words) + 1) ** normalization for words in everything}
+    found = best(model, 130, normalization, longest, n_best=beam)
+    assert [hypothesis.score for hypothesis in found] == pytest.approx(sorted(scores.values(), reverse=True)[:beam], abs=1e-4)
+
+
+@settings(deadline=None, max_examples=100)
+@CASES
+def test_the_search_ends_no_sooner_than_its_result_is_certain(seed: int, beam: int, normalization: float) -> None:
+    model = Table(seed)
+    short, whole = (best(model, beam, normalization, longest=7, n_best=count) for count in (2, 10**6))
+    assert short == whole[:2]
+
+
+@settings(deadline=None, max_examples=50)
+@CASES
+def test_n_best_lists_are_sorted_and_have_no_translation_twice(seed: int, beam: int, normalization: float) -> None:
+    found = best(Table(seed), beam, normalization, longest=7, n_best=beam)
+    assert [hypothesis.score for hypothesis in found] == sorted((hypothesis.score for hypothesis in found), reverse=True)
+    assert len({tuple(hypothesis.ids) for hypothesis in found}) == len(found)
+
+
+def test_bad_endings_that_come_first_do_not_hide_a_better_translation() -> None:
+    """After each piece, END is among the best candidates although the right translation has only begun."""
+    steady = {tuple([4] * n): {4: 0.9, END: 0.05, 5: 0.05} for n in range(7)}
+    found = best(Table(given=steady), beam=2, normalization=1.0, longest=20)
+    assert found[0].ids == [4] * 7
+
+
+def test_what_is_broken_off_is_a_result_only_if_nothing_has_ended() -> None:
+    endless = {tuple([4] * n): {4: 0.98, 5: 0.02} for n in range(9)}
+    found = best(Table(given=endless), beam=1, normalization=1.0, longest=5)
+    assert [(hypothesis.ids, hypothesis.ended) for hypothesis in found] == [([4] * 4, False)]
+    assert found[0].log_probability == pytest.approx(4 * math.log(0.98), abs=1e-3)
+    ending = endless | {(4, 4): {4: 0.98, END: 0.02}}
+    assert all(hypothesis.ended for hypothesis in best(Table(given=ending), 2, 1.0, longest=5, n_best=2))
 
 
 def test_no_translation_is_longer_than_its_own_limit(model: Transformer) -> None:
