@@ -143,7 +143,7 @@ def test_no_worker_of_a_resumed_run_is_far_from_its_checkpoint(
     assert max(far) < 0.3 * start
 
 
-@pytest.mark.parametrize("mode", ["vanilla", "backup"])
+@pytest.mark.parametrize("mode", ["vanilla", "backup", "sparse"])
 def test_nodes_whose_devices_exchange_together_continue_as_if_uninterrupted(make: Make, tmp_path: Path, mode: str) -> None:
     common = {"mode": mode, "exchange__per": "node", "checkpoint__every": "6u", "places": FAST}
     whole = run(make, tmp_path / "whole", [2, 2], stop__after="16u", **common)

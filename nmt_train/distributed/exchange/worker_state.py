@@ -60,7 +60,8 @@ def inherited(
 ) -> Vectors:
     """The state of worker `rank`, if a run with these worker states continues with another number of workers.
 
-    exchanging: the ranks that exchange; they also take over what the other workers owe, including those that no longer exist.
+    exchanging: the ranks that exchange; they keep what they owe, and take over in turn what the other workers owe, including
+    those that no longer exist.
     means: gradients are averaged, so a residual adds its share of one worker to each mean, as before. trains: False if it joins
     later, and so begins like a new worker.
     """
@@ -71,7 +72,9 @@ def inherited(
         mine = mine | next((found for state in workers if (found := _optimizer_of(state))), {})
     mine = {name: vector for name, vector in mine.items() if name not in (RESIDUAL, UNSENT)}
     for name in (RESIDUAL, UNSENT):
-        from_ranks = [old for old in range(len(workers)) if exchanging[old % len(exchanging)] == rank]
+        others = (old for old in range(len(workers)) if old not in exchanging)
+        heirs = {old: exchanging[turn % len(exchanging)] for turn, old in enumerate(others)}
+        from_ranks = [old for old in range(len(workers)) if heirs.get(old, old) == rank]
         owed = [workers[old][name] for old in from_ranks if name in workers[old]]
         if owed:
             mine[name] = owed[0] if len(owed) == 1 else torch.stack(owed).sum(0)
