@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.codec.tile_topk import TileConfig
@@ -57,7 +58,11 @@ class AllGather(AllReduce):
 
     @torch.no_grad()
     def apply(self, gradient: Tensor, parameters: Tensor, joined: Reduction) -> None:
-        super().apply(gradient, parameters, joined)
+        try:
+            super().apply(gradient, parameters, joined)
+        except NotFinite:
+            self._gathering.undo()
+            raise
         self._gathering.applied()
         residual = self._gathering.residual
         if self.keeps and residual is not None:
@@ -91,9 +96,8 @@ class GatherReducer(Reducer):
         mine = self._encode(vector, update, weight)
         self._sent = mine if mine.number() == FINITE else None
         messages = self._gather(mine)
-        if any(message.number() == NOT_FINITE for message in messages) and mine.number() == FINITE and self._feedback:
-            self._feedback.undo()  # no rank will apply this sum
-            self._sent = None
+        if any(message.number() == NOT_FINITE for message in messages):
+            self.undo()
         total, contributions = 0, None
         vector.zero_()
         if self._decoded is not None:
@@ -142,6 +146,12 @@ class GatherReducer(Reducer):
             vector.add_(self._decoded, alpha=weight)
             contributions.add_(self._decoded != 0, alpha=weight)
         return weight
+
+    def undo(self) -> None:
+        """Take back the last message, if there was one: no rank applies its sum."""
+        if self._sent is not None and self._feedback is not None:
+            self._feedback.undo()
+        self._sent = None
 
     def applied(self) -> None:
         """Called when the last sum has been applied."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.exchange.worker_state import Vectors
@@ -27,7 +28,7 @@ class EASGD(LocalSGD):
 
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
         super().__init__(context, exchange)
-        self.received, self._share = self._start, context.settings.local.elastic_share
+        self._share = context.settings.local.elastic_share
         self._placed = False  # whether the worker's own parameters have been set
 
     @torch.no_grad()
@@ -39,6 +40,9 @@ class EASGD(LocalSGD):
         parameters.sub_(move)
         try:
             self.exchange.give(move, weight)
+        except NotFinite:  # its own parameters are not finite: it begins again at the center
+            parameters.copy_(self._start)
+            raise
         finally:
             move.zero_()
         self.steps[since] += 1
@@ -48,10 +52,10 @@ class EASGD(LocalSGD):
         """None: if a move of the center is lost, the worker's own parameters still contain its batches."""
         return 0
 
-    def refresh(self) -> None:
-        self.exchange.refresh(self._start)
+    def _start_from_received(self) -> None:
+        """Only a new worker: later, its own parameters stay where they are when the center changes."""
         if not self._placed:
-            self._flat.parameters.copy_(self._start)
+            super()._start_from_received()
             self._placed = True
 
     def own_state(self) -> Vectors:

@@ -16,6 +16,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from nmt_train.common.errors import NotFinite
 from nmt_train.common.section import STRICT
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange
@@ -66,7 +67,7 @@ class LocalSGD(Schedule):
         self._every = context.settings.local.every
         self.endless = self._every == 0
         self._inner = Optimizer(dataclasses.replace(context.settings.optimizer, smoothing=0.0), self._flat.parameters)
-        self._start = self._flat.parameters.clone()  # the parameters after the last exchange
+        self.received = self._start = self._flat.parameters.clone()  # the parameters after the last exchange
         self._steps = self._since = 0  # local steps in total; since the last exchange
         self._on_its_way = False  # whether an exchange is in flight
         self._begun = False  # whether a step was attempted since the last delta was sent, even a non-finite one
@@ -113,24 +114,25 @@ class LocalSGD(Schedule):
     def _exchange(self) -> None:
         since, self._since, self._begun, self._on_its_way = self._since, 0, False, True
         weight = self._take_worked()
-        delta, parameters = self._flat.gradient, self._flat.parameters
-        subtract(parameters, self._start, out=delta)
+        delta = self._flat.gradient
+        subtract(self._flat.parameters, self._start, out=delta)
         try:
-            self.exchange.sync(delta, self._start, weight)
+            finish = self.exchange.begin(delta, self._start, weight)
+            self._on_its_way = False  # from here on, an update that this worker has made includes the delta
+            finish()
+        except NotFinite:  # the delta is dropped: otherwise, this worker could never exchange again
+            self._on_its_way = False
+            self._start_from_received()
+            raise
         finally:
             delta.zero_()
-        parameters.copy_(self._start)
-        self._on_its_way = False
+        self._start_from_received()
         self.steps[since] += 1
 
     def drain(self) -> None:
         if self._begun:
             self._exchange()
         self.exchange.leave_round()
-
-    def refresh(self) -> None:
-        super().refresh()
-        self._start.copy_(self._flat.parameters)
 
     def own_state(self) -> Vectors:
         return self._inner.packed(OPTIMIZER) | {LOCAL_STEPS: torch.tensor([self._steps])}
@@ -155,7 +157,6 @@ class LocalSGD(Schedule):
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         super().load_worker_state(vectors)
-        self._start.copy_(self.received)
         self._inner.unpack(OPTIMIZER, vectors, "the worker's optimizer")
         # A state from another mode has no step count: use the number of updates, which the optimizer of every rank knows.
         self._steps = int(vectors[LOCAL_STEPS][0]) if LOCAL_STEPS in vectors else self.exchange.optimizer.updates

@@ -155,17 +155,11 @@ class Overlap(Schedule):
             self.exchange.sync(self._given, self.received, self._weight)
             self._idle.set()
 
-    def refresh(self) -> None:
-        self.exchange.refresh(self.received)
-        self._flat.parameters.copy_(self.received)
-
     def own_state(self) -> Vectors:
         return self._local.packed(_PREFIX) if self._local is not None else {}
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         super().load_worker_state(vectors)
-        if self._restored:
-            self._flat.parameters.copy_(self.received)
         if self._local is not None:
             own = {name: vector for name, vector in vectors.items() if name != LOCAL_STEPS}  # of a mode with local steps
             self._local.unpack(_PREFIX, own, "the worker's local optimizer")

@@ -9,7 +9,7 @@ With a server, each worker exchanges as often as its channel permits, as in `Ove
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ class OverlappedLocalSGD(LocalSGD):
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
         super().__init__(context, exchange)
         self._delay = context.settings.local.delay
-        self.received, self._given = self._flat.parameters.clone(), self._flat.gradient.clone()
+        self._start, self._given = self._flat.parameters.clone(), self._flat.gradient.clone()
         self._background = BackgroundTask[Callable[[], None]](context.transport, self._trace, in_one_stage(self._send))
         self._between = False  # whether a step was attempted since a result was taken
 
@@ -103,10 +103,9 @@ class OverlappedLocalSGD(LocalSGD):
             self._take()
         self.exchange.leave_round()
 
-    def refresh(self) -> None:
-        self.exchange.refresh(self.received)
+    def _start_from_received(self) -> None:
+        super()._start_from_received()
         self._start.copy_(self.received)
-        self._flat.parameters.copy_(self.received)
 
     @torch.no_grad()
     def in_doubt(self) -> Vectors:
@@ -114,8 +113,3 @@ class OverlappedLocalSGD(LocalSGD):
             return {}
         delta = subtract(self._start, self.received, out=torch.empty_like(self._start))
         return {UNSENT: self.exchange.interrupted_contribution(delta)}
-
-    def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
-        super().load_worker_state(vectors)
-        if self._restored:
-            self._flat.parameters.copy_(self.received)

@@ -28,7 +28,8 @@ class Schedule(ABC):
 
     max_in_flight: how many exchanges may be in flight when `step` returns, and thus while the next gradient is computed.
     mid_accumulation: the next step continues what earlier steps have begun: a sum of gradients, or a series of local steps.
-    endless: it exchanges only when it is drained. received: the parameters that the exchange updates.
+    endless: it exchanges only when it is drained. received: the parameters that the exchange updates. Only the exchange changes
+    them, because they are its record of what the worker has received; a schedule with local steps has others of its own.
     """
 
     works_with: ClassVar[type] = Exchange
@@ -90,7 +91,13 @@ class Schedule(ABC):
 
     def refresh(self) -> None:
         """Copy exactly the global parameters to this worker. Called while every worker is drained."""
-        self.exchange.refresh(self._flat.parameters)
+        self.exchange.refresh(self.received)
+        self._start_from_received()
+
+    def _start_from_received(self) -> None:
+        """Set the parameters of the model to the received ones."""
+        if self._flat.parameters is not self.received:
+            self._flat.parameters.copy_(self.received)
 
     def settle(self) -> None:
         """Prepare for a snapshot while all workers are drained. If the exchange `keeps`, the worker keeps its parameters."""
@@ -128,3 +135,4 @@ class Schedule(ABC):
         self._restored = self.exchange.keeps and RECEIVED in vectors and self.exchange.knows(vectors)
         if self._restored:
             self.received.copy_(vectors[RECEIVED])
+            self._start_from_received()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from simulated import events, run
 from virtual import engine, everybody_is_here, together
 
-from nmt_train.common.errors import UserError
+from nmt_train.common.errors import NotFinite, UserError
+from nmt_train.distributed.exchange import EXCHANGES
 from nmt_train.distributed.schedule.local_sgd import LocalSGD
 from nmt_train.modes import build as modes
 from nmt_train.optim.flat_model import FlatModel
@@ -154,6 +155,50 @@ def test_a_worker_that_is_drained_is_not_waited_for(changes: dict[str, str]) -> 
 
     found = together(room, *[work] * 3)
     assert all(torch.equal(its, found[0]) for its in found)
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("local-sgd", {}), ("local-sgd", {"local.delay": 2}), ("diloco", {}), ("sparse-local", {"local.every": 3}),
+        ("local-sgd", {"override.exchange": "server"}), ("local-sgd", {"override.exchange": "server", "local.delay": 2}),
+        ("local-sgd", {"override.exchange": "server", "exchange.per": "node"}), ("diloco-async", {}), ("easgd", {}),
+    ],
+)  # fmt: skip
+def test_a_worker_that_has_diverged_drops_its_local_steps_and_starts_again_from_what_it_received(
+    mode: str, options: dict[str, Any]
+) -> None:
+    """The third step moves one worker so far that the norm of its change is not finite."""
+    chosen, room = settings(mode, {"local.every": 3, "optimizer.learning_rate": 16, **options}), engine([1, 2])
+
+    def attempt(do: Callable[[], Any]) -> bool:
+        try:
+            do()
+            return True
+        except NotFinite:
+            return False
+
+    def work(transport: VirtualTransport) -> tuple[int, torch.Tensor]:
+        flat, skipped = FlatModel(Vector()), 0
+        schedule = modes.build(modes.check(chosen, transport.nodes), chosen, flat, transport, Trace(False, transport))
+        schedule.refresh()
+        everybody_is_here(transport)
+        for step in range(12):
+            gradient = (flat.parameters - target(transport.rank)) / 128
+            if step == 2 and transport.rank == 1:
+                gradient[0] = 1.5e19
+            flat.gradient.add_(gradient, alpha=schedule.accumulator.add(1))
+            skipped += not attempt(schedule.step)
+        while not attempt(schedule.drain):
+            skipped += 1
+        everybody_is_here(transport)
+        schedule.refresh()
+        return skipped, flat.parameters
+
+    found = together(room, *[work] * 3)
+    skipped = [number for number, _ in found]
+    assert skipped == ([1, 1, 1] if EXCHANGES[modes.row(chosen).exchange].synchronous else [0, 1, 0])
+    assert all(parameters.abs().max() < 100 for _, parameters in found)
 
 
 def test_simuparallel_averages_once_at_the_end() -> None:

@@ -125,7 +125,8 @@ class ParameterServer(Exchange):
     def _prepare_push(self, gradient: Tensor) -> None:
         """Add what is carried over. Raises NotFinite before lossy codecs would, so that all shards get a push, or none does."""
         self._add_carried_over(self._residual_name, gradient)
-        if self._up.lossy and not gradient.is_meta:
+        unchecked = not self._traffic.prepares  # the change of parameters by local steps; the schedule has checked a gradient
+        if (self._up.lossy or unchecked) and not gradient.is_meta:
             finite(torch.linalg.vector_norm(gradient))
 
     def _push_weight(self, weight: int) -> int:
@@ -262,10 +263,9 @@ class ParameterServer(Exchange):
     def recovery_pieces(self, rank: int) -> list[RecoveryPiece]:
         found = self.service.recovery_pieces(self._shard)
         if self._last_received is not None:
-            exact = self._down is None and self._traffic.prepares
             for holder, updates in self._counts.items():
                 told = {"parameters": cpu_copy(self._last_received[self.shards[holder]])}
-                found.append(RecoveryPiece(self.shards[holder], updates, told, exact=exact))
+                found.append(RecoveryPiece(self.shards[holder], updates, told, exact=self._down is None))
         return found
 
     def worker_state(self) -> Vectors:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.exchange.exchange import Exchange, ExchangeWrapper
 from nmt_train.distributed.exchange.worker_state import UNSENT, Vectors
 from nmt_train.distributed.message import Message
@@ -61,6 +62,9 @@ class PerNode(ExchangeWrapper):
             self._exchange.prepare(gradient, parameters, weight)
 
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
+        """Raises NotFinite if a change of parameters by local steps is not finite; the node then waits for this rank's next."""
+        if self._given_updates and not gradient.is_meta:
+            finite(torch.linalg.vector_norm(gradient))
         if weight and UNSENT in self._carried_over:  # the node's update will contain only a share of it
             gradient.add_(self._carried_over.pop(UNSENT), alpha=len(self._members))
         self._transport.send(self._members[0], Tag.NODE, Message((_GIVE, weight), (gradient,)))
@@ -125,9 +129,11 @@ class PerNode(ExchangeWrapper):
 
     def refresh(self, parameters: Tensor) -> None:
         self._say(_EXPECT)
-        super().refresh(parameters)
-        if self._received is not None:
-            self._received.copy_(parameters)
+        if self._received is None:
+            super().refresh(parameters)
+        else:
+            super().refresh(self._received)
+            parameters.copy_(self._received)
 
     def knows(self, vectors: Mapping[str, Tensor]) -> bool:
         return super().knows(vectors) and (self._received is None or _RECEIVED in vectors)
