@@ -6,25 +6,19 @@ import argparse
 import errno
 import itertools
 import math
-import os
 import re
 import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, NoReturn
 
 from nmt_train import __version__
-from nmt_train.common import launcher
-from nmt_train.common.errors import TRY_AGAIN, UserError
+from nmt_train.common import launcher, streams
+from nmt_train.common.errors import TRY_AGAIN, UserError, remedy, status_of
 
 _READER_GONE = 141  # the exit status that a shell reports for SIGPIPE (the reader of a pipe has closed it)
-_NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
-_UNUSABLE = (
-    errno.EFBIG, errno.EIO, errno.ESTALE, errno.ENAMETOOLONG, errno.EBADF, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
-    errno.ENOENT,  # in the middle of a command, which looks for its own inputs before
-)  # fmt: skip
+_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors only of writing
 # Patterns for torch's error messages: torch has one exception class for almost everything, and importing it here would be slow.
 _NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED")
 _FAULT = re.compile("(CUDA|HIP|cuDNN|NCCL) error|(CUDNN|CUBLAS|CUSPARSE|CUSOLVER|CUFFT)_STATUS_")
@@ -58,22 +52,22 @@ def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
     The status is 2 for a user error, 75 for an error that a restart may fix, 130 after Ctrl-C, and 1 for an internal error.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if sys.stderr is None:  # the caller has closed it; printing to None would print to stdout
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")
+    streams.prepare()
     try:
         status, message = command(given), ""
         if sys.stdout is not None:  # it is None if the caller has closed it
             sys.stdout.flush()
     except Exception as error:
         if "--debug" in given:
-            traceback.print_exception(error)
+            streams.tell("".join(traceback.format_exception(error)).rstrip())
         status, message = _explain(error)
         if isinstance(error, OSError):
-            _discard_output()
+            streams.finish(sys.stdout)
     except KeyboardInterrupt:
         return 130
     if message:
-        print(message, file=sys.stderr)
+        streams.tell(message)
+    streams.finish(sys.stderr)
     return status
 
 
@@ -83,16 +77,9 @@ def run_rank(command: Callable[[Sequence[str]], int]) -> NoReturn:
     if launcher.launched():
         from nmt_train.distributed.transport.mpi.runtime import leave
 
-        sys.stdout.flush()
-        sys.stderr.flush()
+        streams.finish(sys.stdout)
         leave(status)
     sys.exit(status)
-
-
-def _discard_output() -> None:
-    """Send what stdout still holds to nowhere: at exit, the interpreter would try once more, and report that this failed."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _explain(error: Exception) -> tuple[int, str]:
@@ -108,10 +95,9 @@ def _described(error: Exception) -> tuple[int, str]:
     """Return the exit status, and a sentence about an error."""
     if isinstance(error, UserError):
         return error.status, str(error)
-    if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
-        return 2, f"{error.filename or 'output'}: {error.strerror}; check free space and permissions"
-    if isinstance(error, OSError) and error.errno in _UNUSABLE:
-        return 2, f"{error.filename or 'input or output'}: {error.strerror}; check the path, its limits and its disk"
+    if isinstance(error, OSError) and (status := status_of(error)) != 1:
+        where = error.filename or ("output" if error.errno in _OUTPUT else "input or output")
+        return status, f"{where}: {error.strerror}; {remedy(error)}"
     if _out_of_memory(error):
         return 2, "out of memory; make batches (batch.tokens, --batch-tokens), the beam or the model smaller"
     if isinstance(error, RuntimeError) and _FAULT.search(str(error)):

@@ -11,7 +11,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 
+from nmt_train import cli
 from nmt_train.common import launcher
 from nmt_train.training.stop_request import PASSED_ON
 
@@ -21,11 +23,19 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     if not launcher.launched() or launcher.tasks() or _CHILD in os.environ or sys.platform != "linux":
-        from nmt_train.cli import train
+        cli.run_rank(_train)
+    sys.exit(cli.run(_watch))
 
-        train.main()
-        return
-    command = [sys.executable, "-P", "-m", "nmt_train.cli.train", *sys.argv[1:]]
+
+def _train(arguments: Sequence[str]) -> int:
+    from nmt_train.cli import train  # here, so that an error of an import is explained, too
+
+    return train.command(arguments)
+
+
+def _watch(arguments: Sequence[str]) -> int:
+    """Run the command in a child, and return its exit status; if a signal ends the child, end by the same signal."""
+    command = [sys.executable, "-P", "-m", "nmt_train.cli.train", *arguments]
     libc = ctypes.CDLL(None)
     child = subprocess.Popen(
         command, env={**os.environ, _CHILD: "1"}, start_new_session=True,
@@ -40,7 +50,7 @@ def main() -> None:
         if -status != signal.SIGKILL:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
-    sys.exit(status)
+    return status
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from nmt_train import cli
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
+from nmt_train.common.streams import tell
 from nmt_train.model_formats import QUANTIZATIONS, TARGETS
 
 
@@ -41,7 +42,7 @@ def command(arguments: Sequence[str]) -> int:
         raise UserError(f"command line: --quantize is for --to ctranslate2; {given.to} stores fp32")
     search = SearchConfig(beam=given.beam, normalization=given.normalization)
     export(newest(given.model, given.average), given.to, given.out, given.quantize, search)
-    print(f"{given.out}: written; {given.out / 'README.md'} says how to use it", file=sys.stderr)
+    tell(f"{given.out}: written; {given.out / 'README.md'} says how to use it")
     return 0
 
 

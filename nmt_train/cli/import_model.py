@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from nmt_train import cli
 from nmt_train.common.paths import expanded
+from nmt_train.common.streams import tell
 
 
 def parser() -> cli.Parser:
@@ -27,7 +28,7 @@ def command(arguments: Sequence[str]) -> int:
     given = parser().parse_args(arguments)
     from nmt_train.model_formats.importing import import_model
 
-    print(import_model(given.folder, given.out), file=sys.stderr)
+    tell(import_model(given.folder, given.out))
     return 0
 
 

@@ -64,7 +64,7 @@ def parser(prog: str, description: str, examples: str) -> cli.Parser:
 def short_help(options: cli.Parser) -> str:
     """What a command prints if it is called without arguments."""
     more = f"{options.prog} --help explains all options; {options.prog} --help NAME explains one option, key or section."
-    return f"usage: {options.usage}\n{options.description}\n{more}\n"
+    return f"usage: {options.usage}\n{options.description}\n{more}"
 
 
 def add_keys(options: cli.Parser) -> None:

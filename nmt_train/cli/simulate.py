@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 
 from nmt_train import cli
@@ -11,6 +10,7 @@ from nmt_train.cli import options as settings
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
+from nmt_train.common.streams import tell
 from nmt_train.simulation import cluster_file
 from nmt_train.training.launch.restarts import read_hosts, run_once
 
@@ -81,7 +81,7 @@ def parser() -> cli.Parser:
 def command(arguments: Sequence[str]) -> int:
     options = parser()
     if not arguments:
-        print(settings.short_help(options), end="", file=sys.stderr)
+        tell(settings.short_help(options))
         return UserError.status
     given = settings.parse(options, arguments)
     resolved = settings.resolve(given)
@@ -90,6 +90,7 @@ def command(arguments: Sequence[str]) -> int:
     if given.print_config or given.changed:
         settings.print_config(resolved, given.changed)
         return 0
+    launcher.refuse_torchrun()
     settings.keep_files(given, resolved)
     if (given.cluster is not None) + (given.profile is not None) + given.measure != 1:
         options.error("give either --cluster (one of configs/clusters, or your own), --profile or --measure")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from nmt_train.cli import options as settings
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
+from nmt_train.common.streams import tell
 from nmt_train.corpus import cache
 from nmt_train.training.launch.restarts import Job, read_hosts
 
@@ -58,20 +58,21 @@ def parser() -> cli.Parser:
 def command(arguments: Sequence[str]) -> int:
     options = parser()
     if not arguments and not launcher.launched():
-        print(settings.short_help(options), end="", file=sys.stderr)
+        tell(settings.short_help(options))
         return UserError.status
     given = settings.parse(options, arguments)
     if given.empty_cache:
         configured = settings.resolve(given).corpus.cache if given.config else vars(given)["corpus.cache"]
         folder = cache.folder(configured)
         removed, size = cache.empty(folder)
-        print(f"{folder}: tokenized corpora removed: {removed}, {size / 1e9:.2f} GB", file=sys.stderr)
+        tell(f"{folder}: tokenized corpora removed: {removed}, {size / 1e9:.2f} GB")
         return 0
     try:
         resolved = settings.resolve(given)
         if given.print_config or given.changed:
             settings.print_config(resolved, given.changed)
             return 0
+        launcher.refuse_torchrun()
         settings.keep_files(given, resolved)
         from nmt_train.training.start import check, start  # imports the slow parts of torch, which --help does not need
 

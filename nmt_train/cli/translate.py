@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from nmt_train import cli
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
+from nmt_train.common.streams import tell
 
 _INVALID = {
     "replace": "not UTF-8: their invalid bytes are replaced",
@@ -85,7 +86,7 @@ def command(arguments: Sequence[str]) -> int:
     ):
         if numbers:
             some = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
-            print(f"warning: {len(numbers)} of the lines are {what} (line {some})", file=sys.stderr)
+            tell(f"warning: {len(numbers)} of the lines are {what} (line {some})")
     if lines.error is not None:
         done = f"the {lines.number:,} lines before it are translated; correct it and continue with tail -n +{lines.number + 1}"
         choice = ", or use --on-error replace or skip" if isinstance(lines.error, NotUtf8) else ""

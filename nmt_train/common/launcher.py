@@ -23,18 +23,30 @@ _MPIRUN = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID")  # set by Open MPI and by 
 
 def launched() -> bool:
     """Whether an MPI launcher started this process as a rank. A single task of srun does not count: it may start ranks."""
-    return tasks() > 1 if tasks() else any(name in os.environ for name in _LAUNCHED)
+    return tasks() > 1 if tasks() else any(map(os.environ.get, _LAUNCHED))
 
 
 def tasks() -> int:
     """The number of tasks that srun started, including this one; 0 if something else started this process."""
-    inside = any(name in os.environ for name in _MPIRUN)
-    return 0 if inside else int(os.environ.get("SLURM_STEP_NUM_TASKS", 0))
+    return 0 if any(map(os.environ.get, _MPIRUN)) else _number("SLURM_STEP_NUM_TASKS")
+
+
+def refuse_torchrun() -> None:
+    """Raise UserError if torchrun started this process as one of several, which would not know of each other."""
+    started = os.environ.get("TORCHELASTIC_RUN_ID") and not any(map(os.environ.get, _MPIRUN))
+    if not started or _number("WORLD_SIZE") < 2:
+        return
+    if _number("RANK"):
+        wait_for_first_rank()  # which has the same error and prints it; torchrun then ends this process
+    raise UserError(
+        f"torchrun started {_number('WORLD_SIZE')} processes, but ranks of nmt_train find each other by MPI: start the command"
+        " without torchrun, with --devices all for all GPUs of this machine or --hosts FILE for several machines, or by mpirun"
+    )
 
 
 def queued_again() -> bool:
     """Whether Slurm has requeued this job."""
-    return int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
+    return _number("SLURM_RESTART_COUNT") > 0
 
 
 def restarted() -> bool:
@@ -80,6 +92,12 @@ def terminal() -> TextIO | None:
 def local_rank() -> int:
     """This process's number among the processes that the launcher started on this machine; 0 without a launcher."""
     for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
-        if name in os.environ:
-            return int(os.environ[name])
+        if os.environ.get(name):
+            return _number(name)
     return 0
+
+
+def _number(name: str) -> int:
+    """The value of an environment variable; 0 if it is not set, or holds no number, as in a job script that clears it."""
+    value = os.environ.get(name, "")
+    return int(value) if value.isascii() and value.isdecimal() else 0

@@ -1,6 +1,7 @@
 """Shared by all configuration sections: the pydantic settings, validators for names from a registry, and error texts."""
 
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from pydantic import AfterValidator, ConfigDict, ValidationError
 #   @dataclass(frozen=True, config=STRICT) class XConfig: key: type = Field(default, description="... [unit]")
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True, arbitrary_types_allowed=True)
 _NOTHING: Mapping[str, str] = {}
+_WITHOUT_VALUE = ("value_error", "missing", "unexpected_keyword_argument", "string_unicode")
 
 
 def as_list(value: Any) -> Any:
@@ -45,7 +47,10 @@ def problem(error: ValidationError) -> Problem:
     text = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     text = re.sub(r"a dictionary or an instance of \w+", "keys with their values", text)
     text = "there is no such key" if first["type"] == "unexpected_keyword_argument" else text
-    given = "" if first["type"] in ("value_error", "missing", "unexpected_keyword_argument") else f", not {first['input']!r}"
+    if first["type"] == "string_unicode":  # bytes of the command line that are not text
+        encoding = sys.getfilesystemencoding()
+        text = f"its bytes are not {encoding}, the encoding of this locale; write it in this encoding, or set PYTHONUTF8=1"
+    given = "" if first["type"] in _WITHOUT_VALUE else f", not {first['input']!r}"
     return Problem(first["type"], [str(part) for part in first["loc"] if part != "[key]"], text + given)
 
 

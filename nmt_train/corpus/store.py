@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import shutil
-import sys
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ import numpy as np
 
 from nmt_train.common import atomic_file as durable
 from nmt_train.common.errors import UserError, unreadable
+from nmt_train.common.streams import tell
 from nmt_train.corpus import MAX_RATIO, CorpusConfig, CorpusPart, cache
 from nmt_train.corpus.text import read_pairs, read_weights, sides
 from nmt_train.corpus.vocabulary import Vocabulary
@@ -181,7 +181,7 @@ def open_store(part: CorpusPart, key: str, vocabulary: Vocabulary, folders: Sequ
         except OSError as error:
             reason = error
             continue
-        print(f"nmt-train: tokenizing {key}", file=sys.stderr, flush=True)  # the log is not open yet
+        tell(f"nmt-train: tokenizing {key}")  # the log is not open yet
         try:
             _build(building, part, key, vocabulary, ratio)
             _publish(building, path)

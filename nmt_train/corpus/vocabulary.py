@@ -10,7 +10,6 @@ import json
 import os
 import random
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
@@ -21,6 +20,7 @@ import sentencepiece
 
 from nmt_train.common.errors import UserError, unreadable
 from nmt_train.common.paths import expanded
+from nmt_train.common.streams import tell
 from nmt_train.corpus import CorpusConfig, VocabularyConfig
 from nmt_train.corpus.text import LONGEST_LINE, clean, read_pairs
 
@@ -199,9 +199,7 @@ def train(config: CorpusConfig) -> Vocabulary:
     """
     vocabulary = config.vocabulary
     output = io.BytesIO()
-    print(
-        f"nmt-train: training a vocabulary of {vocabulary.size:,} pieces", file=sys.stderr, flush=True
-    )  # before the log opens
+    tell(f"nmt-train: training a vocabulary of {vocabulary.size:,} pieces")  # the log is not open yet
     lines = _sample(_both_sides(config), vocabulary.sample_lines)
     training = partial(
         sentencepiece.SentencePieceTrainer.train,

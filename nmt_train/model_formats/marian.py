@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from nmt_train.common.errors import UserError, unreadable
@@ -27,6 +27,7 @@ from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.transformer import Transformer
 from nmt_train.model_formats import LONGEST_TRANSLATION, SENTENCEPIECE_PAIR, write_json
 from nmt_train.model_formats.weights import from_bart, layers, to_bart
+from nmt_train.run.checkpoint import read_tensors
 
 _NEVER = -20.0  # a very low logit; with -inf, label smoothing would make the cost infinite
 _SPECIAL = ("<pad>", "<unk>", "", "</s>")  # their names for our pieces 0 to 3; they have no BEGIN
@@ -193,7 +194,7 @@ def _compare(
 def _tensors(folder: Path) -> dict[str, Tensor]:
     try:
         if (folder / _SAFETENSORS).exists():
-            return load_file(folder / _SAFETENSORS)
+            return read_tensors(folder / _SAFETENSORS)
         loaded = torch.load(folder / _PYTORCH, map_location="cpu", weights_only=True)  # executes no code from the file
         return {str(name): tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
     except FileNotFoundError:

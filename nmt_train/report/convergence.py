@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,11 @@ def plot(runs: list[Path], metric: str, clock: str, output: Path) -> list[Path]:
     axes.set_xlim(left=0)
     # As the lines' own labels, names with a leading underscore would be left out. A dollar would begin a formula, and a name
     # need not be UTF-8.
-    shown = [names[run].replace("$", r"\$").encode(errors="replace").decode() for run in lines]
+    shown = [os.fsencode(names[run]).decode(errors="replace").replace("$", r"\$") for run in lines]
     axes.legend(lines.values(), shown, frameon=False)
     save_figure(figure, output)
     table = output.with_suffix(".csv")
-    with open(table, "w", newline="", encoding="utf-8") as file:
+    with open(table, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:  # names as they are
         writer = csv.writer(file)
         writer.writerow(["run", *_COLUMNS, metric])
         for run, events in curves.items():

@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass as section
 from safetensors import SafetensorError
+from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -64,10 +65,7 @@ class Checkpoint:
         if not self.has(name):
             raise UserError(f"{self.path}: holds no {name}; it cannot be used for this")
         try:
-            str(file).encode()  # safetensors would call the file damaged
-            return load_file(file)
-        except UnicodeEncodeError:
-            raise UserError(f"{file}: this path is not valid UTF-8; rename the folder") from None
+            return read_tensors(file)
         except (SafetensorError, OSError) as error:
             raise UserError(f"{file}: damaged ({error}); use another checkpoint of the run") from None
 
@@ -88,6 +86,15 @@ class Checkpoint:
         if vocabulary.digest != self.facts["vocabulary"]:
             raise UserError(f"{self.path}: its {_VOCABULARY} belongs to another model; use another checkpoint")
         return vocabulary
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU. Raises SafetensorError if it is damaged, and OSError."""
+    try:
+        str(file).encode()
+    except UnicodeEncodeError:  # safetensors opens only paths that are UTF-8
+        return load_bytes(file.read_bytes())
+    return load_file(file)
 
 
 class Draft:

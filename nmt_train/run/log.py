@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from datetime import datetime
@@ -20,6 +19,7 @@ from nmt_train.common import launcher
 from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError
 from nmt_train.common.section import STRICT, as_list
+from nmt_train.common.streams import tell
 from nmt_train.run.progress import Progress
 from nmt_train.run.progress_bar import ProgressBar
 from nmt_train.run.stopping import Verdict
@@ -76,8 +76,7 @@ class Log:
         line = f"[{datetime.now():%Y-%m-%d %H:%M:%S}] {message}"
         if self.bar is not None:
             self.bar.clear()
-        with contextlib.suppress(OSError):  # mpirun, or the terminal, may be gone while ranks still train or save
-            print(line, file=sys.stderr, flush=True)
+        tell(line)  # mpirun, or the terminal, may be gone while ranks still train or save
         _write(self.text, line)
 
     def begun(self, progress: Progress, in_force: Mapping[str, str], forced: Sequence[str]) -> None:

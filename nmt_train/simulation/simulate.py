@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,6 +18,7 @@ from tqdm import tqdm
 from nmt_train import device
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
+from nmt_train.common.streams import tell
 from nmt_train.config import Config
 from nmt_train.distributed.transport import Aborted, Transport
 from nmt_train.modes import build as modes
@@ -123,7 +123,7 @@ def advise(config: Config, cluster: ClusterConfig) -> None:
             found = compare(config, cluster, shapes, tokens, wanted, progress)
         found.write(ready.run.folder)
         print(f"{found.table()}\n{found.advice()}")
-        print(f"{ready.run.folder / 'compare.json'} and compare.png have the same.", file=sys.stderr)
+        tell(f"{ready.run.folder / 'compare.json'} and compare.png have the same.")
 
 
 def predict(config: Config, cluster: ClusterConfig, steps: int) -> None:
@@ -215,8 +215,8 @@ def _warn_of_other_model(cluster: ClusterConfig, elements: int) -> None:
 
 
 def _say(what: str) -> None:
-    print(f"nmt-simulate: {what}", file=sys.stderr, flush=True)
+    tell(f"nmt-simulate: {what}")
 
 
 def _sum_up(seconds: float, ranks: int, start: float) -> None:
-    print(f"simulated {seconds:.1f} s of {ranks} ranks in {time.perf_counter() - start:.1f} s", file=sys.stderr)
+    tell(f"simulated {seconds:.1f} s of {ranks} ranks in {time.perf_counter() - start:.1f} s")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Protocol
 import torch
 
 from nmt_train.common import atomic_file
+from nmt_train.common.streams import tell
 from nmt_train.config import Config, flatten, plain
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
@@ -164,4 +164,4 @@ def _hosts(ranks: Messages) -> list[str]:
 
 
 def _say(what: str) -> None:
-    print(f"nmt-train: mode auto: {what}", file=sys.stderr, flush=True)  # the log is not open yet
+    tell(f"nmt-train: mode auto: {what}")  # the log is not open yet

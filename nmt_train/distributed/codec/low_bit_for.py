@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import socket
-import sys
 
 import torch
 
+from nmt_train.common.streams import tell
 from nmt_train.distributed.codec.compiled_low_bit import CompiledLowBit
 from nmt_train.distributed.codec.low_bit import LowBit
 
@@ -31,7 +31,7 @@ def low_bit_for(own: torch.device) -> type[LowBit]:
         except Exception as error:  # not installed, without a C compiler or headers of Python, too new or old for this GPU
             reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
             where = f"Triton does not work on host {socket.gethostname()} ({reason})"
-            print(f"nmt-train: warning: low-bit is slower than it could be: {where}", file=sys.stderr, flush=True)
+            tell(f"nmt-train: warning: low-bit is slower than it could be: {where}")
     return LowBit
 
 

@@ -17,6 +17,7 @@ from types import FrameType
 
 from nmt_train.common.errors import UserError
 from nmt_train.common.launcher import UNBOUND
+from nmt_train.common.streams import tell
 from nmt_train.training.stop_request import PASSED_ON, SignalFilter, handled_by
 
 TRAIN = "nmt_train.cli.entry"  # the module of nmt-train
@@ -91,8 +92,7 @@ def _follow(job: subprocess.Popen[str], heard: Callable[[str], None]) -> int:
         for line in job.stderr:
             banner = bool(_BANNER.match(line)) or (banner and not line.strip("\0\n"))
             if not banner:
-                with suppress(OSError):  # nobody reads it any more
-                    print(line, end="", file=sys.stderr, flush=True)
+                tell(line.rstrip("\n"))
             heard(line)
             if said := _STATUS.match(line):
                 aborted.append(int(said[1]))
@@ -142,7 +142,7 @@ def _wait(job: subprocess.Popen[str], signs: Signs) -> int:
             gone = not there and (signs.error or (began and not signs.continues))
             waited = waited + _LOOK if signs.aborted or gone else 0.0
         if waited >= (_GRACE if signs.aborted else _RECOVERY):
-            print("nmt-train: mpirun does not exit: killing it", file=sys.stderr, flush=True)
+            tell("nmt-train: mpirun does not exit: killing it")
             for process in [job.pid, *_session(job.pid)]:
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from types import FrameType
 
 from nmt_train.common import launcher
 from nmt_train.common.errors import TRY_AGAIN, UserError
+from nmt_train.common.streams import tell
 from nmt_train.training.launch import mpirun as launch
 from nmt_train.training.stop_request import PASSED_ON, handled_by
 
@@ -180,4 +180,4 @@ def _answering_in_time(hosts: Sequence[Host], patient: bool) -> list[Host]:
 
 
 def _say(text: str) -> None:
-    print(f"nmt-train: {text}", file=sys.stderr, flush=True)
+    tell(f"nmt-train: {text}")
