@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import os
 from pathlib import Path
+
+from nmt_train.common.streams import tell
+
+# Errors of a file system that cannot sync a file or a folder, as many network file systems and FUSE.
+_UNABLE = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EISDIR})
 
 
 def write(path: Path, data: bytes) -> None:
@@ -12,8 +19,7 @@ def write(path: Path, data: bytes) -> None:
     try:
         with open(beside, "wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        sync(beside)
         replace(beside, path)
     except BaseException as error:
         beside.unlink(missing_ok=True)
@@ -29,9 +35,20 @@ def replace(beside: Path, path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until the data of a file, or the directory entries of a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Wait until the data of a file, or the directory entries of a folder, are on the disk, if the file system can do this."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _UNABLE:
+            raise
+        unable(error.strerror or "")
+
+
+@functools.cache
+def unable(reason: str) -> None:
+    """Warn, once per process, that files are written without waiting for the disk."""
+    tell(f"warning: this file system cannot sync files or folders ({reason}): a power failure may damage what was written last")

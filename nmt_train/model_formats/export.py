@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,8 @@ def _write_whole(out: Path, write: Callable[[Path], None]) -> None:
         write(beside)
         mode = (beside / "README.md").stat().st_mode & 0o777
         for file in beside.iterdir():
-            file.chmod(mode)  # safetensors ignores the umask and makes its files readable by the owner only
+            with suppress(OSError):  # a file system without permissions
+                file.chmod(mode)  # safetensors ignores the umask and makes its files readable by the owner only
             durable.sync(file)
         durable.sync(beside)
         beside.rename(out)

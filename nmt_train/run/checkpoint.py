@@ -26,7 +26,7 @@ from torch import Tensor
 
 from nmt_train.common import atomic_file as durable
 from nmt_train.common.duration import Duration
-from nmt_train.common.errors import UserError
+from nmt_train.common.errors import UserError, remedy
 from nmt_train.common.section import STRICT
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.run.tensor_file import Layout, TensorFile, described
@@ -154,9 +154,8 @@ def draft(path: Path, vocabulary: Vocabulary) -> Iterator[Draft]:
         shutil.rmtree(writing.folder, ignore_errors=True)
         if not isinstance(error, OSError):
             raise
-        raise UserError(
-            f"{path}: the checkpoint could not be written: {error.strerror or error}; earlier ones are untouched"
-        ) from None
+        reason = f"{error.strerror}; {remedy(error)}"
+        raise UserError(f"{path}: the checkpoint could not be written: {reason}; earlier ones are untouched") from None
 
 
 def save(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any], vocabulary: Vocabulary) -> None:

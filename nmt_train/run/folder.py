@@ -6,7 +6,6 @@ import fcntl
 import os
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,17 +14,23 @@ from pathlib import Path
 from typing import TextIO
 
 from nmt_train.common import atomic_file as durable
-from nmt_train.common.errors import TRY_AGAIN, UserError
+from nmt_train.common.errors import TRY_AGAIN, UserError, remedy
+from nmt_train.common.streams import tell
+from nmt_train.common.yaml_file import read
 from nmt_train.run import checkpoint
+from nmt_train.run.link import followed, is_link, point
 
 _CHECKPOINTS = ("checkpoints", "best")
+_FOLDERS = ("trace", "translations", "tensorboard")
+_LOCK = ".lock"
 _LINKS = 40  # as many as Linux follows
-_CONFIG, _SIMULATED = "config.yml", "simulated.yml"
+_CONFIG, _SIMULATED, _VOCABULARY = "config.yml", "simulated.yml", "vocabulary.model"
+_SECTIONS = {"run", "corpus", "model", "optimizer"}  # some keys of a configuration; other programs do not have all of them
 METRICS = "metrics.jsonl"  # every event of a run
 TIMING = "timing.json"  # of a simulation of the timing alone
 MACHINES = "machines.yml"  # a cluster file: the machines as `mode: auto` has measured them
 _WRITTEN = frozenset({
-    METRICS, "train.log", "vocabulary.model", _CONFIG, _SIMULATED, MACHINES, TIMING, "compare.json", "compare.png",
+    METRICS, "train.log", _VOCABULARY, _CONFIG, _SIMULATED, MACHINES, TIMING, "compare.json", "compare.png",
 })  # fmt: skip
 # Seconds. A network file system releases the lock of a lost machine when the lease of that machine expires: after 90 s on most
 # NFS servers, after some minutes on others.
@@ -52,6 +57,7 @@ class Run:
 
     folder: Path
     _lock: TextIO | None = None
+    _warned: bool = False  # that there are no symbolic links
 
     @classmethod
     def open(cls, folder: Path, patient: bool = False) -> Run:
@@ -62,15 +68,15 @@ class Run:
         try:
             for name in _CHECKPOINTS:
                 (folder / name).mkdir(parents=True, exist_ok=True)
-            lock = open(folder / ".lock", "a+", encoding="utf-8")
+            lock = open(folder / _LOCK, "a+", encoding="utf-8")
         except OSError as error:
-            raise UserError(f"run: {folder}: {error.strerror}; choose a folder that can be written") from None
+            raise UserError(f"run: {folder}: {error.strerror}; {remedy(error)}, or choose another folder") from None
         try:
             _lock(lock, folder, patient)
         except BaseException:
             lock.close()
             raise
-        for path in (folder / "last", *folder.glob("best-*")):
+        for path in cls(folder)._links():
             if path.is_dir() and not path.is_symlink():
                 lock.close()
                 raise UserError(
@@ -83,7 +89,7 @@ class Run:
         except OSError as error:
             with suppress(OSError):
                 lock.close()
-            raise UserError(f"run: {folder}: {error.strerror}; free some space, or choose another folder") from None
+            raise UserError(f"run: {folder}: {error.strerror}; {remedy(error)}, or choose another folder") from None
         for name in _CHECKPOINTS:
             checkpoint.clean(folder / name)
         return cls(folder, lock)
@@ -109,10 +115,12 @@ class Run:
 
     def link(self, name: str, target: Path) -> None:
         """Point the link `name` to a folder of the run, atomically."""
-        beside = self.folder / f".{name}.tmp"
-        beside.unlink(missing_ok=True)
-        beside.symlink_to(target.relative_to(self.folder))
-        durable.replace(beside, self.folder / name)
+        if not point(self.folder / name, target) and not self._warned:
+            self._warned = True
+            tell(
+                f"nmt-train: warning: run: {self.folder}: its file system has no symbolic links: last and best-* are files with"
+                " the path of a checkpoint, which the commands of nmt_train follow"
+            )
 
     def keep_best(self, update: int, metrics: Sequence[str]) -> None:
         """Link the parameters of this update as the best by these metrics; delete parameters that are not the best by any."""
@@ -134,6 +142,33 @@ class Run:
                 " discard the simulated run with --overwrite"
             )
 
+    def refuse_foreign(self) -> None:
+        """Raise UserError if a run that begins here would change or append to a file of another program."""
+        if any((path / "checkpoint.json").exists() for path in self.checkpoints()) or self._begun():
+            return
+        lock = self.folder / _LOCK
+        files = [self.folder / name for name in (_CONFIG, "train.log", METRICS, MACHINES, _SIMULATED)]
+        files += [lock] * (lock.is_file() and not lock.read_bytes().startswith(b"process "))
+        files += [*self.folder.glob("translations/[0-9]*.txt"), *self.folder.glob("trace/rank*.jsonl")]
+        files += [path for name in _CHECKPOINTS for path in _numbered(self.folder / name)]
+        files += [path for path in self._links() if path.is_file() and not is_link(path)]
+        for path in files:
+            if path.is_dir() or (path.is_file() and path.stat().st_size):
+                raise UserError(
+                    f"run: {path} belongs to no run of nmt_train, and training would change it; move it, or choose another run"
+                    " folder"
+                )
+
+    def _begun(self) -> bool:
+        """Whether a run has begun here."""
+        try:
+            return (self.folder / _VOCABULARY).exists() and read(self.folder / _CONFIG, {}, "").keys() >= _SECTIONS
+        except UserError:
+            return False
+
+    def _links(self) -> list[Path]:
+        return [self.folder / "last", *self.folder.glob("best-*")]
+
     def refuse_elsewhere(self) -> None:
         """Raise Elsewhere unless a run has begun in this folder."""
         if not (self.folder / _CONFIG).exists():
@@ -144,7 +179,7 @@ class Run:
 
     def begin(self, configuration: str, vocabulary: bytes, simulated: str = "") -> None:
         """Write the resolved configuration (YAML) and the SentencePiece model of the run; simulated: the cluster (YAML)."""
-        files = {_CONFIG: configuration.encode(), "vocabulary.model": vocabulary}
+        files = {_VOCABULARY: vocabulary, _CONFIG: configuration.encode()}  # the second shows that a run has begun
         if simulated:
             files[_SIMULATED] = simulated.encode()
         for name, data in files.items():
@@ -161,14 +196,14 @@ class Run:
         self._remove_unlinked(self.checkpoints()[:-keep])
 
     def _remove_unlinked(self, paths: Sequence[Path]) -> None:
-        linked = {link.resolve() for link in self.folder.iterdir() if link.is_symlink()}
+        linked = {followed(path).resolve() for path in self.folder.iterdir() if is_link(path)}
         for path in paths:
             if path.resolve() not in linked:
                 checkpoint.remove(path)
 
     def empty(self) -> None:
         """Delete everything that training wrote in this folder."""
-        for name in (*_CHECKPOINTS, "trace", "translations", "tensorboard"):
+        for name in (*_CHECKPOINTS, *_FOLDERS):
             place = self.folder / name
             for path in [*place.iterdir()] if place.is_symlink() else [place]:  # a link to another disk stays
                 if path.is_dir() and not path.is_symlink():
@@ -176,7 +211,7 @@ class Run:
                 else:
                     path.unlink(missing_ok=True)
         for path in self.folder.iterdir():
-            if path.name in _WRITTEN or (path.is_symlink() and (path.name == "last" or path.name.startswith("best-"))):
+            if path.name in _WRITTEN or (is_link(path) and (path.name == "last" or path.name.startswith("best-"))):
                 path.unlink()
         for name in _CHECKPOINTS:
             (self.folder / name).mkdir(exist_ok=True)
@@ -195,6 +230,7 @@ def refuse_existing(out: Path) -> None:
 
 def run_of(checkpoint: Path) -> Path | None:
     """The run folder that a checkpoint is in, or None if it is elsewhere, e.g. a copy."""
+    checkpoint = followed(checkpoint)
     for _ in range(_LINKS):  # follow links only as far as the run: the folder of all its checkpoints may be a link, too
         parent = checkpoint.absolute().parent
         if parent.name in _CHECKPOINTS:
@@ -220,14 +256,14 @@ def _lock(lock: TextIO, folder: Path, patient: bool) -> None:
             used = f"run: {folder} is in use by {lock.read().strip() or 'another process'}"
         except OSError as error:
             what = f"run: {folder} cannot be locked ({error.strerror}): do not use it for two runs at the same time"
-            print(f"nmt-train: warning: {what}", file=sys.stderr, flush=True)
+            tell(f"nmt-train: warning: {what}")
             return None
         if not patient:
             raise UserError(f"{used}; wait for it, or choose another folder")
         if waited >= _PATIENCE:
             raise InUse(f"{used}, still after {waited:.0f} s; check whether it is alive, then start the same command again")
         if not waited:
-            print(f"nmt-train: {used}: waiting for it for up to {_PATIENCE:.0f} s", file=sys.stderr, flush=True)
+            tell(f"nmt-train: {used}: waiting for it for up to {_PATIENCE:.0f} s")
         time.sleep(_LOOK)
         waited += _LOOK
 
@@ -242,6 +278,7 @@ def newest(path: Path, count: int) -> list[Path]:
 
 def find_checkpoints(path: Path) -> list[Path]:
     """The checkpoints at `path`, oldest first; `path` is one checkpoint (or a link to one) or a run folder."""
+    path = followed(path)
     if (path / "checkpoint.json").exists():
         return [path]
     found = Run(path).checkpoints()

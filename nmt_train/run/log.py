@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from nmt_train.common import atomic_file as durable
 from nmt_train.common import launcher
 from nmt_train.common.duration import Duration
-from nmt_train.common.errors import UserError
+from nmt_train.common.errors import UserError, remedy
 from nmt_train.common.section import STRICT, as_list
 from nmt_train.common.streams import tell
 from nmt_train.run.progress import Progress
@@ -154,8 +154,8 @@ def _write(file: TextIO, line: str) -> None:
         print(line, file=file, flush=True)
     except OSError as error:
         raise UserError(
-            f"{file.name}: could not be written: {error.strerror}; make room, then start the same command again: it continues"
-            " from the last checkpoint"
+            f"{file.name}: could not be written: {error.strerror}; {remedy(error)}; the same command continues from the last"
+            " checkpoint"
         ) from None
 
 

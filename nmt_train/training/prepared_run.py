@@ -60,6 +60,8 @@ def opened(
     trains: False if a run in this folder will not continue, so that its configuration need not be the same.
     """
     _check_early(config)
+    if trains and not overwrite:
+        Run(expanded(config.run)).refuse_foreign()
     run = Run.open(expanded(config.run), patient=launcher.restarted())
     try:
         if not overwrite:

@@ -276,7 +276,7 @@ def test_a_lock_that_is_never_let_go_of_is_to_be_tried_again_by_another_start(
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"run: .*choose a folder that can be written"):
+    with pytest.raises(UserError, match=r"run: .*Not a directory; check the path, or choose another folder"):
         Run.open(tmp_path / "file" / "run")
 
 
