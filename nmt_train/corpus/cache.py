@@ -1,19 +1,31 @@
-"""The folder of tokenized corpora that all runs of a user share: its place, its bound in size, and how it is emptied."""
+"""The folder of tokenized corpora and trained vocabularies that all runs of a user share: its place, its bound in size, and
+how entries are found, built and removed. An entry is a folder, whose name identifies the content that it was made from.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
+import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
+from nmt_train.common import atomic_file as durable
+from nmt_train.common.errors import UserError, unreadable
 from nmt_train.common.paths import expanded
+from nmt_train.corpus import CorpusPart
+from nmt_train.corpus.text import sides
+
+Entry = TypeVar("Entry")
 
 SUFFIX = ".store"
+_WHOLE, _BLOCK, _BLOCKS = 1 << 26, 1 << 20, 64  # bytes, bytes, blocks: what the fingerprint of a file covers
 _ABANDONED = 24 * 3600.0  # seconds after the last change of a store that is being built: its process has ended
 READY = "store.json"  # in a folder that is complete; processes that use it lock this file
 
@@ -23,6 +35,95 @@ def folder(configured: str | None) -> Path:
     if configured is not None:
         return expanded(configured)
     return Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache")) / "nmt_train"
+
+
+def name(kind: str, made_from: Sequence[object]) -> str:
+    """The name of the entry that is made from these facts (JSON)."""
+    return f"{kind}.{hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]}{SUFFIX}"
+
+
+def fingerprints(part: CorpusPart, key: str) -> list[list[object]]:
+    """What identifies the text and the sentence weights of a corpus, as JSON, wherever its files are.
+
+    key: the configuration key of the corpus. Raises UserError if a file cannot be read.
+    """
+    lists = sides(part.files, key)
+    if part.sentence_weights is not None:
+        lists.append([] if part.sentence_weights == "column" else [os.path.expanduser(part.sentence_weights)])
+    try:
+        return [[_fingerprint(path) for path in paths] for paths in lists]
+    except OSError as error:
+        raise UserError(f"{key}: {unreadable(error.filename, error)}; check the path") from None
+
+
+def _fingerprint(path: str) -> list[object]:
+    """The size of a file and a digest of its bytes. To read all of a large file would take minutes, so the digest of such a
+    file covers evenly spaced blocks, and the time of its last change is added.
+    """
+    packed = path.endswith(".gz")
+    with open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_size <= _WHOLE:
+            return [packed, status.st_size, hashlib.file_digest(file, "sha256").hexdigest()]
+        digest = hashlib.sha256()
+        for number in range(_BLOCKS):
+            file.seek((status.st_size - _BLOCK) * number // (_BLOCKS - 1))
+            digest.update(file.read(_BLOCK))
+    return [packed, status.st_size, digest.hexdigest(), status.st_mtime_ns]
+
+
+def find(folders: Sequence[Path], name: str, read: Callable[[Path], Entry]) -> Entry | None:
+    """What `read` makes of the entry, or None if none of the folders has it."""
+    for folder in folders:
+        with suppress(OSError):  # there is none, or it cannot be read
+            return read(folder / name)
+    return None
+
+
+def build(folders: Sequence[Path], name: str, read: Callable[[Path], Entry], write: Callable[[Path], None]) -> Entry:
+    """Build an entry in the first of the folders that can be written, and return what `read` makes of it.
+
+    write: fills a new folder; it writes the file READY last. Raises UserError if no folder can be written, or the disk is full.
+    """
+    for folder in folders:
+        path = folder / name
+        try:
+            return read(path)  # another process may just have built it
+        except FileNotFoundError:
+            pass
+        except OSError as error:  # it cannot be read
+            reason = error
+            continue
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            building = folder / f".{name}.{secrets.token_hex(8)}"
+            building.mkdir()  # with the permissions that the umask allows
+        except OSError as error:
+            reason = error
+            continue
+        try:
+            write(building)
+            _publish(building, path)
+        except OSError as error:
+            raise UserError(
+                f"{path}: {error.strerror or error}; free some space, or set corpus.cache to a folder on another disk"
+            ) from None
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+        return read(path)
+    raise UserError(f"{folders[-1]}: {reason.strerror}; the tokenized corpus needs a writable folder: set corpus.cache")
+
+
+def _publish(building: Path, path: Path) -> None:
+    """Rename a complete entry to its final path; if another run was faster, use its entry, which is identical."""
+    for file in (*building.iterdir(), building):
+        durable.sync(file)
+    try:
+        building.rename(path)
+        durable.sync(path.parent)
+    except OSError:
+        if not (path / READY).exists():
+            raise
 
 
 def hold(store: Path) -> BinaryIO:

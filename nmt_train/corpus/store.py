@@ -1,38 +1,31 @@
 """Stores the piece ids of the tokenized corpus in memory-mapped files, so that memory use does not grow with the corpus.
 
-A store is a folder in the user's cache (cache.py). Its name contains a digest of the files (path, size, modification time) and
-of the vocabulary; a change in any of them gives another name. A run that builds a store writes a temporary folder and renames
-it when complete, so two runs may build the same store at the same time.
+A store is an entry of the user's cache (cache.py). Its name contains a digest of the text and of the vocabulary; a change in
+any of them gives another name. A run that builds a store writes a temporary folder and renames it when complete, so two runs
+may build the same store at the same time.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-import os
-import secrets
-import shutil
-import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from nmt_train.common import atomic_file as durable
-from nmt_train.common.errors import UserError, unreadable
+from nmt_train.common.errors import UserError
 from nmt_train.common.streams import tell
 from nmt_train.corpus import MAX_RATIO, CorpusConfig, CorpusPart, cache
-from nmt_train.corpus.text import read_pairs, read_weights, sides
+from nmt_train.corpus.text import read_pairs, read_weights
 from nmt_train.corpus.vocabulary import Vocabulary
 
-_FORMAT = 1
-_CHECKED = 20_000_000  # tokens per side that the checksum covers
+_FORMAT = 2
 _CHUNK = 20_000  # pairs tokenized at a time
 
 
@@ -60,7 +53,8 @@ class Side:
 class Store:
     """Both sides of a corpus; pair i is line i + 1 of its files, empty lines included.
 
-    weights: those of the pairs (pairs,), float32, or None if all are 1. held: an open file that protects the store.
+    weights: those of the pairs (pairs,), float32, or None if all are 1. held: an open file that protects the store. checksum:
+    of all tokens and weights.
     """
 
     path: Path
@@ -68,16 +62,10 @@ class Store:
     target: Side
     weights: np.ndarray | None = None
     held: BinaryIO | None = None
+    checksum: str = ""
 
     def __len__(self) -> int:
         return len(self.source.offsets) - 1
-
-    def arrays(self) -> Iterator[np.ndarray]:
-        """Yield what a checksum covers: all offsets, and the first _CHECKED tokens per side."""
-        for side in (self.source, self.target):
-            yield from (side.offsets, side.tokens[:_CHECKED])
-        if self.weights is not None:
-            yield self.weights
 
 
 class Stores:
@@ -122,18 +110,13 @@ class Stores:
         return found
 
     @property
-    def sizes(self) -> list[int]:
-        """The number of pairs of each corpus."""
-        return list(map(len, self._stores))
+    def identity(self) -> list[dict[str, Any]]:
+        """What identifies the text and the sentence weights of each corpus, as JSON: its pairs, and a checksum."""
+        return [{"pairs": len(store), "checksum": store.checksum} for store in self._stores]
 
     @property
     def paths(self) -> list[Path]:
         return [store.path for store in self._stores]
-
-    def checksum(self) -> str:
-        """Return a checksum; equal corpora have equal checksums."""
-        arrays = (part for store in self._stores for part in store.arrays())
-        return f"{functools.reduce(lambda total, part: zlib.crc32(part.data, total), arrays, 0):08x}"
 
 
 def open_stores(config: CorpusConfig, vocabulary: Vocabulary, fallback: Path) -> Stores:
@@ -162,78 +145,46 @@ def open_store(part: CorpusPart, key: str, vocabulary: Vocabulary, folders: Sequ
     key: the configuration key of the corpus, for error messages. ratio: as for `read_lines`. Raises UserError if the text is
     invalid or the disk cannot hold the store.
     """
-    digest = _digest(part, key, vocabulary)
-    name = f"{Path(sides(part.files, key)[0][0]).name}.{digest}{cache.SUFFIX}"
-    missing = []
-    for folder in folders:
-        try:
-            return _map(folder / name)
-        except FileNotFoundError:
-            missing.append(folder)
-        except OSError as error:  # it cannot be read
-            reason = error
-    for folder in missing:
-        path = folder / name
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            building = folder / f".{path.name}.{secrets.token_hex(8)}"
-            building.mkdir()  # with the permissions that the umask allows
-        except OSError as error:
-            reason = error
-            continue
-        tell(f"nmt-train: tokenizing {key}")  # the log is not open yet
-        try:
-            _build(building, part, key, vocabulary, ratio)
-            _publish(building, path)
-        except OSError as error:
-            raise UserError(
-                f"{path}: {error.strerror or error}; free some space, or set corpus.cache to a folder on another disk"
-            ) from None
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
-        return _map(path)
-    raise UserError(f"{folders[-1]}: {reason.strerror}; the tokenized corpus needs a writable folder: set corpus.cache")
+    name = cache.name("corpus", [_FORMAT, vocabulary.digest, cache.fingerprints(part, key)])
+    store = cache.find(folders, name, _map)
+    if store is not None:
+        return store
+    tell(f"nmt-train: tokenizing {key}")  # the log is not open yet
+    return cache.build(folders, name, _map, lambda folder: _build(folder, part, key, vocabulary, ratio))
 
 
-def _digest(part: CorpusPart, key: str, vocabulary: Vocabulary) -> str:
-    facts: list[object] = [_FORMAT, vocabulary.digest]
-    weights = part.sentence_weights
-    lists = sides(part.files, key)
-    if weights is not None:
-        facts.append("weights")
-        lists += [] if weights == "column" else [[os.path.expanduser(weights)]]
-    for paths in lists:
-        for path in paths:
-            try:
-                status = os.stat(path)
-            except OSError as error:
-                raise UserError(f"{key}: {unreadable(path, error)}; check the path") from None
-            facts.append([os.path.abspath(path), status.st_size, status.st_mtime_ns])
-        facts.append("side")
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+class _Output:
+    """A file of a store that is being built, and the checksum of what was written to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file, self.checksum = open(path, "wb"), hashlib.sha256()
+
+    def write(self, array: np.ndarray) -> None:
+        data = array.tobytes()
+        self._file.write(data)
+        self.checksum.update(data)
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def _build(folder: Path, part: CorpusPart, key: str, vocabulary: Vocabulary, ratio: float) -> None:
     pairs = read_pairs(part.files, key, ratio)
     dtype = np.uint16 if len(vocabulary) <= 1 << 16 else np.uint32
-    counts = [0, 0]
-    with (
-        open(folder / "source.tokens", "wb") as source_tokens,
-        open(folder / "target.tokens", "wb") as target_tokens,
-        open(folder / "source.offsets", "wb") as source_offsets,
-        open(folder / "target.offsets", "wb") as target_offsets,
-    ):
-        outputs = ((source_tokens, source_offsets), (target_tokens, target_offsets))
-        for _, offsets in outputs:
-            offsets.write(np.zeros(1, np.int64).tobytes())
-        total = 0
+    counts, total = [0, 0], 0
+    outputs = [_Output(folder / f"{side}.{kind}") for side in ("source", "target") for kind in ("tokens", "offsets")]
+    with ExitStack() as opened:
+        for output in outputs:
+            opened.callback(output.close)
+        for offsets in outputs[1::2]:
+            offsets.write(np.zeros(1, np.int64))
         for chunk in _chunks(pairs):
             total += len(chunk)
-            for side, (tokens, offsets) in enumerate(outputs):
+            for side, (tokens, offsets) in enumerate((outputs[:2], outputs[2:])):
                 ids = vocabulary.encode([pair[side] for pair in chunk], side)
                 lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-                offsets.write((counts[side] + np.cumsum(lengths)).tobytes())
-                tokens.write(np.fromiter((i for line in ids for i in line), dtype, int(lengths.sum())).tobytes())
+                offsets.write(counts[side] + np.cumsum(lengths))
+                tokens.write(np.fromiter((i for line in ids for i in line), dtype, int(lengths.sum())))
                 counts[side] += int(lengths.sum())
     if total == 0 or not all(counts):
         empty = "source" if counts[1] else "target"
@@ -245,25 +196,17 @@ def _build(folder: Path, part: CorpusPart, key: str, vocabulary: Vocabulary, rat
         if len(weights) != total:
             where = f"{key}: sentence_weights: {part.sentence_weights}"
             raise UserError(f"{where} has {len(weights):,} lines, and the corpus {total:,}; give one per pair")
-        weights.tofile(folder / "weights")
-    (folder / cache.READY).write_text(json.dumps({"pairs": total, "dtype": np.dtype(dtype).name}))
+        outputs.append(_Output(folder / "weights"))
+        outputs[-1].write(weights)
+        outputs[-1].close()
+    checksum = hashlib.sha256("".join(output.checksum.hexdigest() for output in outputs).encode()).hexdigest()[:16]
+    facts = {"pairs": total, "dtype": np.dtype(dtype).name, "checksum": checksum}
+    (folder / cache.READY).write_text(json.dumps(facts))
 
 
 def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
     while chunk := list(islice(pairs, _CHUNK)):
         yield chunk
-
-
-def _publish(building: Path, path: Path) -> None:
-    """Rename a complete store to its final path; if another run was faster, use its store, which is identical."""
-    for file in (*building.iterdir(), building):
-        durable.sync(file)
-    try:
-        building.rename(path)
-        durable.sync(path.parent)
-    except OSError:
-        if not (path / cache.READY).exists():
-            raise
 
 
 def _map(path: Path) -> Store:
@@ -283,6 +226,7 @@ def _map(path: Path) -> Store:
         weights = np.memmap(path / "weights", np.float32, mode="r") if (path / "weights").exists() else None
         if weights is not None and len(weights) != facts["pairs"]:
             raise ValueError("sizes disagree")
-    except (OSError, ValueError, KeyError) as error:
+        checksum = str(facts["checksum"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: damaged ({error}); delete this folder, and the next start rebuilds it") from None
-    return Store(path, source, target, weights, held)
+    return Store(path, source, target, weights, held, checksum)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field, replace
-from typing import Annotated
+from functools import cached_property
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -27,6 +30,8 @@ from nmt_train.model.external_score import CommandFailed, Stopped, external_scor
 from nmt_train.model.transformer import Transformer
 from nmt_train.model.translator import NO_PROBABILITIES, Translator, best_text
 
+# Settings of the validation that do not change the value of a metric that needs translations.
+_HOW = ("every", "metrics", "command", "command_limit", "batch_tokens")
 _LONGEST = 4000  # pieces; the memory of attention grows with the square of the length
 
 
@@ -74,6 +79,13 @@ class ValidationConfig:
         own = self.metrics if part.metrics is None else part.metrics
         return [*own, *([COMMAND] if self.command else [])]
 
+    def test(self, metric: str) -> dict[str, Any]:
+        """The settings that a value of the metric depends on; values are comparable only if these are equal."""
+        if metric != COMMAND and not METRICS[metric].translated:
+            return {}
+        own = {name: value for name, value in vars(self).items() if name not in _HOW}
+        return {**own, "command": self.command} if metric == COMMAND else own
+
     def names(self, parts: Sequence[ValidationSet]) -> list[str]:
         """The names of all metrics on all validation sets."""
         return [named(metric, part.name) for part in parts for metric in self.of_set(part)]
@@ -116,6 +128,12 @@ class TestSet:
         for number, ids in enumerate(zip(self.source, self.target, strict=True), 1):
             if max(map(len, ids)) > _LONGEST:
                 raise UserError(f"{key}, line {number}: longer than {_LONGEST:,} pieces; split or remove the line")
+
+    @cached_property
+    def checksum(self) -> str:
+        """Identifies the text of the set, with the pieces before its sources."""
+        parts = (self.references, self.sources, [ids.tolist() for ids in self.source])
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def measure(
         self, model: Transformer, config: ValidationConfig, asked_to_stop: Callable[[], bool] = lambda: False
@@ -224,6 +242,15 @@ class TestSets:
         """Raises UserError as `TestSet` does."""
         self._parts = corpus.validation_sets
         self._sets = [TestSet(part.files, part.label, vocabulary, corpus.max_ratio) for part in self._parts]
+
+    def tests(self, config: ValidationConfig) -> dict[str, str]:
+        """For each metric on each set, what identifies the text and the settings that it is measured with."""
+        found = {}
+        for part, test_set in zip(self._parts, self._sets, strict=True):
+            for metric in config.of_set(part):
+                facts = json.dumps([test_set.checksum, config.test(metric)])
+                found[named(metric, part.name)] = hashlib.sha256(facts.encode()).hexdigest()[:16]
+        return found
 
     def measure(
         self, model: Transformer, config: ValidationConfig, asked_to_stop: Callable[[], bool] = lambda: False

@@ -27,6 +27,12 @@ class _Optimizer:
     torch: dict[str, _Number]
 
 
+@dataclass
+class _Corpus:
+    pairs: _Count
+    checksum: str
+
+
 _Stage = Annotated[list[tuple[_Count, _Count]], Field(min_length=1)]  # epochs and batches of each worker
 
 
@@ -35,10 +41,11 @@ class _Facts:
     vocabulary: str
     config: dict[str, Any]
     progress: dict[str, _Amount]
-    patience: dict[str, tuple[_Number, _Count] | tuple[_Number, _Count, _Count]]
+    patience: dict[str, tuple[_Number, _Count] | tuple[_Number, _Count, _Count] | tuple[_Number, _Count, _Count, str]]
     validation_pending: bool
     optimizer: _Optimizer
     history: list[dict[str, Any]] = field(default_factory=list)
+    corpora: list[_Corpus] | None = None  # None: an earlier version saved the checkpoint
     stages: Annotated[list[_Stage], Field(min_length=1)] | None = None  # None: a checkpoint of only the best parameters
 
 

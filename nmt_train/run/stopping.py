@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -56,21 +57,27 @@ class StopConfig:
 class Verdict:
     """The state of one metric after a validation: its best value, and the number of validations since that best.
 
-    stage: the stage of the training corpora (`until`); `stalled` begins at zero in each.
+    stage: the stage of the training corpora (`until`); `stalled` begins at zero in each. test: identifies the text and the
+    settings that the metric was measured with; empty if not known.
     """
 
     best: float
     stalled: int
     stage: int = 0
+    test: str = ""
 
 
 class Patience:
-    """Keeps the best value of each metric; its state is part of every checkpoint."""
+    """Keeps the best value of each metric; its state is part of every checkpoint.
 
-    def __init__(self, config: StopConfig, last_stage: int = 0) -> None:
-        """last_stage: training does not stop early before it."""
-        self._config, self._last_stage = config, last_stage
+    forgotten: the metrics whose saved values `load` has left out, because they are measured otherwise now.
+    """
+
+    def __init__(self, config: StopConfig, last_stage: int = 0, tests: Mapping[str, str] = MappingProxyType({})) -> None:
+        """last_stage: training does not stop early before it. tests: for each metric, the `test` of its verdicts."""
+        self._config, self._last_stage, self._tests = config, last_stage, tests
         self.verdicts: dict[str, Verdict] = {}
+        self.forgotten: list[str] = []
 
     def record(self, scores: dict[str, float], failed: Sequence[str] = (), stage: int = 0) -> dict[str, Verdict]:
         """Judge one validation; a verdict with `stalled` 0 is a new best. Metrics no longer measured are forgotten.
@@ -79,11 +86,11 @@ class Patience:
         """
         before, self.verdicts = self.verdicts, {}
         for metric, value in scores.items():
-            last = before.get(metric)
+            last, test = before.get(metric), self._tests.get(metric, "")
             if last is None or (value < last.best if metric_of(metric).lower_is_better else value > last.best):
-                self.verdicts[metric] = Verdict(value, 0, stage)
+                self.verdicts[metric] = Verdict(value, 0, stage, test)
             else:
-                self.verdicts[metric] = Verdict(last.best, last.stalled + 1 if last.stage == stage else 1, stage)
+                self.verdicts[metric] = Verdict(last.best, last.stalled + 1 if last.stage == stage else 1, stage, test)
         judged = dict(self.verdicts)
         self.verdicts |= {metric: before[metric] for metric in failed if metric in before}
         return judged
@@ -101,8 +108,12 @@ class Patience:
         return f"no new best in {self._config.patience} validations (stop.patience)" if over else None
 
     def state(self) -> dict[str, Any]:
-        return {metric: [its.best, its.stalled, its.stage] for metric, its in self.verdicts.items()}
+        return {metric: list(vars(verdict).values()) for metric, verdict in self.verdicts.items()}
 
     def load(self, state: dict[str, Any]) -> None:
-        # Earlier versions saved no stage.
-        self.verdicts = {metric: Verdict(float(its[0]), int(its[1]), *map(int, its[2:])) for metric, its in state.items()}
+        """Restore what `state` returned, but for metrics that are measured on another text or with other settings now."""
+        self.verdicts = {metric: Verdict(*values) for metric, values in state.items()}  # older ones have no stage and no test
+        tests = {metric: verdict.test for metric, verdict in self.verdicts.items() if verdict.test}
+        self.forgotten = [metric for metric, test in tests.items() if test != self._tests.get(metric, test)]
+        for metric in self.forgotten:
+            del self.verdicts[metric]

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from nmt_train import config as configuration
 from nmt_train.common.duration import Duration
 from nmt_train.config import Config
+from nmt_train.corpus import CorpusConfig, CorpusPart
+from nmt_train.corpus.store import Stores
 from nmt_train.modes.auto import AUTO, SECTIONS, part_of_mode, with_part
 from nmt_train.modes.build import optimizer_name
 
 # Keys that may change when a run continues, without --force.
 MAY_CHANGE = (
     "run", "init", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
-    "corpus.max_skipped", "corpus.max_ratio", "corpus.cache", "corpus.cache_limit", "mode", "optimizer.at",
-    "optimizer.async_beta1", "optimizer.async_warmup", *SECTIONS, "transport", "recovery",
+    "corpus.max_skipped", "corpus.max_ratio", "corpus.cache", "corpus.cache_limit", "corpus.vocabulary.sample_lines", "mode",
+    "optimizer.at", "optimizer.async_beta1", "optimizer.async_warmup", *SECTIONS, "transport", "recovery",
+)  # fmt: skip
+# Keys that decide which pairs are in which batch of an epoch; a position in the data has no meaning after a change of them.
+_ORDER = (
+    "seed", "corpus.train", "corpus.temperature", "corpus.max_length", "corpus.window", "batch.tokens", "batch.sentences",
 )  # fmt: skip
 # Keys that cannot change when a run continues, even with --force: other values would have no effect, or would not match the
 # run's parameters.
 FIXED = (
     "corpus.vocabulary.size", "corpus.vocabulary.type", "corpus.vocabulary.character_coverage",
-    "corpus.vocabulary.sample_lines", "model.encoder_layers", "model.decoder_layers", "model.dim", "model.ffn_dim",
-    "model.heads", "model.norm", "model.tied", "model.activation", "model.output_bias",
+    "model.encoder_layers", "model.decoder_layers", "model.dim", "model.ffn_dim", "model.heads", "model.norm", "model.tied",
+    "model.activation", "model.output_bias",
 )  # fmt: skip
 
 
@@ -44,8 +52,11 @@ def saved_keys(old: dict[str, Any]) -> dict[str, Any]:
     } | saved
 
 
-def differences(old: dict[str, Any], new: Config) -> list[str]:
-    """List the keys, with both values, whose values differ between a saved configuration and `new`; omit MAY_CHANGE keys."""
+def differences(old: dict[str, Any], new: Config, by_content: bool = False) -> list[str]:
+    """List the keys, with both values, whose values differ between a saved configuration and `new`; omit MAY_CHANGE keys.
+
+    by_content: `corpus_differences` compares the texts of the training corpora, so that files may have other names.
+    """
     before = saved_keys(old)
     if new.mode == AUTO:
         new = with_part(new, part_of_mode(before))  # which a run keeps, unless it has begun with a single rank
@@ -55,12 +66,45 @@ def differences(old: dict[str, Any], new: Config) -> list[str]:
         if values["optimizer.schedule"] == "cosine" and values["optimizer.cosine_until"] is None:
             spans = map(Duration.parse, values["stop.after"])
             values["optimizer.cosine_until"] = next((str(span) for span in spans if span.counts), None)
+        if by_content:
+            values["corpus.train"] = [_without_files(entry) for entry in _entries(values["corpus.train"])]
     return [
         f"{name} was {before.get(name)}, now {after.get(name)}"
         for name in sorted(before.keys() | after.keys())
         if not _equal(before.get(name), after.get(name))
         and not any(name == key or name.startswith(key + ".") for key in MAY_CHANGE)
     ]
+
+
+def corpus_differences(old: list[dict[str, Any]], new: Stores, corpus: CorpusConfig) -> list[str]:
+    """List the training corpora whose text or sentence weights differ from those that a checkpoint identifies.
+
+    old: the `identity` of the checkpoint's corpora.
+    """
+    if len(old) != len(new.identity):
+        return [f"corpus.train had {len(old)} corpora, now {len(new.identity)}"]
+    return [
+        f"{corpus.label(number)} had {before['pairs']:,} pairs, now {now['pairs']:,}"
+        if before["pairs"] != now["pairs"]
+        else f"{corpus.label(number)} has other text or sentence weights in its {now['pairs']:,} pairs"
+        for number, (before, now) in enumerate(zip(old, new.identity, strict=True))
+        if before != now
+    ]
+
+
+def change_order(changed: Sequence[str]) -> bool:
+    """Whether these differences change which pairs are in which batch of an epoch."""
+    return any(difference.startswith(tuple(f"{key}{end}" for key in _ORDER for end in " ,")) for difference in changed)
+
+
+def _entries(train: Any) -> list[dict[str, Any]]:
+    """The entries of `corpus.train`; a single corpus is one entry."""
+    several = isinstance(train, list) and any(isinstance(entry, dict) for entry in train)
+    return train if several else [{**dataclasses.asdict(CorpusPart(files=train)), "files": train}]
+
+
+def _without_files(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key not in ("files", "name", "sentence_weights")}
 
 
 def _equal(before: Any, after: Any) -> bool:

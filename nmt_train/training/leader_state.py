@@ -14,7 +14,7 @@ from nmt_train import __version__
 from nmt_train import config as configuration
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
-from nmt_train.corpus.data_shard import from_plain
+from nmt_train.corpus.data_shard import Position, from_plain
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.distributed.exchange.worker_state import Vectors
 from nmt_train.optim.flat_model import FlatModel, cpu_copy
@@ -31,19 +31,23 @@ _GENERATORS = ("cpu", "cuda")
 class LeaderState:
     """The state that only rank 0 keeps.
 
-    validation_pending: whether a requested validation is not finished yet. history: the checkpoints with whose parameters this
-    run and its predecessors began (key `init`), oldest first.
+    corpora: what identifies the training corpora. validation_pending: whether a requested validation is not finished yet.
+    history: the checkpoints with whose parameters this run and its predecessors began (key `init`), oldest first.
     """
 
     progress: Progress
     patience: Patience
     vocabulary: Vocabulary
+    corpora: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     validation_pending: bool = False
     history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def facts(self, numbers: dict[str, Any], config: Config) -> dict[str, Any]:
         """A checkpoint's contents except vectors, vocabulary and `stages`, as of now; numbers: the optimizer's counters."""
-        return {"version": __version__, "config": configuration.plain(config), **self.own(), "optimizer": numbers}
+        plain_config = configuration.plain(config)
+        return {
+            "version": __version__, "config": plain_config, "corpora": self.corpora, **self.own(), "optimizer": numbers,
+        }  # fmt: skip
 
     def own(self) -> dict[str, Any]:
         """This state as JSON, without the vocabulary."""
@@ -81,6 +85,13 @@ class LeaderState:
                 {"init": str(initial.path.resolve()), "updates": updates, "parameters": digest},
             ]
         return Snapshot({"parameters": parameters}, {"updates": 0, "factor": 1.0, "torch": {}}, [], [], [])
+
+    def begin_epoch(self, snapshot: Snapshot) -> None:
+        """Let all workers continue with an epoch that has not begun: the batches of the present one have changed."""
+        stopped = [position for stage in snapshot.stages for position in stage]
+        epochs = max(position.epochs + (position.batches > 0) for position in stopped)
+        snapshot.stages = [[Position(epochs) for _ in snapshot.stages[-1]]]
+        self.progress.at(epochs, 0)
 
     def load(self, saved: Checkpoint, flat: FlatModel, smoothing: bool) -> Snapshot:
         """Restore this state from a checkpoint and return the snapshot. smoothing: whether the snapshot needs the running mean.

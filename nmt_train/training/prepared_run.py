@@ -25,7 +25,7 @@ from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.run.folder import Run, newest
 from nmt_train.run.manifest import load_verified
 from nmt_train.training.auto_mode import ChosenMode
-from nmt_train.training.config_changes import FIXED, differences, saved_keys
+from nmt_train.training.config_changes import FIXED, corpus_differences, differences, saved_keys
 
 
 @dataclass
@@ -34,8 +34,8 @@ class PreparedRun:
 
     saved: the checkpoint to continue from, or None. initial: the checkpoint with whose parameters a new run begins, or None.
     damaged: what is wrong with newer checkpoints. overwrite: whether to empty the run folder. forced: the differences from the
-    run's configuration that --force allows. simulated: the cluster (YAML) if time is virtual, else empty. mode_chosen:
-    whether the number of ranks has decided the mode. auto: what `mode: auto` has chosen.
+    run's configuration and corpus that --force allows. simulated: the cluster (YAML) if time is virtual, else empty.
+    mode_chosen: whether the number of ranks has decided the mode. auto: what `mode: auto` has chosen.
     """
 
     run: Run
@@ -69,10 +69,14 @@ def opened(
             if launcher.begun_before():
                 run.refuse_elsewhere()
         saved, damaged = (None, []) if overwrite else _newest(run)
+        if saved is not None and "corpora" not in saved.facts:
+            damaged.append(f"{saved.path} does not identify its corpus (an earlier version saved it): use the same text")
         forced = _compare(saved, config, force) if saved is not None and trains else []
         initial = _initial(config) if saved is None and config.init else None
         vocabulary = _inherited(initial, config) if initial else _vocabulary(run, config, saved, overwrite)
         stores = open_stores(config.corpus, vocabulary, run.folder / "store")
+        if saved is not None and trains:
+            forced += _compare_corpora(saved, config, stores, force)
         yield PreparedRun(run, saved, damaged, vocabulary, stores, overwrite, initial, forced, simulated, mode_chosen)
     finally:
         run.close()
@@ -154,7 +158,7 @@ def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
             f"{'' if config.optimizer.name else f', which mode {config.mode} uses'}; add --optimizer.name {before}, or choose"
             " another run folder"
         )
-    changed = differences(saved.facts["config"], config)
+    changed = differences(saved.facts["config"], config, by_content="corpora" in saved.facts)
     fixed = [difference for difference in changed if difference.split(" was ")[0] in FIXED]
     if fixed:
         raise UserError(
@@ -165,6 +169,19 @@ def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
         raise UserError(
             f"run: {config.run} was started with another configuration: {'; '.join(changed)}; restore it, choose another run"
             " folder, or continue anyway with --force"
+        )
+    return changed
+
+
+def _compare_corpora(saved: Checkpoint, config: Config, stores: Stores, force: bool) -> list[str]:
+    """The differences from the training corpora of the checkpoint; UserError if there are any, without --force."""
+    if "corpora" not in saved.facts:
+        return []
+    changed = corpus_differences(saved.facts["corpora"], stores, config.corpus)
+    if changed and not force:
+        raise UserError(
+            f"run: {config.run} was trained on another corpus: {'; '.join(changed)}; restore it, choose another run folder, or"
+            " continue with a new epoch of this corpus with --force"
         )
     return changed
 

@@ -22,6 +22,7 @@ from nmt_train.run.folder import Run
 from nmt_train.run.log import Log, rewind_metrics, rewind_spans
 from nmt_train.run.progress import Progress
 from nmt_train.run.stopping import Patience
+from nmt_train.training.config_changes import change_order
 from nmt_train.training.follower import Follower
 from nmt_train.training.leader import Leader
 from nmt_train.training.leader_state import LeaderState
@@ -38,11 +39,14 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
         check_steps(config, worker.batches.target_tokens, worker.transport.size)
     test_sets = TestSets(config.corpus, prepared.vocabulary)
     tokenizers = test_sets.tokenizers(config.validation)
-    state = LeaderState(Progress(), Patience(config.stop, len(config.corpus.stages)), prepared.vocabulary)
+    patience = Patience(config.stop, len(config.corpus.stages), test_sets.tests(config.validation))
+    state = LeaderState(Progress(), patience, prepared.vocabulary, prepared.stores.identity)
     if recovered is not None:
         state.load_facts(recovered.leader)
     elif prepared.saved is not None:
         snapshot = state.load(prepared.saved, worker.flat, bool(config.optimizer.smoothing))
+        if change_order(prepared.forced):
+            state.begin_epoch(snapshot)
     else:
         snapshot = state.begin(prepared.initial, worker.flat, validate=config.validation.every is not None)
     if prepared.overwrite and recovered is None:
@@ -59,6 +63,11 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
     try:
         if prepared.overwrite and recovered is None:
             log.say(f"started over: deleted the previous contents of {run.folder} (--overwrite)")
+        if patience.forgotten:
+            log.say(
+                f"warning: forgot the best {', '.join(patience.forgotten)}: the validation set or the settings have changed, so"
+                " that new values cannot be compared with it"
+            )
         leader = Leader(worker, run, log, state, test_sets, bool(prepared.simulated))
         stop_request.tell(leader.ask)
         if recovered is None:
@@ -156,6 +165,8 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
         log.say(f"warning: {complaint}")
     for difference in prepared.forced:
         log.say(f"warning: --force: {difference}")
+    if change_order(prepared.forced):
+        log.say(f"warning: --force: epoch {worker.progress.epochs + 1} begins, because its batches have changed")
     log.begun(worker.progress, in_force, prepared.forced)
     config, batches, transport = worker.config, worker.batches, worker.transport
     where = "" if transport.size == 1 else f", {transport.size} ranks on {', '.join(dict.fromkeys(transport.hosts))}"

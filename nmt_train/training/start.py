@@ -245,5 +245,5 @@ def _identity(config: Config, stores: Stores) -> dict[str, Any]:
             [part.weight, part.until and str(part.until), part.tag, part.noise and vars(part.noise)]
             for part in config.corpus.parts
         ],
-        "corpus.train (pairs)": stores.sizes, "corpus.train (checksum)": stores.checksum(),
+        **{f"corpus.train ({what})": [one[what] for one in stores.identity] for what in ("pairs", "checksum")},
     }  # fmt: skip

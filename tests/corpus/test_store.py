@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from nmt_train.common.errors import UserError
-from nmt_train.corpus import CorpusConfig, CorpusPart
+from nmt_train.corpus import CorpusConfig, CorpusPart, cache
 from nmt_train.corpus import store as store_module
 from nmt_train.corpus.store import Store, open_store, open_stores
 from nmt_train.corpus.vocabulary import Vocabulary
@@ -51,11 +52,40 @@ def test_it_is_reused_when_nothing_changed_and_made_again_when_text_or_vocabular
         patch.setattr(store_module, "_build", lambda *arguments: pytest.fail("built again"))
         assert open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path]).path == first.path
     changed = Path(files[1])
+    before = changed.stat()
     changed.write_text(changed.read_text(encoding="utf-8").replace("zwei", "drei"), encoding="utf-8")
-    os.utime(changed, ns=(1, 1))
+    os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert changed.stat().st_size == before.st_size
     second = open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path])
     assert second.path != first.path
+    assert second.checksum != first.checksum
     assert lines_of(second, vocabulary)[1] == changed.read_text(encoding="utf-8").splitlines()
+
+
+def test_it_is_reused_for_the_same_text_elsewhere(
+    files: list[str], vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path])
+    moved = [shutil.move(path, tmp_path / Path(path).name) for path in files]
+    monkeypatch.setattr(store_module, "_build", lambda *arguments: pytest.fail("built again"))
+    assert open_store(CorpusPart(files=[*map(str, moved)]), "corpus.train", vocabulary, [tmp_path]).path == first.path
+
+
+def test_a_change_anywhere_in_a_large_file_is_a_new_corpus(
+    files: list[str], vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not all of a large file is read to identify it; a change between the blocks that are read has another time."""
+    for name, value in (("_WHOLE", 1000), ("_BLOCK", 10), ("_BLOCKS", 4)):
+        monkeypatch.setattr(cache, name, value)
+    path, before = Path(files[0]), os.stat(files[0])
+    data, size = path.read_bytes(), os.stat(files[0]).st_size
+    stores = {open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path]).path}
+    for place, keeps_time in ((size - 2, True), (20, False)):
+        path.write_bytes(data[:place] + b"x" + data[place + 1 :])
+        if keeps_time:
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        stores.add(open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path]).path)
+    assert len(stores) == 3
 
 
 def test_where_the_cache_cannot_be_written_it_goes_to_the_run_folder(
@@ -72,7 +102,7 @@ def test_where_the_cache_cannot_be_written_it_goes_to_the_run_folder(
     store = open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path / "cache", tmp_path / "run"])
     assert store.path.parent == tmp_path / "run"
     refused.append(tmp_path / "other")
-    Path(files[0]).touch()
+    Path(files[0]).write_text("other text\n" * 200, encoding="utf-8")
     with pytest.raises(UserError, match="denied"):
         open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path / "cache", tmp_path / "other"])
 
