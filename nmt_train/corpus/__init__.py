@@ -36,7 +36,11 @@ class VocabularyConfig:
         description="fraction of the corpus's characters that pieces cover; rarer characters become unknown pieces",
     )
     sample_lines: int = Field(
-        default=2_000_000, ge=101, le=10**9, description="maximum number of random lines to train the vocabulary on [lines]"
+        default=1_000_000,
+        ge=101,
+        le=10**9,
+        description="maximum number of random lines to train the vocabulary on; at most 50 million characters, which bound the"
+        " memory [lines]",
     )
     sampling: float = Field(
         default=0.0,

@@ -18,6 +18,7 @@ from nmt_train.corpus.batch import Batch, Turn, assemble
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.corpus.mixture import Mixture
 from nmt_train.corpus.store import Stores
+from nmt_train.corpus.survey import refuse_left_out
 from nmt_train.corpus.vocabulary import UNKNOWN, Vocabulary, VocabularyPair
 
 
@@ -40,6 +41,27 @@ class LeftOut:
         return f"{self.empty:,} with an empty side, {self.long:,} over-long, of {self.total:,} pairs"
 
 
+def check_settings(corpus: CorpusConfig, batch: BatchConfig, vocabulary: Vocabulary) -> None:
+    """Raise UserError if no batches can be made with this vocabulary, whatever the text is."""
+    if corpus.vocabulary.sampling and not vocabulary.can_resample():
+        raise UserError(
+            "corpus.vocabulary.sampling: needs one SentencePiece model of type unigram for both sides, and this run's"
+            " vocabulary is another; set it to 0"
+        )
+    if any(part.noise for part in corpus.parts) and isinstance(vocabulary, VocabularyPair):
+        raise UserError("corpus.train: noise needs one SentencePiece model for both sides; remove it")
+    check_batch_size(corpus, batch)
+
+
+def check_batch_size(corpus: CorpusConfig, batch: BatchConfig) -> None:
+    """Raise UserError if a batch cannot hold the longest sentence."""
+    if batch.sentences is None and batch.tokens <= corpus.max_length:
+        raise UserError(
+            f"batch.tokens: {batch.tokens} cannot hold one sentence of corpus.max_length {corpus.max_length} pieces and END;"
+            " raise batch.tokens or lower corpus.max_length"
+        )
+
+
 class Batches:
     """The batches of every epoch. Batch i of epoch e is the same in every process that has the same seed.
 
@@ -48,14 +70,8 @@ class Batches:
 
     def __init__(self, stores: Stores, corpus: CorpusConfig, batch: BatchConfig, vocabulary: Vocabulary, seed: int) -> None:
         self.stores, self._config, self._vocabulary, self._seed = stores, batch, vocabulary, seed
-        if corpus.vocabulary.sampling and not vocabulary.can_resample():
-            raise UserError(
-                "corpus.vocabulary.sampling: needs one SentencePiece model of type unigram for both sides, and this run's"
-                " vocabulary is another; set it to 0"
-            )
+        check_settings(corpus, batch, vocabulary)
         self._label, self._longest = corpus.label, corpus.max_length
-        if any(part.noise for part in corpus.parts) and isinstance(vocabulary, VocabularyPair):
-            raise UserError("corpus.train: noise needs one SentencePiece model for both sides; remove it")
         self._window, self._sampling = corpus.window, corpus.vocabulary.sampling
         self._candidates = corpus.vocabulary.sampling_candidates
         self._noise = [part.noise for part in corpus.parts]
@@ -68,27 +84,17 @@ class Batches:
         numbers = np.flatnonzero(kept).astype(np.int32 if len(kept) < 1 << 31 else np.int64)
         ends = np.cumsum([len(source) for source, _ in lengths])
         self._kept = np.split(numbers, np.searchsorted(numbers, ends[:-1]))
-        self._check(corpus)
+        self._check(corpus, shortest, longest)
         self.mixture = Mixture(corpus, self._kept, seed)
 
-    def _check(self, corpus: CorpusConfig) -> None:
+    def _check(self, corpus: CorpusConfig, shortest: np.ndarray, longest: np.ndarray) -> None:
         for number, kept in enumerate(self._kept):
             if len(kept) == 0:
                 raise UserError(
                     f"{corpus.label(number)}: no pair is left to train on ({self.left_out}); check the files and"
                     " corpus.max_length"
                 )
-        share = 1 - sum(map(len, self._kept)) / self.left_out.total
-        if share > corpus.max_skipped:
-            raise UserError(
-                f"corpus.train: {share:.1%} of the pairs would be left out ({self.left_out}), more than"
-                f" corpus.max_skipped {corpus.max_skipped:.1%}; raise it or corpus.max_length {corpus.max_length}"
-            )
-        if self._config.sentences is None and self._config.tokens <= corpus.max_length:
-            raise UserError(
-                f"batch.tokens: {self._config.tokens} cannot hold one sentence of corpus.max_length {corpus.max_length}"
-                " pieces and END; raise batch.tokens or lower corpus.max_length"
-            )
+        refuse_left_out(corpus, shortest, longest, self.left_out.total)
 
     def __len__(self) -> int:
         """Return the number of pairs in the first epoch."""

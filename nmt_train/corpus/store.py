@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import accumulate, islice
@@ -22,7 +22,8 @@ import numpy as np
 from nmt_train.common.errors import UserError
 from nmt_train.common.streams import tell
 from nmt_train.corpus import MAX_RATIO, CorpusConfig, CorpusPart, cache
-from nmt_train.corpus.text import read_pairs, read_weights
+from nmt_train.corpus.survey import Survey
+from nmt_train.corpus.text import read_pairs, refuse_empty, weights_of
 from nmt_train.corpus.vocabulary import Vocabulary
 
 _FORMAT = 2
@@ -119,36 +120,45 @@ class Stores:
         return [store.path for store in self._stores]
 
 
-def open_stores(config: CorpusConfig, vocabulary: Vocabulary, fallback: Path) -> Stores:
+def open_stores(config: CorpusConfig, vocabulary: Vocabulary, fallback: Path, survey: Survey | None = None) -> Stores:
     """Open or build the stores of all training corpora, in the cache or, if it cannot be written, in `fallback`.
 
-    Raises UserError as `open_store` does.
+    survey: of these corpora, if there is one. Raises UserError as `open_store` does, and if too many pairs are over-long.
     """
-    found, folder = config.parts, cache.folder(config.cache)
-    for number, part in enumerate(found):
+    parts, folders = config.parts, (cache.folder(config.cache), fallback)
+    for number, part in enumerate(parts):
         if not vocabulary.knows(part.tag):
             raise UserError(
                 f"{config.label(number)}: tag {part.tag} is unknown to the vocabulary of this run; choose one that it knows"
             )
+    survey = survey or Survey(config)
+
+    def check() -> None:
+        survey.check_lengths(lambda lines, side: [*map(len, vocabulary.encode(lines, side))])
+
     stores = [
-        open_store(part, config.label(number), vocabulary, (folder, fallback), config.max_ratio)
-        for number, part in enumerate(found)
+        open_store(part, config.label(number), vocabulary, folders, config.max_ratio, check)
+        for number, part in enumerate(parts)
     ]
     with suppress(OSError):  # a folder that cannot be read
-        cache.make_room(folder, config.cache_limit * 1e9)
-    return Stores(stores, [np.array(vocabulary.encode([part.tag])[0], dtype=np.int64) for part in found])
+        cache.make_room(folders[0], config.cache_limit * 1e9)
+    return Stores(stores, [np.array(vocabulary.encode([part.tag])[0], dtype=np.int64) for part in parts])
 
 
-def open_store(part: CorpusPart, key: str, vocabulary: Vocabulary, folders: Sequence[Path], ratio: float = MAX_RATIO) -> Store:
+def open_store(
+    part: CorpusPart, key: str, vocabulary: Vocabulary, folders: Sequence[Path], ratio: float = MAX_RATIO,
+    check: Callable[[], None] = lambda: None,
+) -> Store:  # fmt: skip
     """Open the store of a corpus, or build it in the first of `folders` that can be written.
 
-    key: the configuration key of the corpus, for error messages. ratio: as for `read_lines`. Raises UserError if the text is
-    invalid or the disk cannot hold the store.
+    key: the configuration key of the corpus, for error messages. ratio: as for `read_lines`. check: called before a store is
+    built. Raises UserError if the text is invalid or the disk cannot hold the store.
     """
     name = cache.name("corpus", [_FORMAT, vocabulary.digest, cache.fingerprints(part, key)])
     store = cache.find(folders, name, _map)
     if store is not None:
         return store
+    check()
     tell(f"nmt-train: tokenizing {key}")  # the log is not open yet
     return cache.build(folders, name, _map, lambda folder: _build(folder, part, key, vocabulary, ratio))
 
@@ -186,16 +196,9 @@ def _build(folder: Path, part: CorpusPart, key: str, vocabulary: Vocabulary, rat
                 offsets.write(counts[side] + np.cumsum(lengths))
                 tokens.write(np.fromiter((i for line in ids for i in line), dtype, int(lengths.sum())))
                 counts[side] += int(lengths.sum())
-    if total == 0 or not all(counts):
-        empty = "source" if counts[1] else "target"
-        raise UserError(
-            f"{key}: the {'files are' if not any(counts) else empty + ' side is'} empty; give files that contain text"
-        )
+    refuse_empty(key, *map(bool, counts))
     if part.sentence_weights is not None:
-        weights = np.fromiter(read_weights(part, key, ratio), np.float32)
-        if len(weights) != total:
-            where = f"{key}: sentence_weights: {part.sentence_weights}"
-            raise UserError(f"{where} has {len(weights):,} lines, and the corpus {total:,}; give one per pair")
+        weights = weights_of(part, key, total, ratio)
         outputs.append(_Output(folder / "weights"))
         outputs[-1].write(weights)
         outputs[-1].close()

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
 from nmt_train.common.errors import UserError, unreadable
 from nmt_train.corpus import MAX_RATIO, CorpusPart, Files
 
@@ -178,6 +180,25 @@ def read_weights(part: CorpusPart, key: str, ratio: float = MAX_RATIO) -> Iterat
     for path in lists[0]:
         for number, line in enumerate(read_lines(path, ratio), 1):
             yield _weight((line.split("\t") + [""] * 3)[2], path, number)
+
+
+def weights_of(part: CorpusPart, key: str, pairs: int, ratio: float = MAX_RATIO) -> np.ndarray:
+    """The weights of all pairs of a corpus with `sentence_weights` (pairs,), float32; arguments and errors as `read_weights`.
+
+    Raises UserError also if there is not one weight for each of the `pairs`.
+    """
+    weights = np.fromiter(read_weights(part, key, ratio), np.float32)
+    if len(weights) != pairs:
+        where = f"{key}: sentence_weights: {part.sentence_weights}"
+        raise UserError(f"{where} has {len(weights):,} lines, and the corpus {pairs:,}; give one per pair")
+    return weights
+
+
+def refuse_empty(key: str, source: bool, target: bool) -> None:
+    """Raise UserError unless both sides have text."""
+    if not (source and target):
+        empty = "source side is" if target else "target side is" if source else "files are"
+        raise UserError(f"{key}: the {empty} empty; give files that contain text")
 
 
 def _weight(text: str, path: str, line: int) -> float:

@@ -8,10 +8,9 @@ import hashlib
 import io
 import json
 import os
-import random
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -21,11 +20,13 @@ import sentencepiece
 from nmt_train.common.errors import UserError, unreadable
 from nmt_train.common.paths import expanded
 from nmt_train.common.streams import tell
-from nmt_train.corpus import CorpusConfig, VocabularyConfig
-from nmt_train.corpus.text import LONGEST_LINE, clean, read_pairs
+from nmt_train.corpus import CorpusConfig, VocabularyConfig, cache
+from nmt_train.corpus.survey import Survey
+from nmt_train.corpus.text import LONGEST_LINE, clean
 
 PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
-_LONG = 4000  # characters of a line
+_RESERVED = "\u2585"  # SentencePiece leaves out lines with this character when it trains
+_MODEL = "vocabulary.model"
 SOURCE, TARGET = 0, 1  # the sides of a pair
 _PAIR = b"nmt_train: two SentencePiece models\n"  # the first line of a serialized `VocabularyPair`
 
@@ -192,18 +193,42 @@ def _processor(model: bytes, where: str) -> sentencepiece.SentencePieceProcessor
     return processor
 
 
-def train(config: CorpusConfig) -> Vocabulary:
+def trained(config: CorpusConfig, folders: Sequence[Path], survey: Survey) -> Vocabulary:
+    """The vocabulary that `train` makes of this text with these settings, from a cache in `folders` if it has been trained."""
+    vocabulary = config.vocabulary
+    settings = [sentencepiece.__version__, vocabulary.size, vocabulary.type, vocabulary.character_coverage, _tags(config)]
+    text = [cache.fingerprints(part, config.label(number)) for number, part in enumerate(config.parts)]
+    name = cache.name("vocabulary", [*settings, vocabulary.sample_lines, text])
+
+    def read(entry: Path) -> Vocabulary:
+        with cache.hold(entry):
+            return Vocabulary((entry / _MODEL).read_bytes(), str(entry / _MODEL))
+
+    def write(entry: Path) -> None:
+        (entry / _MODEL).write_bytes(model.model)
+        (entry / cache.READY).write_text("{}")
+
+    known = cache.find(folders, name, read)
+    if known is not None:
+        return known
+    survey.check_lengths(lambda lines, side: [len(line.split()) for line in lines], "words, each at least one piece")
+    model = train(config, survey)
+    return cache.build(folders, name, read, write)
+
+
+def train(config: CorpusConfig, survey: Survey | None = None) -> Vocabulary:
     """Train the joint vocabulary of `config.vocabulary` on both sides of the training corpus.
 
-    Raises UserError if the corpus is too small for the requested vocabulary size.
+    survey: of the training corpus, if there is one. Raises UserError if the corpus is too small for the requested vocabulary
+    size.
     """
     vocabulary = config.vocabulary
+    lines = (survey or Survey(config)).lines
     output = io.BytesIO()
     tell(f"nmt-train: training a vocabulary of {vocabulary.size:,} pieces")  # the log is not open yet
-    lines = _sample(_both_sides(config), vocabulary.sample_lines)
     training = partial(
         sentencepiece.SentencePieceTrainer.train,
-        sentence_iterator=iter(lines),
+        sentence_iterator=(line.replace(_RESERVED, " ") for line in lines),
         model_writer=output,
         vocab_size=vocabulary.size,
         model_type=vocabulary.type,
@@ -212,7 +237,7 @@ def train(config: CorpusConfig) -> Vocabulary:
         unk_id=UNKNOWN,
         bos_id=BEGIN,
         eos_id=END,
-        user_defined_symbols=list(dict.fromkeys(part.tag for part in config.parts if part.tag)),
+        user_defined_symbols=_tags(config),
         num_threads=os.cpu_count() or 1,
         max_sentence_length=LONGEST_LINE,  # else it leaves out lines of more than 4,192 bytes
         minloglevel=2,
@@ -222,8 +247,12 @@ def train(config: CorpusConfig) -> Vocabulary:
     except RuntimeError as error:
         if "sentences_.empty()" in str(error):
             raise UserError("corpus.train: no pair has text on both sides; check the files") from None
-        raise UserError(f"corpus.vocabulary.size: {_explain(str(error), vocabulary)}") from None
+        raise UserError(f"corpus.vocabulary.size: {_explain(str(error), vocabulary, len(lines))}") from None
     return Vocabulary(output.getvalue(), "the vocabulary just trained")
+
+
+def _tags(config: CorpusConfig) -> list[str]:
+    return list(dict.fromkeys(part.tag for part in config.parts if part.tag))
 
 
 def _in_thread(work: Callable[[], object]) -> None:
@@ -240,43 +269,12 @@ def _in_thread(work: Callable[[], object]) -> None:
     done.result()
 
 
-def _sample(lines: Iterable[str], most: int) -> list[str]:
-    """At most `most` random lines, the same in every run (algorithm R); SentencePiece itself would draw others each time."""
-    kept: list[str] = []
-    generator = random.Random(1)
-    for number, line in enumerate(lines):
-        if number < most:
-            kept.append(line)
-        elif (place := generator.randrange(number + 1)) < most:
-            kept[place] = line
-    return kept
-
-
-def _both_sides(config: CorpusConfig) -> Iterator[str]:
-    """The lines of both sides of all pairs with text on both."""
-    for number, part in enumerate(config.parts):
-        for source, target in read_pairs(part.files, config.label(number), config.max_ratio):
-            if source.strip() and target.strip():
-                yield from _cut(source)
-                yield from _cut(target)
-
-
-def _cut(line: str) -> Iterator[str]:
-    """The parts of a line that are short enough for SentencePiece, whose training time grows with the square of the length."""
-    start = 0
-    while len(line) - start > _LONG:
-        space = line.rfind(" ", start + 1, start + _LONG)
-        end = space if space > 0 else start + _LONG
-        yield line[start:end]
-        start = end
-    yield line[start:]
-
-
-def _explain(message: str, vocabulary: VocabularyConfig) -> str:
-    """Translate SentencePiece's error message into the terms of the configuration."""
+def _explain(message: str, vocabulary: VocabularyConfig, lines: int) -> str:
+    """Translate SentencePiece's error message into the terms of the configuration; lines: how many it was trained on."""
     largest = re.search(r"value <= (\d+)", message)
     if largest:
-        return f"{vocabulary.size} pieces are more than this corpus can fill; set it to {largest[1]} or less"
+        more = ", or raise corpus.vocabulary.sample_lines" * (lines >= vocabulary.sample_lines)
+        return f"{vocabulary.size} pieces are more than this corpus can fill; set it to {largest[1]} or less{more}"
     if "required_chars" in message or "smaller than required" in message:
         return f"{vocabulary.size} pieces are fewer than the characters of this corpus need; choose a larger size"
     return f"{vocabulary.size} pieces could not be trained on this corpus; choose a smaller size ({message[-160:]})"

@@ -11,13 +11,14 @@ from nmt_train import config as configuration
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
-from nmt_train.common.yaml_file import read
 from nmt_train.config import Config
-from nmt_train.corpus import VocabularyConfig
+from nmt_train.corpus import VocabularyConfig, cache
+from nmt_train.corpus.batches import check_batch_size, check_settings
 from nmt_train.corpus.store import Stores, open_stores
+from nmt_train.corpus.survey import Survey
 from nmt_train.corpus.text import read_lines, read_pairs, read_weights, sides
-from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.corpus.vocabulary import train as train_vocabulary
+from nmt_train.corpus.vocabulary import Vocabulary, trained
+from nmt_train.model.metrics import TestSets
 from nmt_train.modes import build as modes
 from nmt_train.modes.auto import AUTO
 from nmt_train.optim.optimizer import state_names
@@ -73,8 +74,11 @@ def opened(
             damaged.append(f"{saved.path} does not identify its corpus (an earlier version saved it): use the same text")
         forced = _compare(saved, config, force) if saved is not None and trains else []
         initial = _initial(config) if saved is None and config.init else None
-        vocabulary = _inherited(initial, config) if initial else _vocabulary(run, config, saved, overwrite)
-        stores = open_stores(config.corpus, vocabulary, run.folder / "store")
+        survey = Survey(config.corpus)
+        vocabulary = _inherited(initial, config) if initial else _vocabulary(run, config, saved, overwrite, survey)
+        check_settings(config.corpus, config.batch, vocabulary)
+        TestSets(config.corpus, vocabulary)  # which finds errors; tokenizing the corpus takes longer
+        stores = open_stores(config.corpus, vocabulary, _fallback(run), survey)
         if saved is not None and trains:
             forced += _compare_corpora(saved, config, stores, force)
         yield PreparedRun(run, saved, damaged, vocabulary, stores, overwrite, initial, forced, simulated, mode_chosen)
@@ -101,6 +105,7 @@ def taken_over(
 
 def _check_early(config: Config) -> None:
     """Find errors in the corpus files before a vocabulary is trained and a corpus is tokenized."""
+    check_batch_size(config.corpus, config.batch)
     found = config.corpus.parts
     for number, part in enumerate(found):
         for path in (path for side in sides(part.files, config.corpus.label(number)) for path in side):
@@ -186,12 +191,22 @@ def _compare_corpora(saved: Checkpoint, config: Config, stores: Stores, force: b
     return changed
 
 
-def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: bool) -> Vocabulary:
-    """The vocabulary of the run (unless `overwrite`), else the given one, else the checkpoint's, else a newly trained one."""
+def _fallback(run: Run) -> Path:
+    """The folder of the tokenized corpus if the user's cache cannot be written."""
+    return run.folder / "store"
+
+
+def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: bool, survey: Survey) -> Vocabulary:
+    """The vocabulary of the run (unless `overwrite`), else the given one, else the checkpoint's, else one trained on its text.
+
+    A start that made no checkpoint has left its config.yml and a vocabulary, perhaps of other text.
+    """
     path, wanted = run.folder / "vocabulary.model", config.corpus.vocabulary
     given = Vocabulary.load(wanted.path) if wanted.path else None
-    if overwrite or not path.exists() or (saved is None and not _same_corpus(run, config)):
-        return given or (saved.vocabulary() if saved else train_vocabulary(config.corpus))
+    if overwrite or not path.exists() or (saved is None and (run.folder / "config.yml").exists()):
+        if given is not None or saved is not None:
+            return given or saved.vocabulary()  # type: ignore[union-attr]
+        return trained(config.corpus, (cache.folder(config.corpus.cache), _fallback(run)), survey)
     vocabulary = Vocabulary.load(path)
     if given is not None and given.digest != vocabulary.digest:
         raise UserError(
@@ -203,15 +218,6 @@ def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: b
             " corpus.vocabulary.path"
         )
     return vocabulary
-
-
-def _same_corpus(run: Run, config: Config) -> bool:
-    """Whether a start that made no checkpoint would have trained the same vocabulary. (Without its config.yml: yes.)"""
-    path = run.folder / "config.yml"
-    if not path.exists():
-        return True
-    before, here = saved_keys(read(path, {}, "")), configuration.flatten(configuration.plain(config))
-    return all(before.get(key) == its for key, its in here.items() if key.startswith(("corpus.train", "corpus.vocabulary.")))
 
 
 def _inherited(initial: Checkpoint, config: Config) -> Vocabulary:

@@ -164,7 +164,10 @@ def test_by_default_a_corpus_of_which_most_is_left_out_is_refused(vocabulary: Vo
     corpus = CorpusConfig(train=["a", "b"], valid=["a", "b"], max_length=30)
     enough, few = store_of([(5, 5)] * 80 + [(5, 99)] * 20), store_of([(5, 5)] * 8 + [(5, 99)] * 90 + [(0, 5)] * 2)
     assert len(Batches(enough, corpus, BatchConfig(), vocabulary, seed=1)) == 80
-    counts = ".*2 with an empty side, 90 over-long, of 100 pairs.*corpus.max_skipped 20.0%; raise it or corpus.max_length 30"
+    counts = (
+        ".*2 with an empty side, 90 over-long, of 100 pairs.*corpus.max_skipped 20.0%; raise it or corpus.max_length 30: the"
+        r" longer side has up to 99 in 50%, 99 in 90%, .* of these pairs \[pieces\]"
+    )
     with pytest.raises(UserError, match=rf"92\.0% of the pairs would be left out {counts}"):
         Batches(few, corpus, BatchConfig(), vocabulary, seed=1)
 

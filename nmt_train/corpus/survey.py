@@ -1,0 +1,132 @@
+"""One pass over the training corpora before the expensive work: it checks every line, and draws random samples."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from nmt_train.common.errors import UserError
+from nmt_train.corpus import CorpusConfig
+from nmt_train.corpus.text import read_pairs, refuse_empty, weights_of
+
+Item = TypeVar("Item")
+
+_LONG = 4000  # characters of a line
+_CHARACTERS = 50_000_000  # of the lines to train a vocabulary on; SentencePiece takes about 25 bytes for each
+_PAIRS = 10_000  # sampled to estimate how many pairs are over-long
+_SURE = 3.0  # standard errors of that estimate
+
+
+class Sample(Generic[Item]):
+    """A random sample of at most `most` items and `largest` characters, in their order; the same in every run."""
+
+    def __init__(self, most: int, largest: float) -> None:
+        self._most, self._left, self._random = most, largest, random.Random(1)
+        self._kept: list[tuple[float, int, int, Item]] = []  # a heap: the first item is the next to be dropped
+        self._number, self._limit = 0, 1.0
+
+    def add(self, item: Item, characters: int) -> None:
+        self._number += 1
+        priority = self._random.random()
+        if priority >= self._limit:
+            return
+        heapq.heappush(self._kept, (-priority, self._number, characters, item))
+        self._left -= characters
+        while len(self._kept) > self._most or (self._left < 0 and len(self._kept) > 1):
+            dropped, _, freed, _ = heapq.heappop(self._kept)
+            self._limit, self._left = -dropped, self._left + freed
+
+    @property
+    def items(self) -> list[Item]:
+        return [item for _, _, _, item in sorted(self._kept, key=lambda entry: entry[1])]
+
+
+class _Drawn(NamedTuple):
+    """lines: of both sides, for a vocabulary. pairs: to estimate lengths. total: the number of all pairs."""
+
+    lines: list[str]
+    pairs: list[tuple[str, str]]
+    total: int
+
+
+class Survey:
+    """What one pass over the training corpora draws. The pass is made when it is first needed.
+
+    It raises UserError for a line that cannot be read, sides with different numbers of lines, a side without text, and
+    sentence weights that are wrong or of another number.
+    """
+
+    def __init__(self, corpus: CorpusConfig) -> None:
+        self._corpus = corpus
+
+    @cached_property
+    def _drawn(self) -> _Drawn:
+        corpus, total = self._corpus, 0
+        lines, pairs = Sample[str](corpus.vocabulary.sample_lines, _CHARACTERS), Sample[tuple[str, str]](_PAIRS, float("inf"))
+        for number, part in enumerate(corpus.parts):
+            key, text, count = corpus.label(number), [False, False], 0
+            for count, pair in enumerate(read_pairs(part.files, key, corpus.max_ratio), 1):  # noqa: B007
+                filled = [bool(side.strip()) for side in pair]
+                pairs.add(pair, 0)
+                if all(filled):
+                    for line in (line for side in pair for line in _cut(side)):
+                        lines.add(line, len(line))
+                text = [before or now for before, now in zip(text, filled, strict=True)]
+            refuse_empty(key, *text)
+            if part.sentence_weights is not None:
+                weights_of(part, key, count, corpus.max_ratio)
+            total += count
+        return _Drawn(lines.items, pairs.items, total)
+
+    @property
+    def lines(self) -> list[str]:
+        """Random lines of both sides of the pairs with text on both, in parts of at most _LONG characters."""
+        return self._drawn.lines
+
+    def check_lengths(self, measure: Callable[[Sequence[str], int], Sequence[int]], unit: str = "pieces") -> None:
+        """Raise UserError if training would surely leave out too many pairs.
+
+        measure: the lengths of lines of a side, 0 or 1, or lower bounds of them. unit: what these lengths count.
+        """
+        pairs = self._drawn.pairs
+        lengths = [np.array(measure([pair[side] for pair in pairs], side), dtype=np.int64) for side in (0, 1)]
+        refuse_left_out(self._corpus, np.minimum(*lengths), np.maximum(*lengths), self._drawn.total, unit)
+
+
+def refuse_left_out(corpus: CorpusConfig, shortest: np.ndarray, longest: np.ndarray, total: int, unit: str = "pieces") -> None:
+    """Raise UserError if training leaves out more pairs than `corpus.max_skipped`, for their lengths or an empty side.
+
+    shortest, longest: the length of the shorter and the longer side (pairs,) of all `total` pairs, or of a random sample of
+    them. unit: what lengths count.
+    """
+    empty, long = shortest == 0, (shortest > 0) & (longest > corpus.max_length)
+    count, left_out = len(longest), int((empty | long).sum())
+    share = left_out / count
+    error = (share * (1 - share) / count) ** 0.5 if count < total else 0.0
+    if share - _SURE * error <= corpus.max_skipped:
+        return
+    of = f"{count:,} pairs" + " drawn at random" * (count < total)
+    counts = f"{int(empty.sum()):,} with an empty side, {int(long.sum()):,} over-long, of {of}"
+    marks = {percent: int(np.percentile(longest, percent, method="higher")) for percent in (50, 90, 95, 99)}
+    reach = ", ".join(f"{length} in {percent}%" for percent, length in marks.items())
+    raise UserError(
+        f"corpus.train: {share:.1%} of the pairs would be left out ({counts}), more than corpus.max_skipped"
+        f" {corpus.max_skipped:.1%}; raise it or corpus.max_length {corpus.max_length}: the longer side has up to {reach} of"
+        f" these pairs [{unit}]"
+    )
+
+
+def _cut(line: str) -> Iterator[str]:
+    """The parts of a line that are short enough for SentencePiece, whose training time grows with the square of the length."""
+    start = 0
+    while len(line) - start > _LONG:
+        space = line.rfind(" ", start + 1, start + _LONG)
+        end = space if space > 0 else start + _LONG
+        yield line[start:end]
+        start = end
+    yield line[start:]
