@@ -19,6 +19,19 @@ from nmt_train.corpus import MAX_RATIO, CorpusPart, Files
 # Control characters and Unicode line separators, which would break the rule of one sentence per line; tabs are kept.
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 _WIDE = 0.4  # the share of zero bytes from which a line is taken for UTF-16
+# The first bytes of other formats, and how to turn such a file into text. UTF-32 is before UTF-16, whose mark begins alike.
+_FORMATS = {
+    b"\x1f\x8b": ("compressed with gzip", "give it a name that ends in .gz, or decompress it (gzip -d)"),
+    b"\xfd7zXZ\x00": ("compressed with xz", "decompress it (xz -d)"),
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "decompress it (zstd -d)"),
+    b"BZh": ("compressed with bzip2", "decompress it (bzip2 -d)"),
+    b"PK\x03\x04": ("a .zip archive", "unpack it (unzip)"),
+    b"\xff\xfe\x00\x00": ("UTF-32", "convert it to UTF-8 (iconv -f UTF-32 -t UTF-8)"),
+    b"\x00\x00\xfe\xff": ("UTF-32", "convert it to UTF-8 (iconv -f UTF-32 -t UTF-8)"),
+    b"\xff\xfe": ("UTF-16", "convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"),
+    b"\xfe\xff": ("UTF-16", "convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"),
+}
+_BZIP2 = re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)")  # what follows these letters, which may begin a text, too
 _LARGEST_WEIGHT = 1e6  # of a sentence; sums of weights are in fp32
 LONGEST_LINE = 10_000_000
 _SMALL = 1 << 26  # a .gz file of any size may contain this many bytes of text
@@ -39,8 +52,8 @@ def decode_lines(stream: BinaryIO, name: str, invalid: Callable[[int, bytes], st
 
     invalid: called with the number and the bytes of a line that is not UTF-8; returns the text to use for it.
 
-    A UserError names the file and the line of invalid UTF-8 (`NotUtf8`) or of a line that is too long to be text; such a line
-    is rejected before it fills the memory.
+    A UserError names the file if its first bytes are those of another format, and the file and the line of invalid UTF-8
+    (`NotUtf8`) or of a line that is too long to be text; such a line is rejected before it fills the memory.
     """
     for number, raw in enumerate(iter(lambda: stream.readline(LONGEST_LINE), b""), 1):
         if len(raw) == LONGEST_LINE:
@@ -48,6 +61,8 @@ def decode_lines(stream: BinaryIO, name: str, invalid: Callable[[int, bytes], st
                 f"{name}, line {number}: longer than {LONGEST_LINE:,} bytes; give a text file with one sentence per line"
             )
         if number == 1:
+            if other := _other_format(raw, name):
+                raise UserError(other)
             raw = raw.removeprefix(_BOM)
         raw = raw.rstrip(b"\n").removesuffix(b"\r")
         try:
@@ -55,6 +70,8 @@ def decode_lines(stream: BinaryIO, name: str, invalid: Callable[[int, bytes], st
                 raise UnicodeDecodeError("utf-8", raw, raw.index(0), len(raw), f"{zeros} zero bytes")
             line = raw.decode("utf-8")
         except UnicodeDecodeError as error:
+            if number == 1 and (order := _wide(raw, stream)):
+                raise UserError(f"{name}: is UTF-16; convert it to UTF-8 (iconv -f UTF-16{order} -t UTF-8)") from None
             if invalid is not None:
                 yield clean(invalid(number, raw))
                 continue
@@ -62,6 +79,28 @@ def decode_lines(stream: BinaryIO, name: str, invalid: Callable[[int, bytes], st
                 f"{name}, line {number}: not UTF-8 (byte {error.start + 1} of the line); convert the file, e.g. with iconv"
             ) from None
         yield clean(line)
+
+
+def _other_format(first: bytes, name: str) -> str:
+    """A sentence on the format of a file that begins with this line, if it is not text in UTF-8; else an empty string."""
+    for mark, (what, remedy) in _FORMATS.items():
+        if first.startswith(mark) and (mark != b"BZh" or _BZIP2.match(first)):
+            twice = " twice" if name.endswith(".gz") and "compressed" in what else ""
+            return f"{name}: is {what}{twice}; {'decompress it once (gzip -d)' if twice else remedy}"
+    return ""
+
+
+def _wide(first: bytes, stream: BinaryIO) -> str:
+    """The byte order, LE or BE, of a stream in UTF-16 without a mark; an empty string if it is something else.
+
+    first: its first line, which is not UTF-8, up to the byte 10, which is the second byte of a line feed in BE, and the first
+    in LE. One of the two bytes is zero; text in other encodings has no zero bytes.
+    """
+    if len(first) % 2:
+        return "BE" if first.endswith(b"\x00") else ""
+    if stream.read(1) == b"\x00":
+        return "LE"
+    return "BE" if first[:1] == b"\x00" else "LE" if first[1:2] == b"\x00" else ""  # a single line without line feed
 
 
 class Lines:
@@ -108,6 +147,10 @@ def read_lines(path: str | Path, ratio: float = MAX_RATIO) -> Iterator[str]:
                         " corpus.max_ratio if it is correct"
                     )
                 yield line
+    except gzip.BadGzipFile as error:
+        with open(path, "rb") as plain:
+            what = _other_format(plain.read(16), "").removeprefix(": is ") or "not compressed with gzip; rename it"
+        raise UserError(f"{path}: its name ends in .gz, but it is {what} ({error})") from None
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{unreadable(path, error)}; check the path and that the file can be read") from None
 

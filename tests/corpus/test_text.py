@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
+import re
 from pathlib import Path
 
 import pytest
 
 from nmt_train.common.errors import UserError
 from nmt_train.corpus import text
-from nmt_train.corpus.text import decode_lines, read_lines, read_pairs
+from nmt_train.corpus.text import Lines, NotUtf8, decode_lines, read_lines, read_pairs
 
 
 def file(folder: Path, name: str, data: bytes) -> str:
@@ -39,8 +42,6 @@ def test_bad_utf8_is_named_with_file_and_line(tmp_path: Path) -> None:
     path = file(tmp_path, "latin1.txt", b"gut\nsch\xf6n\n")
     with pytest.raises(UserError, match=r"latin1\.txt, line 2: not UTF-8"):
         list(read_lines(path))
-    with pytest.raises(UserError, match=r"wide\.txt, line 1: not UTF-8 \(byte 2 of the line\); convert the file"):
-        list(read_lines(file(tmp_path, "wide.txt", "gut\nböse\n".encode("utf-16-le"))))
     with pytest.raises(UserError, match="standard input, line 1"):
         list(decode_lines(io.BytesIO(b"\xff\n"), "standard input"))
 
@@ -100,3 +101,60 @@ def test_two_tsv_files_are_not_taken_for_source_and_target(tmp_path: Path) -> No
 def test_neither_one_nor_two_entries_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"corpus\.train: give \[source, target\]"):
         list(read_pairs(["a", "b", "c"], "corpus.train"))
+
+
+TEXT = "Straße 北京\nzwei\n"
+OTHER_FORMATS: dict[str, tuple[bytes, str]] = {
+    "gzip": (gzip.compress(TEXT.encode()), r"is compressed with gzip; give it a name that ends in \.gz, or decompress it"),
+    "xz": (lzma.compress(TEXT.encode()), r"is compressed with xz; decompress it \(xz -d\)"),
+    "bzip2": (bz2.compress(TEXT.encode()), "is compressed with bzip2; decompress it"),
+    "zstd": (bytes.fromhex("28b52ffd0405290000") + b"eins\n", "is compressed with zstd; decompress it"),
+    "zip": (b"PK\x03\x04\x14\x00", "is a .zip archive; unpack it"),
+    "UTF-16": (TEXT.encode("utf-16"), r"is UTF-16; convert it to UTF-8 \(iconv -f UTF-16 -t UTF-8\)"),
+    "UTF-16, the other order": (b"\xfe\xff" + TEXT.encode("utf-16-be"), "is UTF-16; convert"),
+    "UTF-32": (TEXT.encode("utf-32"), "is UTF-32; convert"),
+    "UTF-16LE without a mark": (TEXT.encode("utf-16-le"), "is UTF-16; convert it to UTF-8 .*UTF-16LE"),
+    "UTF-16BE without a mark": (TEXT.encode("utf-16-be"), "is UTF-16; convert it to UTF-8 .*UTF-16BE"),
+    "UTF-16LE without a mark or a line feed": ("böse".encode("utf-16-le"), "is UTF-16; convert .*UTF-16LE"),
+    "UTF-16LE of Windows without a mark": ("北京\r\n中\r\n".encode("utf-16-le"), "is UTF-16; convert .*UTF-16LE"),
+    "UTF-16BE of Windows without a mark": ("北京\r\n中\r\n".encode("utf-16-be"), "is UTF-16; convert .*UTF-16BE"),
+    "Chinese UTF-16LE without a mark": ("北京市\n中文\n".encode("utf-16-le"), "is UTF-16; convert .*UTF-16LE"),
+    "Chinese UTF-16BE without a mark": ("北京市\n中文\n".encode("utf-16-be"), "is UTF-16; convert .*UTF-16BE"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FORMATS)
+def test_files_in_other_formats_are_named_with_what_to_do(tmp_path: Path, name: str) -> None:
+    data, said = OTHER_FORMATS[name]
+    with pytest.raises(UserError, match=rf"train.txt: {said}"):
+        list(read_lines(file(tmp_path, "train.txt", data)))
+
+
+@pytest.mark.parametrize("name", OTHER_FORMATS)
+def test_so_are_those_on_standard_input_whatever_is_to_be_done_with_invalid_lines(name: str) -> None:
+    data, said = OTHER_FORMATS[name]
+    for on_error in ("stop", "skip", "replace"):
+        lines = Lines(io.BytesIO(data), "standard input", on_error)
+        assert list(lines) == []
+        assert re.search(f"standard input: {said}", str(lines.error))
+
+
+def test_a_name_with_gz_does_not_make_another_format_gzip(tmp_path: Path) -> None:
+    for data, said in (
+        (b"text\n", "not compressed with gzip; rename it"),
+        (lzma.compress(b"text\n"), r"compressed with xz; decompress it \(xz -d\)"),
+    ):
+        with pytest.raises(UserError, match=rf"a.gz: its name ends in .gz, but it is {said}"):
+            list(read_lines(file(tmp_path, "a.gz", data)))
+    with pytest.raises(UserError, match="a.gz: is compressed with gzip twice; decompress it once"):
+        list(read_lines(file(tmp_path, "a.gz", gzip.compress(gzip.compress(b"text\n")))))
+
+
+@pytest.mark.parametrize("text", ["BZh is no word\n", "PKW\n", "(µ/ý\n", "ÿþ\n"])
+def test_text_that_begins_like_another_format_is_text(tmp_path: Path, text: str) -> None:
+    assert list(read_lines(file(tmp_path, "a", text.encode()))) == [text.rstrip("\n")]
+
+
+def test_text_in_another_encoding_is_not_taken_for_utf_16(tmp_path: Path) -> None:
+    with pytest.raises(NotUtf8, match="line 1: not UTF-8"):
+        list(read_lines(file(tmp_path, "a", "böse Größe\nzwei\n".encode("latin-1"))))
