@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -34,6 +35,13 @@ class _Help(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None) -> None:
         print(explained(parser, values) if values else parser.format_help(), end="")
         parser.exit()
+
+
+class _Several(argparse.Action):
+    """The value of a list as YAML: either one word, which is YAML already, or several words, as in --corpus.train a b."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, values[0] if len(values) == 1 else json.dumps(values))
 
 
 def parser(prog: str, description: str, examples: str) -> cli.Parser:
@@ -75,9 +83,11 @@ def add_keys(options: cli.Parser) -> None:
             name, _, description = key.partition(": ")
             group = options.add_argument_group(name, description.replace("%", "%%"))
             continue
-        const = {"nargs": "?", "const": "true"} if key.type == "<class 'bool'>" else {}
+        values: dict[str, Any] = {"nargs": "?", "const": "true"} if key.type == "<class 'bool'>" else {}
+        if "list[" in key.type:
+            values = {"nargs": "+", "action": _Several}
         text = _described(key).replace("%", "%%")
-        group.add_argument(f"--{key.name}", dest=key.name, metavar="X", help=text, **const)  # type: ignore[arg-type]
+        group.add_argument(f"--{key.name}", dest=key.name, metavar="X", help=text, **values)
 
 
 def _described(key: Key) -> str:

@@ -48,8 +48,8 @@ def parser() -> cli.Parser:
     options.add_argument(
         "--empty-cache",
         action="store_true",
-        help="remove all tokenized corpora that no running process uses (see corpus.cache), and exit; a run that resumes"
-        " tokenizes its corpus again",
+        help="remove all tokenized corpora and vocabularies that no running process uses (see corpus.cache), and exit; a run"
+        " that resumes tokenizes its corpus again",
     )
     settings.add_keys(options)
     return options
@@ -65,7 +65,7 @@ def command(arguments: Sequence[str]) -> int:
         configured = settings.resolve(given).corpus.cache if given.config else vars(given)["corpus.cache"]
         folder = cache.folder(configured)
         removed, size = cache.empty(folder)
-        tell(f"{folder}: tokenized corpora removed: {removed}, {size / 1e9:.2f} GB")
+        tell(f"{folder}: tokenized corpora and vocabularies removed: {removed}, {size / 1e9:.2f} GB")
         return 0
     try:
         resolved = settings.resolve(given)

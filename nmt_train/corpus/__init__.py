@@ -57,6 +57,11 @@ class VocabularyConfig:
         return self
 
 
+def _check_tag(tag: str) -> None:
+    if tag in SPECIAL or any(map(str.isspace, tag)):
+        raise ValueError(f"tag {tag!r} cannot be one piece; write a word such as <2de>")
+
+
 @dataclass(frozen=True, config=STRICT)
 class CorpusPart:
     """One of several training corpora (an entry of `corpus.train`).
@@ -76,8 +81,7 @@ class CorpusPart:
 
     @model_validator(mode="after")
     def _check(self) -> CorpusPart:
-        if self.tag in SPECIAL or any(map(str.isspace, self.tag)):
-            raise ValueError(f"tag {self.tag!r} cannot be one piece; write a word such as <2de>")
+        _check_tag(self.tag)
         if self.until is not None and self.until.unit != "e":
             raise ValueError(f"until {self.until} is not a number of epochs; write it as 3e")
         return self
@@ -87,12 +91,13 @@ class CorpusPart:
 class ValidationSet:
     """One of several validation sets (an entry of `corpus.valid`).
 
-    name: for its metrics (as in `bleu@news`); the metrics of the first set have plain names. metrics: None means those of
-    `validation.metrics`.
+    name: for its metrics (as in `bleu@news`); the metrics of the first set have plain names. tag: put before every source, as
+    in a training corpus. metrics: None means those of `validation.metrics`.
     """
 
     files: Files
     name: str = ""
+    tag: str = ""
     metrics: Annotated[list[str], BeforeValidator(as_list), Field(min_length=1)] | None = None
 
     @property
@@ -102,6 +107,7 @@ class ValidationSet:
 
     @model_validator(mode="after")
     def _check(self) -> ValidationSet:
+        _check_tag(self.tag)
         if self.name and not all(letter.isalnum() or letter in "-_." for letter in self.name):
             raise ValueError(f"name {self.name!r} becomes part of file names; use letters, digits, -, _ and .")
         if self.metrics is not None and (wrong := [metric for metric in self.metrics if metric not in METRICS]):
@@ -127,7 +133,7 @@ class CorpusConfig:
     valid: Annotated[Annotated[Files, Tag("files")] | Annotated[list[ValidationSet], Tag("entry")], Discriminator(_form)] = (
         Field(
             description="validation set: [source, target] or [pairs.tsv]. For several sets: a list of {files: [source, target],"
-            " name, metrics} (docs/corpora.md)"
+            " name, tag, metrics} (docs/corpora.md)"
         )
     )
     temperature: float | None = Field(
@@ -153,10 +159,14 @@ class CorpusConfig:
         description="reject a .gz file if its text is more than this many times as long as the file",
     )
     cache: str | None = Field(
-        default=None, description="folder for tokenized corpora; null: nmt_train in $XDG_CACHE_HOME or ~/.cache"
+        default=None,
+        description="folder for tokenized corpora and vocabularies; null: nmt_train in $XDG_CACHE_HOME or ~/.cache",
     )
     cache_limit: float = Field(
-        default=100.0, gt=0, description="the tokenized corpora that were used longest ago are removed above this size [GB]"
+        default=100.0,
+        gt=0,
+        description="the tokenized corpora that were used longest ago are removed above this size, or above half of the space"
+        " that is free without them, if that is less [GB]",
     )
     window: int = Field(
         default=100_000,

@@ -26,6 +26,8 @@ Entry = TypeVar("Entry")
 
 SUFFIX = ".store"
 _WHOLE, _BLOCK, _BLOCKS = 1 << 26, 1 << 20, 64  # bytes, bytes, blocks: what the fingerprint of a file covers
+_SHARE = 0.5  # of the space that would be free without the cache
+_TEXT_PER_BYTE = 4  # bytes of text per byte of a .gz file, about
 _ABANDONED = 24 * 3600.0  # seconds after the last change of a store that is being built: its process has ended
 READY = "store.json"  # in a folder that is complete; processes that use it lock this file
 
@@ -70,6 +72,12 @@ def _fingerprint(path: str) -> list[object]:
             file.seek((status.st_size - _BLOCK) * number // (_BLOCKS - 1))
             digest.update(file.read(_BLOCK))
     return [packed, status.st_size, digest.hexdigest(), status.st_mtime_ns]
+
+
+def text_size(part: CorpusPart, key: str) -> int:
+    """About how many bytes of text a corpus has; tokenized, it takes less. Raises OSError if a file cannot be read."""
+    paths = [path for side in sides(part.files, key) for path in side]
+    return sum(os.stat(path).st_size * (_TEXT_PER_BYTE if path.endswith(".gz") else 1) for path in paths)
 
 
 def find(folders: Sequence[Path], name: str, read: Callable[[Path], Entry]) -> Entry | None:
@@ -145,13 +153,18 @@ def hold(store: Path) -> BinaryIO:
     return file
 
 
-def make_room(cache: Path, most: float) -> None:
-    """Remove the stores that were used longest ago, until those in `cache` have at most `most` bytes; those in use stay."""
+def make_room(cache: Path, most: float, coming: int = 0) -> None:
+    """Remove the stores that were used longest ago, until those in `cache` have at most `most` bytes; those in use stay.
+
+    They never have more than half of the space that is free on their disk without them. coming: bytes that will be added.
+    Raises OSError if there is no such folder.
+    """
     _remove_abandoned(cache)
     stores = sorted(_stores(cache))
     total = sum(size for _, size, _ in stores)
+    most = min(most, (total + shutil.disk_usage(cache).free) * _SHARE)
     for _, size, path in stores:
-        if total > most and _removed(path):
+        if total + coming > most and _removed(path):
             total -= size
 
 

@@ -111,6 +111,11 @@ class Stores:
         return found
 
     @property
+    def tokens(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each corpus, the ids of all sources, and of all targets (tokens,), without tags."""
+        return [(store.source.tokens, store.target.tokens) for store in self._stores]
+
+    @property
     def identity(self) -> list[dict[str, Any]]:
         """What identifies the text and the sentence weights of each corpus, as JSON: its pairs, and a checksum."""
         return [{"pairs": len(store), "checksum": store.checksum} for store in self._stores]
@@ -133,32 +138,36 @@ def open_stores(config: CorpusConfig, vocabulary: Vocabulary, fallback: Path, su
             )
     survey = survey or Survey(config)
 
-    def check() -> None:
+    def prepare(part: CorpusPart, key: str) -> None:
         survey.check_lengths(lambda lines, side: [*map(len, vocabulary.encode(lines, side))])
+        make_room(cache.text_size(part, key))
+
+    def make_room(coming: int) -> None:
+        with suppress(OSError):  # a folder that does not exist yet, or cannot be read
+            cache.make_room(folders[0], config.cache_limit * 1e9, coming)
 
     stores = [
-        open_store(part, config.label(number), vocabulary, folders, config.max_ratio, check)
+        open_store(part, config.label(number), vocabulary, folders, config.max_ratio, prepare)
         for number, part in enumerate(parts)
     ]
-    with suppress(OSError):  # a folder that cannot be read
-        cache.make_room(folders[0], config.cache_limit * 1e9)
+    make_room(0)
     return Stores(stores, [np.array(vocabulary.encode([part.tag])[0], dtype=np.int64) for part in parts])
 
 
 def open_store(
     part: CorpusPart, key: str, vocabulary: Vocabulary, folders: Sequence[Path], ratio: float = MAX_RATIO,
-    check: Callable[[], None] = lambda: None,
+    prepare: Callable[[CorpusPart, str], None] = lambda part, key: None,
 ) -> Store:  # fmt: skip
     """Open the store of a corpus, or build it in the first of `folders` that can be written.
 
-    key: the configuration key of the corpus, for error messages. ratio: as for `read_lines`. check: called before a store is
+    key: the configuration key of the corpus, for error messages. ratio: as for `read_lines`. prepare: called before a store is
     built. Raises UserError if the text is invalid or the disk cannot hold the store.
     """
     name = cache.name("corpus", [_FORMAT, vocabulary.digest, cache.fingerprints(part, key)])
     store = cache.find(folders, name, _map)
     if store is not None:
         return store
-    check()
+    prepare(part, key)
     tell(f"nmt-train: tokenizing {key}")  # the log is not open yet
     return cache.build(folders, name, _map, lambda folder: _build(folder, part, key, vocabulary, ratio))
 

@@ -22,6 +22,8 @@ from nmt_train.common.metric import COMMAND, METRICS, named
 from nmt_train.common.section import STRICT, as_list, one_of
 from nmt_train.corpus import MAX_RATIO, CorpusConfig, Files, ValidationSet
 from nmt_train.corpus.batch import Batch, assemble, fitting
+from nmt_train.corpus.store import Stores
+from nmt_train.corpus.swapped import swapped
 from nmt_train.corpus.text import read_pairs
 from nmt_train.corpus.vocabulary import TARGET, Vocabulary
 from nmt_train.model.beam_search import SearchConfig
@@ -113,16 +115,20 @@ class TestSet:
 
     __test__ = False  # pytest must not collect this class because of its name
 
-    def __init__(self, files: Files, key: str, vocabulary: Vocabulary, ratio: float = MAX_RATIO) -> None:
-        """`key`: the configuration key of `files`, for error messages; `ratio` as for `read_lines`.
+    def __init__(self, files: Files, key: str, vocabulary: Vocabulary, ratio: float = MAX_RATIO, tag: str = "") -> None:
+        """`key`: the configuration key of `files`, for error messages; `ratio` as for `read_lines`; tag: before every source.
 
-        Raises UserError if the files cannot be read, are empty, or have a line of more than _LONGEST pieces.
+        Raises UserError if the files cannot be read, are empty, or have a line of more than _LONGEST pieces, or if the
+        vocabulary does not know the tag.
         """
+        if not vocabulary.knows(tag):
+            raise UserError(f"{key}: tag {tag} is unknown to the vocabulary of this run; choose one that it knows")
         pairs = list(read_pairs(files, key, ratio))
         if not pairs:
             raise UserError(f"{key}: the files are empty; give files that contain text")
         self.sources, self.references = [source for source, _ in pairs], [target for _, target in pairs]
-        self.source = [np.array(ids, dtype=np.int64) for ids in vocabulary.encode(self.sources)]
+        before = vocabulary.encode([tag])[0]
+        self.source = [np.array(before + ids if ids else ids, dtype=np.int64) for ids in vocabulary.encode(self.sources)]
         self.target = [np.array(ids, dtype=np.int64) for ids in vocabulary.encode(self.references, TARGET)]
         self._vocabulary = vocabulary
         for number, ids in enumerate(zip(self.source, self.target, strict=True), 1):
@@ -241,7 +247,20 @@ class TestSets:
     def __init__(self, corpus: CorpusConfig, vocabulary: Vocabulary) -> None:
         """Raises UserError as `TestSet` does."""
         self._parts = corpus.validation_sets
-        self._sets = [TestSet(part.files, part.label, vocabulary, corpus.max_ratio) for part in self._parts]
+        self._sets = [TestSet(part.files, part.label, vocabulary, corpus.max_ratio, part.tag) for part in self._parts]
+
+    def swapped(self, corpus: CorpusConfig, stores: Stores) -> list[str]:
+        """The labels of the sets whose source and target seem exchanged, compared with every corpus that has their tag."""
+        found = []
+        for part, test_set in zip(self._parts, self._sets, strict=True):
+            alike = [
+                tokens
+                for trained, tokens in zip(corpus.parts, stores.tokens, strict=True)
+                if not part.tag or trained.tag == part.tag
+            ]
+            if alike and all(swapped(tokens, (test_set.source, test_set.target)) for tokens in alike):
+                found.append(part.label)
+        return found
 
     def tests(self, config: ValidationConfig) -> dict[str, str]:
         """For each metric on each set, what identifies the text and the settings that it is measured with."""

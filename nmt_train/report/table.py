@@ -65,7 +65,10 @@ def test_set(test: list[str] | None, vocabulary: Vocabulary, facts: dict[str, An
     if test:
         return TestSet(list(test), "--test", vocabulary, MAX_RATIO)
     try:
-        return TestSet(_files(facts), "corpus.valid", vocabulary, facts["config"]["corpus"].get("max_ratio", MAX_RATIO))
+        corpus = facts["config"]["corpus"]
+        first = corpus["valid"][0]
+        tag = first.get("tag", "") if isinstance(first, dict) else ""
+        return TestSet(_files(facts), "corpus.valid", vocabulary, corpus.get("max_ratio", MAX_RATIO), tag)
     except UserError as error:
         raise UserError(f"{error}; or name a test set with --test") from None
 

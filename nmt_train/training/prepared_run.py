@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +11,9 @@ from nmt_train import config as configuration
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
+from nmt_train.common.section import listed
 from nmt_train.config import Config
-from nmt_train.corpus import VocabularyConfig, cache
+from nmt_train.corpus import CorpusConfig, ValidationSet, VocabularyConfig, cache
 from nmt_train.corpus.batches import check_batch_size, check_settings
 from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.survey import Survey
@@ -116,8 +117,20 @@ def _check_early(config: Config) -> None:
     for test in config.corpus.validation_sets:
         for path in (path for side in sides(test.files, test.label) for path in side):
             _refuse_pipe(path)
-        for _ in read_pairs(test.files, test.label, config.corpus.max_ratio):
-            pass
+        _check_tags(config.corpus, test, (source for source, _ in read_pairs(test.files, test.label, config.corpus.max_ratio)))
+
+
+def _check_tags(corpus: CorpusConfig, test: ValidationSet, sources: Iterable[str]) -> None:
+    """Read all sources of a validation set; UserError if one lacks a tag, but all sources of the training corpora have one."""
+    tags = list(dict.fromkeys(part.tag for part in corpus.parts))
+    if test.tag and "" not in tags and test.tag not in tags:
+        raise UserError(f"{test.label}: no training corpus has the tag {test.tag}; choose {listed(dict.fromkeys(tags))}")
+    for number, source in enumerate(sources, 1):
+        if source.strip() and not test.tag and "" not in tags and not source.startswith(tuple(tags)):
+            raise UserError(
+                f"{test.label}, line {number}: has no tag, but all sources of the training corpora have one; give the set its"
+                f" tag, as in {{files: ..., tag: '{tags[0]}'}}, or begin each of its sources with one"
+            )
 
 
 def _refuse_pipe(path: str) -> None:

@@ -73,6 +73,11 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
         if recovered is None:
             leader.begin(snapshot)
             del snapshot  # free it: it is as large as the state of all ranks
+            for label in test_sets.swapped(config.corpus, prepared.stores):
+                log.say(
+                    f"warning: {label}: its source looks like the targets of the training corpus, and its target like the"
+                    " sources; are its files exchanged?"
+                )
             _introduce(worker, log, prepared, in_force, tokenizers)
         else:
             leader.resume_from(recovered.part, recovered.data_shard, recovered.stages, "the surviving ranks' state")

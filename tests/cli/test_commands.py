@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import sacrebleu
 import torch
+import yaml
 from conftest import ROOT, small
 
 from nmt_train import cli, config
@@ -507,6 +508,7 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
         (simulate, ["--cluster.nodes", "2", "--cluster.nodes", "3"], "command line: --cluster.nodes is given twice"),
         (plot, ["timeline", "{run}", "--start", "1", "--start", "2"], "command line: --start is given twice; give it once"),
         (plot, ["draw"], "invalid choice: 'draw'"),
+        (train, ["--corpus.max_length", "3", "stray"], "'stray' belongs to no option"),
         (train, ["stray"], "'stray' belongs to no option"),
         (simulate, ["--config", "{run}.yml"], "or your own), --profile or --measure"),
         (simulate, ["--config", "{run}.yml", "--hosts", "x", "--profile", "y"], "--hosts belongs to --measure"),
@@ -721,3 +723,23 @@ def test_a_built_wheel_in_a_clean_environment_trains_validates_translates_and_pl
     assert len(console("nmt-translate", "--model", "run", input="six\ntwo\n").split("\n")) == 3
     assert "t.png" in console("nmt-plot", "timeline", "run", "--output", "t.png")
     assert "usage: nmt-train" in console("nmt-train", "--help")
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        (["--corpus.valid", "a b.en", "c, d: [e"], ["a b.en", "c, d: [e"]),
+        (["--corpus.valid", "[a.en, b.de]"], ["a.en", "b.de"]),
+        (["--corpus.valid", "pairs.tsv"], "pairs.tsv"),
+        (["--corpus.valid", "{files: [a, b], name: x}"], None),
+    ],
+)
+def test_the_words_after_an_option_are_a_list(capsys: pytest.CaptureFixture[str], given: list[str], value: Any) -> None:
+    common = ["--corpus.train", "a", "b", "--stop.after", "2e", "3h", "--changed"]
+    status = cli.run(train.command, [*common, *given])
+    if value is None:
+        assert status == 2
+    else:
+        found = yaml.safe_load(capsys.readouterr().out)
+        assert (found["corpus"]["train"], found["corpus"]["valid"]) == (["a", "b"], value)
+        assert found["stop"]["after"] == ["2e", "3h"]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from conftest import Make
 
 from nmt_train.cli import train
-from nmt_train.corpus import cache
+from nmt_train.corpus import cache, store
+from nmt_train.corpus.vocabulary import Vocabulary
 
 
 def stored(folder: Path, name: str, size: int, used: int) -> Path:
@@ -38,6 +42,29 @@ def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
     assert all(path.exists() for path in paths)
     cache.make_room(tmp_path, 150)
     assert [path.exists() for path in paths] == [True, False, False]
+
+
+@pytest.mark.parametrize(("free", "coming", "left"), [(1000, 0, 3), (100, 0, 2), (100, 100, 1), (0, 0, 1)])
+def test_the_cache_has_at_most_half_of_the_space_that_is_free_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, coming: int, left: int
+) -> None:
+    for used in range(3):
+        stored(tmp_path, str(used), 100, used)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    cache.make_room(tmp_path, 1e9, coming)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [f"{used}.store" for used in range(3 - left, 3)]
+
+
+def test_there_is_room_before_a_corpus_is_tokenized(
+    make: Make, vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = stored(tmp_path, "old", 100, 1)
+    free = sum(os.stat(path).st_size for path in make().corpus.train) * 2  # for the new store only
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    build, seen = store._build, list[bool]()
+    monkeypatch.setattr(store, "_build", lambda *arguments: (seen.append(old.exists()), build(*arguments)))
+    store.open_stores(make(corpus__cache=str(tmp_path)).corpus, vocabulary, tmp_path)
+    assert seen == [False]
 
 
 def test_what_a_process_uses_stays_and_counts_as_used_now(tmp_path: Path) -> None:
@@ -76,7 +103,7 @@ def test_what_a_killed_process_has_left_of_a_removal_is_in_nobodys_way(tmp_path:
 def test_a_command_empties_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored(tmp_path, "a", 100, 1)
     assert train.command(["--empty-cache", "--corpus.cache", str(tmp_path)]) == 0
-    assert "tokenized corpora removed: 1, 0.00 GB" in capsys.readouterr().err
+    assert "tokenized corpora and vocabularies removed: 1, 0.00 GB" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

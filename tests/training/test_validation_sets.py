@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,7 @@ def test_a_metric_that_failed_once_keeps_its_best_value() -> None:
         ({"stop__patience_on": ["any", "bleu"]}, "not 'any'"),
         ({"corpus__valid": [{"files": ["a", "b"]}, {"files": ["a", "b"]}]}, "a different name for every set after the first"),
         ({"corpus__valid": [{"files": ["a", "b"], "name": "a/b"}]}, "name 'a/b' becomes part of file names"),
+        ({"corpus__valid": [{"files": ["a", "b"], "tag": "to de"}]}, "tag 'to de' cannot be one piece"),
         ({"corpus__valid": [{"files": ["a", "b"], "metrics": ["blue"]}]}, "should be cross-entropy, .*, not 'blue'"),
         ({"validation__command_limit": "5u"}, "command_limit 5u is not a time"),
     ],
@@ -142,3 +144,73 @@ def test_a_command_reads_the_sentences_line_by_line() -> None:
     texts = {"source": ["a b", "c"], "translations": ["d", ""]}
     count = "cat {source} {translations} | wc -l; echo progress >&2"
     assert external_score(count, texts, 60.0, lambda: False) == 4
+
+
+def tagged(demo: Path, *tags: str) -> list[dict[str, Any]]:
+    return [{"files": [f"{demo}/train.en", f"{demo}/train.de"], "tag": tag} for tag in tags]
+
+
+def test_a_tag_stands_before_every_source_of_a_validation_set_as_in_training(
+    make: Make, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tagged.en").write_text(
+        "".join(f"<2de> {line}" for line in (demo / "valid.en").read_text(encoding="utf-8").splitlines(True)), encoding="utf-8"
+    )
+    sets = [
+        {"files": [f"{demo}/valid.en", f"{demo}/valid.de"], "tag": "<2de>"},
+        {"files": [f"{tmp_path}/tagged.en", f"{demo}/valid.de"], "name": "text"},
+    ]
+    run = tmp_path / "run"
+    trained(make, run, corpus__train=tagged(demo, "<2de>"), corpus__valid=sets, validation__metrics=["cross-entropy", "bleu"])
+    found = events(run, "validation")[-1]
+    assert found["cross-entropy"] == pytest.approx(found["cross-entropy@text"], abs=1e-9)
+    capsys.readouterr()
+    assert validate.command([str(run / "last"), "--metrics", "cross-entropy"]) == 0
+    assert f"{found['cross-entropy']:.4f}" in capsys.readouterr().out, "nmt-validate uses the tag of the set, too"
+
+
+@pytest.mark.parametrize(
+    ("tags", "valid", "said"),
+    [
+        (["<2de>", "<2nl>"], {}, r"corpus.valid, line 1: has no tag, but all .*tag: '<2de>'}, or begin each"),
+        (["<2de>", "<2nl>"], {"tag": "<2fr>"}, "corpus.valid: no training corpus has the tag <2fr>; choose <2de> or <2nl>"),
+        (["<2de>", ""], {}, ""),
+        ([""], {"tag": "twenty"}, ""),
+    ],
+)
+def test_a_forgotten_tag_of_a_validation_set_is_refused(
+    make: Make, demo: Path, tags: list[str], valid: dict[str, Any], said: str
+) -> None:
+    files = [f"{demo}/valid.en", f"{demo}/valid.de"]
+    config = make(corpus__train=tagged(demo, *tags), corpus__valid=[{"files": files, **valid}], stop__after="1u")
+    if said:
+        with pytest.raises(UserError, match=said):
+            start(config, False, False)
+    else:
+        assert start(config, False, False) == 0
+
+
+LANGUAGES = {
+    "en": "the house stands near a river and we often walk there with our children when it rains only little".split(),
+    "de": "das Haus steht nahe am Fluss und wir gehen oft dort mit unseren Kindern spazieren wenn es nur wenig regnet".split(),
+}
+
+
+def said_to_be_exchanged(make: Make, run: Path, train: list[Any], valid: dict[str, Any]) -> bool:
+    changes = {"corpus__train": train, "corpus__valid": [valid], "corpus__vocabulary": {"size": 60}, "stop__after": "1u"}
+    trained(make, run, **changes)
+    return "are its files exchanged?" in (run / "train.log").read_text(encoding="utf-8")
+
+
+def test_a_validation_set_with_its_files_exchanged_is_pointed_out(make: Make, tmp_path: Path) -> None:
+    draw = random.Random(1)
+    for language, words in LANGUAGES.items():
+        for part, lines in (("train", 400), ("valid", 10)):
+            text = "".join(" ".join(draw.choices(words, k=8)) + "\n" for _ in range(lines))
+            (tmp_path / f"{part}.{language}").write_text(text, encoding="utf-8")
+    train, right = ([f"{tmp_path}/{part}.en", f"{tmp_path}/{part}.de"] for part in ("train", "valid"))
+    wrong, both = right[::-1], [{"files": train, "tag": "<2de>"}, {"files": train[::-1], "tag": "<2en>"}]
+    assert said_to_be_exchanged(make, tmp_path / "wrong", train, {"files": wrong})
+    assert not said_to_be_exchanged(make, tmp_path / "right", train, {"files": right})
+    assert not said_to_be_exchanged(make, tmp_path / "both", both, {"files": wrong, "tag": "<2en>"})
+    assert said_to_be_exchanged(make, tmp_path / "tag", both, {"files": wrong, "tag": "<2de>"})
