@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from nmt_train import cli
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
 from nmt_train.common.streams import tell
 
+_PAUSE = 0.05  # seconds without a further line, after which what a pipe or a terminal has sent is translated
 _INVALID = {
     "replace": "not UTF-8: their invalid bytes are replaced",
     "skip": "not UTF-8: their translation is empty",
@@ -31,7 +35,11 @@ def parser() -> cli.Parser:
         help="print the N best translations of each line: line number from 0 ||| text ||| log p ||| score",
     )
     options.add_argument(
-        "--window", type=cli.positive, default=None, metavar="N", help="lines to read ahead (default: 2000; 1 on a terminal)"
+        "--window",
+        type=cli.positive,
+        default=2000,
+        metavar="N",
+        help="lines to read ahead, if they come without a pause (default: 2000)",
     )
     options.add_argument(
         "--on-error", choices=("stop", *_INVALID), default="stop",
@@ -44,6 +52,8 @@ def parser() -> cli.Parser:
 
 def command(arguments: Sequence[str]) -> int:
     given = parser().parse_args(arguments)
+    from tqdm import tqdm
+
     from nmt_train import device
     from nmt_train.corpus.text import Lines, NotUtf8
     from nmt_train.load_model import load_ensemble
@@ -63,9 +73,10 @@ def command(arguments: Sequence[str]) -> int:
         raise UserError(
             "standard output is closed; say where the translations should go, as in nmt-translate --model RUN > FILE"
         )
-    window = given.window or (1 if sys.stdin.isatty() else 2000)
     lines = Lines(sys.stdin.buffer, "standard input", given.on_error)
-    for number, found in enumerate(translator.stream(lines, window)):
+    translations = translator.stream(lines, given.window, None if _is_file(sys.stdin) else _PAUSE)
+    results = tqdm(translations, unit=" lines", leave=False, disable=sys.stdout.isatty() or None)
+    for number, found in enumerate(results):
         if given.n_best is None:
             output = found[0][0] + "\n"
         else:
@@ -75,9 +86,7 @@ def command(arguments: Sequence[str]) -> int:
                 for text, hypothesis in padded
             )
         sys.stdout.buffer.write(output.encode("utf-8"))
-        if (number + 1) % window == 0:  # whoever sends a window of lines may wait for its translations
-            sys.stdout.buffer.flush()
-    sys.stdout.buffer.flush()
+        sys.stdout.buffer.flush()  # whoever sends a line may wait for its translation
     for numbers, what in (
         (translator.cut, "longer than 1,000 pieces: cut"),
         (translator.broken_off, "translated into something that did not end: broken off"),
@@ -92,6 +101,14 @@ def command(arguments: Sequence[str]) -> int:
         choice = ", or use --on-error replace or skip" if isinstance(lines.error, NotUtf8) else ""
         raise UserError(f"{lines.error}; {done}{choice}")
     return 0
+
+
+def _is_file(stream: TextIO) -> bool:
+    """Whether the whole input is there already, so that waiting for it is not waiting for a person or a program."""
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except OSError:
+        return True
 
 
 def main() -> None:

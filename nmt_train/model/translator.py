@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
@@ -39,10 +41,14 @@ class Translator:
         self.broken_off: list[int] = []
         self._lines = 0  # sources so far
 
-    def stream(self, lines: Iterable[str], window: int = 2000) -> Iterator[list[tuple[str, Hypothesis]]]:
-        """Yield the n-best list of (text, hypothesis) for each line, in order; read `window` lines ahead."""
-        iterator = iter(lines)
-        while chunk := list(islice(iterator, window)):
+    def stream(
+        self, lines: Iterable[str], window: int = 2000, pause: float | None = None
+    ) -> Iterator[list[tuple[str, Hypothesis]]]:
+        """Yield the n-best list of (text, hypothesis) for each line, in order; read at most `window` lines ahead.
+
+        pause: translate what has been read when no line has come for this time [seconds]; None: wait for the whole window.
+        """
+        for chunk in _windows(lines, window) if pause is None else _until_pauses(lines, window, pause):
             self.unknown_codes += [
                 self._lines + number for number, line in enumerate(chunk, 1) if self.vocabulary.unknown_code(line)
             ]
@@ -85,6 +91,41 @@ class Translator:
             size = fitting(longest, self._batch_tokens)
             yield order[start : start + size]
             start += size
+
+
+def _windows(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    iterator = iter(lines)
+    while window := list(islice(iterator, size)):
+        yield window
+
+
+def _until_pauses(lines: Iterable[str], size: int, pause: float) -> Iterator[list[str]]:
+    """Yield lists of at most `size` lines, each as soon as no line has come for `pause` seconds."""
+    read: queue.Queue[str | None] = queue.Queue(size)
+    errors: list[BaseException] = []
+
+    def put() -> None:
+        try:
+            for line in lines:
+                read.put(line)
+        except BaseException as error:
+            errors.append(error)
+        read.put(None)
+
+    threading.Thread(target=put, name="input", daemon=True).start()
+    while (line := read.get()) is not None:
+        window = [line]
+        try:
+            while line is not None and len(window) < size:
+                line = read.get(timeout=pause)
+                window += [] if line is None else [line]
+        except queue.Empty:
+            pass
+        yield window
+        if line is None:
+            break
+    if errors:
+        raise errors[0]
 
 
 def best_text(vocabulary: Vocabulary, hypotheses: list[list[Hypothesis]]) -> list[str]:

@@ -85,7 +85,7 @@ def _config(config: ModelConfig, pieces: int) -> dict[str, Any]:
         "bos_token_id": BEGIN,
         "eos_token_id": END,
         "decoder_start_token_id": PAD,
-        "forced_eos_token_id": END,
+        "forced_eos_token_id": None,
         "dropout": config.dropout,
         "attention_dropout": config.dropout_attention,
         "activation_dropout": config.dropout_ffn,
@@ -105,12 +105,12 @@ def _generation(search: SearchConfig) -> dict[str, Any]:
     return {
         "num_beams": search.beam,
         "length_penalty": search.normalization,
-        "early_stopping": True,
+        "early_stopping": False,
         "max_length": LONGEST_TRANSLATION,
         "suppress_tokens": [PAD, UNKNOWN, BEGIN],
         "decoder_start_token_id": PAD,
         "pad_token_id": PAD,
         "bos_token_id": BEGIN,
         "eos_token_id": END,
-        "forced_eos_token_id": END,
+        "forced_eos_token_id": None,  # a translation is broken off at its maximum length
     }

@@ -85,7 +85,7 @@ def write(model: Transformer, vocabulary: VocabularyPair, search: SearchConfig, 
     tensors["final_logits_bias"] = bias[place][None]
     save_file(tensors, folder / _SAFETENSORS, {"format": "pt"})
     eos, unknown, pad = 0, 1, len(ids) - 1
-    special = {"eos_token_id": eos, "pad_token_id": pad, "decoder_start_token_id": pad, "forced_eos_token_id": eos}
+    special = {"eos_token_id": eos, "pad_token_id": pad, "decoder_start_token_id": pad, "forced_eos_token_id": None}
     values = settings | special | {"bos_token_id": eos, "vocab_size": len(ids), "decoder_vocab_size": len(ids)}
     write_json(folder / "config.json", values)
     generation = {
@@ -94,7 +94,7 @@ def write(model: Transformer, vocabulary: VocabularyPair, search: SearchConfig, 
         "max_length": LONGEST_TRANSLATION,
         "num_beams": search.beam,
         "length_penalty": search.normalization,
-        "early_stopping": True,
+        "early_stopping": False,
     }
     write_json(folder / "generation_config.json", special | generation)
     names = [_SPECIAL[number] if number in (PAD, UNKNOWN, END) else vocabulary.piece(number) for number in ids[:-1]]

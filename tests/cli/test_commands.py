@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import venv
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from conftest import ROOT, small
 
 from nmt_train import cli, config
 from nmt_train.cli import plot, simulate, train, translate, validate
-from nmt_train.common.errors import TRY_AGAIN
+from nmt_train.common.errors import TRY_AGAIN, UserError
 from nmt_train.run import checkpoint
 
 CLUSTERS = ROOT / "configs" / "clusters"
@@ -192,8 +193,8 @@ def test_translations_of_a_window_are_written_before_the_next_line_is_read(
 
         buffer = property(lambda self: self)
 
-        def isatty(self) -> bool:
-            return False
+        def fileno(self) -> int:
+            raise OSError
 
         def readline(self, size: int = -1) -> bytes:
             if lines:
@@ -204,6 +205,30 @@ def test_translations_of_a_window_are_written_before_the_next_line_is_read(
     monkeypatch.setattr(sys, "stdin", Asking())
     assert call(translate, "--model", run, "--window", 2) == 0
     assert written[0].count(b"\n") == 2
+
+
+def test_lines_are_translated_when_no_further_line_comes(run: Path) -> None:
+    import torch
+
+    from nmt_train.load_model import load_model
+    from nmt_train.model.beam_search import SearchConfig
+    from nmt_train.model.translator import Translator
+
+    model, vocabulary, _ = load_model([run / "last"], torch.device("cpu"))
+    answered = threading.Event()
+
+    def asking() -> Any:
+        yield from ("twelve", "six")
+        assert answered.wait(60), "a window that is not full is not translated"
+        yield "seven"
+        raise UserError("the input ends here")
+
+    stream = Translator(model, vocabulary, SearchConfig(beam=1)).stream(asking(), pause=0.01)
+    assert all(next(stream) for _ in range(2))
+    answered.set()
+    assert next(stream)
+    with pytest.raises(UserError, match="ends here"):
+        next(stream)
 
 
 def test_rows_are_printed_although_a_later_checkpoint_is_missing(
