@@ -6,8 +6,6 @@ order, its own included, so the sums have the same bits on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -19,7 +17,6 @@ from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.reducer import FINITE, NONE, NOT_FINITE, Reducer, Reduction, encoded
 from nmt_train.distributed.exchange.replica_check import compare
-from nmt_train.distributed.exchange.worker_state import UNSENT
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Messages, Tag
 from nmt_train.trace import Trace
@@ -35,6 +32,7 @@ class AllGather(AllReduce):
         super().__init__(context)
         config, local = context.settings, context.settings.local
         self._rate = config.tiles.rate
+        self._carried_share *= self._rate  # by which the reducer multiplies what it sends
         own = config.exchange.knows_own(self.exchanges_updates, self._gathering.residual is not None)
         known = local.outer in ("none", "sum") and not config.tiles.contributors  # how much of the residual will be added
         self.keeps = own and known  # a worker's parameters are the global ones plus what its residual will add to them
@@ -50,11 +48,6 @@ class AllGather(AllReduce):
     def interrupted_contribution(self, vector: Tensor) -> Tensor:
         sent = self._gathering.unapplied
         return self.contribution(vector) if sent is None else self._shared(sent)
-
-    def begin(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> Callable[[], None]:
-        if weight and UNSENT in self._carried_over:  # it contains the rate, by which the reducer will multiply again
-            self._carried_over[UNSENT] = self._carried_over[UNSENT] / self._rate
-        return super().begin(gradient, parameters, weight)
 
     @torch.no_grad()
     def apply(self, gradient: Tensor, parameters: Tensor, joined: Reduction) -> None:

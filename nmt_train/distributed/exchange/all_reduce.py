@@ -46,6 +46,7 @@ class AllReduce(Exchange):
         self._sums = context.sums and self.clips
         self._adds_up = self.exchanges_updates and config.local.outer == "sum"
         self._share = 1 / context.transport.size if self.exchanges_updates and not self._adds_up else 1.0
+        self._carried_share = self._share  # the share of a vector that the parameters receive if all workers contribute
         self._transport, self._trace, self._reducer = context.transport, context.trace, self._make_reducer(context)
         self.initial_slices, self.snapshot_slices = replicated(parameters.numel(), context.transport.size)
 
@@ -61,9 +62,14 @@ class AllReduce(Exchange):
         self.begin(gradient, parameters, weight)()
 
     def begin(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> Callable[[], None]:
-        if weight and UNSENT in self._carried_over:  # what is to be added to the parameters, of which a mean takes only a share
-            gradient.add_(self._carried_over.pop(UNSENT), alpha=1 / self._share)
+        carried = self._carried_over.pop(UNSENT, None) if weight else None
+        if carried is not None:  # it is to be added to the parameters, and a mean takes only a share
+            gradient.add_(carried, alpha=1 / self._carried_share)
         joined = self.transfer(gradient, weight, self.updates)
+        taken = 1.0 if self._share == 1.0 else 1 / (joined.weight * self._share or 1.0)
+        if carried is not None and taken != 1.0 and self._reducer.residual is None:
+            # In a mean over fewer workers, each has a larger share: the next exchange takes back what was added too much.
+            self._carried_over[UNSENT] = carried * (1 - taken)
         return lambda: self.apply(gradient, parameters, joined)
 
     def parts(self, most: int) -> list[slice]:

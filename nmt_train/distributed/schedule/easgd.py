@@ -40,7 +40,7 @@ class EASGD(LocalSGD):
         parameters.sub_(move)
         try:
             self.exchange.give(move, weight)
-        except NotFinite:  # its own parameters are not finite: it begins again at the center
+        except NotFinite:  # the move is lost: the worker begins again at the center
             parameters.copy_(self._start)
             raise
         finally:

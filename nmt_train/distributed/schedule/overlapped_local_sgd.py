@@ -86,8 +86,7 @@ class OverlappedLocalSGD(LocalSGD):
             _, finish = self._background.take()
             finish()
         except NotFinite:
-            for vector in (parameters, self._start):
-                vector.copy_(self.received)
+            self._start_from_received()
             raise
         with self._trace.span("swap", delta.numel()):
             subtract(parameters, self._start, out=delta)

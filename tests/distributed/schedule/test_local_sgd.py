@@ -17,6 +17,7 @@ from virtual import engine, everybody_is_here, together
 
 from nmt_train.common.errors import NotFinite, UserError
 from nmt_train.distributed.exchange import EXCHANGES
+from nmt_train.distributed.exchange.worker_state import UNSENT
 from nmt_train.distributed.schedule.local_sgd import LocalSGD
 from nmt_train.modes import build as modes
 from nmt_train.optim.flat_model import FlatModel
@@ -199,6 +200,28 @@ def test_a_worker_that_has_diverged_drops_its_local_steps_and_starts_again_from_
     skipped = [number for number, _ in found]
     assert skipped == ([1, 1, 1] if EXCHANGES[modes.row(chosen).exchange].synchronous else [0, 1, 0])
     assert all(parameters.abs().max() < 100 for _, parameters in found)
+
+
+@pytest.mark.parametrize("exchange", ["all-reduce", "all-gather"])
+def test_an_unsent_change_of_an_earlier_start_is_applied_once_although_another_worker_has_no_batch(exchange: str) -> None:
+    chosen, room = settings("local-sgd", {"local.every": 1, "override.exchange": exchange}), engine([1, 1])
+
+    def work(transport: VirtualTransport) -> torch.Tensor:
+        flat = FlatModel(Vector())
+        schedule = modes.build(modes.check(chosen, transport.nodes), chosen, flat, transport, Trace(False, transport))
+        if transport.rank == 0:
+            schedule.load_worker_state({UNSENT: torch.ones(5)})
+        schedule.refresh()
+        for step in range(2):
+            if step == 0 and transport.rank == 1:
+                schedule.skip()
+            else:
+                schedule.accumulator.add(1)
+                schedule.step()
+        return flat.parameters
+
+    for parameters in together(room, work, work):
+        torch.testing.assert_close(parameters, START + 1)
 
 
 def test_simuparallel_averages_once_at_the_end() -> None:
