@@ -263,7 +263,7 @@ class ParameterServer(Exchange):
     def recovery_pieces(self, rank: int) -> list[RecoveryPiece]:
         found = self.service.recovery_pieces(self._shard)
         if self._last_received is not None:
-            for holder, updates in self._counts.items():
+            for holder, updates in ((other, count) for other, count in self._counts.items() if other != rank):
                 told = {"parameters": cpu_copy(self._last_received[self.shards[holder]])}
                 found.append(RecoveryPiece(self.shards[holder], updates, told, exact=self._down is None))
         return found

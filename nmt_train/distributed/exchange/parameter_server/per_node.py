@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.exchange.exchange import Exchange, ExchangeWrapper
+from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.exchange.worker_state import UNSENT, Vectors
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Tag, Transport
@@ -140,6 +142,13 @@ class PerNode(ExchangeWrapper):
 
     def restore(self, parameters: Tensor) -> None:
         super().restore(parameters if self._received is None else self._received)
+
+    def recovery_pieces(self, rank: int) -> list[RecoveryPiece]:
+        """What another rank has received from the node's first rank is newer than the answers that this rank itself got."""
+        pieces = super().recovery_pieces(rank)
+        if self._received is not None:
+            return pieces
+        return [piece if piece.numbers is not None else replace(piece, exact=False) for piece in pieces]
 
     def contribution(self, vector: Tensor) -> Tensor:
         whole = super().contribution(vector)

@@ -10,6 +10,7 @@ from pulled import RATE, START, Vector, settings
 from torch import Tensor
 from virtual import engine, everybody_is_here, together
 
+from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.modes import build as modes
 from nmt_train.optim.flat_model import FlatModel
@@ -62,3 +63,25 @@ def test_an_unsent_gradient_of_an_earlier_mode_is_part_of_the_next_local_step() 
     options = {"override.exchange": "server", "local.every": 1}
     expected = -8.0 * RATE * 2 / 2  # two residuals of 8, each of one of a node's two devices, whose changes are averaged
     assert [change for change, _ in moved("local-sgd", options, [0.0], residual=8.0)] == [pytest.approx(expected)] * 4
+
+
+def test_what_a_rank_says_to_have_exactly_are_the_parameters_after_as_many_updates() -> None:
+    """Every update moves all parameters by RATE. Only the first rank of a node gets answers from the shards itself."""
+    chosen, room = settings("vanilla", {"exchange.per": "node"}), engine([2, 2])
+
+    def work(transport: VirtualTransport) -> list[RecoveryPiece]:
+        flat = FlatModel(Vector())
+        schedule = modes.build(modes.check(chosen, transport.nodes), chosen, flat, transport, Trace(False, transport))
+        schedule.refresh()
+        everybody_is_here(transport)
+        for _ in range(3):
+            flat.gradient.add_(torch.ones_like(START), alpha=schedule.accumulator.add(1))
+            schedule.step()
+        schedule.drain()
+        everybody_is_here(transport)
+        return schedule.exchange.recovery_pieces(transport.rank)
+
+    for pieces in together(room, *[work] * 4):
+        assert len(pieces) > 1
+        for piece in (piece for piece in pieces if piece.exact):
+            torch.testing.assert_close(piece.vectors["parameters"], (START - RATE * piece.updates)[piece.place])
