@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nmt_train.common import container, launcher
 from nmt_train.common.errors import UserError
+from nmt_train.common.processor import processor
 
 _SEVERAL = re.compile(r"(cpu|cuda)(?:\s*x\s*([1-9]\d{0,2}))?")
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
@@ -88,8 +89,12 @@ def identity(own: torch.device) -> str:
 
 
 def described(own: torch.device) -> str:
-    """The type of a device, such that devices of the same type round alike."""
-    return f"a CPU ({platform.machine()})" if own.type == "cpu" else str(torch.cuda.get_device_properties(own).name)
+    """The type of a device, and torch's version, such that devices with the same description round alike."""
+    if own.type == "cpu":
+        name = f"a CPU ({platform.machine()} {processor()}, {torch.backends.cpu.get_cpu_capability()})"
+    else:
+        name = str(torch.cuda.get_device_properties(own).name)
+    return f"{name} with torch {torch.__version__}"
 
 
 def prepare(devices: str | list[int], threads: int, nodes: tuple[int, ...] = (0,), rank: int = 0) -> torch.device:

@@ -321,3 +321,13 @@ def test_the_last_rank_on_a_gpu_goes_on_alone_from_what_it_had_and_what_others_s
     alone.load_part(again.part, again.data_shard, "here")
     train(alone, 5)
     assert torch.isfinite(alone.flat.parameters).all()
+
+
+@pytest.mark.parametrize("what", ["processor", "version"])
+def test_cpus_of_another_type_or_with_another_torch_are_told_apart(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    own = device.described(torch.device("cpu"))
+    if what == "processor":
+        monkeypatch.setattr(device, "processor", lambda: "another")
+    else:
+        monkeypatch.setattr(torch, "__version__", "1.2.3")
+    assert device.described(torch.device("cpu")) != own

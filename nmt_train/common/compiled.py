@@ -17,6 +17,8 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 
+from nmt_train.common.processor import processor
+
 Function = TypeVar("Function", bound=Callable[..., object])
 
 _ANY_ORDER = {"reassoc", "nsz"}  # what compilers may assume of sums
@@ -26,7 +28,7 @@ def _folder() -> str:
     """The folder of the machine code in the user's cache folder; empty if there is none: then it is kept beside the source.
 
     Each version of the compiled functions has a folder of its own: numba sees whether the file of a function has changed, but
-    not what the function calls in other files.
+    not what the function calls in other files. So has each type of processor, because machines may share the user's folder.
     """
     version = hashlib.sha256()
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
@@ -37,7 +39,7 @@ def _folder() -> str:
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:  # no home folder
         return ""
-    return str(Path(cache, "nmt_train", "compiled", version.hexdigest()[:16]))
+    return str(Path(cache, "nmt_train", "compiled", f"{version.hexdigest()[:16]}-{processor()}"))
 
 
 numba.config.CACHE_DIR = numba.config.CACHE_DIR or _folder()  # type: ignore[attr-defined]

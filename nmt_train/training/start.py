@@ -188,7 +188,7 @@ def _compare_devices(config: Config, transport: Transport, own: torch.device) ->
 
 
 def _refuse_unequal(config: Config, transport: Transport, types: Sequence[str]) -> None:
-    """Raise UserError if every rank updates its own copy of the parameters from gradients, but their devices would round it."""
+    """Raise UserError if every rank updates its own copy of the parameters from gradients, but they would round differently."""
     mode = modes.check(config, transport.nodes)
     if not EXCHANGES[mode.exchange].synchronous or SCHEDULES[mode.schedule].updates:
         return
@@ -196,8 +196,8 @@ def _refuse_unequal(config: Config, transport: Transport, types: Sequence[str]) 
         if its != types[0]:
             raise UserError(
                 f"devices: {describe(transport, rank)} computes on {its}, but rank 0 (host {transport.hosts[0]}) on {types[0]}:"
-                f" in mode {config.mode}, each updates a copy of the parameters, and different devices round differently; use"
-                " equal devices, or a mode with a server or local steps, such as sparse-overlap or sparse-local"
+                f" in mode {config.mode}, each updates a copy of the parameters, and different devices or versions round"
+                " differently; use equal ones, or a mode with a server or local steps, such as sparse-overlap or sparse-local"
             )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from nmt_train.common.compiled import zeros_below
+from nmt_train.common.processor import processor
 
 SCRIPT = """
 import resource
@@ -44,6 +45,10 @@ def run(folder: Path, *arguments: str, **environment: str) -> Path:
 
 def test_machine_code_is_kept_in_the_cache_folder(tmp_path: Path) -> None:
     assert any(run(tmp_path).rglob("*.total-*.nbc"))
+
+
+def test_each_type_of_processor_has_its_folder_of_machine_code(tmp_path: Path) -> None:
+    assert [folder.name.split("-", 1)[1] for folder in run(tmp_path).iterdir()] == [processor()]
 
 
 def test_functions_are_compiled_even_if_no_folder_is_writable(tmp_path: Path) -> None:
