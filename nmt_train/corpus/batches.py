@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -62,6 +64,34 @@ def check_batch_size(corpus: CorpusConfig, batch: BatchConfig) -> None:
         )
 
 
+class _Epoch:
+    """The batches of an epoch in training order: batch n has `pairs` from `starts[n]` to `starts[n + 1]`, by their numbers.
+
+    A window is arranged when its first batch is needed. `starts` has the batches of the windows arranged so far.
+    """
+
+    def __init__(self, pairs: np.ndarray, windows: Iterator[tuple[np.ndarray, list[int]]]) -> None:
+        """pairs (pairs,): in any order. windows: arranges the next window; yields its pairs, and the sizes of its batches."""
+        self.pairs, self.starts, self._windows = pairs, [0], windows
+
+    def numbers(self) -> Iterator[int]:
+        """Count the batches from 0."""
+        counted = 0
+        while counted < len(self.starts) - 1 or self._arrange():
+            yield from range(counted, counted := len(self.starts) - 1)
+
+    def _arrange(self) -> bool:
+        """Arrange one more window; returns whether there is one."""
+        start = self.starts[-1]
+        for window, sizes in itertools.islice(self._windows, 1):
+            self.pairs[start : start + len(window)] = window
+            self.starts += itertools.islice(itertools.accumulate(sizes, initial=start), 1, None)
+        return self.starts[-1] > start
+
+    def batch(self, number: int) -> np.ndarray:
+        return self.pairs[self.starts[number] : self.starts[number + 1]]
+
+
 class Batches:
     """The batches of every epoch. Batch i of epoch e is the same in every process that has the same seed.
 
@@ -77,6 +107,8 @@ class Batches:
         self._noise = [part.noise for part in corpus.parts]
         lengths = stores.lengths()
         self._lengths = tuple(np.concatenate(side) if len(side) > 1 else side[0] for side in zip(*lengths, strict=True))
+        # numpy sorts short integers in linear time.
+        self._sorted_as = np.int16 if corpus.max_length < 1 << 15 else np.int32
         longest, shortest = np.maximum(*self._lengths), np.minimum(*self._lengths)
         kept = (shortest > 0) & (longest <= corpus.max_length)
         empty = int((shortest == 0).sum())
@@ -86,6 +118,8 @@ class Batches:
         self._kept = np.split(numbers, np.searchsorted(numbers, ends[:-1]))
         self._check(corpus, shortest, longest)
         self.mixture = Mixture(corpus, self._kept, seed)
+        # Those in use: the workers of a simulated cluster share them.
+        self._epochs = WeakValueDictionary[int, _Epoch]()
 
     def _check(self, corpus: CorpusConfig, shortest: np.ndarray, longest: np.ndarray) -> None:
         for number, kept in enumerate(self._kept):
@@ -108,15 +142,18 @@ class Batches:
         """
         epoch, first = position.epochs, position.batches
         while True:
-            mine = itertools.islice(enumerate(data_shard.pick(epoch, self._placed(epoch))), first, None)
+            batches = self._epoch(epoch)
+            mine = itertools.islice(enumerate(data_shard.pick(epoch, batches.numbers())), first, None)
             begun, waiting = self._begun(epoch, data_shard), next(mine, None)
             if waiting is None:
                 yield Turn(None, True, epoch + 1.0)
             while waiting is not None:
-                (turn, (number, group, (trained, _))), waiting = waiting, next(mine, None)
-                if begun is not None:
+                (turn, (number, own, ahead)), waiting = waiting, next(mine, None)
+                if begun is None:
+                    trained = batches.starts[ahead] / len(batches.pairs)
+                else:
                     trained = (begun.done + turn * data_shard.size) / begun.total
-                batch = None if group is None else self._assemble(group[1], [self._seed, epoch, number])
+                batch = None if own is None else self._assemble(batches.batch(own), [self._seed, epoch, number])
                 yield Turn(batch, waiting is None, epoch + trained)
             epoch, first = epoch + 1, 0
 
@@ -124,16 +161,9 @@ class Batches:
         """How many batches of `epoch` earlier distributions of it have completed; None if there was none."""
         if not any(position.epochs >= epoch for stage in data_shard.stages for position in stage):
             return None
-        total = sum(1 for _ in self.groups(epoch))
-        left = sum(1 for _ in DataShard(0, 1, data_shard.stages).pick(epoch, self.groups(epoch)))
+        total = sum(1 for _ in self._epoch(epoch).numbers())
+        left = sum(1 for _ in DataShard(0, 1, data_shard.stages).pick(epoch, iter(range(total))))
         return _Begun(total - left, total)
-
-    def _placed(self, epoch: int) -> Iterator[tuple[float, np.ndarray]]:
-        """Yield the batches of `epoch`, each with the share of the epoch's pairs that come before it."""
-        before, total = 0, sum(self.mixture.counts(epoch))
-        for group in self.groups(epoch):
-            yield before / total, group
-            before += len(group)
 
     def epochs(self, length: Duration | None) -> float:
         """Return a length in epochs or target tokens as a number of epochs; infinite for others."""
@@ -168,32 +198,40 @@ class Batches:
 
     def groups(self, epoch: int) -> Iterator[np.ndarray]:
         """Yield the pair numbers of each batch of `epoch` in training order; `Mixture` says which pairs these are."""
-        random = np.random.default_rng([self._seed, epoch])
-        order = random.permutation(self.mixture.pairs(epoch))
-        for start in range(0, len(order), self._window):
-            window = order[start : start + self._window]
-            source, target = (lengths[window] for lengths in self._lengths)
+        batches = self._epoch(epoch)
+        return map(batches.batch, batches.numbers())
+
+    def _epoch(self, epoch: int) -> _Epoch:
+        batches = self._epochs.get(epoch)
+        if batches is None:
+            random = np.random.default_rng([self._seed, epoch])
+            pairs = random.permutation(self.mixture.pairs(epoch))
+            batches = self._epochs[epoch] = _Epoch(pairs, self._arranged(pairs, random))
+        return batches
+
+    def _arranged(self, pairs: np.ndarray, random: np.random.Generator) -> Iterator[tuple[np.ndarray, list[int]]]:
+        """Arrange each window of an epoch's shuffled `pairs`; yields its pairs in training order, and its batches' sizes."""
+        for first in range(0, len(pairs), self._window):
+            window = pairs[first : first + self._window]
+            source, target = (lengths[window].astype(self._sorted_as) for lengths in self._lengths)
             # Sort sources up and down in turn: each target length starts near the source length that ended the previous one.
             window = window[np.lexsort((np.where(target % 2, source, -source), target))]
-            cuts = self._cut(self._lengths[1][window] + 1)
-            for number in random.permutation(len(cuts) - 1):
-                yield window[cuts[number] : cuts[number + 1]]
+            cuts = np.array(self._cut(self._lengths[1][window] + 1))
+            order = random.permutation(len(cuts) - 1)
+            sizes = np.diff(cuts)[order]
+            moved = np.repeat(cuts[order] - np.cumsum(sizes) + sizes, sizes)  # how far each pair comes from behind
+            yield window[np.arange(len(window)) + moved], sizes.tolist()
 
     def _cut(self, lengths: np.ndarray) -> list[int]:
         """Return the batch boundaries among sentences sorted by target length; `lengths` include END."""
         if self._config.sentences is not None:
             return [*range(0, len(lengths), self._config.sentences), len(lengths)]
-        cuts = [0]
-        while cuts[-1] < len(lengths):
+        cuts, longest = [0], lengths.tolist()
+        while (start := cuts[-1]) < len(longest):
             # The last sentence is the longest: a binary search finds the largest batch whose padded rectangle fits.
-            low, high = cuts[-1] + 1, min(len(lengths), cuts[-1] + self._config.tokens // int(lengths[cuts[-1]]))
-            while low < high:
-                middle = (low + high + 1) // 2
-                if (middle - cuts[-1]) * int(lengths[middle - 1]) <= self._config.tokens:
-                    low = middle
-                else:
-                    high = middle - 1
-            cuts.append(low)
+            most = min(len(longest) - start, self._config.tokens // longest[start])
+            sizes = range(1, most + 1)
+            cuts.append(start + bisect_right(sizes, self._config.tokens, key=lambda size: size * longest[start + size - 1]))
         return cuts
 
     def _assemble(self, pairs: np.ndarray, seed: list[int]) -> Batch:

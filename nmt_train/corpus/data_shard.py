@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -45,21 +46,25 @@ class DataShard:
 
         If `even`, the number -1 with None for the batch may follow.
         """
-        seen = [0] * (len(self.stages) + 1)
+        left = self._left(epoch, batches) if self.stages else enumerate(batches)
+        while turn := list(itertools.islice(left, self.size)):
+            first = turn[0][1]
+            if self.rank < len(turn):
+                yield *turn[self.rank], first
+            elif self.even and len(turn) < self.size:
+                yield -1, None, first
+
+    def _left(self, epoch: int, batches: Iterator[T]) -> Iterator[tuple[int, T]]:
+        """The numbered batches of `epoch` that no earlier stage has completed."""
+        seen = [0] * len(self.stages)
         for number, batch in enumerate(batches):
             for stage, positions in enumerate(self.stages):
                 turn, worker = divmod(seen[stage], len(positions))
                 seen[stage] += 1
                 if (epoch, turn) < (positions[worker].epochs, positions[worker].batches):
-                    break  # an earlier stage completed this batch
+                    break  # this stage completed this batch
             else:
-                if seen[-1] % self.size == 0:
-                    first = batch
-                if seen[-1] % self.size == self.rank:
-                    yield number, batch, first
-                seen[-1] += 1
-        if self.even and 0 < seen[-1] % self.size <= self.rank:
-            yield -1, None, first
+                yield number, batch
 
 
 def resume(

@@ -74,8 +74,9 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
             listeners.append(listener)
             return nullcontext()
 
+        make = maker(config, own, ready.vocabulary, ready.stores)  # shared, so that batches are arranged once for all ranks
+
         def main(transport: VirtualTransport) -> int:
-            make = maker(config, own, ready.vocabulary, ready.stores)
             rank = Rank(config, make, signals, lambda begun: nullcontext(ready))
             return rank.train(transport, ready if transport.rank == 0 else None)
 

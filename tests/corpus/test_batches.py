@@ -180,3 +180,23 @@ def test_a_batch_too_small_for_the_longest_sentence_is_refused(vocabulary: Vocab
 def test_sentences_longer_than_usual_count_by_their_square() -> None:
     assert [fitting(longest, 2048) for longest in (1, 256, 512, 1024, 4000)] == [2048, 8, 2, 1, 1]
     assert fitting(4000, 1_000_000) == 16
+
+
+def test_workers_of_one_process_sort_each_window_once(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    sorts, lexsort = [0], np.lexsort
+
+    def counted(keys: tuple[np.ndarray, ...]) -> np.ndarray:
+        sorts[0] += 1
+        return lexsort(keys)
+
+    monkeypatch.setattr(np, "lexsort", counted)
+    batches = batches_of(store_of([(length % 20 + 1, length % 25 + 1) for length in range(200)]), vocabulary, window=50)
+    streams = [batches.stream(DataShard(rank, 8), Position()) for rank in range(8)]
+    trained = []
+    for stream in streams:
+        for turn in stream:
+            trained += turn.batch.pairs
+            if turn.last:
+                break
+    assert sorted(trained) == list(range(200))
+    assert sorts[0] == 4
