@@ -38,7 +38,9 @@ from nmt_train.run import checkpoint, manifest
 from nmt_train.run.progress import Progress
 from nmt_train.run.stopping import Patience
 from nmt_train.simulation import cluster_file
+from nmt_train.training.control import Report
 from nmt_train.training.leader_state import LeaderState, named_generators
+from nmt_train.training.rank_stats import Totals
 from nmt_train.training.snapshot import Header
 
 fuzzed = settings(max_examples=int(os.environ.get("NMT_TRAIN_EXAMPLES", "150")), deadline=None, derandomize=True)
@@ -97,6 +99,19 @@ def test_a_tag_that_nobody_knows_is_refused(tag: int) -> None:
 VECTORS = st.builds(
     lambda dtype, values: torch.tensor(values).to(dtype), st.sampled_from(DTYPES), st.lists(st.integers(-300, 300), max_size=60)
 )
+
+
+@fuzzed
+@given(data=st.data())
+def test_any_message_is_a_report_or_malformed(data: st.DataObject) -> None:
+    known = Totals.of({"sent": {"push": [1, 2]}, "spent": {"MainThread": {"forward": 0.5}}})
+    report = Report(dict.fromkeys(Progress().take(), 0), Position(), Position(), 1, known, said="skipped")
+    sent = report.pack(data.draw(st.sampled_from([known, Totals.of({})])))
+    numbers, tensors = data.draw(st.lists(WHOLE, max_size=18) | st.just(list(sent.numbers))), list(sent.tensors)
+    if data.draw(st.booleans()):
+        tensors[-1] = data.draw(VECTORS | st.builds(lambda value: from_json(value).tensors[0], JSON | st.builds(
+            lambda form: {"form": form}, JSON)))  # fmt: skip
+    sentence(lambda: Report.unpack(Message(tuple(numbers), tuple(tensors)), known).totals.nested())
 
 
 @pytest.mark.parametrize("name", [*CODECS, *ROUNDED])

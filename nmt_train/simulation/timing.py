@@ -213,8 +213,8 @@ class _Steps:
         if transport.rank:
             transport.send(0, Tag.REPORT, Message())
             return
-        for rank in range(1, transport.size):
-            transport.receive(rank, Tag.REPORT).result()
+        for _ in range(1, transport.size):
+            transport.receive(None, Tag.REPORT).result()
 
     def step_done(self, updated: bool) -> None:
         self._done += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
@@ -13,31 +14,73 @@ from nmt_train.training.worker import LEAD, Worker
 _TIMES_AT_END = 4  # maximum number of redistributions in the last epoch
 
 
+class _Epochs:
+    """In which epochs the workers are: how many in which, and how many batches of it they have done in all.
+
+    Updated by each report, in a time that does not grow with the number of workers.
+    """
+
+    def __init__(self, positions: Sequence[Position]) -> None:
+        self._places = [astuple(position) for position in positions]
+        self._workers, self._batches = Counter[int](), Counter[int]()
+        for epochs, batches in self._places:
+            self._workers[epochs] += 1
+            self._batches[epochs] += batches
+
+    def move(self, worker: int, position: Position) -> None:
+        epochs, batches = self._places[worker]
+        self._workers[epochs] -= 1
+        self._batches[epochs] -= batches
+        if not self._workers[epochs]:
+            del self._workers[epochs], self._batches[epochs]
+        self._places[worker] = position.epochs, position.batches
+        self._workers[position.epochs] += 1
+        self._batches[position.epochs] += position.batches
+
+    @property
+    def slowest(self) -> int:
+        """The epochs that all workers have completed."""
+        return min(self._workers)
+
+    @property
+    def furthest(self) -> int:
+        """The epochs that at least one worker has completed."""
+        return max(self._workers)
+
+    def batches(self, epoch: int) -> int:
+        """The batches done by the workers that are in `epoch`."""
+        return self._batches[epoch]
+
+
 class DataBalancer:
     """`positions`: the last reported data position of each training worker."""
 
     def __init__(self, worker: Worker, progress: Progress) -> None:
         self._worker, self._progress, self._config = worker, progress, worker.config
-        self.positions = [Position() for _ in range(worker.transport.size)]
+        self._place([Position() for _ in range(worker.transport.size)])
         self._settled: dict[int, Position] = {}  # by rank, without rank 0: see `Worker.settled_position`
         self._several = worker.transport.size > 1
         self._evened_at_end = 0
 
     def begin(self, stages: Sequence[Sequence[Position]], size: int) -> None:
         """Set the positions from which `size` workers continue; the last entry of `stages` says where the workers stopped."""
-        self.positions = [resume(rank, stages, size)[1] for rank in range(size)]
+        self._place([resume(rank, stages, size)[1] for rank in range(size)])
 
-    def heard(self, rank: int, position: Sequence[int], settled: Sequence[int]) -> None:
+    def _place(self, positions: list[Position]) -> None:
+        self.positions, self._epochs = positions, _Epochs(positions)
+
+    def heard(self, rank: int, position: Position, settled: Position) -> None:
         if rank < len(self.positions):  # it has joined
-            self.positions[rank] = Position(*position)
-            self._settled[rank] = Position(*settled)
+            self.positions[rank], self._settled[rank] = position, settled
+            self._epochs.move(rank, position)
 
     def count(self) -> bool:
         """Update the run's data position; returns whether all workers have just completed an epoch."""
         self.positions[0] = self._worker.position
-        epochs = min(position.epochs for position in self.positions)
+        self._epochs.move(0, self._worker.position)
+        epochs = self._epochs.slowest
         ended = epochs > self._progress.epochs
-        self._progress.at(epochs, sum(position.batches for position in self.positions if position.epochs == epochs))
+        self._progress.at(epochs, self._epochs.batches(epochs))
         return ended
 
     def too_far(self) -> bool:
@@ -61,7 +104,7 @@ class DataBalancer:
         exchange = self._worker.schedule.exchange
         if not self._several or exchange.synchronous or exchange.waits_for_others:
             return False
-        furthest = max(position.epochs for position in self.positions)
+        furthest = self._epochs.furthest
         if furthest >= self._worker.last_epoch:
             return self._progress.epochs < furthest and self._evened_at_end < _TIMES_AT_END
         return furthest > self._progress.epochs + LEAD
@@ -71,11 +114,11 @@ class DataBalancer:
 
         All workers must be drained.
         """
-        self._evened_at_end += max(position.epochs for position in self.positions) >= self._worker.last_epoch
+        self._evened_at_end += self._epochs.furthest >= self._worker.last_epoch
         stages = [*self._worker.data_shard.stages, list(self.positions)]
         self._worker.assign(*resume(0, stages, workers, redistribute=True))
         self._settled.clear()
-        self.positions = [resume(rank, stages, workers, redistribute=True)[1] for rank in range(workers)]
+        self._place([resume(rank, stages, workers, redistribute=True)[1] for rank in range(workers)])
         return {"workers": workers, "stages": plain(stages)}
 
     def facts(self) -> dict[str, Any]:

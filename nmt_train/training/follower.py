@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -11,13 +10,14 @@ from nmt_train.corpus.data_shard import DataShard, from_plain, resume
 from nmt_train.distributed.message import Message, to_facts
 from nmt_train.distributed.transport import Tag
 from nmt_train.training.checkpoint_writer import hand_over
-from nmt_train.training.control import Order, Reports
+from nmt_train.training.control import Order, Report, Reports
+from nmt_train.training.rank_stats import Totals
 from nmt_train.training.snapshot import RankState
 from nmt_train.training.worker import Worker
 
 
 class Follower:
-    """Sends reports to rank 0 as JSON: counts, measurements, and answers to orders (see control.py)."""
+    """Sends reports to rank 0: counts, measurements, and answers to orders (see control.py)."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._transport = worker, worker.transport
@@ -60,16 +60,13 @@ class Follower:
 
     def _report(self, **more: Any) -> None:
         worker = self._worker
-        if self._signal:
-            more["signal"] = self._signal
-        if worker.config.trace:
-            more["spans"] = worker.trace.take()
-        facts = {
-            "counted": worker.progress.take(), "position": astuple(worker.position),
-            "settled": astuple(worker.settled_position), "updates": worker.schedule.exchange.updates,
-            "measured": worker.measured(), **more,
-        }  # fmt: skip
-        self._reports.send(facts)
+        spans = worker.trace.take() if worker.config.trace else ()
+        self._reports.send(
+            Report(
+                worker.progress.take(), worker.position, worker.settled_position, worker.schedule.exchange.updates,
+                Totals.of(worker.measured()), signal=self._signal, spans=spans, **more,
+            )
+        )  # fmt: skip
 
     def _obey(self) -> Order:
         """Wait for the next order from rank 0, follow it, and return it."""

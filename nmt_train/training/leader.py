@@ -152,15 +152,16 @@ class Leader:
         while wait or self._orders.has_report():
             wait = False
             source, report = self._orders.report()
-            self._progress.merge(report["counted"])
-            self._data_balancer.heard(source, report["position"], report["settled"])
-            self._updates = max(self._updates, report["updates"])
-            self._statistics.report(source, report["counted"]["tokens"], report["measured"])
-            if "signal" in report and self.signal is None:
-                self.signal = signal.Signals(report["signal"])
-            if "said" in report:
-                self._log.say(report["said"])
-            write_spans(self._run.folder / "trace", source, self._transport.nodes[source], report.get("spans", []))
+            self._progress.merge(report.counted)
+            self._data_balancer.heard(source, report.position, report.settled)
+            self._updates = max(self._updates, report.updates)
+            self._statistics.report(source, report.counted["tokens"], report.totals)
+            if report.signal and self.signal is None:
+                self.signal = signal.Signals(report.signal)
+            if report.said:
+                self._log.say(report.said)
+            if report.spans:
+                write_spans(self._run.folder / "trace", source, self._transport.nodes[source], report.spans)
             self._count()
 
     def _facts(self) -> dict[str, Any]:

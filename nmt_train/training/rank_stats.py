@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from nmt_train.run.log import Log
@@ -14,20 +15,62 @@ _MAIN = "MainThread"
 _SHOWN = ("forward", "backward", "update", "encode", "decode", "sync", "waiting")
 
 
+class Totals(NamedTuple):
+    """Nested numbers as `Worker.measured` returns them, in a compact form.
+
+    form: the same with zeros instead of the numbers. whole, real: the numbers.
+    """
+
+    form: Any
+    whole: tuple[int, ...]
+    real: tuple[float, ...]
+
+    @classmethod
+    def of(cls, nested: Any) -> Totals:
+        whole: list[int] = []
+        real: list[float] = []
+
+        def form(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {str(key): form(inner) for key, inner in value.items()}
+            if isinstance(value, list):
+                return [form(inner) for inner in value]
+            (whole if isinstance(value, int) else real).append(value)
+            return type(value)()
+
+        return cls(form(nested), tuple(whole), tuple(real))
+
+    def nested(self) -> Any:
+        """The nested numbers. Raises an error if they do not fit the form."""
+        numbers: dict[type, Iterator[Any]] = {int: iter(self.whole), float: iter(self.real)}
+
+        def value(form: Any) -> Any:
+            if isinstance(form, dict):
+                return {key: value(inner) for key, inner in form.items()}
+            if isinstance(form, list):
+                return [value(inner) for inner in form]
+            return next(numbers[type(form)])
+
+        nested = value(self.form)
+        if [*numbers[int], *numbers[float]]:
+            raise ValueError("more totals than their form has places")
+        return nested
+
+
 class RankStatistics:
     """Keeps the newest totals of every rank, and logs how much they have grown since the previous log line."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         size = worker.transport.size
-        self._totals: list[dict[str, Any]] = [{} for _ in range(size)]
-        self._before: list[dict[str, Any]] = [{} for _ in range(size)]
+        self._totals = [Totals.of({})] * size
+        self._before = [Totals.of({})] * size
         self._others = worker.progress.words()  # tokens since the last log line that rank 0 has not trained since this start
         self._words = [0] * size
         self._since = worker.transport.now()
 
-    def report(self, rank: int, words: int, totals: dict[str, Any]) -> None:
-        """Record the totals of a rank, as `Worker.measured` returns them; words: its tokens since its last report."""
+    def report(self, rank: int, words: int, totals: Totals) -> None:
+        """Record the totals of a rank; words: its tokens since its last report."""
         self._words[rank] += words
         self._totals[rank] = totals
         if rank:
@@ -37,17 +80,17 @@ class RankStatistics:
         """Write one log line and one event for the time since the last call; words: tokens of all ranks in that time."""
         now = self._worker.transport.now()
         seconds, self._since = max(now - self._since, 1e-9), now
-        self.report(0, words - self._others, self._worker.measured())
+        self.report(0, words - self._others, Totals.of(self._worker.measured()))
         ranks = [
             {
                 "rank": rank,
                 "node": self._worker.transport.nodes[rank],
                 "words_per_second": self._words[rank] / seconds,
-                **_less(new, old),
+                **_less(new.nested(), old.nested()),
             }
             for rank, (new, old) in enumerate(zip(self._totals, self._before, strict=True))
         ]
-        self._before, self._words, self._others = [dict(total) for total in self._totals], [0] * len(ranks), 0
+        self._before, self._words, self._others = list(self._totals), [0] * len(ranks), 0
         log.ranks(progress, _line(ranks, seconds) if len(ranks) > 1 else "", {"interval": seconds, "ranks": ranks})
 
 
