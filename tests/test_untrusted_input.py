@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 
 from nmt_train import config
 from nmt_train.common.errors import UserError
-from nmt_train.corpus.text import read_pairs
 from nmt_train.corpus.data_shard import Position
+from nmt_train.corpus.text import read_pairs
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.message import DTYPES, Malformed, Message, from_bytes, from_json, to_facts, to_json

@@ -64,6 +64,8 @@ def command(arguments: Sequence[str]) -> int:
     if given.empty_cache:
         configured = settings.resolve(given).corpus.cache if given.config else vars(given)["corpus.cache"]
         folder = cache.folder(configured)
+        if folder is None:
+            raise UserError("--empty-cache: the home folder is not known; name the folder with --corpus.cache")
         removed, size = cache.empty(folder)
         tell(f"{folder}: tokenized corpora and vocabularies removed: {removed}, {size / 1e9:.2f} GB")
         return 0

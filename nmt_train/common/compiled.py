@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -17,6 +16,7 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 
+from nmt_train.common.paths import user_cache
 from nmt_train.common.processor import processor
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -35,11 +35,8 @@ def _folder() -> str:
         source = path.read_bytes()
         if b"nmt_train.common.compiled" in source or path == Path(__file__):
             version.update(source)
-    try:
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError:  # no home folder
-        return ""
-    return str(Path(cache, "nmt_train", "compiled", f"{version.hexdigest()[:16]}-{processor()}"))
+    cache = user_cache()
+    return "" if cache is None else str(cache / "compiled" / f"{version.hexdigest()[:16]}-{processor()}")
 
 
 numba.config.CACHE_DIR = numba.config.CACHE_DIR or _folder()  # type: ignore[attr-defined]

@@ -63,11 +63,12 @@ _TEMPORARY = {
 }
 
 
-def remedy(error: OSError) -> str:
-    """What to do about an error of the operating system."""
-    if error.errno in _TEMPORARY:
-        return f"{_TEMPORARY[error.errno]}, then start the same command again"
-    return _REMEDIES.get(error.errno or 0, "check the path and its disk")
+def remedy(error: Exception, otherwise: str = "check the path and its disk") -> str:
+    """What to do about an error of the operating system; `otherwise` for any other error."""
+    number = getattr(error, "errno", None)
+    if number in _TEMPORARY:
+        return f"{_TEMPORARY[number]}, then start the same command again"
+    return _REMEDIES.get(number or 0, otherwise)
 
 
 def status_of(error: OSError) -> int:

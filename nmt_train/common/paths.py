@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from nmt_train.common.errors import UserError
+
+
+def home() -> Path | None:
+    """The user's home folder, which need not exist; None for a user without HOME and without an entry in the user database."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
+
+
+def user_cache() -> Path | None:
+    """The folder of nmt_train in the user's cache folder (XDG_CACHE_HOME, or ~/.cache); None if there is no home folder."""
+    configured, own = os.environ.get("XDG_CACHE_HOME"), home()
+    if configured:
+        return Path(configured) / "nmt_train"
+    return None if own is None else own / ".cache" / "nmt_train"
 
 
 def expanded(path: str | Path) -> Path:

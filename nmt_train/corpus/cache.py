@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import os
+import resource
 import secrets
 import shutil
 import time
@@ -17,8 +18,8 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from nmt_train.common import atomic_file as durable
-from nmt_train.common.errors import UserError, unreadable
-from nmt_train.common.paths import expanded
+from nmt_train.common.errors import UserError, remedy, unreadable
+from nmt_train.common.paths import expanded, user_cache
 from nmt_train.corpus import CorpusPart
 from nmt_train.corpus.text import sides
 
@@ -28,15 +29,29 @@ SUFFIX = ".store"
 _WHOLE, _BLOCK, _BLOCKS = 1 << 26, 1 << 20, 64  # bytes, bytes, blocks: what the fingerprint of a file covers
 _SHARE = 0.5  # of the space that would be free without the cache
 _TEXT_PER_BYTE = 4  # bytes of text per byte of a .gz file, about
+_MANY_FILES = 1 << 20  # enough; programs that a run starts may close every number up to the limit
 _ABANDONED = 24 * 3600.0  # seconds after the last change of a store that is being built: its process has ended
 READY = "store.json"  # in a folder that is complete; processes that use it lock this file
 
 
-def folder(configured: str | None) -> Path:
-    """The configured folder, or nmt_train in the user's cache folder (XDG_CACHE_HOME, or ~/.cache)."""
-    if configured is not None:
-        return expanded(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache")) / "nmt_train"
+def folder(configured: str | None) -> Path | None:
+    """The configured folder, or nmt_train in the user's cache folder; None if there is neither."""
+    return expanded(configured) if configured is not None else user_cache()
+
+
+def folders(configured: str | None, fallback: Path) -> list[Path]:
+    """Where entries may be: in `folder`, if there is one, or in `fallback` if that cannot be written."""
+    first = folder(configured)
+    return [fallback] if first is None else [first, fallback]
+
+
+def allow_many_files() -> None:
+    """Raise this process's limit of open files as far as the system allows: each store in use keeps one open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def name(kind: str, made_from: Sequence[object]) -> str:
@@ -114,12 +129,12 @@ def build(folders: Sequence[Path], name: str, read: Callable[[Path], Entry], wri
             _publish(building, path)
         except OSError as error:
             raise UserError(
-                f"{path}: {error.strerror or error}; free some space, or set corpus.cache to a folder on another disk"
+                f"{path}: {error.strerror or error}; {remedy(error)}, or set corpus.cache to another folder"
             ) from None
         finally:
             shutil.rmtree(building, ignore_errors=True)
         return read(path)
-    raise UserError(f"{folders[-1]}: {reason.strerror}; the tokenized corpus needs a writable folder: set corpus.cache")
+    raise UserError(f"{folders[-1]}: {reason.strerror}; {remedy(reason)}, or set corpus.cache to another folder")
 
 
 def _publish(building: Path, path: Path) -> None:

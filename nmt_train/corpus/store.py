@@ -22,6 +22,7 @@ import numpy as np
 from nmt_train.common.errors import UserError
 from nmt_train.common.streams import tell
 from nmt_train.corpus import MAX_RATIO, CorpusConfig, CorpusPart, cache
+from nmt_train.corpus.mapped_file import mapped
 from nmt_train.corpus.survey import Survey
 from nmt_train.corpus.text import read_pairs, refuse_empty, weights_of
 from nmt_train.corpus.vocabulary import Vocabulary
@@ -130,12 +131,13 @@ def open_stores(config: CorpusConfig, vocabulary: Vocabulary, fallback: Path, su
 
     survey: of these corpora, if there is one. Raises UserError as `open_store` does, and if too many pairs are over-long.
     """
-    parts, folders = config.parts, (cache.folder(config.cache), fallback)
+    parts, folders = config.parts, cache.folders(config.cache, fallback)
     for number, part in enumerate(parts):
         if not vocabulary.knows(part.tag):
             raise UserError(
                 f"{config.label(number)}: tag {part.tag} is unknown to the vocabulary of this run; choose one that it knows"
             )
+    cache.allow_many_files()
     survey = survey or Survey(config)
 
     def prepare(part: CorpusPart, key: str) -> None:
@@ -143,8 +145,9 @@ def open_stores(config: CorpusConfig, vocabulary: Vocabulary, fallback: Path, su
         make_room(cache.text_size(part, key))
 
     def make_room(coming: int) -> None:
-        with suppress(OSError):  # a folder that does not exist yet, or cannot be read
-            cache.make_room(folders[0], config.cache_limit * 1e9, coming)
+        for folder in folders[:-1]:
+            with suppress(OSError):  # a folder that does not exist yet, or cannot be read
+                cache.make_room(folder, config.cache_limit * 1e9, coming)
 
     stores = [
         open_store(part, config.label(number), vocabulary, folders, config.max_ratio, prepare)
@@ -227,18 +230,18 @@ def _map(path: Path) -> Store:
         facts = json.loads(held.read())
         source, target = (
             Side(
-                np.memmap(path / f"{name}.tokens", dtype=facts["dtype"], mode="r"),
-                np.memmap(path / f"{name}.offsets", dtype=np.int64, mode="r"),
+                mapped(path / f"{name}.tokens", facts["dtype"]),
+                mapped(path / f"{name}.offsets", np.int64),
             )
             for name in ("source", "target")
         )
         for side in (source, target):
             if len(side.offsets) != facts["pairs"] + 1 or side.offsets[-1] != len(side.tokens):
                 raise ValueError("sizes disagree")
-        weights = np.memmap(path / "weights", np.float32, mode="r") if (path / "weights").exists() else None
+        weights = mapped(path / "weights", np.float32) if (path / "weights").exists() else None
         if weights is not None and len(weights) != facts["pairs"]:
             raise ValueError("sizes disagree")
         checksum = str(facts["checksum"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: damaged ({error}); delete this folder, and the next start rebuilds it") from None
     return Store(path, source, target, weights, held, checksum)

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from nmt_train.common.errors import UserError, unreadable
+from nmt_train.common.errors import UserError, remedy, unreadable
 from nmt_train.corpus import MAX_RATIO, CorpusPart, Files
 
 # Control characters and Unicode line separators, which would break the rule of one sentence per line; tabs are kept.
@@ -83,10 +83,10 @@ def decode_lines(stream: BinaryIO, name: str, invalid: Callable[[int, bytes], st
 
 def _other_format(first: bytes, name: str) -> str:
     """A sentence on the format of a file that begins with this line, if it is not text in UTF-8; else an empty string."""
-    for mark, (what, remedy) in _FORMATS.items():
+    for mark, (what, action) in _FORMATS.items():
         if first.startswith(mark) and (mark != b"BZh" or _BZIP2.match(first)):
             twice = " twice" if name.endswith(".gz") and "compressed" in what else ""
-            return f"{name}: is {what}{twice}; {'decompress it once (gzip -d)' if twice else remedy}"
+            return f"{name}: is {what}{twice}; {'decompress it once (gzip -d)' if twice else action}"
     return ""
 
 
@@ -152,7 +152,7 @@ def read_lines(path: str | Path, ratio: float = MAX_RATIO) -> Iterator[str]:
             what = _other_format(plain.read(16), "").removeprefix(": is ") or "not compressed with gzip; rename it"
         raise UserError(f"{path}: its name ends in .gz, but it is {what} ({error})") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{unreadable(path, error)}; check the path and that the file can be read") from None
+        raise UserError(f"{unreadable(path, error)}; {remedy(error, 'check the file')}") from None
 
 
 def open_binary(path: str | Path) -> BinaryIO:

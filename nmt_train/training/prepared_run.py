@@ -219,7 +219,7 @@ def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: b
     if overwrite or not path.exists() or (saved is None and (run.folder / "config.yml").exists()):
         if given is not None or saved is not None:
             return given or saved.vocabulary()  # type: ignore[union-attr]
-        return trained(config.corpus, (cache.folder(config.corpus.cache), _fallback(run)), survey)
+        return trained(config.corpus, cache.folders(config.corpus.cache, _fallback(run)), survey)
     vocabulary = Vocabulary.load(path)
     if given is not None and given.digest != vocabulary.digest:
         raise UserError(

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nmt_train import cli
+from nmt_train.cli import train
 from nmt_train.common.errors import UserError
 from nmt_train.corpus import CorpusConfig, CorpusPart, cache
 from nmt_train.corpus import store as store_module
@@ -40,7 +45,6 @@ def test_the_store_holds_the_text(
     assert lines_of(store, vocabulary) == [Path(path).read_text(encoding="utf-8").splitlines() for path in files]
     assert store.source.lengths[3] == 0
     assert store.target.lengths[5] == 0
-    assert isinstance(store.source.tokens, np.memmap)
     assert store.source.tokens.dtype == np.uint16
 
 
@@ -111,6 +115,66 @@ def test_also_where_the_cache_cannot_even_be_read(files: list[str], vocabulary: 
     (tmp_path / "file").write_text("")
     config = CorpusConfig(train=files, valid=files, cache=str(tmp_path / "file" / "cache"))
     assert open_stores(config, vocabulary, tmp_path / "run").paths[0].parent == tmp_path / "run"
+
+
+def test_many_corpora_keep_one_file_open_each_and_are_not_read_into_memory(
+    files: list[str], vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    part = CorpusPart(files=files)
+    open_store(part, "corpus.train", vocabulary, [tmp_path])
+    before = len(os.listdir("/proc/self/fd"))
+    stores = [open_store(part, "corpus.train", vocabulary, [tmp_path]) for _ in range(5)]
+    assert len(os.listdir("/proc/self/fd")) == before + 5
+    mapped = Path("/proc/self/maps").read_text()
+    assert mapped.count(f"{stores[0].path}/source.tokens") >= 5
+    with pytest.raises(ValueError, match="read-only"):
+        stores[0].source.tokens[0] = 1
+    tokens = stores[0].source.tokens
+    del stores
+    assert tokens.sum() > 0, "an array keeps its memory"
+    gc.collect()
+    assert Path("/proc/self/maps").read_text().count("source.tokens") < mapped.count("source.tokens")
+
+
+OPENING = """
+import sys
+from nmt_train import cli
+from nmt_train.corpus import CorpusConfig
+from nmt_train.corpus.store import open_stores
+from nmt_train.corpus.vocabulary import Vocabulary
+files, model, cache = sys.argv[1:3], sys.argv[3], sys.argv[4]
+def command(arguments):
+    parts = [{"name": f"c{number}", "files": files} for number in range(60)]
+    stores = open_stores(CorpusConfig(train=parts, valid=files, cache=cache), Vocabulary.load(model), cache)
+    return 0
+sys.exit(cli.run(command, []))
+"""
+
+
+@pytest.mark.parametrize(("hard", "status"), [(4096, 0), (50, 2)])
+def test_the_limit_of_open_files_is_raised_and_named_if_that_is_not_enough(
+    hard: int, status: int, files: list[str], vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    (tmp_path / "model").write_bytes(vocabulary.model)
+    limited = ["bash", "-c", f'ulimit -n {hard}; ulimit -Sn 50; exec "$@"', "bash", sys.executable, "-c", OPENING]
+    arguments = [*limited, *files, str(tmp_path / "model"), str(tmp_path / "cache")]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stderr
+    told = "Too many open files; raise the limit of open files per process (`ulimit -n`)" in done.stderr
+    assert told == bool(status)
+
+
+def test_without_a_home_folder_it_goes_to_the_run_folder(
+    files: list[str], vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", unknown)
+    config = CorpusConfig(train=files, valid=files)
+    assert open_stores(config, vocabulary, tmp_path / "run").paths[0].parent == tmp_path / "run"
+    assert cli.run(train.command, ["--empty-cache"]) == 2
 
 
 def test_its_folder_follows_the_umask(files: list[str], vocabulary: Vocabulary, tmp_path: Path) -> None:

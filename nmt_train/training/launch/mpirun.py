@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from nmt_train.common.errors import UserError
+from nmt_train.common.errors import TRY_AGAIN, UserError, remedy
 from nmt_train.common.launcher import UNBOUND
+from nmt_train.common.paths import home
 from nmt_train.common.streams import tell
 from nmt_train.training.stop_request import PASSED_ON, SignalFilter, handled_by
 
@@ -28,6 +29,8 @@ _BANNER = re.compile(  # what mpirun writes after MPI_Abort; the error message o
 _ABORTED = re.compile("MPI_ABORT was invoked")  # the job fails
 _ERROR = re.compile("(?!error: rank .* has not ended for )error: ")  # the job fails, or another program has written it
 _LOG_LINE = re.compile(r"\[[0-9]{4}-[0-9]{2}-[0-9]{2} ")
+_OURS = re.compile(r"\[[0-9]{4}-[0-9]{2}-[0-9]{2} |nmt-\w+: |warning: |(internal )?error: ")  # what ranks write
+_ROOM = 16 << 20  # bytes that mpirun and its ranks may need in the folder of temporary files
 _CONTINUES = re.compile(" ended: (the last rank continues|the other [0-9]+ ranks continue);")  # in the log
 _STATUS = re.compile(r"\s*Errorcode:\s+(\d+)")  # the status given to MPI_Abort; mpirun's own status may be that of another rank
 # Seconds: for mpirun to exit after the job has failed; for ranks on other machines to say that they continue, without those of
@@ -40,7 +43,8 @@ def mpirun(
 ) -> int:
     """Run a command, by default nmt-train, under mpirun with this number of ranks; if some of them end, the others continue.
 
-    Returns the exit status of the job, or 128 + the number of the signal that asked it to stop. options: options of mpirun.
+    Returns the exit status of the job, 128 + the number of the signal that asked it to stop, or TRY_AGAIN with a sentence on
+    stderr if mpirun fails before a rank has written a line, or is killed. options: options of mpirun.
     heard: called with every line of stderr. Raises UserError if there is no mpirun.
     """
     beside = Path(sys.executable).parent / "mpirun"
@@ -50,6 +54,8 @@ def mpirun(
     environment = dict(os.environ)
     if os.getuid() == 0:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    if home() is None:
+        environment["HOME"] = os.devnull  # Open MPI asks for a home folder, but does not need it
     command = [found, "--with-ft", "ulfm", "-np", str(ranks), "--oversubscribe", "--bind-to", "none", "-x", f"{UNBOUND}=1"]
     command += [*options, sys.executable, "-P", "-m", module, *arguments]
     job: subprocess.Popen[str] | None = None
@@ -57,7 +63,7 @@ def mpirun(
     untold: list[signal.Signals] = []
     wishes = SignalFilter()
 
-    def tell() -> None:
+    def pass_on() -> None:
         with suppress(IndexError):
             while job is not None:
                 job.send_signal(untold.pop(0))
@@ -66,25 +72,48 @@ def mpirun(
         if wishes.is_new():
             untold.append(signal.SIGTERM if asked else PASSED_ON[signal.Signals(number)])
             asked.append(number)
-            tell()
+            pass_on()
 
     with handled_by(ask):
         job = subprocess.Popen(
             command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             errors="replace",
         )  # fmt: skip
-        tell()
-        status = _follow(job, heard)
-    return 128 + asked[0] if asked else status
+        pass_on()
+        signs = Signs()
+        status = _follow(job, heard, signs)
+    if asked:
+        return 128 + asked[0]
+    if status < 0 or (status and not signs.spoken):  # no rank has said why
+        what = f"ended with status {status}" if status > 0 else f"was ended by {signal.Signals(-status).name}"
+        tell(f"error: mpirun {what}{'' if signs.spoken else ' before training began'}: {_cause()}")
+        return TRY_AGAIN
+    return status
 
 
-def _follow(job: subprocess.Popen[str], heard: Callable[[str], None]) -> int:
+def _cause() -> str:
+    """What may have ended mpirun, and what to do."""
+    folder = Path(os.environ.get("TMPDIR") or "/tmp")
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return f"TMPDIR: {folder}: {error.strerror}; {remedy(error)}"
+    if free < _ROOM:
+        return f"TMPDIR: only {free / 1e6:.2f} MB are free in {folder}; free some space there, or set TMPDIR to another folder"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"TMPDIR: {folder} cannot be written; set TMPDIR to another folder"
+    return (
+        "see its own message above, if any; check the memory and the network interfaces of the machines (`dmesg`, `ip link`),"
+        " then start the same command again"
+    )
+
+
+def _follow(job: subprocess.Popen[str], heard: Callable[[str], None], signs: Signs) -> int:
     """Forward mpirun's stderr, without its banner, until it exits.
 
     Returns the status of the rank that aborted the job, if any, else mpirun's.
     """
     aborted: list[int] = []
-    signs = Signs()
 
     def listen() -> None:
         assert job.stderr is not None
@@ -107,13 +136,19 @@ def _follow(job: subprocess.Popen[str], heard: Callable[[str], None]) -> int:
 
 @dataclass
 class Signs:
-    """What a job has said. aborted: it fails. error: it seems to fail. continues: ranks elsewhere continue without some."""
+    """What a job has said. aborted: it fails. error: it seems to fail. continues: ranks elsewhere continue without some.
+
+    spoken: a rank has written a line.
+    """
 
     aborted: bool = False
     error: bool = False
     continues: bool = False
+    spoken: bool = False
 
     def note(self, line: str) -> None:
+        if _OURS.match(line):
+            self.spoken = True
         if _ABORTED.match(line):
             self.aborted = True
         elif _ERROR.match(line):

@@ -164,7 +164,10 @@ def _run(job: Job, ranks: int, arguments: Sequence[str], restarted: str) -> tupl
     with _hostfile(there) as options:
         options += ("-x", f"{launcher.RESTARTED}={restarted}") if restarted else ()
         status = launch.mpirun(sum(host.slots for host in there) or ranks, arguments, options, heard)
-    return status or (0 if _STOPPED in said else TRY_AGAIN), said  # mpirun may return 0 for a job that never began
+    if not status and _STOPPED not in said:  # mpirun may return 0 for a job that never began
+        tell("error: mpirun ended without an error, but before training did; start the same command again")
+        return TRY_AGAIN, said
+    return status, said
 
 
 def _answering_in_time(hosts: Sequence[Host], patient: bool) -> list[Host]:

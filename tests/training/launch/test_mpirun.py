@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from conftest import ROOT
 
 from nmt_train import device
 from nmt_train.common import launcher
-from nmt_train.common.errors import UserError
+from nmt_train.common.errors import TRY_AGAIN, UserError
 from nmt_train.training.launch import mpirun as launch
 from nmt_train.training.stop_request import SignalFilter
 
@@ -93,6 +96,56 @@ def test_status_and_message_are_those_of_the_rank_that_failed_first_whatever_mpi
     assert launch.mpirun(2, [], (), lambda line: None) == 2
     assert capfd.readouterr().err == said[0] + "\n"
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
+
+
+SPOKEN = "echo '[2026-11-28 05:00:00] 2,000 parameters' >&2; "
+
+
+@pytest.mark.parametrize(
+    ("script", "room", "what"),
+    [
+        ("exit 213", True, "ended with status 213 before training began: see its own message above, if any; check the memory"),
+        (
+            "echo 'PMIX ERROR' >&2; exit 213",
+            False,
+            r"ended with status 213 before training began: TMPDIR: only \S+ MB are free in",
+        ),
+        ("kill -BUS $$", False, "was ended by SIGBUS before training began: TMPDIR: only"),
+        (f"{SPOKEN}kill -KILL $$", True, "was ended by SIGKILL: see its own message"),
+    ],
+)
+def test_an_mpirun_that_fails_without_a_word_of_a_rank_is_explained(
+    script: str, room: bool, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mpirun").write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    free = shutil.disk_usage(tmp_path).free if room else 64_000
+    monkeypatch.setattr(launch.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    assert launch.mpirun(2, [], (), lambda line: None) == TRY_AGAIN
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert re.match(f"error: mpirun {what}", last)
+
+
+def test_a_folder_of_temporary_files_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mpirun").write_text("#!/bin/sh\nexit 213\n", encoding="utf-8")
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("TMPDIR", "/nowhere/tmp")
+    assert launch.mpirun(2, [], (), lambda line: None) == TRY_AGAIN
+    assert "training began: TMPDIR: /nowhere/tmp: No such file or directory; check the path\n" in capfd.readouterr().err
+
+
+def test_without_a_home_folder_mpirun_has_one_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mpirun").write_text(f"#!/bin/sh\nprintf %s $HOME > {tmp_path}/home\n", encoding="utf-8")
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(launch, "home", lambda: None)
+    assert launch.mpirun(2, [], (), lambda line: None) == 0
+    assert (tmp_path / "home").read_text() == os.devnull
 
 
 def test_signals_within_a_second_are_passed_on_to_mpirun_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +228,7 @@ def test_ranks_that_continue_without_others_are_not_killed(monkeypatch: pytest.M
     monkeypatch.setattr(launch, "_has_ranks", lambda mpirun: next(looks, "the last rank continues" not in said))
     script = f"sleep 0.3; echo '{said}' >&2; sleep 1.2; exit 7"
     job = subprocess.Popen(["sh", "-c", script], start_new_session=True, stderr=subprocess.PIPE, text=True)
-    assert launch._follow(job, lambda line: None) == 7
+    assert launch._follow(job, lambda line: None, launch.Signs()) == 7
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -186,7 +239,7 @@ def test_an_error_of_another_program_is_not_the_end_of_a_job_that_trains(monkeyp
     log = "" if here else "sleep 0.3; echo '[2026-11-27 10:00:00] 2,000 parameters' >&2; "
     script = f"echo 'error: XDG_RUNTIME_DIR is not set' >&2; {log}sleep 1; exit 7"
     job = subprocess.Popen(["sh", "-c", script], start_new_session=True, stderr=subprocess.PIPE, text=True)
-    assert launch._follow(job, lambda line: None) == 7
+    assert launch._follow(job, lambda line: None, launch.Signs()) == 7
 
 
 def test_an_mpirun_without_ranks_here_is_killed_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

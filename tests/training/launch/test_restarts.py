@@ -118,11 +118,14 @@ def test_a_job_that_was_lost_is_started_again_as_often_as_it_may_be(monkeypatch:
     assert len(runs.asked) == 3
 
 
-def test_a_job_that_never_began_is_not_done_whatever_mpirun_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_never_began_is_not_done_whatever_mpirun_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs = Runs(monkeypatch, 0, 0)
     runs.says = ["A daemon failed to report back after being spawned.\n"]
     assert supervise.supervise(Job(restarts=1), 2) == TRY_AGAIN
     assert len(runs.asked) == 2
+    assert "error: mpirun ended without an error, but before training did" in capsys.readouterr().err
 
 
 def test_what_there_is_by_then_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
+from nmt_train.common.paths import home
 
 _PATIENCE = 10  # seconds
 _EAGER, _HEADER = 4 << 20, 1 << 10  # bytes: largest eager message; header that MPI adds to it
@@ -24,6 +25,8 @@ def load(chunk: int) -> Any:
     # that flows in the same direction as the reply: two ranks with much data for each other would send it in turns.
     for name in ("eager_limit", "max_send_size"):
         os.environ.setdefault(f"OMPI_MCA_btl_tcp_{name}", str(min(chunk, _EAGER) + _HEADER))
+    if home() is None:
+        os.environ["HOME"] = os.devnull  # Open MPI asks for a home folder, but does not need it
     try:
         import mpi4py
 
