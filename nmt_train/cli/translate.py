@@ -11,12 +11,13 @@ from typing import TextIO
 from nmt_train import cli
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
+from nmt_train.common.plural import counted
 from nmt_train.common.streams import tell
 
 _PAUSE = 0.05  # seconds without a further line, after which what a pipe or a terminal has sent is translated
 _INVALID = {
-    "replace": "not UTF-8: their invalid bytes are replaced",
-    "skip": "not UTF-8: their translation is empty",
+    "replace": "not UTF-8: invalid bytes are replaced",
+    "skip": "not UTF-8: the translation is empty",
 }
 
 
@@ -95,9 +96,12 @@ def command(arguments: Sequence[str]) -> int:
     ):
         if numbers:
             some = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
-            tell(f"warning: {len(numbers)} of the lines are {what} (line {some})")
+            are = "is" if len(numbers) == 1 else "are"
+            tell(f"warning: {counted(len(numbers), 'line')} {are} {what} (line {some})")
     if lines.error is not None:
-        done = f"the {lines.number:,} lines before it are translated; correct it and continue with tail -n +{lines.number + 1}"
+        done = (
+            f"translated before it: {counted(lines.number, 'line')}; correct it and continue with tail -n +{lines.number + 1}"
+        )
         choice = ", or use --on-error replace or skip" if isinstance(lines.error, NotUtf8) else ""
         raise UserError(f"{lines.error}; {done}{choice}")
     return 0

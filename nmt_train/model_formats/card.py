@@ -9,6 +9,7 @@ from typing import Any
 
 from nmt_train import __version__
 from nmt_train.common.metric import METRICS, metric_of
+from nmt_train.common.plural import counted
 from nmt_train.model import ModelConfig
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model_formats import SENTENCEPIECE, SENTENCEPIECE_PAIR
@@ -121,7 +122,7 @@ def _about(origin: Origin, config: ModelConfig) -> str:
 def _trained(progress: Mapping[str, Any], imported: bool) -> str:
     if imported:
         return "which another program has trained"
-    return f"trained for {progress['updates']:,.0f} updates ({progress['tokens']:,.0f} target pieces)"
+    return f"trained for {counted(progress['updates'], 'update')} ({counted(progress['tokens'], 'target piece')})"
 
 
 def _origin(path: str) -> str:

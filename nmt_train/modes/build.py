@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 
 from nmt_train.common.errors import UserError
+from nmt_train.common.plural import counted
 from nmt_train.config import Config, shown
 from nmt_train.distributed.codec import CODECS
 from nmt_train.distributed.codec.topk import dropped_down
@@ -28,6 +29,11 @@ _LEFT_TO_THE_MODE = {
     "optimizer.name": "adam", "local.every": 100, "local.outer": "none", "local.delay": 0, "exchange.rule": "async",
     "exchange.backup": 0, "exchange.one_node_at_a_time": False,
     "dropping.up": 0.99, "overlap.local_update": "sum",
+}  # fmt: skip
+# Values with which these keys have no effect; `in_force` leaves them out.
+_WITHOUT_EFFECT = {
+    "optimizer.name": "adam", "local.outer": "none", "local.delay": 0, "exchange.rule": "async", "exchange.bundle": 1,
+    "exchange.backup": 0, "exchange.one_node_at_a_time": False, "exchange.buckets": 1, "exchange.own_updates": True,
 }  # fmt: skip
 _ALONE, _TOGETHER = "single", "sync"  # the modes of one rank and of several if the configuration names none
 _OF_SEVERAL = "server"  # replaces the exchange of a single-rank mode if there are several ranks
@@ -143,27 +149,35 @@ def _added_up(mode: Mode, config: Config) -> int:
 
 
 def in_force(config: Config, nodes: tuple[int, ...]) -> dict[str, str]:
-    """Return the values in force on `nodes` that differ from the config or that the mode chooses, with the reasons."""
+    """Return the values that the mode chooses or adapts and that have an effect on `nodes`, with the reasons."""
     mode = check(config, nodes)
     now = effective(mode, config)
     own, apart = f"mode {config.mode or _ALONE}", _added_up(mode, now)
-    found = {f"override.{key}": f"{getattr(mode, key)} ({own})" for key in ("schedule", "exchange", "up", "down")}
-    if len(nodes) > 1:
+    schedule, exchanges = SCHEDULES[mode.schedule], len(nodes) > 1 or not config.exchange.bypass
+    found = {}
+    if exchanges:
+        found = {f"override.{key}": f"{getattr(mode, key)} ({own})" for key in ("schedule", "exchange", "up", "down")}
         found["optimizer.at"] = f"{mode.optimizer} ({own if config.optimizer.at is None else 'configured'})"
     down, drops = CODECS[mode.down], CODECS[mode.up].drops and not CODECS[mode.up].fixed_share
-    optional = {"dropping": drops, "overlap": issubclass(SCHEDULES[mode.schedule], Overlap)}
-    for section in ("optimizer", "local", "exchange", *(name for name, used in optional.items() if used)):
+    used = {
+        "optimizer": True, "local": schedule.updates, "exchange": exchanges, "dropping": exchanges and drops,
+        "overlap": exchanges and issubclass(schedule, Overlap),
+    }  # fmt: skip
+    for section in (name for name, has_effect in used.items() if has_effect):
         before, after = vars(getattr(config, section)), vars(getattr(now, section))
         for key in (key for key in before if before[key] != after[key]):
+            name = f"{section}.{key}"
+            if after[key] == _WITHOUT_EFFECT.get(name, before) or (key.startswith("async_") and not exchanges):
+                continue
             reason = "stop.after" if key == "cosine_until" else own
             if before[key] is not None:
                 reason = (
                     f"{shown(before[key])} configured, but updates of {apart} workers are added up: see optimizer.async_{key}"
                 )
-            found[f"{section}.{key}"] = f"{shown(after[key])} ({reason})"
+            found[name] = f"{shown(after[key])} ({reason})"
     if EXCHANGES[mode.exchange].sharded and down.drops and not down.fixed_share and len(nodes) > 1:
         pushes = mode.workers - now.exchange.knows_own(mode.optimizer == "worker", CODECS[mode.up].build(now, 0.0).biased)
-        why = f"with pushes of {pushes} workers" if now.dropping.down is None else own
+        why = f"with pushes of {counted(pushes, 'worker')}" if now.dropping.down is None else own
         found["dropping.down"] = f"{dropped_down(now.dropping, pushes):.4g} (share of a delta not sent, {why})"
     return found
 

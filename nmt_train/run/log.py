@@ -18,6 +18,7 @@ from nmt_train.common import atomic_file as durable
 from nmt_train.common import launcher
 from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError, remedy
+from nmt_train.common.plural import counted
 from nmt_train.common.section import STRICT, as_list
 from nmt_train.common.streams import tell
 from nmt_train.run.progress import Progress
@@ -113,8 +114,9 @@ class Log:
         """
         for metric, value in scores.items():
             verdict = verdicts[metric]
-            times = f"{verdict.stalled} time{'s' if verdict.stalled > 1 else ''}"
-            judged = f"stalled {times} (last best: {verdict.best:.4f})" if verdict.stalled else "new best"
+            judged = (
+                f"stalled {counted(verdict.stalled, 'time')} (last best: {verdict.best:.4f})" if verdict.stalled else "new best"
+            )
             self.say(f"[valid] Ep. {progress.epoch} : Up. {progress.updates} : {metric} : {value:.4f} : {judged}")
         values = {**scores, "signatures": dict(signatures), "learning_rate": learning_rate}
         self._event("validation", progress, values)
@@ -125,7 +127,7 @@ class Log:
         updates: the maximum number of updates that a shard lost. again: how many batches the other ranks train again.
         """
         others = "the last rank continues" if ranks == 1 else f"the other {ranks} ranks continue"
-        lost = f"at most {updates} updates of a shard are lost, and {again} batches are trained again"
+        lost = f"lost: at most {counted(updates, 'update')} of a shard; trained again: {counted(again, 'batch', 'batches')}"
         self.say(f"{ended} ended: {others}; {lost}")
         self._event("recovery", progress, {"ended": ended, "ranks": ranks, "lost_updates": updates, "batches_again": again})
 

@@ -120,6 +120,10 @@ class Progress:
         """The epoch of the last batch, counted from 1."""
         return max(1, self.epochs + (self.batches > 0 or not self._epoch_is_over))
 
+    def epochs_trained(self, pairs: int) -> float:
+        """Epochs so far, with the fraction of the current one; pairs: sentence pairs in an epoch, or 0 if unknown."""
+        return self.epochs + (self.sentences / pairs if pairs and self.batches else 0.0)
+
     def mark(self) -> Mark:
         """The current progress, for comparison with a later one."""
         return Mark(self.epochs, self.updates, self.tokens, self.seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from nmt_train.common.duration import Duration
 from nmt_train.common.metric import metric_of
+from nmt_train.common.plural import counted
 from nmt_train.common.section import STRICT, as_list
 from nmt_train.run.progress import Progress
 
@@ -48,9 +50,29 @@ class StopConfig:
 
         pairs: the number of sentence pairs in an epoch, or 0 if unknown.
         """
-        epoch = progress.sentences / pairs if pairs and progress.batches else 0.0
-        done = (span.measure(progress) + (epoch if span.unit == "e" else 0.0) for span in self.after)
-        return min(1.0, max(part / span.amount for part, span in zip(done, self.after, strict=True)))
+        return min(1.0, max(_done(span, progress, pairs) / span.amount for span in self.after))
+
+    def unfinished(self, progress: Progress, pairs: int) -> str:
+        """How far training has come, as `1.2 of 8 epochs`, by the condition of `after` that is closest to its end.
+
+        Conditions that are times do not count; empty if there are no others, or if one of them is met. pairs: as for `share`.
+        """
+        spans = [span for span in self.after if span.counts]
+        if not spans or any(span.reached(progress) for span in spans):
+            return ""
+        nearest = max(spans, key=lambda span: _done(span, progress, pairs) / span.amount)
+        noun = {"e": "epoch", "u": "update", "t": "word"}[nearest.unit]
+        return f"{shortened(_done(nearest, progress, pairs)):,.15g} of {counted(nearest.amount, noun)}"
+
+
+def _done(span: Duration, progress: Progress, pairs: int) -> float:
+    return progress.epochs_trained(pairs) if span.unit == "e" else span.measure(progress)
+
+
+def shortened(number: float) -> float:
+    """The number with one decimal, or two if it is below 1, rounded down: 7.99 of 8 epochs are not all of them."""
+    digits = 10 if number >= 1 else 100
+    return math.floor(number * digits + 1e-9) / digits
 
 
 @dataclass
@@ -105,7 +127,7 @@ class Patience:
         found = [self.verdicts[name] for name in names]
         out = [its.stalled >= self._config.patience and its.stage >= self._last_stage for its in found]
         over = bool(out) and (any(out) if on == ["any"] else all(out))
-        return f"no new best in {self._config.patience} validations (stop.patience)" if over else None
+        return f"no new best in {counted(self._config.patience, 'validation')} (stop.patience)" if over else None
 
     def state(self) -> dict[str, Any]:
         return {metric: list(vars(verdict).values()) for metric, verdict in self.verdicts.items()}

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from nmt_train import device
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
+from nmt_train.common.plural import counted
 from nmt_train.common.streams import tell
 from nmt_train.config import Config
 from nmt_train.distributed.transport import Aborted, Transport
@@ -220,4 +221,4 @@ def _say(what: str) -> None:
 
 
 def _sum_up(seconds: float, ranks: int, start: float) -> None:
-    tell(f"simulated {seconds:.1f} s of {ranks} ranks in {time.perf_counter() - start:.1f} s")
+    tell(f"simulated {seconds:.1f} s of {counted(ranks, 'rank')} in {time.perf_counter() - start:.1f} s")

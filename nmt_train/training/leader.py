@@ -35,7 +35,10 @@ from nmt_train.training.worker import Worker
 
 
 class Leader:
-    """reason: why training is over, or None while it continues. signal: the signal that asks training to stop, or None."""
+    """reason: why training is over, or None while it continues. signal: the signal that asks training to stop, or None.
+
+    pairs: the number of sentence pairs in an epoch, or 0 if unknown.
+    """
 
     def __init__(
         self, worker: Worker, run: Run, log: Log, state: LeaderState, test_sets: TestSets, simulated: bool = False
@@ -48,7 +51,7 @@ class Leader:
         self._synchronous = worker.schedule.exchange.synchronous
         self._statistics = RankStatistics(worker)
         self._before: Mark | None = None
-        self._pairs = len(worker.batches) if isinstance(worker.batches, Batches) else 0  # in an epoch
+        self.pairs = len(worker.batches) if isinstance(worker.batches, Batches) else 0
         self._started = 0.0  # seconds of the run when this start began to train
         self._checkpoint_writer = CheckpointWriter(worker, run, state, disk=not simulated)
         self._validation = BackgroundValidation(
@@ -181,7 +184,7 @@ class Leader:
         before, now = self._before or progress.mark(), progress.mark()
         self._before = now
         if self._log.bar is not None:
-            self._log.bar.advance(progress, config.stop.share(progress, self._pairs))
+            self._log.bar.advance(progress, config.stop.share(progress, self.pairs))
         self.reason = self._reason_to_stop()
         early = any(before.seconds - self._started < span.amount <= now.seconds - self._started for span in config.log.first)
         if early or config.log.every.crossed(before, now):

@@ -10,6 +10,7 @@ import torch
 from nmt_train import config as configuration
 from nmt_train import device
 from nmt_train.common.errors import UserError
+from nmt_train.common.plural import counted
 from nmt_train.config import Config
 from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.store import Stores
@@ -21,7 +22,7 @@ from nmt_train.modes import build as modes
 from nmt_train.run.folder import Run
 from nmt_train.run.log import Log, rewind_metrics, rewind_spans
 from nmt_train.run.progress import Progress
-from nmt_train.run.stopping import Patience
+from nmt_train.run.stopping import Patience, shortened
 from nmt_train.training.config_changes import change_order
 from nmt_train.training.follower import Follower
 from nmt_train.training.leader import Leader
@@ -93,7 +94,7 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
         except Exception:
             leader.complete_checkpoint()
             raise
-        _summary(leader, state, run, log)
+        _summary(leader, config, state, run, log)
     finally:
         log.close()
     return 128 + leader.signal if leader.signal else 0
@@ -136,17 +137,17 @@ def check_steps(config: Config, target_tokens: Callable[[], Sequence[int]], work
     spans = [span for span in config.stop.after if span.unit in ("e", "t")]  # other units give no number of steps
     if not spans or (not every and config.batch.accumulate == 1):
         return
-    tokens = target_tokens()
+    tokens, each = target_tokens(), f"each of {workers} workers" if workers > 1 else "the worker"
     for span in spans:
         steps = len(tokens) * (span.amount if span.unit == "e" else span.amount / sum(tokens)) / workers
         if 1 < config.batch.accumulate > steps:
             raise UserError(
-                f"batch.accumulate: {config.batch.accumulate} batches for an update are more than each of {workers} workers has"
-                f" in total (stop.after {span}: about {steps:.0f}); give fewer"
+                f"batch.accumulate: {config.batch.accumulate} batches for an update are more than {each} has in"
+                f" total (stop.after {span}: about {steps:.0f}); give fewer"
             )
         if every and steps < every:
             raise UserError(
-                f"local.every: {every} steps are more than each of {workers} workers makes in total (stop.after {span}: about"
+                f"local.every: {every} steps are more than {each} makes in total (stop.after {span}: about"
                 f" {steps:.0f}); give fewer, or 0 to exchange once, at the end"
             )
 
@@ -177,7 +178,7 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
     where = "" if transport.size == 1 else f", {transport.size} ranks on {', '.join(dict.fromkeys(transport.hosts))}"
     log.say(
         f"{worker.flat.parameters.numel():,} parameters, {len(prepared.vocabulary):,} pieces, mode {config.mode} on"
-        f" {worker.device}, {config.precision}, {torch.get_num_threads()} threads{where}"
+        f" {worker.device}, {config.precision}, {counted(torch.get_num_threads(), 'thread')}{where}"
     )
     if slow := device.slow_precision(worker.device, config.precision):
         log.say(f"warning: {slow}")
@@ -197,7 +198,8 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
             f"mode: none is given, so {transport.size} ranks train in mode {config.mode}; docs/modes.md says which modes are"
             " faster on slow networks"
         )
-    log.say(f"in force: {', '.join(f'{name} {value}' for name, value in in_force.items())}")
+    chosen = ", ".join(f"{name} {value}" for name, value in in_force.items())
+    log.say(f"in force: {chosen}{'; all else' if chosen else 'everything'} as in {prepared.run.folder / 'config.yml'}")
     if prepared.simulated:
         log.say("simulated: all times except the log's own are virtual")
     if prepared.initial is not None:
@@ -208,15 +210,16 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
         log.say(f"continuing from {prepared.saved.path} at update {worker.progress.updates:,}")
 
 
-def _summary(leader: Leader, state: LeaderState, run: Run, log: Log) -> None:
+def _summary(leader: Leader, config: Config, state: LeaderState, run: Run, log: Log) -> None:
     progress, say, folder = state.progress, log.say, run.folder
     hours, seconds = divmod(round(progress.seconds), 3600)
-    say(f"stopped: {leader.reason}")
+    unfinished = config.stop.unfinished(progress, leader.pairs)
+    say(f"stopped: {leader.reason}{f' after {unfinished}' if unfinished else ''}")
     for metric, verdict in state.patience.verdicts.items():
         say(f"best {metric} {verdict.best:.4f}: {folder / f'best-{metric}'}")
     say(
-        f"{progress.updates:,} updates, {progress.epochs} epochs, {progress.tokens:,} words in"
-        f" {hours}:{seconds // 60:02}:{seconds % 60:02}, {progress.tokens / max(progress.training_seconds, 1e-9):.0f} words/s"
-        " without validation"
+        f"{counted(progress.updates, 'update')}, {counted(shortened(progress.epochs_trained(leader.pairs)), 'epoch')},"
+        f" {counted(progress.tokens, 'word')} in {hours}:{seconds // 60:02}:{seconds % 60:02},"
+        f" {progress.tokens / max(progress.training_seconds, 1e-9):.0f} words/s without validation"
     )
     say(f"everything is in {folder}; translate with: nmt-translate --model {folder} < in > out")

@@ -53,7 +53,7 @@ def test_it_stops_at_a_bad_line_after_those_before_it(run: Path, translated: Any
     good = translated(b"six\nfour\n", "--model", run)[1]
     assert (status, lines) == (2, good)
     assert "standard input, line 3: not UTF-8 (byte 2 of the line)" in said
-    assert "the 2 lines before it are translated; correct it and continue with tail -n +3, or use --on-error" in said
+    assert "translated before it: 2 lines; correct it and continue with tail -n +3, or use --on-error" in said
 
 
 def test_a_bad_line_is_replaced_or_skipped_if_wanted_and_the_others_stay_as_they_are(run: Path, translated: Any) -> None:
@@ -61,10 +61,10 @@ def test_a_bad_line_is_replaced_or_skipped_if_wanted_and_the_others_stay_as_they
     assert good[2] == "", "a replacement character in the text is no error"
     status, lines, said = translated(BAD, "--model", run, "--on-error", "replace")
     assert (status, lines) == (0, good[1])
-    assert "warning: 1 of the lines are not UTF-8: their invalid bytes are replaced (line 3)" in said
+    assert "warning: 1 line is not UTF-8: invalid bytes are replaced (line 3)" in said
     status, lines, said = translated(BAD, "--model", run, "--on-error", "skip")
     assert (status, lines) == (0, [*good[1][:2], "", good[1][3]])
-    assert "their translation is empty (line 3)" in said
+    assert "the translation is empty (line 3)" in said
 
 
 def test_a_line_without_end_is_no_matter_of_on_error(run: Path, translated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_lines_that_were_cut_are_named(run: Path, translated: Any) -> None:
     long = b"six " * 2000
     status, lines, said = translated(b"\n".join([b"one", long, b"two", long, b""]), "--model", run, "--beam", 1, "--window", 3)
     assert (status, len(lines)) == (0, 4)
-    assert "warning: 2 of the lines are longer than 1,000 pieces: cut (line 2, 4)" in said
+    assert "warning: 2 lines are longer than 1,000 pieces: cut (line 2, 4)" in said
 
 
 def test_n_best_prints_n_lines_also_for_an_empty_one(run: Path, translated: Any) -> None:

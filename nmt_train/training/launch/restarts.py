@@ -16,6 +16,7 @@ from types import FrameType
 
 from nmt_train.common import launcher
 from nmt_train.common.errors import TRY_AGAIN, UserError
+from nmt_train.common.plural import counted
 from nmt_train.common.streams import tell
 from nmt_train.training.launch import mpirun as launch
 from nmt_train.training.stop_request import PASSED_ON, handled_by
@@ -137,7 +138,7 @@ def _repeat(job: Job, ranks: int) -> int:
         restarted = launcher.BEGUN if _BEGUN in said or restarted == launcher.BEGUN else launcher.NOT_BEGUN
         if _STARTED_OVER in said:  # the restart must keep what the run has written so far
             arguments = [argument for argument in arguments if argument != "--overwrite"]
-        _say(f"the job ended with status {status}: starting it again ({left - 1} more restarts allowed)")
+        _say(f"the job ended with status {status}: starting it again ({counted(left - 1, 'more restart')} allowed)")
         time.sleep(_PAUSE)
     return status
 

@@ -209,7 +209,7 @@ def test_what_was_said_while_ranks_were_still_here_is_no_sign_of_life_of_others(
     assert launch._wait(job, launch.Signs(continues=True)) == -signal.SIGKILL
 
 
-LOST = "[10:00:00] rank 0 (host a) ended: {others}; at most 0 updates of a shard are lost, and 1 batches are trained again"
+LOST = "[10:00:00] rank 0 (host a) ended: {others}; lost: at most 0 updates of a shard; trained again: 1 batch"
 
 
 @pytest.mark.parametrize(
