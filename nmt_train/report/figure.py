@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ TASK_COLORS = {
 
 def new_figure(width: float, height: float) -> tuple[Any, Any]:
     """Create a figure (size in inches) with one pair of axes; this needs no display."""
+    os.environ["MPLBACKEND"] = "agg"  # that of a notebook may not be installed here, and matplotlib would refuse it
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -38,13 +38,13 @@ def read_spans(run: Path) -> list[Span]:
 
 
 def plot(run: Path, start: float | None, seconds: float | None, output: Path) -> list[Path]:
-    """Draw the spans of `seconds` seconds from `start` (seconds after the first span); None: see `_window`.
+    """Draw the spans of `seconds` seconds from `start` (seconds after the first span); None: see `window`.
 
     Returns [output]. Raises UserError if the run has no trace, or if the window is not inside it.
     """
     spans = read_spans(run)
     origin = spans[0]["start"]
-    first, length = _window(spans, start, seconds)
+    first, length = window(spans, start, seconds)
     rows = _rows(spans)
     figure, axes = new_figure(width=10, height=1.6 + 0.55 * len(rows))
     seen: dict[str, Any] = {}
@@ -76,18 +76,15 @@ def plot(run: Path, start: float | None, seconds: float | None, output: Path) ->
 _STEPS = 10  # in a window by default; as many come before it, to warm up caches and allocators
 
 
-def _window(spans: list[Span], start: float | None, seconds: float | None) -> tuple[float, float]:
-    """Return start and length: by default, steps without a validation between them."""
+def window(spans: list[Span], start: float | None, seconds: float | None) -> tuple[float, float]:
+    """Return start and length: by default, ten steps without a validation between them, or as many as a short run has."""
     origin, end = spans[0]["start"], max(span["end"] for span in spans)
     rank, thread = _rows(spans)[0]
     lead = [span for span in spans if (span["rank"], span["thread"]) == (rank, thread)]
     steps = [span["start"] - origin for span in lead if span["name"] == lead[0]["name"]]
     if start is None:
-        gaps = [after - before for before, after in pairwise(steps)]
-        usual = statistics.median(gaps) if gaps else 0.0
-        first, last = min(_STEPS, len(gaps) // 2), len(gaps) - _STEPS
-        quiet = (i for i in range(first, last + 1) if max(gaps[i : i + _STEPS]) <= 3 * usual)
-        start = steps[next(quiet, min(_STEPS, len(steps) // 2))]
+        first, count = _quiet([after - before for before, after in pairwise(steps)])
+        start, seconds = steps[first], seconds or (steps[first + count] - steps[first] if count else None)
     if not 0 <= start < end - origin:
         raise UserError(f"--start {start:g}: the trace is {end - origin:.1f} seconds long; choose a second inside it")
     if seconds is None:
@@ -96,6 +93,17 @@ def _window(spans: list[Span], start: float | None, seconds: float | None) -> tu
     if seconds <= 0:
         raise UserError(f"--seconds {seconds:g}: the window must be longer than zero")
     return start, seconds
+
+
+def _quiet(gaps: list[float]) -> tuple[int, int]:
+    """The first step of the window and its number of steps; gaps: the times between the starts of steps."""
+    for count in range(min(_STEPS, len(gaps)), 0, -1):
+        last = len(gaps) - count
+        warm = min(_STEPS, last)
+        for first in (*range(warm, last + 1), *reversed(range(warm))):
+            if max(gaps[first : first + count]) <= 3 * statistics.median(gaps):
+                return first, count
+    return 0, 0
 
 
 _ORDER = ("MainThread", "background task", "sums of factors", "node", "server", "network in", "network out")

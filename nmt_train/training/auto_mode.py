@@ -109,7 +109,10 @@ def lead(
 
         def write(folder: Path) -> None:
             _write(folder, cluster)
-            advice.write(folder)
+            try:
+                advice.write(folder)
+            except Exception as error:  # a picture that cannot be drawn is no reason not to train
+                _say(f"warning: {folder}: the comparison of the modes was not written: {error}")
 
         choice.write = write
     chosen = {"part": part_of_mode(flatten(plain(choice.config))), "cluster": cluster}

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -85,6 +88,31 @@ def traced(tmp_path: Path) -> Path:
         text = "".join(json.dumps(span) + "\n" for span in spans)
         (tmp_path / "run" / "trace" / f"rank{rank}.jsonl").write_text(text, encoding="utf-8")
     return tmp_path / "run"
+
+
+def test_figures_need_no_backend_of_a_notebook() -> None:
+    own = os.environ | {"MPLBACKEND": "module://no_such_package.backend"}
+    command = [sys.executable, "-c", "from nmt_train.report.figure import new_figure; new_figure(1, 1)"]
+    assert subprocess.run(command, env=own, capture_output=True, text=True).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("gaps", "first", "count"),
+    [
+        ([], 0, 0),
+        ([1.0], 0, 1),
+        ([1.0] * 5, 0, 5),  # a short run is shown whole
+        ([1.0] * 40, 10, 10),
+        ([1.0, 1.0, 1.0, 9.0, 1.0, 1.0], 0, 3),  # a validation after the fourth step
+        ([1.0] * 12 + [9.0] + [1.0] * 12, 13, 10),
+    ],
+)
+def test_the_window_of_a_timeline_has_steps_without_a_validation(gaps: list[float], first: int, count: int) -> None:
+    starts = [sum(gaps[:step]) for step in range(len(gaps) + 1)]
+    spans = [{"rank": 0, "thread": "MainThread", "name": "forward", "start": s, "end": s + 0.5} for s in starts]
+    start, seconds = timeline.window(spans, None, None)
+    assert start == starts[first]
+    assert seconds == (starts[first + count] - starts[first] if count else 0.5)
 
 
 def test_timeline_draws_a_window(traced: Path, tmp_path: Path) -> None:

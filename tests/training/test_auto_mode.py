@@ -32,13 +32,16 @@ class Fake:
     measured: int = 0
     compared: list[tuple[str, list[int], str | None]] = field(default_factory=list)
 
+    def write(self, folder: Path) -> None:
+        """Write nothing."""
+
     def measure(self, transport: VirtualTransport, own: torch.device, make: Any) -> str:
         self.measured += 1
         return "" if transport.rank else "the machines"
 
     def choose(self, cluster: str) -> Advice:
         assert cluster.endswith("the machines")
-        return Advice(with_mode(self.config, "sparse-local", SETTINGS), ["it is fast"], lambda folder: None)
+        return Advice(with_mode(self.config, "sparse-local", SETTINGS), ["it is fast"], self.write)
 
     def compare(self, cluster: str, devices: Sequence[int], config: Config) -> str:
         self.compared.append((cluster.splitlines()[-1], list(devices), config.mode))
@@ -77,6 +80,19 @@ def test_all_ranks_of_a_new_run_measure_and_get_the_same_choice(make: Make, tmp_
     assert (tmp_path / MACHINES).read_text(encoding="utf-8") == "# node0 x 1, node1 x 2\nthe machines"
     said = found[0][0].sentences
     assert said == ["it is fast", "ignores exchange.buckets: each mode is compared with settings of its own"]
+
+
+def test_a_picture_that_cannot_be_drawn_does_not_end_training(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(its: Fake, folder: Path) -> None:
+        raise ValueError("no backend")
+
+    monkeypatch.setattr(Fake, "write", fails)
+    choice = chosen(make(mode=AUTO), tmp_path, [1, 1])[0][0]
+    choice.write(tmp_path)
+    assert "the comparison of the modes was not written: no backend" in capsys.readouterr().err
+    assert (tmp_path / MACHINES).exists()
 
 
 def test_one_rank_trains_in_mode_single_without_measuring(make: Make, tmp_path: Path) -> None:

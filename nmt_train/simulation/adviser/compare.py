@@ -26,6 +26,7 @@ from nmt_train.training.setup import check_steps
 
 _ALONE = "single"
 _STEPS, _PERIODS, _MOST_STEPS = 24, 4, 600  # steps of every rank: a minimum, how many exchanges of local steps, and a limit
+_COLORS = 10  # of matplotlib's cycle; further modes have other lines and markers
 _ALIKE = 1.03  # modes whose speeds differ by less than this factor are about as fast
 WORTH = 1.05  # the smallest gain for which further machines are recommended, as a factor
 
@@ -152,20 +153,28 @@ class Comparison:
     def write(self, folder: Path) -> None:
         """Write compare.json and compare.png."""
         (folder / "compare.json").write_text(json.dumps(self.values(), indent=1) + "\n", encoding="utf-8")
+        best: dict[str, dict[int, float]] = {}  # by mode: the best estimate on each number of machines
+        for row in self._known:  # sorted: the first is the best
+            best.setdefault(row.choice.mode, {}).setdefault(row.machines, row.estimate)
+        machines = sorted({row.machines for row in self.rows})
         figure, axes = new_figure(width=7, height=4)
-        for mode in dict.fromkeys(row.choice.mode for row in self._known):
-            by_size: dict[int, Row] = {}
-            for row in self._known:
-                if row.choice.mode == mode:
-                    by_size.setdefault(row.machines, row)  # rows are sorted: the first is the best of its size
-            sizes = sorted(by_size)
-            axes.plot(sizes, [by_size[size].estimate for size in sizes], marker="o", label=mode)
-        axes.axhline(1, color="black", linewidth=0.8)
-        axes.set_xticks(sorted({row.machines for row in self.rows}))
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("machines")
-        axes.set_ylabel("speedup over one machine")
-        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+        if len(machines) == 1:
+            axes.barh(list(best), [estimates[machines[0]] for estimates in best.values()], color="#4e79a7")
+            axes.invert_yaxis()
+            axes.axvline(1, color="black", linewidth=0.8)
+            axes.set_xlabel("speedup over one device")
+        else:
+            for number, (mode, estimates) in enumerate(best.items()):
+                sizes = sorted(estimates)
+                repeated, color = divmod(number, _COLORS)
+                style = {"color": f"C{color}", "linestyle": ("-", "--", ":")[repeated % 3], "marker": "os^"[repeated % 3]}
+                axes.plot(sizes, [estimates[size] for size in sizes], label=mode, **style)
+            axes.axhline(1, color="black", linewidth=0.8)
+            axes.set_xticks(machines)
+            axes.set_ylim(bottom=0)
+            axes.set_xlabel("machines")
+            axes.set_ylabel("speedup over one machine")
+            axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
         save_figure(figure, folder / "compare.png")
 
 
