@@ -76,7 +76,7 @@ source = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{source}")
 target = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{target}")
 translator = ctranslate2.Translator(folder, device="auto")
 found = translator.translate_batch(
-    source.encode(["A dog runs."], out_type=str), beam_size={search.beam}, length_penalty={search.normalization:g},
+    source.encode(["A dog runs."], out_type=str), beam_size={search.beam}, patience=4, length_penalty={search.normalization:g},
     disable_unk=True, suppress_sequences=[{never}],
 )
 print([target.decode(result.hypotheses[0]) for result in found])

@@ -80,6 +80,14 @@ class Checkpoint:
     def best_name(self) -> str:
         return "smoothed" if self.has("smoothed") else "parameters"
 
+    def expect(self, vocabulary: Vocabulary) -> None:
+        """Raise UserError unless the checkpoint's model has this vocabulary, which is its run's."""
+        if self.facts["vocabulary"] != vocabulary.digest:
+            raise UserError(
+                f"{self.path}: was trained with another vocabulary than the run's vocabulary.model; restore the one in the"
+                " checkpoint"
+            )
+
     def vocabulary(self) -> Vocabulary:
         """The vocabulary; UserError if it does not belong to the checkpoint's model."""
         vocabulary = Vocabulary.load(self.path / _VOCABULARY)

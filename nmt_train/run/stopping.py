@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from nmt_train.common.duration import Duration
-from nmt_train.common.metric import METRICS, metric_of
+from nmt_train.common.metric import metric_of
 from nmt_train.common.plural import counted
 from nmt_train.common.section import STRICT, as_list
 from nmt_train.run.progress import Progress
@@ -89,13 +89,6 @@ class Verdict:
     test: str = ""
 
 
-def worst(metric: str) -> float:
-    """The worst value of a metric, which is no best: 0 for BLEU and chrF."""
-    if metric_of(metric).lower_is_better:
-        return math.inf
-    return 0.0 if metric.partition("@")[0] in METRICS else -math.inf
-
-
 class Patience:
     """Keeps the best value of each metric; its state is part of every checkpoint.
 
@@ -109,16 +102,14 @@ class Patience:
         self.forgotten: list[str] = []
 
     def record(self, scores: dict[str, float], failed: Sequence[str] = (), stage: int = 0) -> dict[str, Verdict]:
-        """Judge one validation; a verdict with `stalled` 0 is a new best, which a BLEU or chrF of 0 is not.
-
-        Metrics no longer measured are forgotten.
+        """Judge one validation; a verdict with `stalled` 0 is a new best. Metrics no longer measured are forgotten.
 
         failed: metrics that could not be measured this time, whose verdicts stay as they are. stage: see `Verdict`.
         """
         before, self.verdicts = self.verdicts, {}
         for metric, value in scores.items():
-            test, last = self._tests.get(metric, ""), before.get(metric, Verdict(worst(metric), 0, stage))
-            if value < last.best if metric_of(metric).lower_is_better else value > last.best:
+            last, test = before.get(metric), self._tests.get(metric, "")
+            if last is None or (value < last.best if metric_of(metric).lower_is_better else value > last.best):
                 self.verdicts[metric] = Verdict(value, 0, stage, test)
             else:
                 self.verdicts[metric] = Verdict(last.best, last.stalled + 1 if last.stage == stage else 1, stage, test)

@@ -101,11 +101,7 @@ class LeaderState:
         where = str(saved.path)
         if saved.facts.get("stages") is None:
             raise UserError(f"{where}: holds parameters for translation only; continue from one of the run's checkpoints/")
-        if saved.facts["vocabulary"] != self.vocabulary.digest:
-            raise UserError(
-                f"{where}: was trained with another vocabulary than the run's vocabulary.model;"
-                " restore the one in the checkpoint"
-            )
+        saved.expect(self.vocabulary)
         parameters = torch.empty_like(flat.parameters, device="cpu")
         flat.load(saved.tensors("parameters"), parameters, where)
         vectors = {"parameters": parameters, **saved.tensors("optimizer")}

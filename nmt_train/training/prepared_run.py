@@ -77,6 +77,8 @@ def opened(
         initial = _initial(config) if saved is None and config.init else None
         survey = Survey(config.corpus)
         vocabulary = _inherited(initial, config) if initial else _vocabulary(run, config, saved, overwrite, survey)
+        if saved is not None and trains:
+            saved.expect(vocabulary)  # before its corpora, which are identified by their pieces
         check_settings(config.corpus, config.batch, vocabulary)
         TestSets(config.corpus, vocabulary)  # which finds errors; tokenizing the corpus takes longer
         stores = open_stores(config.corpus, vocabulary, _fallback(run), survey)

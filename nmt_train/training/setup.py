@@ -22,7 +22,7 @@ from nmt_train.modes import build as modes
 from nmt_train.run.folder import Run
 from nmt_train.run.log import Log, rewind_metrics, rewind_spans
 from nmt_train.run.progress import Progress
-from nmt_train.run.stopping import Patience, shortened, worst
+from nmt_train.run.stopping import Patience, shortened
 from nmt_train.training.config_changes import change_order
 from nmt_train.training.follower import Follower
 from nmt_train.training.leader import Leader
@@ -216,9 +216,6 @@ def _summary(leader: Leader, config: Config, state: LeaderState, run: Run, log: 
     unfinished = config.stop.unfinished(progress, leader.pairs)
     say(f"stopped: {leader.reason}{f' after {unfinished}' if unfinished else ''}")
     for metric, verdict in state.patience.verdicts.items():
-        if verdict.best == worst(metric):
-            say(f"best {metric} {verdict.best:.0f}: no model is kept for it")
-            continue
         say(f"best {metric} {verdict.best:.4f}: {folder / f'best-{metric}'}")
     say(
         f"{counted(progress.updates, 'update')}, {counted(shortened(progress.epochs_trained(leader.pairs)), 'epoch')},"

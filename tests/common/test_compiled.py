@@ -67,7 +67,14 @@ def test_another_version_of_what_a_function_calls_has_another_folder(tmp_path: P
 
     changed = tmp_path / "other" / "nmt_train"
     (changed / "common").mkdir(parents=True)
-    for name in ("__init__.py", "common/__init__.py", "common/errors.py", "common/processor.py", "common/compiled.py"):
+    for name in (
+        "__init__.py",
+        "common/__init__.py",
+        "common/errors.py",
+        "common/paths.py",
+        "common/processor.py",
+        "common/compiled.py",
+    ):
         (changed / name).write_bytes((Path(nmt_train.__file__).parent / name).read_bytes())
     run(tmp_path)
     with (changed / "common" / "compiled.py").open("a", encoding="utf-8") as file:

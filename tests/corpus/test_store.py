@@ -138,6 +138,7 @@ def test_many_corpora_keep_one_file_open_each_and_are_not_read_into_memory(
 
 OPENING = """
 import sys
+from pathlib import Path
 from nmt_train import cli
 from nmt_train.corpus import CorpusConfig
 from nmt_train.corpus.store import open_stores
@@ -145,7 +146,7 @@ from nmt_train.corpus.vocabulary import Vocabulary
 files, model, cache = sys.argv[1:3], sys.argv[3], sys.argv[4]
 def command(arguments):
     parts = [{"name": f"c{number}", "files": files} for number in range(60)]
-    stores = open_stores(CorpusConfig(train=parts, valid=files, cache=cache), Vocabulary.load(model), cache)
+    stores = open_stores(CorpusConfig(train=parts, valid=files, cache=cache), Vocabulary.load(model), Path(cache))
     return 0
 sys.exit(cli.run(command, []))
 """

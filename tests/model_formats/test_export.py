@@ -161,7 +161,7 @@ def test_ctranslate2s_own_converter_understands_the_hugging_face_folder(trained:
     tokens = AutoTokenizer.from_pretrained(tmp_path / "hf")
     pieces = [tokens.convert_ids_to_tokens(ids) for ids in tokens(sources)["input_ids"]]
     results = ctranslate2.Translator(str(tmp_path / "ct2")).translate_batch(
-        pieces, beam_size=5, length_penalty=1, disable_unk=True, suppress_sequences=[["<pad>"], ["<s>"]]
+        pieces, beam_size=5, patience=4, length_penalty=1, disable_unk=True, suppress_sequences=[["<pad>"], ["<s>"]]
     )
     found = [tokens.decode(tokens.convert_tokens_to_ids(result.hypotheses[0])) for result in results]
     assert found == [hypotheses[0][0] for hypotheses in Translator(model, vocabulary, SEARCH).stream(sources)]
@@ -274,7 +274,7 @@ def ours(path: Path, average: int = 1) -> tuple[Transformer, Vocabulary]:
 def ctranslated(folder: Path, sources: Sequence[str]) -> list[str]:
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / SENTENCEPIECE))
     results = ctranslate2.Translator(str(folder)).translate_batch(
-        pieces.encode(list(sources), out_type=str), beam_size=5, length_penalty=1, disable_unk=True,
+        pieces.encode(list(sources), out_type=str), beam_size=5, patience=4, length_penalty=1, disable_unk=True,
         suppress_sequences=[["<pad>"], ["<s>"]],
     )  # fmt: skip
     return [pieces.decode(result.hypotheses[0]) for result in results]

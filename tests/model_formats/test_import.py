@@ -260,10 +260,10 @@ def test_translating_tells_which_lines_have_an_unknown_code(ours: Path) -> None:
 def test_a_tag_that_the_model_does_not_know_is_refused(make: Make, ours: Path, demo: Path) -> None:
     part = {"files": [str(demo / "train.en"), str(demo / "train.de")], "tag": ">>xyz<<"}
     config = make(
-        init=str(ours), corpus__train=[part], corpus__vocabulary={},
+        init=str(ours), corpus__train=[part], corpus__valid=[part], corpus__vocabulary={},
         model={**SIZES_HERE, "norm": "post", "activation": "swish", "output_bias": True},
     )  # fmt: skip
-    with pytest.raises(UserError, match=r"corpus.train.*: tag >>xyz<< is unknown to the vocabulary of this run; choose one"):
+    with pytest.raises(UserError, match=r"corpus.valid: tag >>xyz<< is unknown to the vocabulary of this run; choose one"):
         start(config, False, False)
 
 

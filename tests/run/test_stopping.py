@@ -73,18 +73,6 @@ def test_patience_counts_again_in_every_stage_and_ends_only_the_last() -> None:
     assert again.reason is None
 
 
-def test_a_bleu_of_0_is_no_best() -> None:
-    judge = patience()
-    assert judge.record({"bleu": 0.0, "cross-entropy": 3.0})["bleu"].stalled == 1
-    assert judge.record({"bleu": 0.0, "cross-entropy": 2.0})["bleu"].stalled == 2
-    assert judge.record({"bleu": 0.1, "cross-entropy": 1.0})["bleu"].stalled == 0
-
-
-def test_a_score_of_a_command_may_be_negative() -> None:
-    judge = patience()
-    assert [judge.record({"command": value})["command"].stalled for value in (-3.0, -4.0, -1.0)] == [0, 1, 0]
-
-
 def test_how_far_a_run_has_come_counts_what_is_no_time() -> None:
     stop, progress = StopConfig(after=[Duration.parse("8e"), Duration.parse("4m")]), Progress(epochs=1, batches=3, sentences=25)
     assert stop.unfinished(progress, 100) == "1.2 of 8 epochs"

@@ -125,14 +125,12 @@ def test_an_earlier_version_did_not_identify_the_corpus_and_the_log_says_so(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make(stop__after="4u", **SAME)
-    save = checkpoint.save
+    finish = checkpoint.Draft.finish
     with monkeypatch.context() as patch:
         patch.setattr(
-            checkpoint,
-            "save",
-            lambda path, tensors, facts, vocabulary: save(
-                path, tensors, {key: value for key, value in facts.items() if key != "corpora"}, vocabulary
-            ),
+            checkpoint.Draft,
+            "finish",
+            lambda its, facts: finish(its, {key: value for key, value in facts.items() if key != "corpora"}),
         )
         assert start(config, False, False) == 0
     assert start(make(stop__after="6u", **SAME), False, False) == 0

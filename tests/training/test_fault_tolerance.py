@@ -31,7 +31,6 @@ from nmt_train.run import checkpoint
 from nmt_train.run.folder import Run
 from nmt_train.simulation.cluster import Cost, Cut, Kill, Straggler
 from nmt_train.training import recovery as recover
-from nmt_train.training import recovery_plan
 from nmt_train.training.data_balance import DataBalancer
 from nmt_train.training.worker import Worker
 
@@ -275,10 +274,6 @@ def forgets_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Worker, "settled_position", property(lambda worker: worker.position))
 
 
-def takes_the_oldest(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery_plan, "_worth", lambda receiver: lambda source: (-source.updates,))
-
-
 def misplaces_a_part(patch: pytest.MonkeyPatch) -> None:
     part = recover._part
     patch.setattr(recover, "_part", lambda piece, move: part(piece, move).roll(1))
@@ -293,7 +288,6 @@ def pays_twice(patch: pytest.MonkeyPatch) -> None:
     ("mutant", "mode"),
     [
         (forgets_what_is_under_way, "overlap"),
-        (takes_the_oldest, "vanilla"),
         (misplaces_a_part, "vanilla"),
         (pays_twice, "overlap"),
     ],
