@@ -49,7 +49,8 @@ def problem(error: ValidationError) -> Problem:
     text = "there is no such key" if first["type"] == "unexpected_keyword_argument" else text
     if first["type"] == "string_unicode":  # bytes of the command line that are not text
         encoding = sys.getfilesystemencoding()
-        text = f"its bytes are not {encoding}, the encoding of this locale; write it in this encoding, or set PYTHONUTF8=1"
+        text = f"its bytes are not {encoding}, the encoding of this locale; write it in this encoding"
+        text += "" if encoding == "utf-8" else ", or set PYTHONUTF8=1"
     given = "" if first["type"] in _WITHOUT_VALUE else f", not {first['input']!r}"
     return Problem(first["type"], [str(part) for part in first["loc"] if part != "[key]"], text + given)
 

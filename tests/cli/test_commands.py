@@ -768,3 +768,13 @@ def test_the_words_after_an_option_are_a_list(capsys: pytest.CaptureFixture[str]
         found = yaml.safe_load(capsys.readouterr().out)
         assert (found["corpus"]["train"], found["corpus"]["valid"]) == (["a", "b"], value)
         assert found["stop"]["after"] == ["2e", "3h"]
+
+
+@pytest.mark.parametrize(("locale", "said"), [({"PYTHONUTF8": "1"}, ""), ({"PYTHONUTF8": "0"}, ", or set PYTHONUTF8=1")])
+def test_a_path_in_another_encoding_is_refused_with_a_true_reason(locale: dict[str, str], said: str) -> None:
+    environment = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"} | locale
+    command = [sys.executable, "-m", "nmt_train.cli.train", "--run", b"run-\xff", "--print-config"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    encoding = "ascii" if said else "utf-8"
+    assert done.returncode == 2
+    assert f"run: its bytes are not {encoding}, the encoding of this locale; write it in this encoding{said}" in done.stderr

@@ -43,6 +43,13 @@ def test_what_was_saved_is_loaded(tmp_path: Path, vocabulary: Vocabulary) -> Non
         loaded.tensors("smoothed")
 
 
+def test_a_checkpoint_is_loaded_from_a_path_that_is_not_utf8(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    save(tmp_path / "5", vocabulary, 5)
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    (tmp_path / "5").rename(odd)
+    assert torch.equal(checkpoint.load(odd).tensors("parameters")["weight"], TENSORS["parameters"]["weight"])
+
+
 def test_every_file_of_a_checkpoint_follows_the_umask(tmp_path: Path, vocabulary: Vocabulary) -> None:
     before = os.umask(0o027)
     try:

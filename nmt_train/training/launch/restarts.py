@@ -101,10 +101,17 @@ def run_once(hosts: Sequence[Host], arguments: Sequence[str], module: str) -> in
 @contextmanager
 def _hostfile(hosts: Sequence[Host]) -> Iterator[list[str]]:
     """The options of mpirun for these hosts; none if there are none."""
+    if not hosts:
+        yield []
+        return
     with tempfile.NamedTemporaryFile("w", prefix="nmt-train-hosts-", encoding="utf-8") as file:
-        file.writelines(f"{host.name} slots={host.slots}\n" for host in hosts)
-        file.flush()
-        yield ["--hostfile", file.name] if hosts else []
+        try:
+            file.writelines(f"{host.name} slots={host.slots}\n" for host in hosts)
+            file.flush()
+        except OSError as error:
+            error.filename = file.name
+            raise
+        yield ["--hostfile", file.name]
 
 
 class _Asked(BaseException):
