@@ -229,9 +229,11 @@ class Batches:
         cuts, longest = [0], lengths.tolist()
         while (start := cuts[-1]) < len(longest):
             # The last sentence is the longest: a binary search finds the largest batch whose padded rectangle fits.
-            most = min(len(longest) - start, self._config.tokens // longest[start])
-            sizes = range(1, most + 1)
-            cuts.append(start + bisect_right(sizes, self._config.tokens, key=lambda size: size * longest[start + size - 1]))
+            size = min(len(longest) - start, self._config.tokens // longest[start])
+            if longest[start + size - 1] > longest[start]:
+                sizes = range(1, size + 1)
+                size = bisect_right(sizes, self._config.tokens, key=lambda size: size * longest[start + size - 1])
+            cuts.append(start + size)
         return cuts
 
     def _assemble(self, pairs: np.ndarray, seed: list[int]) -> Batch:
