@@ -274,6 +274,10 @@ def forgets_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Worker, "settled_position", property(lambda worker: worker.position))
 
 
+def says_nothing_of_what_is_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recover.Inventory, "lost", lambda its, moves: 0)
+
+
 def misplaces_a_part(patch: pytest.MonkeyPatch) -> None:
     part = recover._part
     patch.setattr(recover, "_part", lambda piece, move: part(piece, move).roll(1))
@@ -288,6 +292,7 @@ def pays_twice(patch: pytest.MonkeyPatch) -> None:
     ("mutant", "mode"),
     [
         (forgets_what_is_under_way, "overlap"),
+        (says_nothing_of_what_is_lost, "diloco-async"),
         (misplaces_a_part, "vanilla"),
         (pays_twice, "overlap"),
     ],
@@ -298,7 +303,7 @@ def test_the_seeds_find_what_is_wrong(
     mutant(monkeypatch)
     with pytest.raises(AssertionError):
         for seed in range(60):
-            check(make, mode, seed)
+            check(make, mode, seed, **EXACT[mode])
 
 
 @pytest.mark.parametrize("mode", ["vanilla", "sparse-overlap", "sync"])
