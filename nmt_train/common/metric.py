@@ -6,12 +6,16 @@ from typing import NamedTuple
 
 
 class Metric(NamedTuple):
-    """label: title of a figure's axis. translated: the metric needs translations (beam search). decimals: digits in tables."""
+    """label: title of a figure's axis. translated: the metric needs translations (beam search). decimals: digits in tables.
+
+    worst: the score of translations that have nothing right; None if there is no such score.
+    """
 
     label: str
     lower_is_better: bool
     translated: bool
     decimals: int
+    worst: float | None = None
 
 
 # Metrics that nmt_train itself measures. There are also `command` (validation.command), and names such as `bleu@news` for other
@@ -19,8 +23,8 @@ class Metric(NamedTuple):
 METRICS = {
     "cross-entropy": Metric("validation cross-entropy per piece (nats)", lower_is_better=True, translated=False, decimals=4),
     "perplexity": Metric("validation perplexity", lower_is_better=True, translated=False, decimals=2),
-    "bleu": Metric("validation BLEU", lower_is_better=False, translated=True, decimals=2),
-    "chrf": Metric("validation chrF", lower_is_better=False, translated=True, decimals=2),
+    "bleu": Metric("validation BLEU", lower_is_better=False, translated=True, decimals=2, worst=0.0),
+    "chrf": Metric("validation chrF", lower_is_better=False, translated=True, decimals=2, worst=0.0),
 }
 COMMAND = "command"
 _OF_COMMAND = Metric("score of validation.command", lower_is_better=False, translated=True, decimals=4)
@@ -36,3 +40,8 @@ def metric_of(name: str) -> Metric:
     metric, _, validation_set = name.partition("@")
     found = METRICS.get(metric, _OF_COMMAND)
     return found._replace(label=f"{found.label}, {validation_set}") if validation_set else found
+
+
+def is_worst(name: str, score: float) -> bool:
+    """Whether the score is the metric's worst possible one, which is never kept as the best one."""
+    return score == metric_of(name).worst

@@ -18,6 +18,7 @@ from nmt_train.common import atomic_file as durable
 from nmt_train.common import launcher
 from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError, remedy
+from nmt_train.common.metric import is_worst
 from nmt_train.common.plural import counted
 from nmt_train.common.section import STRICT, as_list
 from nmt_train.common.streams import tell
@@ -114,9 +115,9 @@ class Log:
         """
         for metric, value in scores.items():
             verdict = verdicts[metric]
-            judged = (
-                f"stalled {counted(verdict.stalled, 'time')} (last best: {verdict.best:.4f})" if verdict.stalled else "new best"
-            )
+            judged = "no best yet" if is_worst(metric, verdict.best) else "new best"
+            if verdict.stalled:
+                judged = f"stalled {counted(verdict.stalled, 'time')} (last best: {verdict.best:.4f})"
             self.say(f"[valid] Ep. {progress.epoch} : Up. {progress.updates} : {metric} : {value:.4f} : {judged}")
         values = {**scores, "signatures": dict(signatures), "learning_rate": learning_rate}
         self._event("validation", progress, values)

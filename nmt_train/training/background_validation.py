@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from nmt_train.common.metric import named
+from nmt_train.common.metric import is_worst, named
 from nmt_train.distributed.transport import Future
 from nmt_train.model.metrics import Interrupted, Scores, TestSets
 from nmt_train.run.folder import Run
@@ -83,12 +83,12 @@ class BackgroundValidation:
         for name, scores in sets.items():
             if scores.translations is not None:
                 self._run.keep_translations(named(str(then.updates), name), scores.translations)
-        best = [metric for metric, verdict in verdicts.items() if not verdict.stalled]
+        best = [name for name, verdict in verdicts.items() if not verdict.stalled and not is_worst(name, verdict.best)]
         if best:
             numbers = worker.schedule.exchange.optimizer.state()[1]
             state.save_best(self._run.best(then.updates), parameters, numbers, worker.config, worker.flat)
             self._run.keep_best(then.updates, best)
-        elif verdicts:
+        if verdicts and all(verdict.stalled for verdict in verdicts.values()):
             self._stalled()
 
     def _interrupted(self) -> bool:

@@ -10,6 +10,7 @@ import torch
 from nmt_train import config as configuration
 from nmt_train import device
 from nmt_train.common.errors import UserError
+from nmt_train.common.metric import is_worst
 from nmt_train.common.plural import counted
 from nmt_train.config import Config
 from nmt_train.corpus.batches import Batches
@@ -216,7 +217,8 @@ def _summary(leader: Leader, config: Config, state: LeaderState, run: Run, log: 
     unfinished = config.stop.unfinished(progress, leader.pairs)
     say(f"stopped: {leader.reason}{f' after {unfinished}' if unfinished else ''}")
     for metric, verdict in state.patience.verdicts.items():
-        say(f"best {metric} {verdict.best:.4f}: {folder / f'best-{metric}'}")
+        if not is_worst(metric, verdict.best):
+            say(f"best {metric} {verdict.best:.4f}: {folder / f'best-{metric}'}")
     say(
         f"{counted(progress.updates, 'update')}, {counted(shortened(progress.epochs_trained(leader.pairs)), 'epoch')},"
         f" {counted(progress.tokens, 'word')} in {hours}:{seconds // 60:02}:{seconds % 60:02},"

@@ -26,7 +26,7 @@ def taken(*sources: Source, receiver: int = 0) -> list[tuple[int, int, int]]:
     return [(move.source.rank, move.start, move.stop) for move in moves]
 
 
-@pytest.mark.parametrize("order", permutations(range(3)))
+@pytest.mark.parametrize("order", list(permutations(range(3))))
 def test_the_newest_exact_parameters_are_taken(order: tuple[int, ...]) -> None:
     there = [source(0, 4), source(1, 7), source(2, 9, exact=False)]
     assert taken(*(there[its] for its in order)) == [(1, 0, 10)]

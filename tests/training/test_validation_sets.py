@@ -40,16 +40,16 @@ def test_every_set_has_its_metrics_its_best_checkpoint_its_translations_and_its_
     make: Make, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    trained(make, run, corpus__valid=two(demo, metrics="bleu"), validation__metrics=["cross-entropy"])
+    trained(make, run, corpus__valid=two(demo, metrics="chrf"), validation__metrics=["cross-entropy"])
     found = events(run, "validation")[-1]
-    assert {"cross-entropy", "bleu@other"} < found.keys()
-    assert not {"bleu", "cross-entropy@other"} & found.keys()
-    assert list(found["signatures"]) == ["bleu@other"]
-    assert (run / "best-bleu@other").exists()
+    assert {"cross-entropy", "chrf@other"} < found.keys()
+    assert not {"chrf", "cross-entropy@other"} & found.keys()
+    assert list(found["signatures"]) == ["chrf@other"]
+    assert (run / "best-chrf@other").exists()
     assert len((run / "translations" / "4@other.txt").read_text(encoding="utf-8").splitlines()) == 20
-    assert plot.command(["convergence", str(run), "--metric", "bleu@other"]) == 0
-    assert "bleu@other" in (run / "convergence-bleu@other.csv").read_text(encoding="utf-8").splitlines()[0]
-    assert "[valid] Ep. 1 : Up. 4 : bleu@other :" in (run / "train.log").read_text(encoding="utf-8")
+    assert plot.command(["convergence", str(run), "--metric", "chrf@other"]) == 0
+    assert "chrf@other" in (run / "convergence-chrf@other.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert "[valid] Ep. 1 : Up. 4 : chrf@other :" in (run / "train.log").read_text(encoding="utf-8")
     capsys.readouterr()
     assert validate.command([str(run / "last"), "--metrics", "cross-entropy"]) == 0
     assert f"{found['cross-entropy']:.4f}" in capsys.readouterr().out, "nmt-validate measures the first set"
