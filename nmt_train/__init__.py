@@ -9,7 +9,3 @@ __version__ = "0.1.0"
 # same speed. They are read once, when torch is imported; values from outside are respected.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 os.environ.setdefault("LRU_CACHE_CAPACITY", "32")
-# Threads of GNU OpenMP that wait for each other spin, for a time that suits a machine of their own. Beside two busy processes
-# on two cores, training has 3,000 words/s so; with this shorter time 6,900, and alone as many as before (19,300).
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "30000")

@@ -17,6 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from nmt_train import shared_cores
 from nmt_train.common import container, launcher
 from nmt_train.common.errors import UserError
 from nmt_train.common.processor import processor
@@ -120,6 +121,7 @@ def prepare(devices: str | list[int], threads: int, nodes: tuple[int, ...] = (0,
         # A launcher that binds ranks to cores has already divided the cores.
         divided = cores // (len(beside) if cores == os.cpu_count() or launcher.UNBOUND in os.environ else 1)
         torch.set_num_threads(threads or max(1, math.ceil(min(divided, quota))))
+    shared_cores.watch(tells=rank == beside[0])
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

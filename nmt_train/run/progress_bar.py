@@ -23,13 +23,21 @@ class ProgressBar:
         """share: the fraction of training that is done, from 0 to 1, including what was done before this start."""
         if self._bar is None:
             self._bar = tqdm(file=self._terminal, total=1.0, initial=share, leave=False, dynamic_ncols=True, bar_format=_FORM)
+        if self._due():
+            said = f"epoch {progress.epoch}, update {progress.updates:,}, cost {progress.mean_cost():.3f}"
+            self._bar.set_postfix_str(said, refresh=False)
+            self._bar.update(share - self._bar.n)
+
+    def validating(self) -> None:
+        """To be called often while this rank validates: an untrained model may take minutes, as its sentences do not end."""
+        if self._bar is not None and self._due():
+            self._bar.set_postfix_str("validating")
+
+    def _due(self) -> bool:
         now = time.monotonic()
-        if now - self._shown < _REFRESH:
-            return
-        self._shown = now
-        said = f"epoch {progress.epoch}, update {progress.updates:,}, cost {progress.mean_cost():.3f}"
-        self._bar.set_postfix_str(said, refresh=False)
-        self._bar.update(share - self._bar.n)
+        due = now - self._shown >= _REFRESH
+        self._shown = now if due else self._shown
+        return due
 
     def clear(self) -> None:
         """Make room for a line; the bar comes back later, because mpirun may forward the line with some delay."""

@@ -93,4 +93,6 @@ class BackgroundValidation:
 
     def _interrupted(self) -> bool:
         self._state.progress.tick(training=self._others_train)  # reading the clock tells the watchdog that this rank is alive
+        if self._log.bar is not None:
+            self._log.bar.validating()
         return self._asked_to_stop()

@@ -307,7 +307,17 @@ def test_timing_alone_prints_a_line_per_machine(run: Path, tmp_path: Path, capsy
 def test_nobody_takes_the_times_of_another_model_for_those_of_this_one(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], what: list[str | int]
 ) -> None:
-    common = ["--config", run.with_suffix(".yml"), "--cluster", CLUSTERS / "gpu-4x1-1gbit.yml", "--mode", "sync", *what]
+    common = [
+        "--config",
+        run.with_suffix(".yml"),
+        "--cluster",
+        CLUSTERS / "gpu-4x1-1gbit.yml",
+        "--cluster.nodes",
+        "2 x 1",
+        "--mode",
+        "sync",
+        *what,
+    ]
     warning = r"warning: the times of the cluster file are those of a model with 60M parameters, and this one has 0\.\d+M"
     for folder, options, warned in (
         ("small", [], True),

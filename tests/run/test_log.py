@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import re
 import sys
@@ -13,8 +14,10 @@ import pytest
 import torch
 
 from nmt_train.common.errors import UserError
+from nmt_train.run import progress_bar
 from nmt_train.run.log import Log, LogConfig, read_metrics, rewind_metrics, rewind_spans
 from nmt_train.run.progress import Progress
+from nmt_train.run.progress_bar import ProgressBar
 from nmt_train.run.stopping import Verdict
 
 STAMP = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] "
@@ -132,3 +135,16 @@ def test_a_full_disk_is_said_of_the_file_that_could_not_be_written(tmp_path: Pat
     ):
         log.train(progress(), 0.1234, 3e-4)
     log.close()
+
+
+def test_the_bar_says_that_this_rank_validates(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(0, 100, 2))
+    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: next(now))
+    terminal = io.StringIO()
+    bar = ProgressBar(terminal)
+    bar.validating()
+    assert not terminal.getvalue(), "before the first update, there is no bar"
+    bar.advance(Progress(), 0.5)
+    bar.validating()
+    bar.close()
+    assert "left, validating" in terminal.getvalue()
