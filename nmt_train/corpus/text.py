@@ -14,6 +14,7 @@ from typing import BinaryIO
 import numpy as np
 
 from nmt_train.common.errors import UserError, remedy, unreadable
+from nmt_train.common.plural import counted
 from nmt_train.corpus import MAX_RATIO, CorpusPart, Files
 
 # Control characters and Unicode line separators, which would break the rule of one sentence per line; tabs are kept.
@@ -200,8 +201,8 @@ def read_pairs(files: Files, key: str, ratio: float = MAX_RATIO) -> Iterator[tup
             lines = (count, longer) if left is None else (longer, count)
             names = [", ".join(paths) for paths in lists]
             raise UserError(
-                f"{key}: {names[0]} has {lines[0]:,} lines and {names[1]} has {lines[1]:,}; give files in which equal line"
-                " numbers are translations of each other"
+                f"{key}: {names[0]} has {counted(lines[0], 'line')} and {names[1]} has {counted(lines[1], 'line')}; give files in"
+                " which equal line numbers are translations of each other"
             )
         count += 1
         yield left, right

@@ -73,8 +73,19 @@ def test_patience_counts_again_in_every_stage_and_ends_only_the_last() -> None:
     assert again.reason is None
 
 
-def test_how_far_a_run_has_come_counts_what_is_no_time() -> None:
-    stop, progress = StopConfig(after=[Duration.parse("8e"), Duration.parse("4m")]), Progress(epochs=1, batches=3, sentences=25)
-    assert stop.unfinished(progress, 100) == "1.2 of 8 epochs"
-    assert stop.unfinished(Progress(epochs=8), 100) == ""
-    assert StopConfig(after=[Duration.parse("4m")]).unfinished(progress, 100) == ""
+@pytest.mark.parametrize(
+    ("after", "progress", "said"),
+    [
+        (["8e", "4m"], Progress(epochs=1, batches=3, sentences=40), "1.4 of 8 epochs"),
+        (["8e", "4m"], Progress(epochs=7, batches=9, sentences=99), "7.9 of 8 epochs"),
+        (["8e", "4m"], Progress(epochs=8), ""),
+        (["1e"], Progress(epochs=0, batches=1, sentences=4), "0.04 of 1 epoch"),
+        (["2h", "1840u"], Progress(updates=267), "267 of 1,840 updates"),
+        (["10e", "300Kt"], Progress(epochs=2, tokens=250_000), "250,000 of 300,000 words"),
+        (["10e", "300Kt"], Progress(epochs=9, tokens=250_000), "9 of 10 epochs"),
+        (["10e", "300Kt"], Progress(epochs=2, tokens=300_000), ""),
+        (["2h"], Progress(epochs=2), ""),
+    ],
+)
+def test_a_run_that_ends_early_says_how_far_it_has_come(after: list[str], progress: Progress, said: str) -> None:
+    assert StopConfig(after=[Duration.parse(text) for text in after]).unfinished(progress, pairs=100) == said

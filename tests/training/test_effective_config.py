@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,43 @@ def test_what_differs_from_the_configuration_is_said_with_its_reason(make: Make,
         assert "optimizer.warmup" in (folder / text).read_text(encoding="utf-8")
         assert "317 (200 configured" in (folder / text).read_text(encoding="utf-8")
     assert configuration.load([str(folder / "config.yml")], {}).optimizer.warmup == 200, "what was configured stays"
+
+
+def test_a_single_device_has_no_settings_of_an_exchange(make: Make) -> None:
+    config = make()
+    start(config, False, False)
+    folder = Path(config.run)
+    assert events(folder, "start")[-1]["in_force"] == {}
+    assert f"] in force: everything as in {folder / 'config.yml'}\n" in (folder / "train.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("sync", {"exchange.buckets"}),
+        ("backup", {"exchange.rule", "exchange.backup"}),
+        ("local-sgd", {"local.every"}),
+        ("overlap", {"overlap.local_update", "optimizer.warmup", "optimizer.beta1"}),
+        ("sparse", {"dropping.up", "dropping.down", "optimizer.warmup", "optimizer.beta1"}),
+    ],
+)
+def test_only_settings_that_have_an_effect_on_the_run_are_said(make: Make, mode: str, expected: set[str]) -> None:
+    always = {"override.schedule", "override.exchange", "override.up", "override.down", "optimizer.at"}
+    config = make(mode=mode, optimizer__warmup=200)
+    assert modes.in_force(config, (0, 1)).keys() == always | expected
+    assert not any(name.startswith(("exchange.", "override.")) for name in modes.in_force(config, (0,)))
+
+
+def test_a_run_that_a_time_limit_ended_says_what_is_missing_in_its_log(make: Make, tmp_path: Path) -> None:
+    folder = run(make, tmp_path / "run", [1], stop__after=["8e", "6s"], log__every="2u")
+    text = (folder / "train.log").read_text(encoding="utf-8")
+    stopped = re.search(r"\] stopped: stop\.after 6s reached after ([0-9.]+) of 8 epochs\n", text)
+    total = re.search(r"\] [0-9,]+ updates?, ([0-9.]+) epochs?, [0-9,]+ words in ", text)
+    assert stopped is not None
+    assert total is not None
+    assert stopped[1] == total[1]
+    last_line = [line for line in text.splitlines() if " Ep. " in line][-1]
+    assert 0 < float(total[1]) <= int(last_line.split(" Ep. ")[1].split()[0])
 
 
 @pytest.mark.parametrize("mode", ["sync", "local-sgd", "pipe", "backup", "single"])

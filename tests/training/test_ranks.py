@@ -124,7 +124,7 @@ def test_workers_that_join_later_read_what_is_left_of_the_epoch(make: Make, two_
     assert words(config) == two_epochs
     few = finish([*MPIRUN, "-np", "2", *OURS, "--config", written(config)])
     assert few.returncode == 2
-    assert "exchange.join: 3 workers are to join, but there are 2 ranks" in few.stderr
+    assert "exchange.join: 3 workers are to join, but this run has 2 ranks" in few.stderr
 
 
 @pytest.mark.parametrize("mode", ["vanilla", "sparse"])

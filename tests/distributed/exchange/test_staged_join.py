@@ -145,7 +145,7 @@ def test_a_worker_that_joins_in_a_later_epoch_of_a_resumed_run_trains(make: Make
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"exchange__join": {2: "0u", 4: "9u"}}, "exchange.join: 4 workers are to join, but there are 3 ranks"),
+        ({"exchange__join": {2: "0u", 4: "9u"}}, "exchange.join: 4 workers are to join, but this run has 3 ranks"),
         ({"mode": "sync"}, "exchange.join: lets workers join later, but mode sync needs all workers from the start"),
         ({"mode": "backup"}, "exchange.join: lets workers join later, but mode backup needs all workers"),
         ({"mode": "easgd"}, "exchange.join: needs a schedule that sends gradients.* the schedule is local-steps"),
