@@ -199,10 +199,9 @@ def read_pairs(files: Files, key: str, ratio: float = MAX_RATIO) -> Iterator[tup
         if left is None or right is None:
             longer = count + 1 + sum(1 for _ in (target if left is None else source))
             lines = (count, longer) if left is None else (longer, count)
-            names = [", ".join(paths) for paths in lists]
+            both = [f"{', '.join(paths)} has {counted(number, 'line')}" for paths, number in zip(lists, lines, strict=True)]
             raise UserError(
-                f"{key}: {names[0]} has {counted(lines[0], 'line')} and {names[1]} has {counted(lines[1], 'line')}; give files in"
-                " which equal line numbers are translations of each other"
+                f"{key}: {' and '.join(both)}; give files in which equal line numbers are translations of each other"
             )
         count += 1
         yield left, right

@@ -90,14 +90,14 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
     workers = _workers(config, nodes)
     if config.exchange.join is not None and config.exchange.join.most > len(nodes):
         raise UserError(
-            f"exchange.join: {config.exchange.join.most} workers are to join, but this run has {counted(len(nodes), 'rank')}; let"
-            " fewer join, or start more ranks"
+            f"exchange.join: {config.exchange.join.most} workers are to join, but this run has {counted(len(nodes), 'rank')};"
+            " let fewer join, or start more ranks"
         )
     backup = with_mode_defaults(mode, config).exchange.backup or 0
     if EXCHANGES[mode.exchange].sharded and len(nodes) > 1 and backup >= workers:
         raise UserError(
-            f"exchange.backup: with {counted(workers, 'worker')} and backup {backup}, rounds would wait for no worker; lower it, or start"
-            " more ranks"
+            f"exchange.backup: with {counted(workers, 'worker')} and backup {backup}, rounds would wait for no"
+            " worker; lower it, or start more ranks"
         )
     return dataclasses.replace(mode, workers=workers)
 

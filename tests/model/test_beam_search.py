@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -71,7 +71,6 @@ def plain_beam_search(model: Transformer, source: torch.Tensor, config: SearchCo
     """One sentence, lists of Python numbers, the whole decoder again at each step, and no end before the maximum length."""
     limit = config.limit(source.shape[1])
     alive: list[tuple[float, list[int]]] = [(0.0, [])]
-    greedy: list[int] | None = []
     finished: list[Hypothesis] = []
     memory = model.encode(source, None)
     for _ in range(limit):
@@ -81,17 +80,15 @@ def plain_beam_search(model: Transformer, source: torch.Tensor, config: SearchCo
             logs = torch.log_softmax(hidden[0, -1] @ model.output_matrix.T, dim=0)
             candidates += [(total + float(logs[word]), [*words, word]) for word in (END, *WORDS)]
         candidates.sort(key=lambda candidate: -candidate[0])
-        following = next((words for _, words in candidates if words[:-1] == greedy), None)
-        for rank, (total, words) in enumerate(candidates):
-            if words[-1] == END and (rank < config.beam or words == following):
+        for total, words in candidates[: config.beam]:
+            if words[-1] == END:
                 finished.append(Hypothesis(words[:-1], total, total / len(words) ** config.normalization))
-        open_ones = [candidate for candidate in candidates if candidate[1][-1] != END]
-        alive, greedy = open_ones[: config.beam], None if following is None or following[-1] == END else following
-        if greedy is not None and greedy not in [words for _, words in alive]:
-            alive[-1] = next(candidate for candidate in open_ones if candidate[1] == greedy)
-        if config.beam == 1 and greedy is None:
-            break
-    return sorted(finished, key=lambda hypothesis: -hypothesis.score)[: config.n_best]
+        alive = [candidate for candidate in candidates if candidate[1][-1] != END][: config.beam]
+        if config.beam == 1 and finished:
+            return finished
+    greedy = plain_beam_search(model, source, replace(config, beam=1)) if config.beam > 1 else []
+    found = finished + [hypothesis for hypothesis in greedy if hypothesis.ids not in [other.ids for other in finished]]
+    return sorted(found, key=lambda hypothesis: -hypothesis.score)[: config.n_best]
 
 
 @pytest.mark.parametrize("n_best", [1, 3])

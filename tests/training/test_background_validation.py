@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from nmt_train.run.log import Log
 from nmt_train.run.progress import Progress
 from nmt_train.training.background_validation import BackgroundValidation
 
@@ -40,7 +42,8 @@ def test_validation_counts_as_training_only_if_others_train_meanwhile(ranks: int
         model=None, config=SimpleNamespace(validation=None),
     )  # fmt: skip
     state: Any = SimpleNamespace(progress=progress)
-    nothing: Any = None
-    validation = BackgroundValidation(worker, nothing, nothing, state, TestSets(), lambda: None, lambda: False)  # type: ignore[arg-type]
+    run: Any = None
+    log = Log(io.StringIO(), io.StringIO())
+    validation = BackgroundValidation(worker, run, log, state, TestSets(), lambda: None, lambda: False)  # type: ignore[arg-type]
     assert validation._measure(torch.zeros(1)) == {}
     assert (progress.seconds, progress.training_seconds) == (5.0, counted)

@@ -204,7 +204,7 @@ def test_after_a_cut_that_lasts_the_job_ends_by_name_and_goes_on_from_its_checkp
     outcome = ledger.train(config, nodes, trained)
     late = torch.tensor([float(trained[EPOCHS, batch]) for batch in range(ledger.BATCHES)])
     # A pipeline sees the end a round later where it has just been drained.
-    assert mode in ("pipe", "sparse-local") or not late.any()
+    assert mode in ("pipe", *DELAYED) or not late.any()
     assert torch.equal(outcome.applied, (EPOCHS + late).expand_as(outcome.applied))
     every = [trained[epoch, batch] for epoch in range(EPOCHS) for batch in range(ledger.BATCHES)]
     assert 1 <= min(every) <= max(every) <= 2
