@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple
-from typing import Any
+from typing import Any, NamedTuple
 
 from nmt_train.corpus.data_shard import Position, plain, resume
 from nmt_train.run.progress import Progress
@@ -52,13 +52,21 @@ class _Epochs:
         return self._batches[epoch]
 
 
+class _Settled(NamedTuple):
+    """A worker's settled position (see `Worker.settled_position`), the updates that it knew of, and the position before them."""
+
+    position: Position
+    updates: int
+    before: Position
+
+
 class DataBalancer:
     """`positions`: the last reported data position of each training worker."""
 
     def __init__(self, worker: Worker, progress: Progress) -> None:
         self._worker, self._progress, self._config = worker, progress, worker.config
         self._place([Position() for _ in range(worker.transport.size)])
-        self._settled: dict[int, Position] = {}  # by rank, without rank 0: see `Worker.settled_position`
+        self._settled: dict[int, _Settled] = {}  # by rank, without rank 0
         self._several = worker.transport.size > 1
         self._evened_at_end = 0
 
@@ -69,9 +77,12 @@ class DataBalancer:
     def _place(self, positions: list[Position]) -> None:
         self.positions, self._epochs = positions, _Epochs(positions)
 
-    def heard(self, rank: int, position: Position, settled: Position) -> None:
+    def heard(self, rank: int, position: Position, settled: Position, updates: int) -> None:
+        """updates: the number that the rank knows of."""
         if rank < len(self.positions):  # it has joined
-            self.positions[rank], self._settled[rank] = position, settled
+            last = self._settled.get(rank) or _Settled(self.positions[rank], -1, self.positions[rank])
+            before = last.position if updates > last.updates else last.before
+            self.positions[rank], self._settled[rank] = position, _Settled(settled, updates, before)
             self._epochs.move(rank, position)
 
     def count(self) -> bool:
@@ -122,11 +133,15 @@ class DataBalancer:
         return {"workers": workers, "stages": plain(stages)}
 
     def facts(self) -> dict[str, Any]:
-        """For each worker, the position in the data up to which no gradient can be in flight; and the stages. As JSON."""
-        settled = dict(enumerate(self.positions)) | self._settled | {0: self._worker.settled_position}
-        positions = [astuple(settled[rank]) for rank in range(len(self.positions))]
+        """For each worker, the position in the data up to which no gradient can be in flight; and the stages. As JSON.
+
+        ahead: by rank, the updates that a worker had seen at this position, and its position before them.
+        """
+        settled = dict(enumerate(self.positions)) | {rank: its.position for rank, its in self._settled.items()}
+        settled[0] = self._worker.settled_position
         return {
-            "positions": positions,
+            "positions": [astuple(settled[rank]) for rank in range(len(self.positions))],
+            "ahead": {str(rank): [its.updates, *astuple(its.before)] for rank, its in self._settled.items()},
             "stages": plain(self._worker.data_shard.stages),
             "assignments": self._worker.assignments,
         }

@@ -156,7 +156,7 @@ class Leader:
             wait = False
             source, report = self._orders.report()
             self._progress.merge(report.counted)
-            self._data_balancer.heard(source, report.position, report.settled)
+            self._data_balancer.heard(source, report.position, report.settled, report.updates)
             self._updates = max(self._updates, report.updates)
             self._statistics.report(source, report.counted["tokens"], report.totals)
             if report.signal and self.signal is None:

@@ -132,7 +132,7 @@ def recover(worker: Worker, survivor: SurvivorState) -> RecoveredState | None:
     parameters are on no surviving rank.
     """
     transport, exchange = worker.transport, worker.schedule.exchange
-    inventory = Inventory.gather(transport, survivor.facts())
+    inventory = Inventory.gather(transport, survivor.facts(), worker.flat.parameters.numel())
     if not inventory.begun:
         return None
     moves = inventory.plan(exchange.initial_slices)

@@ -47,21 +47,22 @@ class Move:
 
 @dataclass
 class Inventory:
-    """What every surviving rank holds (`SurvivorState.facts`), indexed by the rank's present number."""
+    """What every surviving rank holds (`SurvivorState.facts`), by the rank's present number. elements: of all parameters."""
 
     said: list[Facts]
+    elements: int
 
     @classmethod
-    def gather(cls, transport: Messages, mine: Facts) -> Inventory:
+    def gather(cls, transport: Messages, mine: Facts, elements: int) -> Inventory:
         """Rank 0 receives the facts of every rank and sends all of them to every rank. mine: the facts of this rank."""
         others = range(1, transport.size)
         if transport.rank == 0:
             said = [mine, *(to_facts(transport.receive(rank, Tag.HELLO).result()[1], *mine) for rank in others)]
             for rank in others:
                 transport.send(rank, Tag.HELLO, from_json({"said": said}))
-            return cls(said)
+            return cls(said, elements)
         transport.send(0, Tag.HELLO, from_json(mine))
-        return cls(to_facts(transport.receive(0, Tag.HELLO).result()[1], "said")["said"])
+        return cls(to_facts(transport.receive(0, Tag.HELLO).result()[1], "said")["said"], elements)
 
     @property
     def begun(self) -> bool:
@@ -76,9 +77,15 @@ class Inventory:
         return newest
 
     def stages(self) -> list[list[Position]]:
-        """The earlier stages, followed by the positions where all workers stopped, both surviving and ended ones."""
+        """The earlier stages, followed by the positions where all workers stopped, both surviving and ended ones.
+
+        A worker that has ended may have completed an update that no survivor has: then its batches in it are trained again.
+        """
         leader = self.leader
         positions = from_plain([leader["positions"]])[0]
+        for rank, (updates, *before) in leader["ahead"].items():
+            if updates > self.newest:
+                positions[int(rank)] = Position(*before)
         for facts in self.said:
             rank = facts["ranks"][leader["generation"]]
             # A rank that reports another assignment had not received the leader's and has trained no batch of it: keep the
@@ -98,9 +105,16 @@ class Inventory:
 
     @property
     def newest(self) -> int:
-        """The highest number of updates that any rank knows of."""
-        known = (int(facts["updates"]) for facts in self.said)
-        return max(self.leader["updates"], *known, *(source.updates for source in self.sources))
+        """The highest number of updates that any rank knows of.
+
+        If every rank updates a copy of all parameters, one that has ended may have reported an update that no other rank has
+        completed: it does not count.
+        """
+        own = [source for source in self.sources if not source.number]
+        made = max((source.updates for source in self.sources), default=0)
+        if own and all((source.start, source.stop) == (0, self.elements) for source in own):
+            return made
+        return max(made, self.leader["updates"], *(int(facts["updates"]) for facts in self.said))
 
     def numbers(self) -> dict[str, Any] | None:
         """The optimizer's counters, from the newest source that has them; None if no source does."""

@@ -93,7 +93,7 @@ def test_the_position_of_a_run_is_that_of_its_slowest_workers(moves: list[tuple[
     balance = DataBalancer(worker, progress)
     for rank, epochs, batches in moves:
         if rank:
-            balance.heard(rank, Position(epochs, batches), Position())
+            balance.heard(rank, Position(epochs, batches), Position(), 0)
         else:
             worker.position = Position(epochs, batches)
         before = progress.epochs
@@ -115,9 +115,9 @@ def test_a_report_of_one_worker_costs_rank_0_no_look_at_the_others() -> None:
     for ranks in (4, 400):
         balance = DataBalancer(leading(ranks), Progress())
         for rank in range(1, ranks):
-            balance.heard(rank, Watched(0, 1), Watched(0, 1))
+            balance.heard(rank, Watched(0, 1), Watched(0, 1), 1)
         looks[0] = 0
-        balance.heard(1, Watched(0, 2), Watched(0, 1))
+        balance.heard(1, Watched(0, 2), Watched(0, 1), 2)
         balance.count()
         costs.append(looks[0])
     assert costs[0] == costs[1] > 0

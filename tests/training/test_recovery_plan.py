@@ -19,7 +19,7 @@ def source(rank: int, updates: int, *, exact: bool = True, start: int = 0, stop:
 
 def taken(*sources: Source, receiver: int = 0) -> list[tuple[int, int, int]]:
     """Rank, start and stop of what the receiver gets."""
-    inventory = Inventory([])
+    inventory = Inventory([], WHOLE.stop)
     inventory.sources = list(sources)
     moves = inventory.plan([WHOLE if rank == receiver else slice(0, 0) for rank in range(receiver + 1)])
     assert [move.name for move in moves] == ["parameters"] * len(moves)
