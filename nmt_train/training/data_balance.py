@@ -53,7 +53,7 @@ class _Epochs:
 
 
 class _Settled(NamedTuple):
-    """A worker's settled position (see `Worker.settled_position`), the updates that it knew of, and the position before them."""
+    """A worker's settled position (see `Worker.settled_position`), the updates it knew of, and its position before them."""
 
     position: Position
     updates: int

@@ -178,8 +178,8 @@ def test_a_sum_that_a_worker_has_applied_is_not_sent_again_if_a_rank_ends_just_t
 
 @pytest.mark.parametrize(("mode", "seed"), [("overlap", 187), ("overlap", 10), ("local-sgd", 319), ("diloco", 331)])
 def test_seeds_that_once_failed(make: Make, mode: str, seed: int) -> None:
-    """All that had begun ended at once; a recovery that lost an update was cut short by the next, which said nothing of it; a rank
-    ended when it alone had completed an update of all copies, and its batches were not trained again.
+    """All that had begun ended at once; a recovery that lost an update was cut short by the next, which said nothing of it; a
+    rank ended when it alone had completed an update of all copies, and its batches were not trained again.
     """
     check(make, mode, seed, **EXACT[mode])
 
