@@ -19,6 +19,9 @@ from nmt_train.common.streams import tell
 
 _BUSY, _FREE = 0.2, 0.05  # shares of the time in which threads that could run wait for a core
 _PATIENCE = 30  # checks in a row
+_MOST = (
+    16  # idle threads, each with its team: many more could exceed a limit of the system, and GNU OpenMP would end the process
+)
 _TASKS = Path("/proc/self/task")
 
 
@@ -32,7 +35,10 @@ def watch(*, tells: bool) -> None:
 def _watch(cores: SharedCores, tells: bool) -> None:
     pause = threading.Event()
     while not pause.wait(1):
-        cores.check(waited())
+        try:
+            cores.check(waited())
+        except (OSError, ValueError):  # for example, too many open files
+            continue
         if cores.shared and tells:
             tells = False
             tell("nmt-train: other processes use the same cores: compute threads that wait now sleep instead of spinning")
@@ -71,10 +77,13 @@ class SharedCores:
             self.shared = False
 
     def _begin(self) -> None:
-        self.shared, self._end = True, threading.Event()
         threads = torch.get_num_threads()
         cores = len(os.sched_getaffinity(0))
-        for _ in range(max(1, -(-cores // (threads - 1)) - 1)):  # until there are more threads than cores
+        idle = max(1, -(-cores // max(1, threads - 1)) - 1)  # then there are more threads than cores
+        if threads < 2 or idle > _MOST:
+            return
+        self.shared, self._end = True, threading.Event()
+        for _ in range(idle):
             threading.Thread(target=_idle, args=(threads, self._end), daemon=True).start()
 
 

@@ -77,7 +77,7 @@ def _search(
 ) -> tuple[list[list[Hypothesis]], list[int]]:
     """The results of the beam; and the sentences where it lost the greedy hypothesis, which can still become better."""
     beam, device = config.beam, source.device
-    limits = torch.tensor([config.limit(int(n)) for n in (source != PAD).sum(1)], device=device)
+    limits = torch.tensor([config.limit(int(n)) for n in (source != PAD).sum(1).tolist()], device=device)
     longest = limits.float() ** config.normalization  # divides the log-probability in the best case
     state: Any = model.start(source, mask)
     sentences = torch.arange(len(source), device=device)  # the sentences that are not finished
@@ -123,7 +123,9 @@ def _search(
 
 def _add(best: list[Hypothesis], hypothesis: Hypothesis, count: int) -> None:
     """Insert a hypothesis into a list of at most `count`, best first; a broken-off one is kept only if none has ended."""
-    if any(other.ids == hypothesis.ids for other in best) or (best and best[0].ended and not hypothesis.ended):
+    if any((other.ids, other.ended) == (hypothesis.ids, hypothesis.ended) for other in best) or (
+        best and best[0].ended and not hypothesis.ended
+    ):
         return
     if best and hypothesis.ended and not best[0].ended:
         best.clear()

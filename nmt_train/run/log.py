@@ -115,9 +115,11 @@ class Log:
         """
         for metric, value in scores.items():
             verdict = verdicts[metric]
-            judged = "no best yet" if is_worst(metric, verdict.best) else "new best"
-            if verdict.stalled:
-                judged = f"stalled {counted(verdict.stalled, 'time')} (last best: {verdict.best:.4f})"
+            judged = (
+                f"stalled {counted(verdict.stalled, 'time')} (last best: {verdict.best:.4f})" if verdict.stalled else "new best"
+            )
+            if is_worst(metric, verdict.best):
+                judged = "no best yet"
             self.say(f"[valid] Ep. {progress.epoch} : Up. {progress.updates} : {metric} : {value:.4f} : {judged}")
         values = {**scores, "signatures": dict(signatures), "learning_rate": learning_rate}
         self._event("validation", progress, values)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nmt_train.corpus.batch import pad, padding_mask
 from nmt_train.corpus.vocabulary import BEGIN, END
 from nmt_train.model import ModelConfig
-from nmt_train.model.beam_search import Hypothesis, SearchConfig, search
+from nmt_train.model.beam_search import Hypothesis, SearchConfig, _add, search
 from nmt_train.model.transformer import Transformer
 
 VOCABULARY = 7
@@ -229,3 +229,9 @@ def test_no_translation_is_longer_than_its_own_limit(model: Transformer) -> None
         assert hypotheses
         assert all(len(hypothesis.ids) + 1 <= config.limit(length + 1) for hypothesis in hypotheses)
         assert all(math.isfinite(hypothesis.score) for hypothesis in hypotheses)
+
+
+def test_a_hypothesis_that_has_ended_replaces_the_same_one_broken_off() -> None:
+    best = [Hypothesis([4, 5], -2.0, -1.0, ended=False)]
+    _add(best, Hypothesis([4, 5], -3.0, -1.0), 1)
+    assert [hypothesis.ended for hypothesis in best] == [True]
