@@ -196,7 +196,9 @@ class Run:
         self._remove_unlinked(self.checkpoints()[:-keep])
 
     def _remove_unlinked(self, paths: Sequence[Path]) -> None:
-        linked = {followed(path).resolve() for path in self.folder.iterdir() if is_link(path)}
+        # Names with a dot are links in the making; the other thread (validation or checkpoint) may rename them just now.
+        links = [path for path in self.folder.iterdir() if not path.name.startswith(".") and is_link(path)]
+        linked = {followed(path).resolve() for path in links}
         for path in paths:
             if path.resolve() not in linked:
                 checkpoint.remove(path)
