@@ -155,7 +155,7 @@ def test_after_equally_many_changes_that_are_not_the_same_all_take_one_replica()
         return {"pieces": [piece.facts() for piece in made.recovery_pieces(transport.rank)]}
 
     said = together(engine([1, 1, 1]), *[work] * 3)
-    moves = Inventory(said).plan([slice(0, ELEMENTS)] * 3)
+    moves = Inventory(said, ELEMENTS).plan([slice(0, ELEMENTS)] * 3)
     assert len(moves) == 3
     assert len({move.source.rank for move in moves}) == 1
 
