@@ -306,7 +306,8 @@ def test_the_last_rank_on_a_gpu_goes_on_alone_from_what_it_had_and_what_others_s
     remains = SurvivorState.of(trained[0], [0, 0])
     progress = {"tokens": 0, "updates": 0}
     remains.leader = {
-        "generation": 0, "progress": progress, "positions": [[0, 0]] * 2, "ahead": {}, "stages": [], "assignments": 1, "updates": 0,
+        "generation": 0, "progress": progress, "positions": [[0, 0]] * 2, "ahead": {}, "stages": [], "assignments": 1,
+        "updates": 0,
     }  # fmt: skip
     for worker in trained:
         worker.transport.close()
