@@ -105,7 +105,8 @@ def _search(
             _add(results[int(sentences[row])], broken_off, config.n_best)
         scores, places = candidates.masked_fill(ended, -math.inf).topk(beam, dim=1)
         following = _row_of(of_greedy, places)
-        has_ended = ended[:, :beam].gather(1, of_greedy.clamp(0, beam - 1)[:, None]).squeeze(1) & (of_greedy < beam)
+        has_ended = ended[:, :beam].gather(1, of_greedy.clamp(0, beam - 1)[:, None]).squeeze(1)
+        has_ended &= (of_greedy >= 0) & (of_greedy < beam)
         for row in ((greedy >= 0) & (following < 0) & ~has_ended).nonzero().flatten().tolist():
             lost[int(sentences[row])] = float(possible[row, greedy[row]])
         parents, words = parents.gather(1, places), pieces.gather(1, places)

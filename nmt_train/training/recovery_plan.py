@@ -81,10 +81,10 @@ class Inventory:
 
         A worker that has ended may have completed an update that no survivor has: then its batches in it are trained again.
         """
-        leader = self.leader
+        leader, newest = self.leader, self.newest
         positions = from_plain([leader["positions"]])[0]
         for rank, (updates, *before) in leader["ahead"].items():
-            if updates > self.newest:
+            if updates > newest:
                 positions[int(rank)] = Position(*before)
         for facts in self.said:
             rank = facts["ranks"][leader["generation"]]
