@@ -207,6 +207,20 @@ def test_bad_endings_that_come_first_do_not_hide_a_better_translation() -> None:
     assert found[0].ids == [4] * 7
 
 
+def test_a_greedy_hypothesis_that_leaves_all_candidates_counts_though_another_one_ends_just_then() -> None:
+    """After 5 4, END is the best candidate, and no extension of 4 4 is among the four that a beam of 2 looks at."""
+    even = {4: 0.28, 5: 0.24, 6: 0.24, END: 0.24}
+    after = {
+        (): {4: 0.4, 5: 0.35, 6: 0.25},
+        (4,): even,
+        (5,): {4: 0.9, 5: 0.05, END: 0.05},
+        (4, 4): even,
+        (5, 4): {END: 0.4, 4: 0.2, 5: 0.2, 6: 0.2},
+    }
+    certain = {tuple([4] * n): {4: 1.0} for n in range(3, 8)}
+    assert best(Table(given=after | certain), beam=2, normalization=1.0, longest=20)[0].ids == [4] * 8
+
+
 def test_what_is_broken_off_is_a_result_only_if_nothing_has_ended() -> None:
     endless = {tuple([4] * n): {4: 0.98, 5: 0.02} for n in range(9)}
     found = best(Table(given=endless), beam=1, normalization=1.0, longest=5)
