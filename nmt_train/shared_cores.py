@@ -39,9 +39,11 @@ def _watch(cores: SharedCores, tells: bool) -> None:
             cores.check(waited())
         except (OSError, ValueError):  # for example, too many open files
             continue
+        except RuntimeError:  # no more threads
+            return
         if cores.shared and tells:
             tells = False
-            tell("nmt-train: other processes use the same cores: compute threads that wait now sleep instead of spinning")
+            tell("nmt-train: other work uses the same cores: compute threads that wait now sleep instead of spinning")
 
 
 def waited() -> dict[str, tuple[int, int]]:
@@ -55,7 +57,7 @@ def waited() -> dict[str, tuple[int, int]]:
 
 
 class SharedCores:
-    """shared: whether other processes seem to use the cores, so that waiting threads sleep."""
+    """shared: whether other work, mostly other processes, seems to use the cores, so that waiting threads sleep."""
 
     def __init__(self) -> None:
         self.shared = False

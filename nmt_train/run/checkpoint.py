@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,9 +129,11 @@ class Draft:
         """Record a file (name without suffix) that another process has added. description: see `TensorFile.close`."""
         self._written[f"{name}.safetensors"] = description
 
-    def finish(self, facts: Mapping[str, Any]) -> None:
-        """Write the manifest, and rename the folder to the checkpoint's path."""
-        self._written |= {name: file.close() for name, file in self._files.items()}
+    def finish(self, facts: Mapping[str, Any], alive: Callable[[], object] = lambda: None) -> None:
+        """Write the manifest, and rename the folder to the checkpoint's path. alive: called after each file."""
+        for name, file in self._files.items():
+            self._written[name] = file.close()
+            alive()
         self._written[_VOCABULARY] = described(self.folder / _VOCABULARY)
         files = dict(sorted(self._written.items()))
         manifest = {"format": FORMAT, "vocabulary": self._vocabulary.digest, "files": files, **facts}
@@ -142,6 +144,7 @@ class Draft:
         durable.sync(self.folder)
         replaced = self._path.with_name(f".{self._path.name}.replaced")
         if self._path.exists():  # the same update is saved again, after a validation that a signal postponed
+            shutil.rmtree(replaced, ignore_errors=True)
             self._path.rename(replaced)
         self.folder.rename(self._path)
         durable.sync(self._path.parent)

@@ -38,6 +38,7 @@ class TensorFile:
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)  # aligns the values
         self._begin = 8 + len(text)
+        self._missing = self._begin + end  # bytes
         self._file = open(path, "wb", buffering=0)
         self._write(0, memoryview(len(text).to_bytes(8, "little") + text))
 
@@ -50,10 +51,13 @@ class TensorFile:
         while len(data):
             written = os.pwrite(self._file.fileno(), data, offset)
             offset, data = offset + written, data[written:]
+            self._missing -= written
 
     def close(self) -> dict[str, Any]:
         """Wait until the file is on the disk; returns its size and checksum for the manifest."""
         self._file.close()
+        if self._missing:  # else holes would be read as zeros
+            raise RuntimeError(f"{self._path}: {self._missing} bytes too few were written")
         durable.sync(self._path)
         return described(self._path)
 

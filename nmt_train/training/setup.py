@@ -89,8 +89,8 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
             log.lost(state.progress, worker.transport.ended, worker.transport.size, lost, repeated)
             if prepared.auto is not None and (sentence := prepared.auto.review(worker.transport)):
                 log.say(f"mode auto: {sentence}")
-        leader.start_first_batch(recovered is not None)
         try:
+            leader.start_first_batch(recovered is not None)
             worker.run(leader)
         except Exception:
             leader.complete_checkpoint()

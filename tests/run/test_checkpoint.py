@@ -43,6 +43,13 @@ def test_what_was_saved_is_loaded(tmp_path: Path, vocabulary: Vocabulary) -> Non
         loaded.tensors("smoothed")
 
 
+def test_a_file_with_values_that_never_arrived_is_no_checkpoint(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    with pytest.raises(RuntimeError, match="12 bytes too few"), checkpoint.draft(tmp_path / "5", vocabulary) as draft:
+        draft.create("parameters", {"weight": (torch.float32, (2, 3))}).write("weight", torch.ones(3))
+        draft.finish({})
+    assert not (tmp_path / "5").exists()
+
+
 def test_a_checkpoint_is_loaded_from_a_path_that_is_not_utf8(tmp_path: Path, vocabulary: Vocabulary) -> None:
     save(tmp_path / "5", vocabulary, 5)
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
@@ -148,8 +155,9 @@ def test_death_at_any_moment_of_a_save_leaves_the_last_good_checkpoint(
     pytest.fail("a save takes fewer steps than that")
 
 
+@pytest.mark.parametrize("update", [10, 20])
 def test_a_full_disk_at_any_moment_is_one_sentence_and_leaves_the_last_good_checkpoint(
-    tmp_path: Path, vocabulary: Vocabulary
+    tmp_path: Path, vocabulary: Vocabulary, update: int
 ) -> None:
     def full() -> OSError:
         return OSError(errno.ENOSPC, "No space left on device")
@@ -161,11 +169,12 @@ def test_a_full_disk_at_any_moment_is_one_sentence_and_leaves_the_last_good_chec
             interruptions(patch, after, full)
             patch.setattr(checkpoint.shutil, "rmtree", REMOVE)  # removing works on a full disk
             try:
-                save(folder / "20", vocabulary, 20)
+                save(folder / str(update), vocabulary, 20)
                 return
             except UserError as error:
-                assert "20: the checkpoint could not be written: No space left on device" in str(error)
-        assert checkpoint.load(folder / "10").facts["progress"] == {"updates": 10}
+                assert f"{update}: the checkpoint could not be written: No space left on device" in str(error)
+        checkpoint.clean(folder)  # as the next start does
+        assert checkpoint.load(folder / "10").facts["progress"]["updates"] in ((10,) if update == 20 else (10, 20))
         assert not list(folder.glob(".*.tmp"))
 
 
