@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from conftest import ROOT, Make
@@ -42,7 +43,7 @@ def command(config: Config, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def finish(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=TIMEOUT, env=ENVIRONMENT, check=False)
+    return processes.finish(arguments, ENVIRONMENT, TIMEOUT)
 
 
 def background(arguments: list[str]) -> subprocess.Popen[str]:
