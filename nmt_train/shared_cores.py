@@ -23,12 +23,16 @@ _MOST = (
     16  # idle threads, each with its team: many more could exceed a limit of the system, and GNU OpenMP would end the process
 )
 _TASKS = Path("/proc/self/task")
+_watched = threading.Lock()  # held once a thread watches: a process needs one
 
 
 def watch(*, tells: bool) -> None:
-    """Check once per second, in the background, whether other processes use the cores. tells: print a line the first time."""
+    """Check once per second, in the background, whether other processes use the cores; again, this does nothing.
+
+    tells: print a line the first time.
+    """
     given = "OMP_WAIT_POLICY" in os.environ or "GOMP_SPINCOUNT" in os.environ
-    if torch.get_num_threads() > 1 and _TASKS.exists() and not given:
+    if torch.get_num_threads() > 1 and _TASKS.exists() and not given and _watched.acquire(blocking=False):
         threading.Thread(target=_watch, args=(SharedCores(), tells), name="shared-cores", daemon=True).start()
 
 

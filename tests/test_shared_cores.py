@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,26 @@ def test_whoever_sets_the_waiting_of_threads_keeps_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(shared_cores.torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(shared_cores.threading, "Thread", None)
     shared_cores.watch(tells=True)
+
+
+def test_a_process_is_watched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    class Thread:
+        def __init__(self, **given: object) -> None: ...
+
+        def start(self) -> None:
+            begun.append(self)
+
+    monkeypatch.setattr(shared_cores, "_watched", threading.Lock())
+    monkeypatch.setattr(shared_cores, "_TASKS", Path("/"))
+    monkeypatch.setattr(shared_cores.torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(shared_cores.threading, "Thread", Thread)
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for _ in range(3):
+        shared_cores.watch(tells=True)
+    assert len(begun) == 1
 
 
 def test_the_times_are_those_of_this_process() -> None:
