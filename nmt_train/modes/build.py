@@ -66,8 +66,7 @@ def row(config: Config) -> Mode:
     refuse(mode, with_mode_defaults(mode, config))
     schedule, exchange = SCHEDULES[mode.schedule], EXCHANGES[mode.exchange]
     updates = schedule.updates or exchange.exchanges_updates
-    gradients = exchange.synchronous or config.exchange.local_gradient
-    at = config.optimizer.at or ("worker" if updates else "shard" if gradients else mode.optimizer)
+    at = config.optimizer.at or ("worker" if updates else "shard" if exchange.synchronous else mode.optimizer)
     return dataclasses.replace(mode, optimizer=at)
 
 

@@ -14,11 +14,10 @@ from nmt_train.distributed.schedule import SCHEDULES, chosen
 
 # The keys of `exchange` that only exchange server uses, with their default values.
 _ONLY_OF_SHARDS = {
-    "per": "device", "one_channel_per_node": False, "one_node_at_a_time": False, "local_gradient": False, "rule": "async",
-    "bundle": 1, "backup": 0, "shards": None, "bypass": True,
+    "per": "device", "one_channel_per_node": False, "one_node_at_a_time": False, "rule": "async", "bundle": 1, "backup": 0, "shards": None, "bypass": True,
 }  # fmt: skip
 
-_ONLY_OF_ALL_GATHER = {"decay": 1.0, "rate": 1.0, "contributors": False}  # the same of `tiles`
+_ONLY_OF_ALL_GATHER = {"decay": 1.0, "rate": 1.0}  # the same of `tiles`
 
 
 def refuse(mode: Mode, config: Config) -> None:
@@ -53,20 +52,6 @@ def _accumulating(mode: Mode, config: Config) -> str | None:
         return (
             f"batch.accumulate: schedule {mode.schedule} of mode {config.mode} decides itself which steps it combines;"
             " remove it, or choose a mode with schedule every-step"
-        )
-    return None
-
-
-def _local_gradient(mode: Mode, config: Config) -> str | None:
-    settings = config.exchange
-    if settings.per == "node" and settings.local_gradient:
-        return "exchange.local_gradient: needs exchange.per: device, but exchange.per is node; remove one of them"
-    if settings.local_gradient and config.optimizer.at == "worker":
-        return "exchange.local_gradient: needs optimizer.at: shard, but optimizer.at is worker; remove one of them"
-    if settings.local_gradient and (SCHEDULES[mode.schedule].updates or not chosen(mode.schedule, config).one_call):
-        return (
-            f"exchange.local_gradient: schedule {mode.schedule} of mode {config.mode} does not receive parameters for every"
-            " gradient that it sends; remove it"
         )
     return None
 
@@ -145,8 +130,6 @@ def _sum(mode: Mode, config: Config) -> str | None:
     rule = RULES[config.exchange.rule or "async"]
     if not EXCHANGES[mode.exchange].synchronous and rule.mean:
         return f"local.outer: sum adds up deltas, but exchange.rule {config.exchange.rule} takes their mean; remove one of them"
-    if config.tiles.contributors:
-        return "tiles.contributors: takes a mean, but local.outer sum adds up deltas; set local.outer: none"
     if EXCHANGES[mode.exchange].averages or config.exchange.per == "node":
         what = "exchange.per node" if config.exchange.per == "node" else f"exchange {mode.exchange}"
         return f"local.outer: sum adds up deltas, but {what} takes their mean; set local.outer: none"
@@ -315,6 +298,6 @@ def _one_exchange(mode: Mode, config: Config) -> str | None:
 
 
 _RULES: tuple[Callable[[Mode, Config], str | None], ...] = (
-    _alone, _accumulating, _local_gradient, _codec, _synchronous, _algorithm, _buckets, _asynchronous, _outer, _only_of_shards,
+    _alone, _accumulating, _codec, _synchronous, _algorithm, _buckets, _asynchronous, _outer, _only_of_shards,
     _own_updates, _only_gradients, _sum, _tiles, _delay, _one_call, _shards, _join, _one_exchange,
 )  # fmt: skip

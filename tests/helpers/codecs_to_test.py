@@ -14,10 +14,9 @@ from nmt_train.distributed.codec.topk import DroppingConfig, TopK
 CODECS = {
     "dense": lambda: Dense(),
     "half": lambda: Half(),
-    "top-k": lambda: TopK(DroppingConfig(warmup="none", values="fp32", indices="int32"), 0.9),
-    "top-k, sampled": lambda: TopK(DroppingConfig(warmup="none", sample=100), 0.99),
+    "top-k": lambda: TopK(DroppingConfig(values="fp32", indices="int32"), 0.9),
+    "top-k, sampled": lambda: TopK(DroppingConfig(sample=100), 0.99),
     "top-k, with a part in full": lambda: TopK(DroppingConfig(flush=100), 0.99),
-    "top-k, warming up": lambda: TopK(DroppingConfig(warmup="exponential", warmup_updates=10), 0.99),
 }
 ROUNDED = {  # their parts of a vector may be larger than its elements, and what is left is rounded as the largest
     "bf16": lambda: BFloat16(),
@@ -28,7 +27,6 @@ ROUNDED = {  # their parts of a vector may be larger than its elements, and what
     "qsgd, plain": lambda: Qsgd(QsgdConfig(levels=1, bucket=1000, coding="plain")),
     "tile-top-k, 2 bits": lambda: TileTopK(TileConfig(keep=64)),
     "tile-top-k, other tiles": lambda: TileTopK(TileConfig(size=100, keep=7)),
-    "tile-top-k, 8 bits": lambda: TileTopK(TileConfig(keep=400, values="8-bit")),
     "threshold, words": lambda: StromThreshold(ThresholdConfig(tau=0.5, coding="words")),
     "threshold, golomb-rice": lambda: StromThreshold(ThresholdConfig(tau=1e-4)),
     "threshold, by density": lambda: StromThreshold(ThresholdConfig(density=0.1)),

@@ -40,7 +40,6 @@ def test_a_row_on_ranks(
 
 def test_what_is_asked_for_replaces_what_the_row_has(make: Make) -> None:
     assert modes.check(make(mode="sparse", optimizer__at="shard"), (0, 1)).optimizer == "shard"
-    assert modes.check(make(mode="sparse", exchange__local_gradient=True), (0, 1)).optimizer == "shard"
     assert modes.check(make(mode="vanilla", override__up="half"), (0, 1)).up == "half"
 
 

@@ -103,7 +103,7 @@ def two_epochs(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
 def test_every_mode_reads_every_batch_of_an_epoch_once(make: Make, two_epochs: int, mode: str, ranks: int) -> None:
     config = make(
         mode=mode, devices=f"cpu x {ranks}", stop__after="2e", batch__tokens=300, validation__every="1e", log__every="10u",
-        dropping={"up": 0.9, "down": 0.9, "warmup_updates": 20},
+        dropping={"up": 0.9, "down": 0.9},
     )  # fmt: skip
     done = command(config)
     assert done.returncode == 0, done.stderr
@@ -140,7 +140,7 @@ def test_one_worker_is_single_bit_for_bit(make: Make, tmp_path: Path, mode: str)
 
 
 def test_a_checkpoint_of_four_ranks_goes_on_with_two_and_one_in_other_modes(make: Make, two_epochs: int) -> None:
-    common = {"batch__tokens": 300, "dropping": {"up": 0.9, "warmup_updates": 5}, "optimizer__smoothing": 0.1}
+    common = {"batch__tokens": 300, "dropping": {"up": 0.9}, "optimizer__smoothing": 0.1}
     common["overlap__bound"] = 1  # else a busy machine is in the third epoch after 50 updates
     four = make(mode="sparse", devices="cpu x 4", stop__after="30u", **common)
     done = command(four)

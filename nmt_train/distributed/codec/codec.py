@@ -44,7 +44,7 @@ class Codec(ABC):
 
     @abstractmethod
     def encode_shape(self, vector: Tensor) -> Message:
-        """A message of about the size that `encode` returns after the warm-up. `vector` may be on torch's `meta` device."""
+        """A message of about the size that `encode` returns. `vector` may be on torch's `meta` device."""
 
     def cost_elements(self, elements: int) -> int:
         """Number of elements that encoding processes: 0 if the vector itself is sent."""

@@ -1,8 +1,8 @@
-"""The largest elements of every tile, with values of two or eight bits (SparseLoCo, Sarfi et al. 2025, section 3)."""
+"""The largest elements of every tile, with values of two bits (SparseLoCo, Sarfi et al. 2025, section 3)."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ from nmt_train.distributed.codec.selection import LargestOfRows
 from nmt_train.distributed.message import Message
 
 _EDGE = 1.5  # in standard deviations from the mean: four bins of equal width over six standard deviations
-_LEVELS = 127  # of a value of eight bits
+_BITS = 2  # of a value
+_PER_BYTE, _BINS = 8 // _BITS, 2**_BITS  # _BINS: entries of a tile's table
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -35,9 +36,6 @@ class TileConfig:
     keep: int = Field(
         default=64, ge=1, le=2**20, description="number of elements sent of each tile, at most its size [elements]"
     )
-    values: Literal["2-bit", "8-bit"] = Field(
-        default="2-bit", description="precision of sent values: 2-bit (four values per tile, each the mean of a bin), or 8-bit"
-    )
     decay: float = Field(
         default=1.0,
         ge=0,
@@ -47,25 +45,19 @@ class TileConfig:
     rate: float = Field(
         default=1.0, gt=0, description="exchange all-gather: what workers send is multiplied by this (the outer learning rate)"
     )
-    contributors: bool = Field(
-        default=False,
-        description="exchange all-gather: an element's mean is over the workers that sent it, instead of over all workers",
-    )
 
 
 class TileTopK(Codec):
     """A message holds, for every tile, the positions of the largest elements, their codes, and a table.
 
     Positions are Rice-coded distances, which take 7.5 bits each if 64 elements of a tile are sent; SparseLoCo uses 12 bits.
-    With two bits, the table of a tile has the means of four bins around the mean of its values; with eight bits, the value of
-    one level. A vector ends with a tile of fewer elements, which is padded with zeros.
+    The table of a tile has the means of four bins around the mean of its values. A vector ends with a tile of fewer elements, which is padded with zeros.
     """
 
     drops = fixed_share = True
 
     def __init__(self, config: TileConfig) -> None:
-        self._size, self._keep, self._bits = config.size, config.keep, 2 if config.values == "2-bit" else 8
-        self._entries = 4 if self._bits == 2 else 1  # of a tile's table
+        self._size, self._keep = config.size, config.keep
         self._width = rice_width(config.keep / config.size)
         self._largest, self._largest_of_rest = LargestOfRows(config.keep), LargestOfRows(config.keep)
 
@@ -90,10 +82,10 @@ class TileTopK(Codec):
         first, values = self._largest.find(vector[:whole].view(-1, self._size))
         last, more = self._largest_of_rest.find(rest)
         positions, values = torch.cat([first, last + whole]), torch.cat([values, more]).view(-1, self._keep)
-        codes, table = _bins(values) if self._bits == 2 else _levels(values)
+        codes, table = _bins(values)
         distances = np.diff(positions.cpu().numpy(), prepend=-1) - 1
         packed = torch.from_numpy(rice(distances, self._width)).to(vector.device)
-        tensors = packed, _pack_codes(codes.flatten(), self._bits), table.flatten().to(torch.bfloat16)
+        tensors = packed, _pack_codes(codes.flatten()), table.flatten().to(torch.bfloat16)
         return Message((vector.numel(),), tensors), positions, codes
 
     def encode_shape(self, vector: Tensor) -> Message:
@@ -102,13 +94,13 @@ class TileTopK(Codec):
         bits = self._width + 1 + longer / (1 - longer)
         packed = vector.new_empty(round(tiles * self._keep * bits / 8), dtype=torch.uint8)
         codes = vector.new_empty(self._code_bytes(tiles), dtype=torch.uint8)
-        return Message((vector.numel(),), (packed, codes, vector.new_empty(tiles * self._entries, dtype=torch.bfloat16)))
+        return Message((vector.numel(),), (packed, codes, vector.new_empty(tiles * _BINS, dtype=torch.bfloat16)))
 
     def _tiles(self, elements: int) -> int:
         return -(-elements // self._size)
 
     def _code_bytes(self, tiles: int) -> int:
-        return -(-tiles * self._keep * self._bits // 8)
+        return -(-tiles * self._keep // _PER_BYTE)
 
     def decode(self, message: Message, into: Tensor) -> None:
         into.zero_()
@@ -124,7 +116,7 @@ class TileTopK(Codec):
             raise message.malformed(f"for a vector of {message.number()} elements, not of {elements}")
         tiles = self._tiles(elements)
         packed, packed_codes, table = message.vectors(
-            (torch.uint8, None), (torch.uint8, self._code_bytes(tiles)), (torch.bfloat16, tiles * self._entries)
+            (torch.uint8, None), (torch.uint8, self._code_bytes(tiles)), (torch.bfloat16, tiles * _BINS)
         )
         count = tiles * self._keep
         try:
@@ -134,13 +126,12 @@ class TileTopK(Codec):
         positions = torch.from_numpy(np.cumsum(distances + 1) - 1).to(packed.device)
         if count and int(positions[-1]) >= tiles * self._size:
             raise message.malformed(f"position {int(positions[-1])} in a vector of {elements} elements")
-        codes = _unpack_codes(packed_codes, count, self._bits).view(tiles, self._keep)
+        codes = _unpack_codes(packed_codes, count).view(tiles, self._keep)
         return self._decoded(positions, codes, table, elements)
 
     def _decoded(self, positions: Tensor, codes: Tensor, table: Tensor, elements: int) -> tuple[Tensor, Tensor]:
         """Positions and values without the padding. positions: (tiles * kept,), ascending; codes: (tiles, kept)."""
-        tables = table.float().view(-1, self._entries)
-        values = tables.gather(1, codes.long()) if self._bits == 2 else (codes.float() - _LEVELS - 1) * tables
+        values = table.float().view(-1, _BINS).gather(1, codes.long())
         inside = int(torch.searchsorted(positions, elements))  # padding has the largest positions
         return positions[:inside], values.flatten()[:inside]
 
@@ -184,22 +175,14 @@ def _bins_on_cpu(values: NDArray[np.float32], codes: NDArray[np.uint8], table: N
             table[tile, code] = totals[code] / max(counts[code], 1)
 
 
-def _levels(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The level of each value (tiles, kept), as uint8 from 1 to 255, and the value of one level (tiles, 1)."""
-    level = (values.abs().amax(1, keepdim=True) / _LEVELS).to(torch.bfloat16).float()
-    rounded = torch.where(level > 0, values / level, torch.zeros_like(values)).round_().clamp_(-_LEVELS, _LEVELS)
-    return rounded.add_(_LEVELS + 1).to(torch.uint8), level
+def _pack_codes(codes: Tensor) -> Tensor:
+    padded = torch.cat([codes, codes.new_zeros(-codes.numel() % _PER_BYTE)]).view(-1, _PER_BYTE)
+    return (padded << _shifts(codes.device)).sum(1, dtype=torch.uint8)
 
 
-def _pack_codes(codes: Tensor, bits: int) -> Tensor:
-    each = 8 // bits
-    padded = torch.cat([codes, codes.new_zeros(-codes.numel() % each)]).view(-1, each)
-    return (padded << _shifts(bits, codes.device)).sum(1, dtype=torch.uint8)
+def _unpack_codes(packed: Tensor, count: int) -> Tensor:
+    return ((packed[:, None] >> _shifts(packed.device)) & (2**_BITS - 1)).flatten()[:count]
 
 
-def _unpack_codes(packed: Tensor, count: int, bits: int) -> Tensor:
-    return ((packed[:, None] >> _shifts(bits, packed.device)) & (2**bits - 1)).flatten()[:count]
-
-
-def _shifts(bits: int, device: torch.device) -> Tensor:
-    return torch.arange(0, 8, bits, dtype=torch.uint8, device=device)
+def _shifts(device: torch.device) -> Tensor:
+    return torch.arange(0, 8, _BITS, dtype=torch.uint8, device=device)

@@ -61,11 +61,6 @@ class DroppingConfig:
     indices: Literal["int32", "gaps"] = Field(
         default="gaps", description="encoding of positions: int32 (4 bytes), or gaps (distances of 1 byte or more)"
     )
-    warmup: Literal["none", "dense", "exponential"] = Field(
-        default="none",
-        description="dense: send all elements for warmup_updates; exponential: reduce the sent fraction from 1 to its target",
-    )
-    warmup_updates: int = Field(default=200, ge=0, le=10**9, description="length of the warm-up [updates]")
     flush: int | None = Field(
         default=None,
         ge=100,
@@ -83,18 +78,9 @@ def dropped_down(config: DroppingConfig, pushes: int) -> float:
     return max(0.0, 1 - max(1, pushes) * (1 - config.up))
 
 
-def kept(config: DroppingConfig, dropped: float, update: int) -> float:
-    """The fraction of a vector that is sent at `update`; dropped: the fraction that is not sent after the warm-up."""
-    if config.warmup == "none" or update >= config.warmup_updates:
-        return 1 - dropped
-    if config.warmup == "dense":
-        return 1.0
-    return float((1 - dropped) ** (update / config.warmup_updates))
-
-
 class TopK(Codec):
-    """Sends about the configured fraction of the elements, which changes during the warm-up. Sends all elements, without
-    positions, if positions would cost more than they save. A message's first number says which format it has.
+    """Sends about the configured fraction of the elements; or all of them, without positions, if positions would cost more than
+    they save. A message's first number says which format it has.
     """
 
     drops = True
@@ -112,7 +98,7 @@ class TopK(Codec):
         return cls(settings.dropping, dropped)
 
     def encode(self, vector: Tensor, update: int) -> Message:
-        target = self.target(vector.numel(), update)
+        target = self.target(vector.numel())
         if target > vector.numel() // 2:
             finite(torch.linalg.vector_norm(vector))
             return self._dense.encode(vector, update).and_numbers(_DENSE)
@@ -125,7 +111,7 @@ class TopK(Codec):
         return Message((_SPARSE, positions.numel(), exponent), (self._pack(positions), values))
 
     def encode_shape(self, vector: Tensor) -> Message:
-        target = self.target(vector.numel(), update=self._config.warmup_updates)
+        target = self.target(vector.numel())
         if target > vector.numel() // 2:
             return Message((_DENSE,), (vector,))
         target += vector.numel() // self._parts if self._parts else 0
@@ -157,9 +143,9 @@ class TopK(Codec):
         values = from_half(message, 2, values, into) if self._half else values.to(into)
         into.index_add_(0, positions, values, alpha=scale)
 
-    def target(self, elements: int, update: int) -> int:
+    def target(self, elements: int) -> int:
         """The number of elements to send: at least one, unless the vector is empty."""
-        return min(elements, math.ceil(elements * kept(self._config, self._dropped, update) - 1e-6))
+        return min(elements, math.ceil(elements * (1 - self._dropped) - 1e-6))
 
     def _largest(self, vector: Tensor, target: int, update: int) -> tuple[Tensor, Tensor]:
         """Ascending positions, and values, of about the `target` largest elements: no zeros, and at most `excess` too many."""

@@ -34,7 +34,7 @@ class AllGather(AllReduce):
         self._rate = config.tiles.rate
         self._carried_share *= self._rate  # by which the reducer multiplies what it sends
         own = config.exchange.knows_own(self.exchanges_updates, self._gathering.residual is not None)
-        known = local.outer in ("none", "sum") and not config.tiles.contributors  # how much of the residual will be added
+        known = local.outer in ("none", "sum")  # how much of the residual will be added
         self.keeps = own and known  # a worker's parameters are the global ones plus what its residual will add to them
 
     def _make_reducer(self, context: BuildContext) -> Reducer:
@@ -78,7 +78,6 @@ class GatherReducer(Reducer):
         feeds_back = codec.biased and not codec.lossless and transport.size > 1
         self._feedback = ErrorFeedback(codec, torch.zeros_like(like), config.decay) if feeds_back else None
         self._codec: Codec = self._feedback or codec
-        self._decoded = torch.empty_like(like) if config.contributors else None
         self._sent: Message | None = None  # the message of an exchange until its sum is applied
         self._others = [*range(transport.rank + 1, transport.size), *range(transport.rank)]
 
@@ -91,16 +90,11 @@ class GatherReducer(Reducer):
         messages = self._gather(mine)
         if any(message.number() == NOT_FINITE for message in messages):
             self.undo()
-        total, contributions = 0, None
+        total = 0
         vector.zero_()
-        if self._decoded is not None:
-            contributions = torch.zeros_like(vector)
         for message in messages:
             with self._trace.span("decode", vector.numel()):
-                total += self._add(message, vector, contributions)
-        if contributions is not None:
-            vector.div_(contributions.clamp_min_(1))
-            return Reduction(1.0, total)
+                total += self._add(message, vector)
         return Reduction(max(1, total), total)
 
     def _encode(self, vector: Tensor, update: int, weight: int) -> Message:
@@ -123,21 +117,15 @@ class GatherReducer(Reducer):
         found[self._transport.rank] = mine
         return [found[rank] for rank in range(self._transport.size)]
 
-    def _add(self, message: Message, vector: Tensor, contributions: Tensor | None) -> int:
-        """Add a message, weighted, to `vector`, and where it is not zero, its weight to `contributions`; return the weight."""
+    def _add(self, message: Message, vector: Tensor) -> int:
+        """Add a message, weighted, to `vector`; return the weight."""
         kind, weight = message.number(), message.number(1)
         if kind == NONE:
             return 0
         if kind == NOT_FINITE:
             vector.fill_(torch.nan)
             return weight
-        bare = message.without_numbers(2).on(vector.device)
-        if contributions is None or self._decoded is None:
-            self._codec.add(bare, vector, scale=float(weight))
-        else:
-            self._codec.decode(bare, self._decoded)
-            vector.add_(self._decoded, alpha=weight)
-            contributions.add_(self._decoded != 0, alpha=weight)
+        self._codec.add(message.without_numbers(2).on(vector.device), vector, scale=float(weight))
         return weight
 
     def undo(self) -> None:

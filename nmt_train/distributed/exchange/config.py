@@ -72,12 +72,6 @@ class ExchangeConfig:
         " including those not sent yet; no effect if bundle is above 1, or with another rule than async; null: true, but false"
         " with exchange peers",
     )
-    local_gradient: bool = Field(
-        default=False,
-        description="a worker continues from the received parameters plus an update from its own dense gradient (Aji et al."
-        " 2019)",
-    )
-
     join: Joining | None = Field(
         default=None,
         description="number of workers that train, and since when: {4: 0u, 8: 2000u} is 4 at first, 8 after 2,000 updates;"

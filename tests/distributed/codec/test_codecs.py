@@ -28,7 +28,7 @@ from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
 from nmt_train.distributed.codec.selection import LargestOfRows, Sample, reaching
 from nmt_train.distributed.codec.strom_threshold import GRAIN, StromThreshold, ThresholdConfig
 from nmt_train.distributed.codec.tile_topk import TileConfig, TileTopK
-from nmt_train.distributed.codec.topk import DroppingConfig, TopK, kept, pack_gaps, unpack_gaps
+from nmt_train.distributed.codec.topk import DroppingConfig, TopK, pack_gaps, unpack_gaps
 from nmt_train.distributed.exchange.parameter_server.shard import Shard
 from nmt_train.distributed.exchange.parameter_server.update_rules import Asynchronous
 from nmt_train.distributed.message import Message
@@ -139,9 +139,9 @@ def test_thresholds_are_whole_numbers_of_grains_so_that_sums_do_not_depend_on_th
 @settings(max_examples=60, deadline=None)
 @given(vector=VECTORS, dropped=st.floats(0.5, 0.999), sample=st.sampled_from([100, 10_000]))
 def test_never_much_more_than_the_target_is_sent(vector: list[float], dropped: float, sample: int) -> None:
-    config = DroppingConfig(warmup="none", sample=sample, excess=0.5)
+    config = DroppingConfig(sample=sample, excess=0.5)
     codec = TopK(config, dropped)
-    target = codec.target(len(vector), 0)
+    target = codec.target(len(vector))
     decoded, _ = both(codec, torch.tensor(vector), 0)
     if target <= len(vector) // 2:
         assert int((decoded != 0).sum()) <= math.floor(target * 1.5)
@@ -149,7 +149,7 @@ def test_never_much_more_than_the_target_is_sent(vector: list[float], dropped: f
 
 def test_exactly_the_largest_are_sent_where_the_vector_is_small() -> None:
     vector = torch.randn(1000)
-    decoded, _ = both(TopK(DroppingConfig(warmup="none", values="fp32"), 0.99), vector, 0)
+    decoded, _ = both(TopK(DroppingConfig(values="fp32"), 0.99), vector, 0)
     expected = torch.zeros(1000)
     places = vector.abs().topk(10).indices
     expected[places] = vector[places]
@@ -159,7 +159,7 @@ def test_exactly_the_largest_are_sent_where_the_vector_is_small() -> None:
 def test_about_the_target_is_sent_where_the_threshold_is_estimated() -> None:
     torch.manual_seed(0)
     vector = torch.randn(300_000) * torch.rand(300_000)
-    decoded, size = both(TopK(DroppingConfig(warmup="none"), 0.99), vector, 0)
+    decoded, size = both(TopK(DroppingConfig(), 0.99), vector, 0)
     sent = int((decoded != 0).sum())
     assert 0.7 * 3000 < sent < 1.5 * 3000
     assert size < 3.2 * sent + 100, "two bytes for a value, hardly more than one for its position"
@@ -187,7 +187,7 @@ def test_a_message_depends_on_the_vector_and_the_update_alone_so_that_a_resumed_
 
 @pytest.mark.parametrize("vector", [torch.zeros(50_000), torch.cat([torch.zeros(49_990), torch.ones(10)])])
 def test_a_threshold_of_zero_sends_no_zeros(vector: torch.Tensor) -> None:
-    decoded, size = both(TopK(DroppingConfig(warmup="none"), 0.99), vector, 0)
+    decoded, size = both(TopK(DroppingConfig(), 0.99), vector, 0)
     assert torch.equal(decoded, vector)
     assert size < 300
 
@@ -195,25 +195,13 @@ def test_a_threshold_of_zero_sends_no_zeros(vector: torch.Tensor) -> None:
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("size", [20, 50_000])
 def test_what_is_not_finite_is_refused_and_the_residual_is_unharmed(bad: float, size: int) -> None:
-    for update in (0, 100):  # dense while warming up, then sparse
-        codec = ErrorFeedback(TopK(DroppingConfig(warmup="dense", warmup_updates=50), 0.9), torch.ones(size))
+    for dropped in (0.1, 0.9):  # dense, sparse
+        codec = ErrorFeedback(TopK(DroppingConfig(), dropped), torch.ones(size))
         vector = torch.randn(size)
         vector[size // 3] = bad
         with pytest.raises(NotFinite):
-            codec.encode(vector, update)
+            codec.encode(vector, 0)
         assert torch.equal(codec.residual, torch.ones(size))
-
-
-def test_the_warm_up_begins_dense_and_ends_at_the_rate() -> None:
-    exponential = DroppingConfig(warmup="exponential", warmup_updates=100)
-    shares = [kept(exponential, 0.99, update) for update in range(120)]
-    assert shares[0] == 1
-    assert shares == sorted(shares, reverse=True)
-    assert shares[50] == pytest.approx(0.1)
-    assert shares[-1] == pytest.approx(0.01)
-    dense = DroppingConfig(warmup="dense", warmup_updates=3)
-    assert [kept(dense, 0.9, update) for update in range(5)] == pytest.approx([1, 1, 1, 0.1, 0.1])
-    assert kept(DroppingConfig(warmup="none"), 0.9, 0) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("apart", [1, 4, 8])  # updates between two messages of a worker: one, or one of each worker
@@ -335,15 +323,12 @@ def test_the_largest_of_rows_include_none_that_is_not_finite(bad: float) -> None
 
 def test_the_operations_for_other_devices_find_what_the_compiled_loops_find(monkeypatch: pytest.MonkeyPatch) -> None:
     vector = torch.randn(10_000)
-    for values in ("2-bit", "8-bit"):
-        codec = TileTopK(TileConfig(keep=64, values=values))
-        compiled_message = codec.encode(vector, 0)
-        with monkeypatch.context() as patched:
-            patched.setattr(LargestOfRows, "_on_cpu", LargestOfRows._with_torch)
-            patched.setattr(tile_topk, "_bins", tile_topk._bins_with_torch)
-            message = codec.encode(vector, 0)
-        for mine, other in zip(compiled_message.tensors, message.tensors, strict=True):
-            torch.testing.assert_close(mine, other)
+    codec = TileTopK(TileConfig(keep=64))
+    compiled_message = codec.encode(vector, 0)
+    monkeypatch.setattr(LargestOfRows, "_on_cpu", LargestOfRows._with_torch)
+    monkeypatch.setattr(tile_topk, "_bins", tile_topk._bins_with_torch)
+    for mine, other in zip(compiled_message.tensors, codec.encode(vector, 0).tensors, strict=True):
+        torch.testing.assert_close(mine, other)
 
 
 ENCODE_WITH_ALL = """

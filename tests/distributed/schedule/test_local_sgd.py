@@ -45,8 +45,7 @@ def test_averaging_after_every_plain_step_is_sync() -> None:
 
 @pytest.mark.parametrize("mode", ["local-sgd", "sparse-local"])
 def test_ways_may_be_added_up(mode: str) -> None:
-    """The single tile of so small a model is sent whole, in eight bits."""
-    options = {"local.every": 2, "local.delay": 0, "local.outer": "sum", "tiles.keep": 4096, "tiles.values": "8-bit"}
+    options = {"local.every": 2, "local.delay": 0, "local.outer": "sum", "override.up": "dense"}
     for its in trained(mode, [1, 1], 3, options | {"exchange.own_updates": True}):
         torch.testing.assert_close(its[2], START + 2 * mean_way(START, 2, 2), rtol=0, atol=0.02)
 
@@ -91,7 +90,6 @@ def test_a_mean_that_comes_later_replaces_the_way_to_it_and_keeps_the_steps_sinc
         ({"local.every": 0, "local.delay": 1}, r"local.delay: with local.every 0, .*; set local.delay: 0"),
         ({"local.outer": "sum", "override.exchange": "server", "exchange.rule": "rounds"}, r"local.outer: sum .*; remove one"),
         ({"tiles.size": 100, "tiles.keep": 101}, r"tiles.keep: 101 elements are more than .* \(tiles.size 100\); lower it"),
-        ({"local.outer": "sum", "tiles.contributors": True}, r"tiles.contributors: takes a mean, .*; set local.outer: none"),
         ({"local.outer": "elastic", "local.delay": 1}, r"local.delay: with local.outer elastic, .*; set local.delay: 0"),
         (
             {

@@ -64,7 +64,6 @@ class ParameterServer(Exchange):
         self._last_received: Tensor | None = None  # the parameters in these answers
         # Whether a worker continues from what it received plus all of its own updates, which deltas then leave out.
         self._adds_own_updates = config.knows_own(traffic.exchanges_updates, traffic.feedback)
-        self._local_update: Tensor | None = None  # with local_gradient: the update from the last gradient
         recovers = transport.fault_tolerant and transport.size > 1 and settings.recovery.copies
         replication = Replication(transport, self.shards, settings.recovery) if recovers else None
         # Finished updates are each applied in full, unless the rule takes their mean.
@@ -80,9 +79,9 @@ class ParameterServer(Exchange):
         """The worker's own optimizer, vectors and codecs."""
         traffic, rank = self._traffic, self._transport.rank
         self._down = traffic.down() if traffic.down else None
-        own = self._pushes and ((traffic.exchanges_updates and traffic.prepares) or config.local_gradient)
+        own = self._pushes and traffic.exchanges_updates and traffic.prepares
         self._local = WorkerOptimizer(optimizer, parameters, self.optimizer, self._trace) if own else None
-        self._received = parameters.clone() if self._pushes and (config.local_gradient or self._adds_own_updates) else None
+        self._received = parameters.clone() if self._pushes and self._adds_own_updates else None
         self._bypass = config.bypass and self.service.serves and not traffic.rule.holds
         self._holders = [rank for rank, shard in enumerate(self.shards) if shard.start < shard.stop]
         others = [other for other in self._holders if other != rank or not self._bypass]
@@ -110,9 +109,6 @@ class ParameterServer(Exchange):
         weight = self._push_weight(weight)
         with self._trace.span("sync"):
             received = parameters if self._received is None else self._received
-            if self._local is not None and not self.exchanges_updates:
-                self._local_update = gradient.clone()
-                self._local.step(self._local_update, received, self.updates)
             self._prepare_push(gradient)
             for turn, ranks in enumerate(self._turns):
                 for rank in ranks:
@@ -134,14 +130,10 @@ class ParameterServer(Exchange):
         return min(weight, 1) if self.exchanges_updates or self._traffic.sums else weight
 
     def _combine(self, received: Tensor, parameters: Tensor) -> None:
-        """Set `parameters` to the received ones, plus unsent updates (own_updates) or the newest update (local_gradient)."""
-        if self._received is None:
-            return
-        parameters.copy_(received)
-        if self._adds_own_updates:
+        """With own_updates: set `parameters` to the received ones plus unsent updates."""
+        if self._received is not None:
+            parameters.copy_(received)
             self._up.add_residuals(parameters)
-        elif self._local_update is not None:
-            parameters.add_(self._local_update)
 
     @torch.no_grad()
     def give(self, gradient: Tensor, weight: int = 1) -> None:
@@ -204,7 +196,7 @@ class ParameterServer(Exchange):
         part = gradient[self.shards[rank]]
         with self._trace.span("encode", self._up[rank].cost_elements(part.numel())):
             message = self._up[rank].encode(part, self.updates)
-            if self._received is not None and self._adds_own_updates and self._down is not None:
+            if self._received is not None and self._down is not None:
                 self._up[rank].add(message, self._received[self.shards[rank]])
         return self._transport.send(rank, Tag.PUSH, message.and_numbers(kind, weight))
 
