@@ -80,14 +80,15 @@ def train(folder: Path, device: str, ranks: int, more: dict[str, Any]) -> list[d
     return read_metrics(folder / "metrics.jsonl")
 
 
-def _call(module: str, settings: dict[str, Any], *more: str) -> None:
-    """Call the command of a module."""
+def _call(module: str, settings: dict[str, Any], *more: str) -> str:
+    """Call the command of a module; returns its output."""
     command = [sys.executable, "-c", f"import sys; from {module} import main; sys.exit(main())", *more]
     for key, value in settings.items():
         command += [f"--{key}", json.dumps(value) if isinstance(value, list) else str(value)]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         raise Failed(f"status {done.returncode}: {done.stderr[-LAST_WORDS:]}")
+    return done.stdout
 
 
 def learns(mode: str, ranks: int, more: dict[str, Any]) -> Callable[[str, Path], str]:
@@ -237,19 +238,16 @@ def codecs(device: str, folder: Path) -> str:
 
 
 def costs(precision: str) -> Callable[[str, Path], str]:
-    """What nmt-simulate --profile measures: a step with batches of the size in docs/comparison.md, and the codecs."""
+    """What nmt-simulate --measure measures: a step with batches of the size in docs/comparison.md, and the codecs."""
 
     def work(device: str, folder: Path) -> str:
         small = device == "cpu"
-        found = folder.parent / "profile.yml"
-        found.unlink(missing_ok=True)
         tokens = 400 if small else 4480
         settings = corpus_settings(folder) | {
             "run": folder, "devices": device, "precision": precision, "model.preset": "tiny" if small else "base",
             "batch.tokens": tokens, "stop.after": "1e",
         }  # fmt: skip
-        _call("nmt_train.cli.simulate", settings, "--profile", str(found), *(["--steps", "6"] if small else []))
-        measured = yaml.safe_load(found.read_text(encoding="utf-8"))
+        measured = yaml.safe_load(_call("nmt_train.cli.simulate", settings, "--measure", "--steps", "6" if small else "40"))
 
         def both(costs: dict[str, Any], kinds: tuple[str, str], amount: float, unit: float) -> str:
             return " + ".join(f"{TypeAdapter(Cost).validate_python(costs[kind]).of(amount) / unit:.3g}" for kind in kinds)

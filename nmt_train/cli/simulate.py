@@ -16,14 +16,13 @@ from nmt_train.training.launch.restarts import read_hosts, run_once
 
 _CLUSTER = "cluster."
 _FOLDER = "-simulated"
-_PROFILE_STEPS = 40
 _EXAMPLES = """
   nmt-simulate --config mine.yml --model.preset base --cluster configs/clusters/h200-4x1-1gbit.yml --mode sparse-local
   nmt-simulate --config mine.yml --cluster my-cluster.yml --cluster.network.bandwidth '100 Mbit/s'
   nmt-simulate --config mine.yml --cluster my-cluster.yml --timing-only 50      # words/s, without training
   nmt-simulate --config mine.yml --measure --hosts hosts > my-cluster.yml       # measure your machines
   nmt-simulate --config mine.yml --cluster my-cluster.yml --compare             # which mode to use there
-  nmt-simulate --config mine.yml --profile device.yml                           # measure this machine
+  nmt-simulate --config mine.yml --measure > device.yml                         # measure this machine's device
 """
 
 
@@ -45,7 +44,8 @@ def parser() -> cli.Parser:
     group.add_argument(
         "--measure",
         action="store_true",
-        help="measure the devices and the network of all machines, under mpirun or with --hosts, and print a cluster file",
+        help="measure the devices and the network of all machines, under mpirun or with --hosts, and print a cluster file; or"
+        " only this machine's device, and print a file for the key `profile` of cluster files",
     )
     group.add_argument(
         "--hosts", type=expanded, metavar="FILE", help="--measure: start a rank on each slot of this hostfile: NAME slots=RANKS"
@@ -57,19 +57,10 @@ def parser() -> cli.Parser:
         " same model; write compare.json and compare.png to the run folder",
     )
     group.add_argument(
-        "--model",
-        type=cli.positive,
-        metavar="N",
-        help="compare the times that Pipe-SGD's equations predict for sync and pipe with N simulated steps",
-    )
-    group.add_argument(
-        "--profile", type=expanded, metavar="FILE", help="measure this machine's device; write FILE for use in cluster files"
-    )
-    group.add_argument(
         "--steps",
         type=cli.positive,
         metavar="N",
-        help="number of steps for each kind of work (default: --profile 40; --measure 20, or fewer if they take long)",
+        help="--measure: number of steps for each kind of work (default: 20, or fewer if they take long)",
     )
     changes = options.add_argument_group("cluster", "Replace values of the cluster file.")
     for name, description in cluster_file.entries():
@@ -92,42 +83,34 @@ def command(arguments: Sequence[str]) -> int:
         return 0
     launcher.refuse_torchrun()
     settings.keep_files(given, resolved)
-    if (given.cluster is not None) + (given.profile is not None) + given.measure != 1:
-        options.error("give either --cluster (one of configs/clusters, or your own), --profile or --measure")
+    if (given.cluster is not None) == given.measure:
+        options.error("give either --cluster (one of configs/clusters, or your own) or --measure")
     if given.hosts is not None and not given.measure:
         options.error("--hosts belongs to --measure")
     if given.steps is not None and given.cluster is not None:
-        options.error("--steps belongs to --measure and --profile; with --cluster, give --timing-only N")
+        options.error("--steps belongs to --measure; with --cluster, give --timing-only N")
     changes = {name.removeprefix(_CLUSTER): text for name, text in vars(given).items() if name.startswith(_CLUSTER)}
     changes = {name: text for name, text in changes.items() if text is not None}
     if given.cluster is None:
-        needs = {"timing-only": given.timing_only is not None, "model": given.model is not None, "compare": given.compare}
+        needs = {"timing-only": given.timing_only is not None, "compare": given.compare}
         needs |= {f"{_CLUSTER}{name}": True for name in changes}
         for name in (name for name, wanted in needs.items() if wanted):
             options.error(f"--{name} belongs to --cluster")
-    if (given.timing_only is not None) + (given.model is not None) + given.compare > 1:
-        options.error("give only one of --timing-only, --model and --compare")
-    trains = given.cluster is not None and given.timing_only is None and given.model is None and not given.compare
+    if given.timing_only is not None and given.compare:
+        options.error("give only one of --timing-only and --compare")
+    trains = given.cluster is not None and given.timing_only is None and not given.compare
     for name in ("shuffle_seed", "overwrite", "force"):
         if getattr(given, name) not in (None, False) and not trains:
             options.error(f"--{name.replace('_', '-')} belongs to simulated training; remove it")
     if given.measure and given.hosts is not None and not launcher.launched():
         return run_once(read_hosts(given.hosts), arguments, "nmt_train.cli.simulate")
-    from nmt_train.simulation.simulate import advise, measure_machines, predict, profile, simulate, time_only
+    from nmt_train.simulation.simulate import advise, measure_machines, simulate, time_only
 
     if given.measure:
         return measure_machines(resolved, given.steps)
-    if given.profile is not None:
-        if given.profile.exists() and any(given.profile.samefile(file) for file in given.config):
-            options.error(f"{given.profile}: is the configuration, and would be overwritten by the profile; name another file")
-        profile(resolved, given.steps or _PROFILE_STEPS, given.profile)
-        return 0
     simulated = cluster_file.load(given.cluster, changes)
     if given.compare:
         advise(resolved, simulated)
-        return 0
-    if given.model is not None:
-        predict(resolved, simulated, given.model)
         return 0
     if given.timing_only is not None:
         time_only(resolved, simulated, given.timing_only)

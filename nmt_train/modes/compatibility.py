@@ -14,7 +14,8 @@ from nmt_train.distributed.schedule import SCHEDULES, chosen
 
 # The keys of `exchange` that only exchange server uses, with their default values.
 _ONLY_OF_SHARDS = {
-    "per": "device", "one_channel_per_node": False, "one_node_at_a_time": False, "rule": "async", "bundle": 1, "backup": 0, "shards": None, "bypass": True,
+    "per": "device", "one_channel_per_node": False, "one_node_at_a_time": False, "rule": "async",
+    "bundle": 1, "backup": 0, "shards": None, "bypass": True,
 }  # fmt: skip
 
 _ONLY_OF_ALL_GATHER = {"decay": 1.0, "rate": 1.0}  # the same of `tiles`

@@ -50,7 +50,7 @@ class CodecConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class DeviceConfig:
-    """How long each kind of work takes on a rank's device, which its tasks share. `nmt-simulate --profile` measures it."""
+    """How long each kind of work takes on a rank's device, which its tasks share. `nmt-simulate --measure` measures it."""
 
     forward: Cost = Field(default_factory=Cost, description="forward pass of a batch, by its target tokens")
     backward: Cost = Field(default_factory=Cost, description="backward pass of a batch, by its target tokens")
@@ -138,7 +138,9 @@ class ClusterConfig:
         min_length=1, description="the number of devices of each machine"
     )
     device: DeviceConfig | None = Field(default=None, description="how long each kind of work takes on a device")
-    profile: str | None = Field(default=None, description="a file that nmt-simulate --profile wrote, instead of `device`")
+    profile: str | None = Field(
+        default=None, description="a file that nmt-simulate --measure printed on one device, instead of `device`"
+    )
     network: LinkConfig = Field(description="between machines: the network card of each machine")
     inside: LinkConfig = Field(description="between devices of a machine: the connection of each device")
     host: Bandwidth | None = Field(

@@ -62,14 +62,16 @@ def load(path: Path, overrides: Mapping[str, str] = _NOTHING) -> ClusterConfig:
         return where.get(key, str(path))
 
     if (cluster.profile is None) == (cluster.device is None):
-        raise UserError(f"{path}: give either device (the cost of work) or profile (a file that nmt-simulate --profile wrote)")
+        raise UserError(
+            f"{path}: give either device (the cost of work) or profile (a file that nmt-simulate --measure printed)"
+        )
     if cluster.profile is not None:
         other: dict[str, str] = {}
         try:
             file = path.parent / expanded(cluster.profile)
         except UserError as error:
             raise UserError(f"{place('profile')}: profile: {error}") from None
-        device = _checked(_DEVICE, read(file, other, "measure one with nmt-simulate --profile"), other, file)
+        device = _checked(_DEVICE, read(file, other, "measure one with nmt-simulate --measure"), other, file)
         cluster = dataclasses.replace(cluster, device=device, profile=None)
     _check(cluster, place)
     return cluster

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from signal import Signals
 from tempfile import TemporaryDirectory
 
@@ -23,7 +22,6 @@ from nmt_train.common.streams import tell
 from nmt_train.config import Config
 from nmt_train.distributed.transport import Aborted, Transport
 from nmt_train.modes import build as modes
-from nmt_train.simulation import analytic as prediction
 from nmt_train.simulation.adviser.compare import choices, compare, sizes
 from nmt_train.simulation.adviser.measure import cluster_file, machines
 from nmt_train.simulation.cluster import ClusterConfig
@@ -128,24 +126,18 @@ def advise(config: Config, cluster: ClusterConfig) -> None:
         tell(f"{ready.run.folder / 'compare.json'} and compare.png have the same.")
 
 
-def predict(config: Config, cluster: ClusterConfig, steps: int) -> None:
-    """Print the predictions of the equations for the cluster, and the results of `steps` simulated steps."""
-    config = modes.choose_mode(config, len(cluster.ranks()))
-    with opened(config, False, False, described(cluster), trains=False) as ready:
-        shapes, tokens = model_and_batches(config, ready.vocabulary, ready.stores)
-        _warn_of_other_model(cluster, count(shapes))
-        print(prediction.predict(config, cluster, shapes, tokens, steps), end="")
-
-
 def measure_machines(config: Config, steps: int | None) -> int:
     """Measure the machines of this job together with its other ranks; the first rank prints a cluster file.
 
-    steps: for each kind of work; None: as many as there is time for, up to 20. Returns the exit status. Raises UserError for
-    errors that a user can fix.
+    If this process is the only rank, it prints the `profile` of its device. steps: for each kind of work; None: as many as
+    there is time for, up to 20. Returns the exit status. Raises UserError for errors that a user can fix.
     """
+    effort = _MEASURED if steps is None else Effort(steps)
     try:
-        with _measuring(config, several=True) as (transport, own, make, say):
-            effort = _MEASURED if steps is None else Effort(steps)
+        with _measuring(config) as (transport, own, make, say):
+            if transport.size == 1:
+                print(to_yaml(measure_device(config, make, transport, effort, say), _title(config)), end="")
+                return 0
             found = machines(config, make, own, transport, effort, seconds=2.0, say=say)
     except Aborted:
         time.sleep(launcher.LINGER)  # another rank has said why; its exit status should become that of the job
@@ -157,44 +149,18 @@ def measure_machines(config: Config, steps: int | None) -> int:
     return 0
 
 
-def profile(config: Config, steps: int, output: Path) -> None:
-    """Measure how long each kind of work takes on this device, and write a profile for cluster files.
-
-    If this process is one of several ranks, all ranks measure at the same time, the profile is that of the first rank's device,
-    and it also contains the cost of carrying messages. Raises UserError if the file cannot be written.
-    """
-    with _measuring(config, output=output) as (transport, _, make, say):
-        found = measure_device(config, make, transport, Effort(steps), say)
-    if transport.rank:
-        return
+def _title(config: Config) -> str:
+    """What was measured."""
     sizes = f"batches of {config.batch.tokens if config.batch.sentences is None else config.batch.sentences} "
     sizes += "tokens" if config.batch.sentences is None else "sentences"
-    title = f"Measured on {platform.node()} with {sizes}, {config.precision}, preset {config.model.preset}"
-    try:
-        output.write_text(to_yaml(found, title), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{output}: {error.strerror}; name a file that can be written") from None
-    print(output)
+    return f"Measured on {platform.node()} with {sizes}, {config.precision}, preset {config.model.preset}"
 
 
 @contextmanager
-def _measuring(
-    config: Config, several: bool = False, output: Path | None = None
-) -> Iterator[tuple[Transport, torch.device, Make, Say]]:
-    """The transport of this rank, its device, a function that builds workers, and one that speaks; needs no run folder.
-
-    output: the file that the first rank will write. Raises UserError if its folder does not exist, or if there should be
-    several ranks, but there is one.
-    """
+def _measuring(config: Config) -> Iterator[tuple[Transport, torch.device, Make, Say]]:
+    """The transport of this rank, its device, a function that builds workers, and one that speaks; needs no run folder."""
     transport = connect(config.transport)
     try:
-        if several and transport.size < 2:
-            raise UserError(
-                "--measure: measures several machines or devices, but this is one; start it with --hosts FILE or under mpirun,"
-                " or use --profile"
-            )
-        if output is not None and transport.rank == 0 and not output.parent.is_dir():
-            raise UserError(f"{output}: its folder does not exist; make it, or name another")
         own = device.prepare(config.devices, config.threads, transport.nodes, transport.rank)
         with TemporaryDirectory() as folder, opened(dataclasses.replace(config, run=folder), False, False) as ready:
             say = nothing if transport.rank else _say

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nmt_train.distributed.codec import CODECS as ALL_CODECS
 from nmt_train.simulation import cluster_file
-from nmt_train.simulation.analytic import Symbols, symbols
+from reproduce.pipe_sgd_equations import Symbols, symbols
 from reproduce.runs import Setup
 
 WORDS = 2e6  # target words of every training run

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt_train.report.figure import mark, new_figure, save_figure
-from nmt_train.simulation import equations
-from reproduce import papers, papers_claims, papers_compared, papers_peers, papers_servers
+from reproduce import papers, papers_claims, papers_compared, papers_peers, papers_servers, pipe_sgd_equations
 from reproduce.claims import table
 from reproduce.papers import BATCHES, BUNDLES, CODECS, LOSSES, SPEEDS, TAUS, WIDTHS, WORKERS
 from reproduce.runs import CURVES, MEASURES, Missing, Runs, Setup
@@ -149,7 +148,7 @@ def _efficiency(found: Runs, axes: Any) -> None:
     for codec, marker in zip(CODECS, "os", strict=True):
         its = papers.predicted(codec)
         places = [BATCHES[0] + (BATCHES[-1] - BATCHES[0]) * step / 100 for step in range(101)]
-        predicted = [equations.scaling_efficiency(its.l_up, seconds, its.l_comm) for seconds in places]
+        predicted = [pipe_sgd_equations.scaling_efficiency(its.l_up, seconds, its.l_comm) for seconds in places]
         (line,) = axes.plot(places, predicted, label=f"{codec}, Eq. 5 and 7")
         simulated = papers_peers.efficiencies(found, codec)
         axes.plot(BATCHES, simulated, marker, color=line.get_color(), fillstyle="none", label=f"{codec}, simulated")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nmt_train.simulation import equations
-from reproduce import papers
+from reproduce import papers, pipe_sgd_equations
 from reproduce.claims import Clause, Judged
 from reproduce.papers import BATCHES, CODECS, SPEEDS, TAUS, WIDTHS
 from reproduce.papers_compared import SAME, after_words, compared, learned, listed, named, pace
@@ -42,7 +41,7 @@ def p2(found: Runs) -> Judged:
     for codec in CODECS:
         for seconds, efficiency in zip(BATCHES, efficiencies(found, codec), strict=True):
             its = papers.predicted(codec)
-            predicted = equations.scaling_efficiency(its.l_up, seconds, its.l_comm)
+            predicted = pipe_sgd_equations.scaling_efficiency(its.l_up, seconds, its.l_comm)
             errors.append(abs(efficiency / predicted - 1))
             if predicted == 1:
                 bound[f"{codec} with {seconds:g} s"] = efficiency

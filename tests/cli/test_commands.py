@@ -303,7 +303,7 @@ def test_timing_alone_prints_a_line_per_machine(run: Path, tmp_path: Path, capsy
     assert f"{timing['words_per_second']:,.0f}" == lines[-1].split()[2]
 
 
-@pytest.mark.parametrize("what", [["--timing-only", 5], ["--compare"], ["--model", 5], ["--stop.after", "2u"]], ids=str)
+@pytest.mark.parametrize("what", [["--timing-only", 5], ["--compare"], ["--stop.after", "2u"]], ids=str)
 def test_nobody_takes_the_times_of_another_model_for_those_of_this_one(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], what: list[str | int]
 ) -> None:
@@ -541,30 +541,28 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
         (plot, ["draw"], "invalid choice: 'draw'"),
         (train, ["--corpus.max_length", "3", "stray"], "'stray' belongs to no option"),
         (train, ["stray"], "'stray' belongs to no option"),
-        (simulate, ["--config", "{run}.yml"], "or your own), --profile or --measure"),
-        (simulate, ["--config", "{run}.yml", "--hosts", "x", "--profile", "y"], "--hosts belongs to --measure"),
-        (simulate, ["--config", "{run}.yml", "--cluster", "x", "--steps", "3"], "--steps belongs to --measure and --profile"),
+        (simulate, ["--config", "{run}.yml"], "or your own) or --measure"),
+        (simulate, ["--config", "{run}.yml", "--hosts", "x", "--cluster", "y"], "--hosts belongs to --measure"),
+        (simulate, ["--config", "{run}.yml", "--cluster", "x", "--steps", "3"], "--steps belongs to --measure"),
         (
             simulate,
             ["--config", "{run}.yml", "--cluster", "x", "--timing-only", "3", "--shuffle-seed", "3"],
             "--shuffle-seed belongs to simulated training; remove it",
         ),
-        (simulate, ["--config", "{run}.yml", "--profile", "y", "--compare"], "--compare belongs to --cluster"),
+        (simulate, ["--config", "{run}.yml", "--measure", "--compare"], "--compare belongs to --cluster"),
         (simulate, ["--config", "{run}.yml", "--measure", "--cluster.loss", "0.1"], "--cluster.loss belongs to --cluster"),
-        (simulate, ["--config", "{run}.yml", "--profile", "y", "--overwrite"], "--overwrite belongs to simulated training"),
+        (simulate, ["--config", "{run}.yml", "--measure", "--overwrite"], "--overwrite belongs to simulated training"),
         (translate, ["--model", "{run}", "--window", "99999999999999999999"], "is not between 1 and 1000000000"),
         (plot, ["convergence", "{run}", "--metric", "signatures"], "metric signatures: unknown; choose one of cross-entropy"),
         (
             simulate,
             ["--config", "{run}.yml", "--cluster", "x", "--compare", "--timing-only", "3"],
-            "give only one of --timing-only, --model and --compare",
+            "give only one of --timing-only and --compare",
         ),
         (simulate, ["--config", "{run}.yml", "--cluster", "{tmp}/none.yml"], "none.yml: No such file"),
         (simulate, ["--config", "{run}.yml", "--cluster.nodse", "2"], "unknown key cluster.nodse; did you mean cluster.nodes?"),
         (simulate, ["--config", "{run}.yml", "--cluster", "{two}", "--mode", "single"], "single is for 1 machine, but"),
         (simulate, ["--config", "{run}.yml", "--cluster", "{two}", "--timing-only", "0"], "argument --timing-only"),
-        (simulate, ["--config", "{run}.yml", "--profile", "{run}.yml"], "is the configuration, and would be overwritten"),
-        (simulate, ["--config", "{run}.yml", "--profile", "{tmp}/no/p.yml"], "no/p.yml: its folder does not exist; make it"),
         (train, ["--config", "absent.yml"], "absent.yml: No such file"),
         (train, ["--config"], "expected one argument"),
         (train, ["--trace"], "is missing"),

@@ -91,7 +91,7 @@ def test_every_cluster_that_comes_along_can_be_read(path: Path) -> None:
         ({"profile": "x.yml"}, "give either device .* or profile"),
         (
             {"device": None, "profile": "none.yml"},
-            "none.yml: No such file .*; measure one with nmt-simulate --profile",
+            "none.yml: No such file .*; measure one with nmt-simulate --measure",
         ),
         ({"device": None, "profile": "~nobody-here/x.yml"}, "no such user; write the whole path"),
         ({"nodes": []}, "nodes: "),

@@ -6,11 +6,9 @@ import dataclasses
 
 import pytest
 from conftest import Make
+from reproduce import pipe_sgd_equations as equations
 from virtual import cluster
 
-from nmt_train.common.errors import UserError
-from nmt_train.simulation import equations
-from nmt_train.simulation.analytic import predict
 from nmt_train.simulation.cluster import Cost, DeviceConfig, LinkConfig
 from nmt_train.simulation.timing import measure
 
@@ -55,16 +53,3 @@ def test_equations_by_hand() -> None:
     assert equations.ring(4, n=8, alpha=1, beta=0.5, gamma=0.25, S=2) == 6 + 6 + 1.5 + 2
     assert equations.segmented_ring(4, n=8, L=3, alpha=1, beta=0.5, gamma=0.25, S=2) == 18 + 6 + 1.5 + 6
     assert equations.scaling_efficiency(1, 2, 4) == 0.75
-
-
-def test_equations_stand_beside_what_is_simulated(make: Make) -> None:
-    room = cluster([1, 1, 1, 1], QUICK, network=LINK, inside=LINK)
-    lines = predict(make(override__up="dense"), room, [(ELEMENTS,)], [TOKENS], 30).splitlines()
-    assert [line[28:39].strip() for line in lines[1:]] == ["2", "4, 5", "6", "3", "7"]
-    for row in (1, 2, 5):
-        expected, simulated = (float(value) for value in lines[row][39:].split())
-        assert simulated == pytest.approx(expected, rel=0.05), "adding up takes of the device that computes"
-    overridden = predict(make(override__up="int8"), room, [(ELEMENTS,)], [TOKENS], 30).splitlines()
-    assert overridden[1] == lines[1], "what overrides the codec of pipe leaves sync dense"
-    with pytest.raises(UserError, match="the cluster has only one; give another"):
-        predict(make(), cluster([1], QUICK), [(ELEMENTS,)], [TOKENS], 3)

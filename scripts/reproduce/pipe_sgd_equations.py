@@ -6,6 +6,13 @@ number of iterations.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
+
+from nmt_train.distributed.codec.codec import Codec
+from nmt_train.simulation.cluster import ClusterConfig, DeviceConfig
+
 
 def total_sync(T: float, l_up: float, l_comp: float, l_comm: float) -> float:  # noqa: N803
     """Eq. 2: no pipeline; update, computation and exchange run one after the other."""
@@ -40,3 +47,38 @@ def segmented_ring(p: int, n: float, L: int, alpha: float, beta: float, gamma: f
 def scaling_efficiency(l_up: float, l_comp: float, l_comm: float) -> float:
     """Eq. 7: the speed of a pipeline of p workers, as a fraction of p times the speed of one worker."""
     return (l_up + l_comp) / max(l_up + l_comp, l_comm)
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """The symbols of the paper for one cluster, model and codec; in seconds and bytes."""
+
+    p: int
+    n: float
+    alpha: float
+    beta: float
+    gamma: float
+    l_up: float
+    l_for: float
+    l_back: float
+
+    @property
+    def l_comm(self) -> float:
+        return ring(self.p, self.n, self.alpha, self.beta, self.gamma)
+
+    @property
+    def l_comp(self) -> float:
+        return self.l_for + self.l_back
+
+
+def symbols(cluster: ClusterConfig, elements: int, codec: Codec, tokens: float) -> Symbols:
+    """The symbols for batches of `tokens` target tokens and a model of `elements` elements, before the cluster file's scale."""
+    costs, ranks = cluster.device or DeviceConfig(), len(cluster.ranks())
+    charged = cluster.scale.parameters if cluster.scale else float(elements)
+    size = codec.encode_shape(torch.empty(elements, device="meta")).bytes / elements * charged
+    link = cluster.network if len(cluster.nodes) > 1 else cluster.inside
+    adding = costs.decode.per_unit + costs.encode.per_unit * codec.cost_elements(1)  # seconds per element
+    return Symbols(
+        p=ranks, n=size, alpha=link.latency, beta=1 / link.bandwidth, gamma=adding * charged / size,
+        l_up=costs.update.of(charged), l_for=costs.forward.of(tokens), l_back=costs.backward.of(tokens),
+    )  # fmt: skip
