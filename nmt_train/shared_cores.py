@@ -47,7 +47,7 @@ def _watch(cores: SharedCores, tells: bool) -> None:
             return
         if cores.shared and tells:
             tells = False
-            tell("nmt-train: other work uses the same cores: compute threads that wait now sleep instead of spinning")
+            tell("other work uses the same cores: compute threads that wait now sleep instead of spinning")
 
 
 def waited() -> dict[str, tuple[int, int]]:
