@@ -82,8 +82,6 @@ def check(config: Config, nodes: tuple[int, ...]) -> Mode:
     if len(nodes) == 1 and config.optimizer.at is None and not SCHEDULES[mode.schedule].updates:
         mode = dataclasses.replace(mode, optimizer="shard")  # a single rank sends its gradients to the shard without loss
     if EXCHANGES[mode.exchange].solitary and len(nodes) > 1:
-        if config.override.exchange is not None:
-            raise UserError(f"override.exchange: {mode.exchange} is for one rank, but there are {len(nodes)}; remove it")
         mode = dataclasses.replace(mode, exchange=_OF_SEVERAL)
         refuse(mode, with_mode_defaults(mode, config))
     workers = _workers(config, nodes)
@@ -155,7 +153,8 @@ def in_force(config: Config, nodes: tuple[int, ...]) -> dict[str, str]:
     schedule, exchanges = SCHEDULES[mode.schedule], len(nodes) > 1 or not config.exchange.bypass
     found = {}
     if exchanges:
-        found = {f"override.{key}": f"{getattr(mode, key)} ({own})" for key in ("schedule", "exchange", "up", "down")}
+        ways = ("up", "down") if EXCHANGES[mode.exchange].sharded else ("up",)
+        found = {f"override.{key}": f"{getattr(mode, key)} ({own})" for key in ways}
         found["optimizer.at"] = f"{mode.optimizer} ({own if config.optimizer.at is None else 'configured'})"
     down, drops = CODECS[mode.down], CODECS[mode.up].drops and not CODECS[mode.up].fixed_share
     used = {

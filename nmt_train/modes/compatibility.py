@@ -39,12 +39,9 @@ def _choice(key: str, mode: Mode, config: Config) -> str:
 def _alone(mode: Mode, config: Config) -> str | None:
     if not EXCHANGES[mode.exchange].solitary:
         return None
-    fits = {"schedule": SCHEDULES[mode.schedule].alone, "up": CODECS[mode.up].lossless, "down": CODECS[mode.down].lossless}
-    for key in (key for key, fit in fits.items() if not fit):
-        return (
-            f"{_choice(key, mode, config)} needs a server to exchange with, but mode {config.mode} has exchange alone;"
-            " choose another mode, or set override.exchange: server"
-        )
+    for key in ("up", "down"):
+        if not CODECS[getattr(mode, key)].lossless:
+            return f"{_choice(key, mode, config)} encodes what is sent, but mode {config.mode} sends nothing; remove it"
     return None
 
 
@@ -65,7 +62,7 @@ def _codec(mode: Mode, config: Config) -> str | None:
     what = {"summable": "summed hop by hop", "exact_sums": "added up exactly in any order"}.get(needs, "used")
     return (
         f"{_choice('up', mode, config)} cannot be {what}, as exchange {mode.exchange} requires; set override.up to one of"
-        f" {able}, or override.exchange: server"
+        f" {able}, or choose a mode with a server"
     )
 
 
@@ -77,11 +74,6 @@ def _synchronous(mode: Mode, config: Config) -> str | None:
         return (
             f"exchange.algorithm: {by} sums in full precision, not {mode.up}; use ring or butterfly, or set override.up: dense"
         )
-    if not schedule.in_lockstep:
-        return (
-            f"{_choice('schedule', mode, config)} lets each worker exchange at its own time, but exchange {mode.exchange}"
-            " needs all workers at the same step; use pipelined, or set override.exchange: server"
-        )
     if config.optimizer.at == "worker" and not schedule.updates:
         return (
             f"optimizer.at: worker needs a server that adds updates, but mode {config.mode} has exchange {mode.exchange};"
@@ -90,27 +82,15 @@ def _synchronous(mode: Mode, config: Config) -> str | None:
     return None
 
 
-def _asynchronous(mode: Mode, config: Config) -> str | None:
-    """Reject a schedule that needs all workers at the same step if the exchange does not provide this."""
-    exchange = EXCHANGES[mode.exchange]
-    if not issubclass(exchange, chosen(mode.schedule, config).works_with):
-        return (
-            f"{_choice('schedule', mode, config)} keeps all workers in step, but exchange {mode.exchange} lets each work at its"
-            " own pace; use overlapped, or set override.exchange: all-reduce"
-        )
-    return None
-
-
 def _outer(mode: Mode, config: Config) -> str | None:
     """Reject what an outer optimizer cannot use."""
     settings, exchange = config.exchange, EXCHANGES[mode.exchange]
-    if config.local.outer != "nesterov" or not SCHEDULES[mode.schedule].updates or exchange.synchronous:
+    if not SCHEDULES[mode.schedule].updates:
         return None
-    if not exchange.sharded:
-        return (
-            f"local.outer: nesterov needs rounds of all workers, but exchange {mode.exchange} applies each change by itself;"
-            " set local.outer: none"
-        )
+    if config.local.outer == "elastic" and exchange.synchronous:
+        return f"local.outer: elastic needs a server, which has the center, but mode {config.mode} has none; use mode easgd"
+    if config.local.outer != "nesterov" or exchange.synchronous:
+        return None
     if (settings.bundle or 1) > 1 and not RULES[settings.rule or "async"].mean:
         return (
             f"exchange.bundle: with exchange.rule {settings.rule}, shards add up a bundle, but local.outer nesterov needs its"
@@ -131,9 +111,8 @@ def _sum(mode: Mode, config: Config) -> str | None:
     rule = RULES[config.exchange.rule or "async"]
     if not EXCHANGES[mode.exchange].synchronous and rule.mean:
         return f"local.outer: sum adds up deltas, but exchange.rule {config.exchange.rule} takes their mean; remove one of them"
-    if EXCHANGES[mode.exchange].averages or config.exchange.per == "node":
-        what = "exchange.per node" if config.exchange.per == "node" else f"exchange {mode.exchange}"
-        return f"local.outer: sum adds up deltas, but {what} takes their mean; set local.outer: none"
+    if config.exchange.per == "node":
+        return "local.outer: sum adds up deltas, but exchange.per node takes their mean; set local.outer: none"
     return None
 
 
@@ -188,15 +167,6 @@ def _own_updates(mode: Mode, config: Config) -> str | None:
     return None
 
 
-def _only_gradients(mode: Mode, config: Config) -> str | None:
-    if EXCHANGES[mode.exchange].only_gradients and SCHEDULES[mode.schedule].updates:
-        return (
-            f"{_choice('schedule', mode, config)} lets workers send finished updates, but exchange {mode.exchange} compresses"
-            " gradients; use every-step, or set override.exchange: all-reduce"
-        )
-    return None
-
-
 def _only_of_shards(mode: Mode, config: Config) -> str | None:
     if EXCHANGES[mode.exchange].sharded or EXCHANGES[mode.exchange].solitary:
         return None
@@ -241,7 +211,7 @@ def _shards(mode: Mode, config: Config) -> str | None:
     if holds and settings.backup and chosen(mode.schedule, config).max_in_flight:
         return (
             f"exchange.backup: with schedule {mode.schedule} of mode {config.mode}, every push is computed on older parameters,"
-            " so it would count as late and be discarded; use override.schedule: every-step, or exchange.backup: 0"
+            " so it would count as late and be discarded; use mode backup, or exchange.backup: 0"
         )
     if holds and settings.backup and not up.lossless:
         return (
@@ -299,6 +269,6 @@ def _one_exchange(mode: Mode, config: Config) -> str | None:
 
 
 _RULES: tuple[Callable[[Mode, Config], str | None], ...] = (
-    _alone, _accumulating, _codec, _synchronous, _algorithm, _buckets, _asynchronous, _outer, _only_of_shards,
-    _own_updates, _only_gradients, _sum, _tiles, _delay, _one_call, _shards, _join, _one_exchange,
+    _alone, _accumulating, _codec, _synchronous, _algorithm, _buckets, _outer, _only_of_shards,
+    _own_updates, _sum, _tiles, _delay, _one_call, _shards, _join, _one_exchange,
 )  # fmt: skip

@@ -106,7 +106,7 @@ def test_workers_whose_updates_are_averaged_keep_momentum_and_warm_up(make: Make
     [
         ({"mode": "sparse"}, 252),
         ({"mode": "sparse", "exchange__bundle": 4}, 252),  # a bundle of finished updates is their sum
-        ({"mode": "sparse", "override__schedule": "local-steps"}, 63),
+        ({"mode": "sparse-local-async"}, 63),
         ({"mode": "local-sgd", "local__outer": "sum"}, 63),
     ],
 )

@@ -15,12 +15,8 @@ from nmt_train.common.errors import UserError
 from nmt_train.distributed.codec import CODECS
 from nmt_train.distributed.codec.dense import Dense
 from nmt_train.distributed.context import Mode
-from nmt_train.distributed.exchange import EXCHANGES
-from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.parameter_server.update_rules import RULES, Asynchronous
 from nmt_train.distributed.message import Message
-from nmt_train.distributed.schedule import SCHEDULES
-from nmt_train.distributed.schedule.every_step import EveryStep
 from nmt_train.modes.build import row
 from nmt_train.modes.table import MODES
 from nmt_train.optim.torch_optimizers import OPTIMIZERS
@@ -36,14 +32,6 @@ class Doubled(Dense):
         into.copy_(message.vector(into.numel()) / 2)
 
 
-class Patient(EveryStep):
-    """Exchanges at every step; it only has another name."""
-
-
-class Sum(AllReduce):
-    """All-reduce by another name."""
-
-
 class Pairs(Asynchronous):
     """Updates with every second push."""
 
@@ -54,8 +42,6 @@ class Pairs(Asynchronous):
 
 TOYS: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
     "codec": (CODECS, Doubled, {"mode": "sync", "override__up": "toy"}),
-    "schedule": (SCHEDULES, Patient, {"mode": "vanilla", "override__schedule": "toy"}),
-    "exchange": (EXCHANGES, Sum, {"mode": "vanilla", "override__exchange": "toy"}),
     "update rule": (RULES, Pairs, {"mode": "vanilla", "exchange__rule": "toy"}),
     "optimizer": (OPTIMIZERS, lambda config, parameter: torch.optim.SGD([parameter], lr=0.1), {"optimizer__name": "toy"}),
     "mode": (MODES, Mode("every-step", "server", "int8", "dense", "this test"), {"mode": "toy"}),
@@ -72,14 +58,3 @@ def test_a_new_one_is_registered_in_one_place_and_trains(
     monkeypatch.setitem(registry, "toy", toy)
     options = {"mode": "vanilla", **options}
     assert words(run(make, tmp_path / "run", [1, 1], stop__after="12u", **options)) > 0
-
-
-def test_what_a_new_schedule_cannot_be_combined_with_follows_from_its_attributes(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Hasty(EveryStep):
-        in_lockstep = False
-
-    monkeypatch.setitem(SCHEDULES, "toy", Hasty)
-    with pytest.raises(UserError, match="override.schedule: toy lets each worker exchange at its own time"):
-        row(make(mode="sync", override__schedule="toy"))

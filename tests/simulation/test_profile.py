@@ -25,7 +25,7 @@ from nmt_train.training.setup import maker
     [
         {},
         {"batch__accumulate": 3},
-        {"mode": "sparse-overlap", "override__schedule": "every-step", "override__up": "half"},
+        {"mode": "sparse", "override__up": "half"},
         {"exchange__per": "node", "overlap__bound": 2},
         {"optimizer__at": "worker"},
         {"optimizer__at": "shard", "mode": "powersgd", "low_rank__dense_updates": 100},

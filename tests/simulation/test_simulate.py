@@ -80,9 +80,8 @@ def test_interrupted_and_resumed_is_uninterrupted_bit_for_bit(make: Make, tmp_pa
 @pytest.mark.parametrize(
     "changes",
     [
-        {"mode": "powersgd", "batch__accumulate": 2}, {"mode": "local-sgd", "override__exchange": "powersgd"},
-        {"mode": "sync", "override__exchange": "all-gather", "override__up": "top-k", "dropping__sample": 100},
-        {"mode": "sync", "override__exchange": "all-gather", "override__up": "threshold", "threshold__sample": 100},
+        {"mode": "powersgd", "batch__accumulate": 2},
+        {"mode": "sparse-local", "override__up": "threshold", "threshold__sample": 100},
         {"mode": "sparse-local", "override__up": "top-k", "dropping__sample": 100},
     ],
     ids=lambda changes: "-".join(map(str, changes.values())),

@@ -45,16 +45,15 @@ def test_a_single_device_has_no_settings_of_an_exchange(make: Make) -> None:
     ("mode", "expected"),
     [
         ("sync", {"exchange.buckets"}),
-        ("backup", {"exchange.rule", "exchange.backup"}),
+        ("backup", {"override.down", "exchange.rule", "exchange.backup"}),
         ("local-sgd", {"local.every"}),
-        ("overlap", {"overlap.local_update", "optimizer.warmup", "optimizer.beta1"}),
-        ("sparse", {"dropping.up", "dropping.down", "optimizer.warmup", "optimizer.beta1"}),
+        ("overlap", {"override.down", "overlap.local_update", "optimizer.warmup", "optimizer.beta1"}),
+        ("sparse", {"override.down", "dropping.up", "dropping.down", "optimizer.warmup", "optimizer.beta1"}),
     ],
 )
 def test_only_settings_that_have_an_effect_on_the_run_are_said(make: Make, mode: str, expected: set[str]) -> None:
-    always = {"override.schedule", "override.exchange", "override.up", "override.down", "optimizer.at"}
     config = make(mode=mode, optimizer__warmup=200)
-    assert modes.in_force(config, (0, 1)).keys() == always | expected
+    assert modes.in_force(config, (0, 1)).keys() == {"override.up", "optimizer.at"} | expected
     assert not any(name.startswith(("exchange.", "override.")) for name in modes.in_force(config, (0,)))
 
 

@@ -22,7 +22,7 @@ from conftest import Make
 from simulated import REPEATED, events
 
 from nmt_train.config import Config
-from nmt_train.distributed.exchange import EXCHANGES
+from nmt_train.distributed.exchange.low_bit import LowBitAllReduce
 from nmt_train.distributed.exchange.worker_state import RESIDUAL
 from nmt_train.distributed.schedule.overlap import Overlap
 from nmt_train.distributed.transport import Lost
@@ -158,7 +158,8 @@ def test_pushes_that_a_worker_has_given_away_are_not_lost(make: Make, seed: int)
 
 def test_local_steps_are_not_applied_twice_if_a_shard_ends_before_the_first_exchange(make: Make) -> None:
     """The shard has made no update, so all that is known of it are the parameters that workers received at the start."""
-    options = {"mode": "local-sgd", "override__exchange": "server", "local__every": 3, "log__every": "10u"}
+    options = {"mode": "diloco-async", "local__outer": "none", "local__every": 3, "log__every": "10u"}
+    options |= {"override__up": "dense", "override__down": "dense"}
     config = ledger.plain(make(stop__after=f"{EPOCHS}e", **options))
     outcome = ledger.train(config, [2, 2], kills=[Kill(2, "0.0973s")], seed=22)
     recoveries = events(outcome.folder, "recovery")
@@ -166,10 +167,10 @@ def test_local_steps_are_not_applied_twice_if_a_shard_ends_before_the_first_exch
     assert (outcome.applied <= covered(outcome, recoveries) + 1e-3).all()
 
 
-@pytest.mark.parametrize("exchange", ["all-reduce", "all-gather"])
-def test_a_sum_that_a_worker_has_applied_is_not_sent_again_if_a_rank_ends_just_then(make: Make, exchange: str) -> None:
+@pytest.mark.parametrize("mode", ["local-sgd", "sparse-local"])
+def test_a_sum_that_a_worker_has_applied_is_not_sent_again_if_a_rank_ends_just_then(make: Make, mode: str) -> None:
     slow = dataclasses.replace(ledger.DEVICE, update=Cost("60ms", "0s"))
-    options = {"mode": "local-sgd", "override__exchange": exchange, "local__every": 1, "local__outer": "sum"}
+    options = {"mode": mode, "local__every": 1, "local__delay": 0, "local__outer": "sum", "override__up": "dense"}
     config = ledger.plain(make(stop__after=f"{EPOCHS}e", log__every="10u", **options))
     for at in range(100, 400, 20):  # a step takes about 250 ms, of which applying the sum takes 60
         outcome = ledger.train(config, [1, 1, 1], overwrite=True, device=slow, kills=[Kill(2, f"{at}ms")])
@@ -357,6 +358,6 @@ def test_every_batch_is_trained_whoever_ends_in_every_mode(make: Make, mode: str
 def test_a_residual_is_not_applied_again_if_another_rank_has_completed_an_update_with_it() -> None:
     state = recover.SurvivorState([0], 0, [], None, 0, 0, {}, None, worker_state={RESIDUAL: torch.ones(2)}, updates=4)  # type: ignore[arg-type]
     assert RESIDUAL in state.rescued(newest=5), "its message left it out"
-    state.late_residual = EXCHANGES["low-bit"].late_residual
+    state.late_residual = LowBitAllReduce.late_residual
     assert RESIDUAL in state.rescued(newest=4)
     assert RESIDUAL not in state.rescued(newest=5)

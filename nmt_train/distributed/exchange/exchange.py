@@ -38,8 +38,6 @@ class Exchange(ABC):
     synchronous: all workers exchange at the same step; no worker may take a step that the others do not take.
     sharded: each rank holds a shard of the parameters. solitary: the exchange is for a single rank.
     buckets: in how many parts a gradient is sent by default; 1: it cannot be sent in parts.
-    averages: it averages vectors, and cannot add them up.
-    only_gradients: workers cannot exchange finished updates.
     late_residual: the residual changes when the update is complete, not when a message is encoded.
 
     optimizer: updates this rank's shard of the parameters, or all parameters if every rank holds them.
@@ -59,8 +57,6 @@ class Exchange(ABC):
     sharded: ClassVar[bool] = False
     solitary: ClassVar[bool] = False
     buckets: ClassVar[int] = 1
-    averages: ClassVar[bool] = False
-    only_gradients: ClassVar[bool] = False
     late_residual: ClassVar[bool] = False
     synchronous: bool = False
     waits_for_others: bool = False

@@ -50,7 +50,7 @@ class LowBitAllReduce(AllReduce):
     """All-reduce of compressed gradients."""
 
     codec_needs = "lossless"  # it has codecs of its own
-    only_gradients = late_residual = True
+    late_residual = True
     buckets = 12  # fewer begin later, more have more magnitudes (docs/benchmarks.md)
 
     def __init__(self, context: BuildContext) -> None:

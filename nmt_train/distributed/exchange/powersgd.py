@@ -40,7 +40,7 @@ class LowRankConfig:
 class PowerSGD(AllReduce):
     """All-reduce of low-rank factors of the gradient matrices; the codec encodes the factors."""
 
-    averages = late_residual = True
+    late_residual = True
 
     def _make_reducer(self, context: BuildContext) -> Reducer:
         flat, config = context.flat, context.settings.low_rank

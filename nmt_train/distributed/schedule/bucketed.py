@@ -32,11 +32,8 @@ class Bucketed(EveryStep):
     pass, each after the share of the time of the pass after which it would be complete (see `_shares`).
     """
 
-    works_with = AllReduce
-    alone = False
-
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
-        assert isinstance(exchange, AllReduce), "modes/compatibility.py rejects other exchanges"
+        assert isinstance(exchange, AllReduce), "with_mode_defaults gives buckets to such exchanges only"
         super().__init__(context, exchange)
         self._all_reduce = exchange  # `sync` in two halves: `transfer` and `apply`
         # The gradient of the newest lookups (empty if lookups are not late); and whether an older one was not finite.

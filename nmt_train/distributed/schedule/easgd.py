@@ -20,8 +20,7 @@ _OWN = "elastic.parameters"  # name of the worker's own parameters in its state
 class EASGD(LocalSGD):
     """Every `local.every` steps, a worker and the center move toward each other by a share of the distance between them.
 
-    The global parameters are the center. With a server, each worker exchanges at its own pace. With all-reduce, all workers
-    exchange at the same step, and the center moves by the mean of their moves.
+    The shards' parameters are the center. Each worker exchanges at its own pace.
     """
 
     one_call = False

@@ -10,7 +10,7 @@ from nmt_train.distributed.schedule.schedule import Schedule
 class EveryStep(Schedule):
     """Accumulates the gradients of `accumulate` steps in the flat gradient, then exchanges them as one."""
 
-    alone = in_lockstep = accumulates = in_parts = True
+    accumulates = in_parts = True
 
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
         super().__init__(context, exchange)

@@ -59,7 +59,7 @@ class LocalConfig:
 
 
 class LocalSGD(Schedule):
-    in_lockstep = updates = True
+    updates = True
 
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
         super().__init__(context, exchange)

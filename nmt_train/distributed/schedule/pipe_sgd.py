@@ -34,11 +34,8 @@ class PipelineConfig:
 class PipeSGD(Schedule):
     """While a worker computes a batch, the gradient sums of the previous `width` - 1 batches are in flight."""
 
-    works_with = AllReduce
-    in_lockstep = True
-
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
-        assert isinstance(exchange, AllReduce), "modes/compatibility.py rejects other exchanges"
+        assert isinstance(exchange, AllReduce), "the modes with this schedule have such an exchange"
         super().__init__(context, exchange)
         self._config: PipelineConfig = context.settings.pipeline
         self.max_in_flight = self._config.width - 1

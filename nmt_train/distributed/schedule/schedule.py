@@ -21,8 +21,7 @@ class Schedule(ABC):
     """Decides when a worker exchanges. exchange: what it exchanges with. steps: steps[n] exchanges covered n steps each.
 
     Class attributes say what a schedule can be combined with.
-    works_with: the class of exchanges that it needs. alone: it makes sense for a single rank.
-    in_lockstep: all workers can exchange at the same step. accumulates: batch.accumulate applies to it.
+    accumulates: batch.accumulate applies to it.
     one_call: it sends and receives in one call, so that another rank can do both for it.
     in_parts: parts of a gradient may be sent separately. updates: it turns gradients into finished updates.
 
@@ -32,9 +31,6 @@ class Schedule(ABC):
     them, because they are its record of what the worker has received; a schedule with local steps has others of its own.
     """
 
-    works_with: ClassVar[type] = Exchange
-    alone: ClassVar[bool] = False
-    in_lockstep: ClassVar[bool] = False
     accumulates: ClassVar[bool] = False
     one_call: ClassVar[bool] = True
     in_parts: ClassVar[bool] = False

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Make
-from pulled import RATE, START, Vector, settings, target, trained
+from pulled import BY_SERVER, RATE, START, Vector, settings, target, trained
 from safetensors.torch import load_file
 from simulated import events, run
 from virtual import engine, everybody_is_here, together
@@ -88,32 +88,30 @@ def test_a_mean_that_comes_later_replaces_the_way_to_it_and_keeps_the_steps_sinc
             r"local.delay: 4 steps .*; set local.delay to at most 3",
         ),
         ({"local.every": 0, "local.delay": 1}, r"local.delay: with local.every 0, .*; set local.delay: 0"),
-        ({"local.outer": "sum", "override.exchange": "server", "exchange.rule": "rounds"}, r"local.outer: sum .*; remove one"),
         ({"tiles.size": 100, "tiles.keep": 101}, r"tiles.keep: 101 elements are more than .* \(tiles.size 100\); lower it"),
-        ({"local.outer": "elastic", "local.delay": 1}, r"local.delay: with local.outer elastic, .*; set local.delay: 0"),
-        (
-            {
-                "local.outer": "nesterov",
-                "override.exchange": "server",
-                "exchange.bundle": 2,
-                "override.down": "half",
-                "override.up": "half",
-            },
-            r"exchange.bundle: with exchange.rule async, .*; set exchange.rule: softsync",
-        ),
-        (
-            {"local.outer": "nesterov", "override.exchange": "server", "override.up": "top-k", "override.down": "top-k"},
-            r"exchange.own_updates: with top-k, .*; set exchange.own_updates: false",
-        ),
-        (
-            {"local.outer": "sum", "override.exchange": "powersgd"},
-            r"sum .* takes their mean; set local.outer: none",
-        ),
+        ({"local.outer": "elastic"}, r"local.outer: elastic needs a server, .*; use mode easgd"),
     ],
 )
 def test_what_cannot_be_combined_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         modes.row(settings("local-sgd", changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"local.outer": "sum", "exchange.rule": "rounds"}, r"local.outer: sum .*; remove one"),
+        ({"local.outer": "elastic", "local.delay": 1}, r"local.delay: with local.outer elastic, .*; set local.delay: 0"),
+        ({"exchange.bundle": 2}, r"exchange.bundle: with exchange.rule async, .*; set exchange.rule: softsync"),
+        (
+            {"override.up": "top-k", "override.down": "top-k"},
+            r"exchange.own_updates: with top-k, .*; set exchange.own_updates: false",
+        ),
+    ],
+)
+def test_what_cannot_be_combined_at_a_server_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        modes.row(settings("diloco-async", changes))
 
 
 @pytest.mark.parametrize(("delay", "steps_per_round"), [(0, 6), (3, 3)])
@@ -138,7 +136,7 @@ def one_run(make: Make, folder: Path) -> Path:
 @pytest.mark.parametrize("changes", [{"exchange.rule": "rounds"}, {"exchange.per": "node"}])
 def test_a_worker_that_is_drained_is_not_waited_for(changes: dict[str, str]) -> None:
     """One worker has just exchanged when all are drained, the others have made another step."""
-    chosen, room = settings("local-sgd", {"override.exchange": "server", "local.every": 3, **changes}), engine([2, 1])
+    chosen, room = settings("diloco-async", BY_SERVER | {"local.every": 3, **changes}), engine([2, 1])
 
     def work(transport: VirtualTransport) -> torch.Tensor:
         flat = FlatModel(Vector())
@@ -160,8 +158,8 @@ def test_a_worker_that_is_drained_is_not_waited_for(changes: dict[str, str]) -> 
     ("mode", "options"),
     [
         ("local-sgd", {}), ("local-sgd", {"local.delay": 2}), ("diloco", {}), ("sparse-local", {"local.every": 3}),
-        ("local-sgd", {"override.exchange": "server"}), ("local-sgd", {"override.exchange": "server", "local.delay": 2}),
-        ("local-sgd", {"override.exchange": "server", "exchange.per": "node"}), ("diloco-async", {}), ("easgd", {}),
+        ("diloco-async", BY_SERVER), ("diloco-async", BY_SERVER | {"local.delay": 2}),
+        ("diloco-async", BY_SERVER | {"exchange.per": "node"}), ("diloco-async", {}), ("easgd", {}),
     ],
 )  # fmt: skip
 def test_a_worker_that_has_diverged_drops_its_local_steps_and_starts_again_from_what_it_received(
@@ -200,9 +198,10 @@ def test_a_worker_that_has_diverged_drops_its_local_steps_and_starts_again_from_
     assert all(parameters.abs().max() < 100 for _, parameters in found)
 
 
-@pytest.mark.parametrize("exchange", ["all-reduce", "all-gather"])
-def test_an_unsent_change_of_an_earlier_start_is_applied_once_although_another_worker_has_no_batch(exchange: str) -> None:
-    chosen, room = settings("local-sgd", {"local.every": 1, "override.exchange": exchange}), engine([1, 1])
+@pytest.mark.parametrize("mode", ["local-sgd", "sparse-local"])
+def test_an_unsent_change_of_an_earlier_start_is_applied_once_although_another_worker_has_no_batch(mode: str) -> None:
+    options = {"local.every": 1, "local.delay": 0, "local.outer": "none", "override.up": "dense"}
+    chosen, room = settings(mode, options), engine([1, 1])
 
     def work(transport: VirtualTransport) -> torch.Tensor:
         flat = FlatModel(Vector())

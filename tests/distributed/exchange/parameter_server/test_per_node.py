@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from pulled import RATE, START, Vector, settings
+from pulled import BY_SERVER, RATE, START, Vector, settings
 from torch import Tensor
 from virtual import engine, everybody_is_here, together
 
@@ -60,9 +60,9 @@ def test_a_snapshot_does_not_let_a_node_exchange_without_some_of_its_devices(sha
 
 
 def test_an_unsent_gradient_of_an_earlier_mode_is_part_of_the_next_local_step() -> None:
-    options = {"override.exchange": "server", "local.every": 1}
+    options = BY_SERVER | {"local.every": 1}
     expected = -8.0 * RATE * 2 / 2  # two residuals of 8, each of one of a node's two devices, whose changes are averaged
-    assert [change for change, _ in moved("local-sgd", options, [0.0], residual=8.0)] == [pytest.approx(expected)] * 4
+    assert [change for change, _ in moved("diloco-async", options, [0.0], residual=8.0)] == [pytest.approx(expected)] * 4
 
 
 def test_what_a_rank_says_to_have_exactly_are_the_parameters_after_as_many_updates() -> None:
