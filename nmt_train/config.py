@@ -20,19 +20,10 @@ from nmt_train.common.paths import expanded
 from nmt_train.common.section import STRICT, problem
 from nmt_train.common.yaml_file import merge, override, read
 from nmt_train.corpus import BatchConfig, CorpusConfig
-from nmt_train.distributed.codec.qsgd import QsgdConfig
-from nmt_train.distributed.codec.strom_threshold import ThresholdConfig
-from nmt_train.distributed.codec.tile_topk import TileConfig
-from nmt_train.distributed.codec.topk import DroppingConfig
-from nmt_train.distributed.exchange.config import ExchangeConfig
-from nmt_train.distributed.exchange.low_bit import LowBitConfig
-from nmt_train.distributed.exchange.parameter_server.replication import RecoveryConfig
-from nmt_train.distributed.exchange.powersgd import LowRankConfig
+from nmt_train.distributed.codec.config import DroppingConfig, QsgdConfig, ThresholdConfig, TileConfig
+from nmt_train.distributed.exchange.config import ExchangeConfig, LowBitConfig, LowRankConfig, RecoveryConfig
 from nmt_train.distributed.override import OverrideConfig
-from nmt_train.distributed.schedule.downpour import DownpourConfig
-from nmt_train.distributed.schedule.local_sgd import LocalConfig
-from nmt_train.distributed.schedule.overlap import OverlapConfig
-from nmt_train.distributed.schedule.pipe_sgd import PipelineConfig
+from nmt_train.distributed.schedule.config import DownpourConfig, LocalConfig, OverlapConfig, PipelineConfig
 from nmt_train.distributed.transport import TransportConfig
 from nmt_train.model import ModelConfig
 from nmt_train.model.metrics import ValidationConfig

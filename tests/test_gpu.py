@@ -14,6 +14,7 @@ from nmt_train import device
 from nmt_train.common.errors import NotFinite
 from nmt_train.corpus.batch import assemble
 from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.config import DroppingConfig, QsgdConfig, ThresholdConfig
 from nmt_train.distributed.codec.dense import BFloat16, Dense
 from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.codec.half import Half
@@ -21,9 +22,9 @@ from nmt_train.distributed.codec.int8 import Int8
 from nmt_train.distributed.codec.low_bit import LowBit
 from nmt_train.distributed.codec.low_bit_for import low_bit_for
 from nmt_train.distributed.codec.onebit import OneBit
-from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
-from nmt_train.distributed.codec.strom_threshold import StromThreshold, ThresholdConfig
-from nmt_train.distributed.codec.topk import DroppingConfig, TopK
+from nmt_train.distributed.codec.qsgd import Qsgd
+from nmt_train.distributed.codec.strom_threshold import StromThreshold
+from nmt_train.distributed.codec.topk import TopK
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.distributed.transport.mpi.framing import contents, on_host

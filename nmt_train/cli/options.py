@@ -14,7 +14,7 @@ from nmt_train.common.paths import expanded
 from nmt_train.common.section import listed
 from nmt_train.config import Config, Key
 from nmt_train.model import PRESETS
-from nmt_train.modes import build as modes
+from nmt_train.modes import resolve as modes
 from nmt_train.modes.auto import AUTO
 from nmt_train.modes.table import MODES
 
@@ -114,7 +114,7 @@ def explained(parser: argparse.ArgumentParser, name: str) -> str:
 def print_config(resolved: Config, changed: bool) -> None:
     """Print the configuration as YAML. Raises UserError if it cannot be used in its mode."""
     if resolved.mode not in (None, AUTO):  # otherwise, the ranks decide
-        modes.row(resolved)
+        modes.resolve(resolved)
     print(config.to_yaml(resolved, changed), end="")
 
 

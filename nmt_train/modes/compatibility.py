@@ -7,97 +7,96 @@ from collections.abc import Callable
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config, shown
 from nmt_train.distributed.codec import CODECS
-from nmt_train.distributed.context import Mode
-from nmt_train.distributed.exchange import EXCHANGES
 from nmt_train.distributed.exchange.parameter_server.update_rules import RULES
-from nmt_train.distributed.schedule import SCHEDULES, chosen
+from nmt_train.distributed.plan import Plan
+from nmt_train.distributed.registry import EXCHANGES, SCHEDULES, schedule_of
 
 # The keys of `exchange` that only exchange server uses, with their default values.
 _ONLY_OF_SHARDS = {
-    "per": "device", "one_channel_per_node": False, "one_node_at_a_time": False, "rule": "async",
-    "bundle": 1, "backup": 0, "shards": None, "bypass": True,
+    "per": "device", "one_channel_per_node": False, "one_node_at_a_time": False, "rule": "async", "bundle": 1,
+    "backup": 0, "shards": None, "bypass": True,
 }  # fmt: skip
 
 _ONLY_OF_ALL_GATHER = {"decay": 1.0, "rate": 1.0}  # the same of `tiles`
 
 
-def refuse(mode: Mode, config: Config) -> None:
-    """Raise UserError for the first rule that the choices break; `config` already contains the mode's defaults."""
+def refuse(plan: Plan, config: Config) -> None:
+    """Raise UserError for the first rule that the plan or the configuration breaks."""
     for rule in _RULES:
-        if (sentence := rule(mode, config)) is not None:
+        if (sentence := rule(plan, config)) is not None:
             raise UserError(sentence)
 
 
-def _choice(key: str, mode: Mode, config: Config) -> str:
+def _choice(key: str, plan: Plan, config: Config) -> str:
     """The beginning of a sentence about a choice: the key that the user set, or the mode that made the choice."""
-    value = getattr(mode, key)
+    value = getattr(plan, key)
     if getattr(config.override, key) is not None:
         return f"override.{key}: {value}"
-    return f"mode: {config.mode} has {key} {value}, which"
+    return f"mode: {plan.mode} has {key} {value}, which"
 
 
-def _alone(mode: Mode, config: Config) -> str | None:
-    if not EXCHANGES[mode.exchange].solitary:
+def _alone(plan: Plan, config: Config) -> str | None:
+    if not EXCHANGES[plan.exchange].solitary:
         return None
     for key in ("up", "down"):
-        if not CODECS[getattr(mode, key)].lossless:
-            return f"{_choice(key, mode, config)} encodes what is sent, but mode {config.mode} sends nothing; remove it"
+        if not CODECS[getattr(plan, key)].lossless:
+            return f"{_choice(key, plan, config)} encodes what is sent, but mode {plan.mode} sends nothing; remove it"
     return None
 
 
-def _accumulating(mode: Mode, config: Config) -> str | None:
-    if config.batch.accumulate > 1 and not SCHEDULES[mode.schedule].accumulates:
+def _accumulating(plan: Plan, config: Config) -> str | None:
+    if config.batch.accumulate > 1 and not SCHEDULES[plan.schedule].accumulates:
         return (
-            f"batch.accumulate: schedule {mode.schedule} of mode {config.mode} decides itself which steps it combines;"
+            f"batch.accumulate: schedule {plan.schedule} of mode {plan.mode} decides itself which steps it combines;"
             " remove it, or choose a mode with schedule every-step"
         )
     return None
 
 
-def _codec(mode: Mode, config: Config) -> str | None:
-    needs = EXCHANGES[mode.exchange].codec_needs
-    if not needs or getattr(CODECS[mode.up], needs):
+def _codec(plan: Plan, config: Config) -> str | None:
+    needs = EXCHANGES[plan.exchange].codec_needs
+    if not needs or getattr(CODECS[plan.up], needs):
         return None
     able = ", ".join(name for name, codec in CODECS.items() if getattr(codec, needs))
     what = {"summable": "summed hop by hop", "exact_sums": "added up exactly in any order"}.get(needs, "used")
     return (
-        f"{_choice('up', mode, config)} cannot be {what}, as exchange {mode.exchange} requires; set override.up to one of"
+        f"{_choice('up', plan, config)} cannot be {what}, as exchange {plan.exchange} requires; set override.up to one of"
         f" {able}, or choose a mode with a server"
     )
 
 
-def _synchronous(mode: Mode, config: Config) -> str | None:
-    exchange, schedule, by = EXCHANGES[mode.exchange], SCHEDULES[mode.schedule], config.exchange.algorithm
+def _synchronous(plan: Plan, config: Config) -> str | None:
+    exchange, by = EXCHANGES[plan.exchange], plan.algorithm
     if not exchange.synchronous:
         return None
-    if by in ("mpi", "torch") and not CODECS[mode.up].lossless:
+    if by in ("mpi", "torch") and not CODECS[plan.up].lossless:
         return (
-            f"exchange.algorithm: {by} sums in full precision, not {mode.up}; use ring or butterfly, or set override.up: dense"
+            f"exchange.algorithm: {by} sums in full precision, not {plan.up}; use ring or butterfly, or set override.up: dense"
         )
-    if config.optimizer.at == "worker" and not schedule.updates:
+    if config.optimizer.at == "worker" and not plan.local_steps:
         return (
-            f"optimizer.at: worker needs a server that adds updates, but mode {config.mode} has exchange {mode.exchange};"
+            f"optimizer.at: worker needs a server that adds updates, but mode {plan.mode} has exchange {plan.exchange};"
             " remove it"
         )
     return None
 
 
-def _outer(mode: Mode, config: Config) -> str | None:
+def _outer(plan: Plan, config: Config) -> str | None:
     """Reject what an outer optimizer cannot use."""
-    settings, exchange = config.exchange, EXCHANGES[mode.exchange]
-    if not SCHEDULES[mode.schedule].updates:
+    exchange = EXCHANGES[plan.exchange]
+    if not plan.local_steps:
         return None
-    if config.local.outer == "elastic" and exchange.synchronous:
-        return f"local.outer: elastic needs a server, which has the center, but mode {config.mode} has none; use mode easgd"
-    if config.local.outer != "nesterov" or exchange.synchronous:
+    if plan.local.outer == "elastic" and exchange.synchronous:
+        return f"local.outer: elastic needs a server, which has the center, but mode {plan.mode} has none; use mode easgd"
+    if plan.local.outer != "nesterov" or exchange.synchronous:
         return None
-    if (settings.bundle or 1) > 1 and not RULES[settings.rule or "async"].mean:
+    if plan.server.bundle > 1 and not RULES[plan.server.rule].mean:
         return (
-            f"exchange.bundle: with exchange.rule {settings.rule}, shards add up a bundle, but local.outer nesterov needs its"
-            " mean; set exchange.rule: softsync"
+            f"exchange.bundle: with exchange.rule {plan.server.rule}, shards add up a bundle, but local.outer nesterov needs"
+            " its mean; set exchange.rule: softsync"
         )
-    dropping = next((codec for codec in (mode.up, mode.down) if CODECS[codec].drops), None)
-    if dropping and settings.own_updates:
+    dropping = next((codec for codec in (plan.up, plan.down) if CODECS[codec].drops), None)
+    if dropping and plan.own_updates:
         return (
             f"exchange.own_updates: with {dropping}, a worker would continue from updates in full that local.outer nesterov"
             " applies in part; set exchange.own_updates: false"
@@ -105,26 +104,26 @@ def _outer(mode: Mode, config: Config) -> str | None:
     return None
 
 
-def _sum(mode: Mode, config: Config) -> str | None:
-    if config.local.outer != "sum" or not SCHEDULES[mode.schedule].updates:
+def _sum(plan: Plan, config: Config) -> str | None:
+    if plan.local.outer != "sum" or not plan.local_steps:
         return None
-    rule = RULES[config.exchange.rule or "async"]
-    if not EXCHANGES[mode.exchange].synchronous and rule.mean:
-        return f"local.outer: sum adds up deltas, but exchange.rule {config.exchange.rule} takes their mean; remove one of them"
-    if config.exchange.per == "node":
+    rule = RULES[plan.server.rule]
+    if not EXCHANGES[plan.exchange].synchronous and rule.mean:
+        return f"local.outer: sum adds up deltas, but exchange.rule {plan.server.rule} takes their mean; remove one of them"
+    if plan.server.per == "node":
         return "local.outer: sum adds up deltas, but exchange.per node takes their mean; set local.outer: none"
     return None
 
 
-def _delay(mode: Mode, config: Config) -> str | None:
-    local = config.local
-    if not local.delay or not SCHEDULES[mode.schedule].updates:
+def _delay(plan: Plan, config: Config) -> str | None:
+    local = plan.local
+    if not local.delay or not plan.local_steps:
         return None
     if local.outer == "elastic":
         return "local.delay: with local.outer elastic, a worker needs the center as it is at that moment; set local.delay: 0"
     if not local.every:
         return "local.delay: with local.every 0, the only exchange is at the end, and no steps follow; set local.delay: 0"
-    if EXCHANGES[mode.exchange].synchronous and local.delay > local.every:
+    if EXCHANGES[plan.exchange].synchronous and local.delay > local.every:
         return (
             f"local.delay: {local.delay} steps are more than local.every ({local.every}), so two exchanges would be in flight;"
             f" set local.delay to at most {local.every}, or raise local.every"
@@ -132,143 +131,140 @@ def _delay(mode: Mode, config: Config) -> str | None:
     return None
 
 
-def _tiles(mode: Mode, config: Config) -> str | None:
+def _tiles(plan: Plan, config: Config) -> str | None:
     if config.tiles.keep > config.tiles.size:
         return f"tiles.keep: {config.tiles.keep} elements are more than a tile has (tiles.size {config.tiles.size}); lower it"
     for key, value in _ONLY_OF_ALL_GATHER.items():
-        if mode.up == "tile-top-k" and mode.exchange != "all-gather" and getattr(config.tiles, key) != value:
+        if plan.up == "tile-top-k" and plan.exchange != "all-gather" and getattr(config.tiles, key) != value:
             return (
-                f"tiles.{key}: needs exchange all-gather, but mode {config.mode} has exchange {mode.exchange}; set it to"
+                f"tiles.{key}: needs exchange all-gather, but mode {plan.mode} has exchange {plan.exchange}; set it to"
                 f" {shown(value)}"
             )
     return None
 
 
-def _one_call(mode: Mode, config: Config) -> str | None:
-    settings = config.exchange
-    if chosen(mode.schedule, config).one_call:
+def _one_call(plan: Plan, config: Config) -> str | None:
+    if schedule_of(plan).one_call:
         return None
-    separately = f"but mode {config.mode} sends and receives separately"
-    if settings.per == "node":
+    separately = f"but mode {plan.mode} sends and receives separately"
+    if plan.server.per == "node":
         return f"exchange.per: node lets a node's devices exchange together, {separately}; remove it"
-    if settings.one_node_at_a_time:
+    if plan.server.one_node_at_a_time:
         return f"exchange.one_node_at_a_time: a worker waits for each machine's answer, {separately}; set it to false"
-    if EXCHANGES[mode.exchange].sharded and RULES[settings.rule or "async"].holds:
-        return f"exchange.rule: with {settings.rule}, a worker waits until its push is applied, {separately}; use async"
+    if EXCHANGES[plan.exchange].sharded and RULES[plan.server.rule].holds:
+        return f"exchange.rule: with {plan.server.rule}, a worker waits until its push is applied, {separately}; use async"
     return None
 
 
-def _own_updates(mode: Mode, config: Config) -> str | None:
-    if config.optimizer.at == "shard" and (SCHEDULES[mode.schedule].updates or EXCHANGES[mode.exchange].exchanges_updates):
+def _own_updates(plan: Plan, config: Config) -> str | None:
+    if config.optimizer.at == "shard" and (plan.local_steps or EXCHANGES[plan.exchange].exchanges_updates):
         return (
-            f"optimizer.at: shard needs gradients, but in mode {config.mode} workers send finished updates; remove it, or"
+            f"optimizer.at: shard needs gradients, but in mode {plan.mode} workers send finished updates; remove it, or"
             " choose another mode"
         )
     return None
 
 
-def _only_of_shards(mode: Mode, config: Config) -> str | None:
-    if EXCHANGES[mode.exchange].sharded or EXCHANGES[mode.exchange].solitary:
+def _only_of_shards(plan: Plan, config: Config) -> str | None:
+    if EXCHANGES[plan.exchange].sharded or EXCHANGES[plan.exchange].solitary:
         return None
     if config.override.down not in (None, "dense"):
-        return f"override.down: encodes what servers send, but mode {config.mode} has exchange {mode.exchange}; remove it"
+        return f"override.down: encodes what servers send, but mode {plan.mode} has exchange {plan.exchange}; remove it"
     for key, value in _ONLY_OF_SHARDS.items():
-        if getattr(config.exchange, key) != value:
+        if getattr(config.exchange, key) not in (None, value):
             return (
-                f"exchange.{key}: needs exchange server, but mode {config.mode} has exchange {mode.exchange}; set it to"
+                f"exchange.{key}: needs exchange server, but mode {plan.mode} has exchange {plan.exchange}; set it to"
                 f" {shown(value)}"
             )
     return None
 
 
-def _shards(mode: Mode, config: Config) -> str | None:
-    settings, up, down = config.exchange, CODECS[mode.up], CODECS[mode.down]
-    if not EXCHANGES[mode.exchange].sharded:
+def _shards(plan: Plan, config: Config) -> str | None:
+    up, down = CODECS[plan.up], CODECS[plan.down]
+    if not EXCHANGES[plan.exchange].sharded:
         return None
     if not (down.biased or down.lossless):
         return (
-            f"{_choice('down', mode, config)} rounds at random, and each delta contains the error of the one"
+            f"{_choice('down', plan, config)} rounds at random, and each delta contains the error of the one"
             " before, so the error would grow without limit; use dense, half, int8 or top-k"
         )
-    holds = RULES[settings.rule or "async"].holds
-    if holds and settings.one_channel_per_node:
+    holds = RULES[plan.server.rule].holds
+    if holds and plan.server.one_channel_per_node:
         return "exchange.one_channel_per_node: lets one rank of a node exchange at a time, but a round waits for all; remove it"
-    if holds and settings.one_node_at_a_time:
+    if holds and plan.server.one_node_at_a_time:
         return (
             "exchange.one_node_at_a_time: a worker waits for one machine's answer, but in rounds this answer waits for all"
             " workers; set it to false"
         )
-    if settings.backup and not holds:
+    if plan.server.backup and not holds:
         return (
-            f"exchange.backup: discards late pushes to rounds, but exchange.rule {settings.rule} has none; set"
+            f"exchange.backup: discards late pushes to rounds, but exchange.rule {plan.server.rule} has none; set"
             " exchange.rule: rounds, or exchange.backup: 0"
         )
-    if holds and (settings.bundle or 1) > 1:
+    if holds and plan.server.bundle > 1:
         return (
-            f"exchange.bundle: a round of exchange.rule {settings.rule} ends when all workers have pushed, not after a number"
-            " of pushes; set exchange.bundle: 1, or another rule"
+            f"exchange.bundle: a round of exchange.rule {plan.server.rule} ends when all workers have pushed, not after a"
+            " number of pushes; set exchange.bundle: 1, or another rule"
         )
-    if holds and settings.backup and chosen(mode.schedule, config).max_in_flight:
+    if holds and plan.server.backup and schedule_of(plan).max_in_flight:
         return (
-            f"exchange.backup: with schedule {mode.schedule} of mode {config.mode}, every push is computed on older parameters,"
+            f"exchange.backup: with schedule {plan.schedule} of mode {plan.mode}, every push is computed on older parameters,"
             " so it would count as late and be discarded; use mode backup, or exchange.backup: 0"
         )
-    if holds and settings.backup and not up.lossless:
+    if holds and plan.server.backup and not up.lossless:
         return (
-            f"exchange.backup: discards late pushes, which with override.up {mode.up} also contain parts of earlier gradients;"
+            f"exchange.backup: discards late pushes, which with override.up {plan.up} also contain parts of earlier gradients;"
             " use override.up: dense, or exchange.backup: 0"
         )
     return None
 
 
-def _algorithm(mode: Mode, config: Config) -> str | None:
-    by = config.exchange.algorithm
-    if by == "ring" or EXCHANGES[mode.exchange].codec_needs == "summable":
+def _algorithm(plan: Plan, config: Config) -> str | None:
+    by = plan.algorithm
+    if by == "ring" or EXCHANGES[plan.exchange].codec_needs == "summable":
         return None
     return (
-        f"exchange.algorithm: {by} is for exchanges all-reduce and powersgd, but mode {config.mode} has {mode.exchange};"
+        f"exchange.algorithm: {by} is for exchanges all-reduce and powersgd, but mode {plan.mode} has {plan.exchange};"
         " remove it"
     )
 
 
-def _buckets(mode: Mode, config: Config) -> str | None:
-    if config.exchange.buckets == 1 or (SCHEDULES[mode.schedule].in_parts and EXCHANGES[mode.exchange].buckets > 1):
+def _buckets(plan: Plan, config: Config) -> str | None:
+    if plan.buckets == 1 or (SCHEDULES[plan.schedule].in_parts and EXCHANGES[plan.exchange].buckets > 1):
         return None
     return (
         "exchange.buckets: only schedule every-step with exchange all-reduce, powersgd or low-bit sends gradients in parts, but"
-        f" mode {config.mode} has {mode.schedule} and {mode.exchange}; remove it"
+        f" mode {plan.mode} has {plan.schedule} and {plan.exchange}; remove it"
     )
 
 
-def _join(mode: Mode, config: Config) -> str | None:
+def _join(plan: Plan, config: Config) -> str | None:
     if config.exchange.join is None:
         return None
-    exchange = EXCHANGES[mode.exchange]
-    if exchange.synchronous or exchange.solitary or RULES[config.exchange.rule or "async"].holds:
-        return f"exchange.join: lets workers join later, but mode {config.mode} needs all workers from the start; remove it"
-    if SCHEDULES[mode.schedule].updates or config.exchange.per == "node":
+    exchange = EXCHANGES[plan.exchange]
+    if exchange.synchronous or exchange.solitary or RULES[plan.server.rule].holds:
+        return f"exchange.join: lets workers join later, but mode {plan.mode} needs all workers from the start; remove it"
+    if plan.local_steps or plan.server.per == "node":
         return (
             "exchange.join: needs a schedule that sends gradients, and exchange.per: device; the schedule is"
-            f" {mode.schedule}, and exchange.per is {config.exchange.per}; remove it"
+            f" {plan.schedule}, and exchange.per is {plan.server.per}; remove it"
         )
     return None
 
 
-def _one_exchange(mode: Mode, config: Config) -> str | None:
-    once = SCHEDULES[mode.schedule].updates and config.local.every == 0
-    if once and config.local.outer == "elastic":
+def _one_exchange(plan: Plan, config: Config) -> str | None:
+    once = plan.local_steps and plan.local.every == 0
+    if once and plan.local.outer == "elastic":
         return (
             "local.every: with local.outer elastic, an exchange moves the saved parameters by a share of what workers learned,"
             " so a single exchange at the end loses the rest; set local.every, for example to 10"
         )
     if once and all(span.unit == "u" for span in config.stop.after):
-        return (
-            f"stop.after: counts updates, but mode {config.mode} makes only one, at the end; use epochs, target tokens or time"
-        )
+        return f"stop.after: counts updates, but mode {plan.mode} makes only one, at the end; use epochs, target tokens or time"
     return None
 
 
-_RULES: tuple[Callable[[Mode, Config], str | None], ...] = (
+_RULES: tuple[Callable[[Plan, Config], str | None], ...] = (
     _alone, _accumulating, _codec, _synchronous, _algorithm, _buckets, _outer, _only_of_shards,
     _own_updates, _sum, _tiles, _delay, _one_call, _shards, _join, _one_exchange,
 )  # fmt: skip

@@ -5,7 +5,31 @@ there would get too little data. In these modes, workers therefore compute updat
 drops elements of the updates (docs/lab-notebook.md).
 """
 
-from nmt_train.distributed.context import Mode
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One row of the table: the names of a schedule, an exchange and the codecs of both directions.
+
+    up, down: the codecs of workers and of shards. source: the paper. optimizer: which of them turns gradients into updates,
+    worker or shard. nodes: maximum number of machines (0: no limit). settings: values of the keys that the configuration leaves
+    to the mode, as in {"local.every": 10}.
+    """
+
+    schedule: str
+    exchange: str
+    up: str
+    down: str
+    source: str
+    optimizer: str = "shard"
+    nodes: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
 
 # The thesis's own sparse algorithms: the optimizer at the shards, 99.9% dropped both ways, deltas that include the worker's own
 # updates, and none of our rules for asynchronous workers.

@@ -98,14 +98,16 @@ class DelayedOuterOptimizer(UpdateAdder):
         return {OUTER + "momentum": self._momentum, OUTER + "arrived": self._arrived}
 
 
-def update_optimizer(local: Any, config: OptimizerConfig, parameters: Tensor, arrivals: int = 0) -> Optimizer:
+def update_optimizer(
+    outer: str, rate: float, momentum: float, config: OptimizerConfig, parameters: Tensor, arrivals: int = 0
+) -> Optimizer:
     """The optimizer of finished updates.
 
-    local: the section `local` of the configuration. arrivals: how many updates all workers send in one round, if they arrive
-    one by one; 0: each update is already the mean or sum of a round.
+    outer: see `LocalConfig`. rate, momentum: of an outer optimizer. arrivals: how many updates all workers send in one round,
+    if they arrive one by one; 0: each update is already the mean or sum of a round.
     """
-    if local.outer == "nesterov" and arrivals:
-        return DelayedOuterOptimizer(config, parameters, local.outer_rate, local.outer_momentum, arrivals)
-    if local.outer == "nesterov":
-        return OuterOptimizer(config, parameters, local.outer_rate, local.outer_momentum)
+    if outer == "nesterov" and arrivals:
+        return DelayedOuterOptimizer(config, parameters, rate, momentum, arrivals)
+    if outer == "nesterov":
+        return OuterOptimizer(config, parameters, rate, momentum)
     return UpdateAdder(config, parameters)

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from nmt_train.common.section import STRICT, one_of
 from nmt_train.distributed.codec import CODECS
-from nmt_train.distributed.context import Mode
+from nmt_train.distributed.plan import Plan
 from nmt_train.simulation.units import Bandwidth, Count, Seconds, Size
 
 _WITH_COSTS = dict.fromkeys(("low-bit", "powersgd", *CODECS))  # the first two are exchanges with codecs of their own
@@ -182,10 +182,10 @@ class ClusterConfig:
         """The bandwidth of a machine's network card, in each direction [bytes per second]."""
         return next((card.bandwidth for card in self.cards if card.node == node), self.network.bandwidth)
 
-    def with_codec(self, mode: Mode) -> ClusterConfig:
-        """This cluster with the costs of what a mode's workers send or, if that is dense, of what they receive."""
+    def with_codec(self, plan: Plan) -> ClusterConfig:
+        """This cluster with the costs of what a plan's workers send or, if that is dense, of what they receive."""
         costs = self.device.codecs if self.device else {}
-        found = costs.get(mode.exchange, costs.get(mode.down if mode.up == "dense" else mode.up))
+        found = costs.get(plan.exchange, costs.get(plan.down if plan.up == "dense" else plan.up))
         if self.device is None or found is None:
             return self
         return dataclasses.replace(self, device=dataclasses.replace(self.device, **vars(found)))

@@ -5,33 +5,32 @@ from __future__ import annotations
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
 from nmt_train.distributed.codec import CODECS
-from nmt_train.distributed.context import Mode
-from nmt_train.distributed.exchange import EXCHANGES
 from nmt_train.distributed.exchange.parameter_server.update_rules import RULES
-from nmt_train.modes import build as modes
+from nmt_train.distributed.plan import Plan
+from nmt_train.distributed.registry import EXCHANGES
+from nmt_train.modes.resolve import resolve
 from nmt_train.simulation.cluster import ClusterConfig
 
 
 def check(cluster: ClusterConfig, config: Config) -> None:
     """Raise UserError if the mode cannot use the cluster's ranks, or does not fit one of its options."""
-    mode = modes.check(config, cluster.ranks())
-    now = modes.effective(mode, config)
-    in_rounds = RULES[now.exchange.rule or "async"].holds
+    plan = resolve(config, cluster.ranks())
+    in_rounds = RULES[plan.server.rule].holds
     if cluster.one_client_at_a_time and in_rounds:
         raise UserError(
             f"one_client_at_a_time: a machine's answer to one worker waits for the pushes of all others with exchange.rule"
-            f" {now.exchange.rule}; set --cluster.one_client_at_a_time false, or choose another mode"
+            f" {plan.server.rule}; set --cluster.one_client_at_a_time false, or choose another mode"
         )
     losses = cluster.loss and cluster.resend is None and len(cluster.nodes) > 1
-    if losses and (in_rounds or not _bears_losses(mode, now)):
+    if losses and (in_rounds or not _bears_losses(plan)):
         raise UserError(
-            f"resend: null: mode {config.mode} needs every gradient, but lost ones stay lost; choose a mode with a server whose"
+            f"resend: null: mode {plan.mode} needs every gradient, but lost ones stay lost; choose a mode with a server whose"
             " workers neither wait for each other nor keep their own updates (vanilla, overlap, softsync, downpour ...), or set"
             " --cluster.resend 0.2s"
         )
 
 
-def _bears_losses(mode: Mode, config: Config) -> bool:
+def _bears_losses(plan: Plan) -> bool:
     """False without a server, and where a delta leaves out the worker's own updates, which the shard would have to have."""
-    knows_own = config.exchange.knows_own(mode.optimizer == "worker", feedback=True) and not CODECS[mode.down].lossless
-    return EXCHANGES[mode.exchange].sharded and not knows_own
+    knows_own = plan.knows_own(feedback=True) and not CODECS[plan.down].lossless
+    return EXCHANGES[plan.exchange].sharded and not knows_own

@@ -21,7 +21,7 @@ from nmt_train.common.plural import counted
 from nmt_train.common.streams import tell
 from nmt_train.config import Config
 from nmt_train.distributed.transport import Aborted, Transport
-from nmt_train.modes import build as modes
+from nmt_train.modes.resolve import choose_mode, resolve
 from nmt_train.simulation.adviser.compare import choices, compare, sizes
 from nmt_train.simulation.adviser.measure import cluster_file, machines
 from nmt_train.simulation.cluster import ClusterConfig
@@ -51,14 +51,14 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
     shuffle_seed: if given, delay messages randomly, to test other orders of delivery. Raises UserError for errors that a user
     can fix.
     """
-    given, config = config, modes.choose_mode(config, len(cluster.ranks()))
+    given, config = config, choose_mode(config, len(cluster.ranks()))
     check(cluster, config)
     own = device.prepare(config.devices, config.threads)
     start = time.perf_counter()
     with opened(config, force, overwrite, described(cluster), given.mode is None) as ready:
         elements = count(shapes_of(config, ready.vocabulary))
         _warn_of_other_model(cluster, elements)
-        network = Network(cluster.with_codec(modes.row(config)), elements, shuffle_seed)
+        network = Network(cluster.with_codec(resolve(config, cluster.ranks())), elements, shuffle_seed)
         engine = Engine(
             network, config.transport.deadline, start=ready.saved.facts["progress"]["seconds"] if ready.saved else 0.0
         )
@@ -92,7 +92,7 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
 
     Writes `timing.json` to the run folder, and traces if configured. Raises UserError for errors that a user can fix.
     """
-    config = modes.choose_mode(config, len(cluster.ranks()))
+    config = choose_mode(config, len(cluster.ranks()))
     check(cluster, config)
     start = time.perf_counter()
     with opened(config, False, False, described(cluster), trains=False) as ready:

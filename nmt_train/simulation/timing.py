@@ -23,7 +23,7 @@ from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import TRAINING, Tag
 from nmt_train.model.transformer import Transformer
-from nmt_train.modes import build as modes
+from nmt_train.modes.resolve import resolve
 from nmt_train.run.folder import METRICS, TIMING
 from nmt_train.simulation.cluster import ClusterConfig
 from nmt_train.simulation.compatibility import check
@@ -245,7 +245,7 @@ def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
     config = dataclasses.replace(config, precision="fp32")
     cluster = dataclasses.replace(cluster, crashes=[], kills=[])  # every rank takes all of its steps
     elements = count(shapes)
-    network = Network(cluster.with_codec(modes.row(config)), elements, only_training=True)
+    network = Network(cluster.with_codec(resolve(config, cluster.ranks())), elements, only_training=True)
     engine = Engine(network, config.transport.deadline, random=False)
     coordinator: list[_Steps] = []
 

@@ -19,7 +19,7 @@ from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.distributed.message import from_json, to_facts
 from nmt_train.distributed.transport import Messages, Tag, Transport
 from nmt_train.modes.auto import part_of_mode, replaced, with_part
-from nmt_train.modes.build import choose_mode
+from nmt_train.modes.resolve import choose_mode
 from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.run.folder import MACHINES
 from nmt_train.training.config_changes import saved_keys

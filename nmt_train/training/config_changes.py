@@ -12,7 +12,7 @@ from nmt_train.config import Config
 from nmt_train.corpus import CorpusConfig, CorpusPart
 from nmt_train.corpus.store import Stores
 from nmt_train.modes.auto import AUTO, SECTIONS, part_of_mode, with_part
-from nmt_train.modes.build import optimizer_name
+from nmt_train.modes.resolve import optimizer_name
 
 # Keys that may change when a run continues, without --force.
 MAY_CHANGE = (

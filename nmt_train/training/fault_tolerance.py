@@ -10,7 +10,7 @@ from typing import Any
 from nmt_train import device
 from nmt_train.config import Config
 from nmt_train.distributed.transport import Ended, Transport
-from nmt_train.modes import build as modes
+from nmt_train.modes.resolve import fit
 from nmt_train.training.prepared_run import PreparedRun
 from nmt_train.training.recovery import RecoveredState, SurvivorState, recover
 from nmt_train.training.setup import follow, lead
@@ -45,7 +45,7 @@ class Rank:
                 recovered: RecoveredState | None = None
                 try:
                     with transport.watched(self.config.transport.deadline):
-                        worker = self.make(modes.fit(self.config, transport.nodes), transport)
+                        worker = self.make(fit(self.config, transport.nodes), transport)
                         recovered = recover(worker, survivor) if survivor else None
                         worker.forget = survivor.forget if survivor else None
                         if prepared is None and transport.rank == 0:

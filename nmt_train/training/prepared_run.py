@@ -20,8 +20,8 @@ from nmt_train.corpus.survey import Survey
 from nmt_train.corpus.text import read_lines, read_pairs, read_weights, sides
 from nmt_train.corpus.vocabulary import Vocabulary, trained
 from nmt_train.model.metrics import TestSets
-from nmt_train.modes import build as modes
 from nmt_train.modes.auto import AUTO
+from nmt_train.modes.resolve import optimizer_name
 from nmt_train.optim.optimizer import state_names
 from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.run.folder import Run, newest
@@ -169,8 +169,8 @@ def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
     """The differences from the saved configuration; UserError for those that --force does not allow, or all without --force."""
     old = saved_keys(saved.facts["config"])
     mode = old["mode"] if config.mode == AUTO else config.mode  # a run keeps what mode auto has chosen
-    before = modes.optimizer_name(old["mode"], old["optimizer.name"])
-    now = modes.optimizer_name(mode, config.optimizer.name)
+    before = optimizer_name(old["mode"], old["optimizer.name"])
+    now = optimizer_name(mode, config.optimizer.name)
     own, wanted = (replace(config.optimizer, name=name) for name in (before, now))
     if before != now and state_names(own) != state_names(wanted):
         raise UserError(

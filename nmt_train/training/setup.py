@@ -16,10 +16,10 @@ from nmt_train.config import Config
 from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.distributed.plan import Plan
 from nmt_train.distributed.transport import Transport
 from nmt_train.model.metrics import TestSets
 from nmt_train.model.transformer import Transformer
-from nmt_train.modes import build as modes
 from nmt_train.run.folder import Run
 from nmt_train.run.log import Log, rewind_metrics, rewind_spans
 from nmt_train.run.progress import Progress
@@ -38,7 +38,7 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
     """Train as rank 0; returns the exit status. recovered: given if training continues without ranks that have ended."""
     run, config = prepared.run, worker.config
     if recovered is None and isinstance(worker.batches, Batches):
-        check_steps(config, worker.batches.target_tokens, worker.transport.size)
+        check_steps(config, worker.plan, worker.batches.target_tokens, worker.transport.size)
     test_sets = TestSets(config.corpus, prepared.vocabulary)
     tokenizers = test_sets.tokenizers(config.validation)
     patience = Patience(config.stop, len(config.corpus.stages), test_sets.tests(config.validation))
@@ -53,7 +53,7 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
         snapshot = state.begin(prepared.initial, worker.flat, validate=config.validation.every is not None)
     if prepared.overwrite and recovered is None:
         run.empty()
-    in_force = modes.in_force(config, worker.transport.nodes)
+    in_force = worker.plan.reasons
     run.begin(_explained(config, in_force, prepared), prepared.vocabulary.model, prepared.simulated)
     if prepared.auto is not None and recovered is None:
         prepared.auto.write(run.folder)
@@ -131,10 +131,9 @@ def maker(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Sto
     return make
 
 
-def check_steps(config: Config, target_tokens: Callable[[], Sequence[int]], workers: int) -> None:
+def check_steps(config: Config, plan: Plan, target_tokens: Callable[[], Sequence[int]], workers: int) -> None:
     """Raise UserError if training ends before the first update or exchange. target_tokens: of each batch of an epoch."""
-    mode = modes.row(config)
-    every = modes.with_mode_defaults(mode, config).local.every if mode.schedule == "local-steps" else 0
+    every = plan.local.every if plan.local_steps else 0
     spans = [span for span in config.stop.after if span.unit in ("e", "t")]  # other units give no number of steps
     if not spans or (not every and config.batch.accumulate == 1):
         return

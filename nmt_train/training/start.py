@@ -22,13 +22,12 @@ from nmt_train.common.paths import expanded
 from nmt_train.config import Config
 from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.distributed.exchange import EXCHANGES
 from nmt_train.distributed.message import Message, from_bytes, from_json, to_bytes, to_facts
-from nmt_train.distributed.schedule import SCHEDULES
+from nmt_train.distributed.registry import EXCHANGES
 from nmt_train.distributed.transport import Aborted, Tag, Transport, TransportConfig, describe
 from nmt_train.distributed.transport.local import LocalTransport
-from nmt_train.modes import build as modes
 from nmt_train.modes.auto import AUTO
+from nmt_train.modes.resolve import choose_mode, resolve
 from nmt_train.training import auto_mode
 from nmt_train.training.auto_mode import Advisers, ChosenMode
 from nmt_train.training.fault_tolerance import Rank
@@ -57,7 +56,7 @@ def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE, advis
     transport = connect(config.transport)
     if transport.size == 1 < launcher.tasks():
         return _refuse_worlds_of_one()
-    given, config = config, modes.choose_mode(config, transport.size)
+    given, config = config, choose_mode(config, transport.size)
     try:
         status = (
             _lead(config, transport, force, overwrite, given.mode is None, advisers)
@@ -84,10 +83,10 @@ def check(config: Config, hosts: Sequence[Host] = ()) -> list[torch.device]:
     device.known(config.devices)
     if launcher.launched():
         if config.mode not in (None, AUTO):  # these are decided after the ranks have connected
-            modes.row(config)
+            resolve(config)
     elif config.mode != AUTO:
         nodes = tuple(node for node, host in enumerate(hosts) for _ in range(host.slots)) or (0,) * len(devices)
-        modes.check(modes.choose_mode(config, len(nodes)), nodes)
+        resolve(config, nodes)
     return devices
 
 
@@ -118,7 +117,7 @@ def _lead(
 ) -> int:
     own = device.prepare(config.devices, config.threads, transport.nodes, transport.rank)
     if config.mode != AUTO:
-        modes.check(config, transport.nodes)
+        resolve(config, transport.nodes)
     types = _compare_devices(config, transport, own)
     if config.mode != AUTO:
         _refuse_unequal(config, transport, types)
@@ -189,8 +188,8 @@ def _compare_devices(config: Config, transport: Transport, own: torch.device) ->
 
 def _refuse_unequal(config: Config, transport: Transport, types: Sequence[str]) -> None:
     """Raise UserError if every rank updates its own copy of the parameters from gradients, but they would round differently."""
-    mode = modes.check(config, transport.nodes)
-    if not EXCHANGES[mode.exchange].synchronous or SCHEDULES[mode.schedule].updates:
+    plan = resolve(config, transport.nodes)
+    if not EXCHANGES[plan.exchange].synchronous or plan.local_steps:
         return
     for rank, its in enumerate(types):
         if its != types[0]:

@@ -20,7 +20,7 @@ from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.distributed.exchange.worker_state import Vectors
 from nmt_train.distributed.schedule.schedule import RECEIVED
 from nmt_train.distributed.transport import Tag, Transport
-from nmt_train.modes import build as modes
+from nmt_train.modes.resolve import build, resolve
 from nmt_train.optim.flat_model import FlatModel, cpu_copy
 from nmt_train.run.progress import Progress
 from nmt_train.trace import Trace
@@ -73,15 +73,15 @@ class Worker:
     def __init__(self, config: Config, transport: Transport, model: Any, batches: Stream) -> None:
         """model: a module; `loss(batch)` is the mean cost per token. Raises UserError if the mode rejects these ranks."""
         self.config, self.transport, self.model, self.batches = config, transport, model, batches
-        mode = modes.check(config, transport.nodes)
+        self.plan = resolve(config, transport.nodes)
         self.flat = FlatModel(model)
         self.device = own = self.flat.parameters.device
         self.trace = Trace(config.trace, transport, device.settle(own))
         transport.observe = self.trace.add
-        self.schedule = modes.build(mode, config, self.flat, transport, self.trace)
+        self.schedule = build(self.plan, self.flat, transport, self.trace)
         # Whether the only exchange is one at the end, in which all workers take part.
         self.joins_once = self.schedule.endless and self.schedule.exchange.synchronous
-        until = self.schedule.exchange.optimizer.config.cosine_until
+        until = self.plan.optimizer.cosine_until
         # Over how many updates, or else epochs, the learning rate falls.
         self._decay_updates = until.amount if until is not None and until.unit == "u" else math.inf
         self._decay_epochs = batches.epochs(until)

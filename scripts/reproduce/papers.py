@@ -37,7 +37,7 @@ def predicted(codec: str) -> Symbols:
     """Pipe-SGD's symbols for its cluster and a codec; `l_comm` is the exchange of Eq. 5, `l_up` the update."""
     described = cluster_file.load(CLUSTERS / "pipesgd.yml")
     assert described.scale is not None
-    return symbols(described, round(described.scale.parameters), ALL_CODECS[codec].build(None, 0.0), 0)
+    return symbols(described, round(described.scale.parameters), ALL_CODECS[codec](), 0)
 
 
 def all_reduce(seconds: float) -> Setup:

@@ -18,7 +18,7 @@ from virtual import engine, everybody_is_here, together
 
 from nmt_train import config as configuration
 from nmt_train.distributed.exchange.worker_state import RESIDUAL, UNSENT
-from nmt_train.modes import build as modes
+from nmt_train.modes import resolve as modes
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.simulation.cluster import Cost, DeviceConfig
 from nmt_train.simulation.virtual_transport import VirtualTransport
@@ -75,7 +75,7 @@ def train(
 
     def work(transport: VirtualTransport) -> tuple[torch.Tensor, torch.Tensor]:
         flat = FlatModel(Numbers())
-        schedule = modes.build(modes.check(chosen, transport.nodes), chosen, flat, transport, Trace(False, transport))
+        schedule = modes.build(modes.resolve(chosen, transport.nodes), flat, transport, Trace(False, transport))
         schedule.refresh()
         for number, gradient in enumerate(gradients(transport.rank, seed)):
             transport.spend("forward", 100 * (number + 1))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from nmt_train.distributed.codec.config import DroppingConfig, QsgdConfig, ThresholdConfig, TileConfig
 from nmt_train.distributed.codec.dense import BFloat16, Dense, Truncated
 from nmt_train.distributed.codec.half import Half
 from nmt_train.distributed.codec.int8 import Int8
 from nmt_train.distributed.codec.onebit import OneBit
-from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
-from nmt_train.distributed.codec.strom_threshold import StromThreshold, ThresholdConfig
-from nmt_train.distributed.codec.tile_topk import TileConfig, TileTopK
-from nmt_train.distributed.codec.topk import DroppingConfig, TopK
+from nmt_train.distributed.codec.qsgd import Qsgd
+from nmt_train.distributed.codec.strom_threshold import StromThreshold
+from nmt_train.distributed.codec.tile_topk import TileTopK
+from nmt_train.distributed.codec.topk import TopK
 
 CODECS = {
     "dense": lambda: Dense(),

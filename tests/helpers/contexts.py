@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from nmt_train import config as configuration
-from nmt_train.distributed.context import BuildContext, Mode
-from nmt_train.modes import build as modes
+from nmt_train.distributed.context import BuildContext
+from nmt_train.modes import resolve as modes
+from nmt_train.modes.table import Mode
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.trace import Trace
 
@@ -29,8 +30,9 @@ def context(
     schedule_updates: bool = False, max_in_flight: int = 0, **sections: Any,
 ) -> BuildContext:  # fmt: skip
     """sections: of the configuration, such as optimizer=OptimizerConfig(...)."""
-    mode = Mode("every-step", "server", up, down, "these tests", optimizer=optimizer_at)
+    row = Mode("every-step", "server", up, down, "these tests", optimizer=optimizer_at)
     config = dataclasses.replace(configuration.validate(_NEEDED, {}), **sections)
     flat = model if isinstance(model, FlatModel) else FlatModel(Vector(model))
-    settings = modes.with_mode_defaults(mode, config)
-    return BuildContext(settings, mode, flat, transport, Trace(False, transport), max_in_flight, schedule_updates)
+    plan = modes._plan(config, row, transport.nodes, modes._Values(row))
+    plan = dataclasses.replace(plan, workers=1, sends_updates=optimizer_at == "worker", local_steps=schedule_updates)
+    return BuildContext(plan, flat, transport, Trace(False, transport), max_in_flight)

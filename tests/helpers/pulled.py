@@ -11,7 +11,7 @@ from virtual import engine, together
 
 from nmt_train import config as configuration
 from nmt_train.config import Config
-from nmt_train.modes import build as modes
+from nmt_train.modes import resolve as modes
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace
@@ -48,7 +48,7 @@ def trained(mode: str, nodes: list[int], steps: int, options: dict[str, Any] | N
 
     def work(transport: VirtualTransport) -> list[Tensor]:
         flat = FlatModel(Vector())
-        schedule = modes.build(modes.check(chosen, transport.nodes), chosen, flat, transport, Trace(False, transport))
+        schedule = modes.build(modes.resolve(chosen, transport.nodes), flat, transport, Trace(False, transport))
         schedule.refresh()
         seen = []
         for _ in range(steps):

@@ -10,7 +10,7 @@ from typing import Any
 from conftest import Make
 from virtual import cluster
 
-from nmt_train.distributed.exchange import EXCHANGES
+from nmt_train.distributed.registry import EXCHANGES
 from nmt_train.modes.table import MODES
 from nmt_train.simulation.cluster import Cost, DeviceConfig, LinkConfig
 from nmt_train.simulation.simulate import simulate

@@ -7,7 +7,7 @@ from conftest import Make
 
 from nmt_train.common.errors import UserError
 from nmt_train.config import flatten, plain
-from nmt_train.modes import build as modes
+from nmt_train.modes import resolve as modes
 from nmt_train.modes.auto import AUTO, part_of_mode, replaced, with_mode, with_part
 
 SETTINGS = {"local.every": "2", "tiles.keep": "86", "batch.accumulate": "1"}
@@ -36,4 +36,4 @@ def test_a_part_that_an_earlier_version_saved_may_lack_keys_and_have_others(make
 
 def test_only_training_decides_what_auto_means(make: Make) -> None:
     with pytest.raises(UserError, match="mode: auto: only nmt-train chooses a mode.*--compare"):
-        modes.row(make(mode=AUTO))
+        modes.resolve(make(mode=AUTO))

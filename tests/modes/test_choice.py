@@ -9,7 +9,7 @@ import yaml
 from conftest import Make
 from simulated import parameters, run
 
-from nmt_train.modes import build as modes
+from nmt_train.modes import resolve as modes
 
 
 @pytest.mark.parametrize(("given", "ranks", "chosen"), [(None, 1, "single"), (None, 4, "sync"), ("single", 4, "single")])

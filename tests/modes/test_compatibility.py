@@ -14,7 +14,7 @@ from virtual import engine, everybody_is_here, together
 
 from nmt_train.common.errors import UserError
 from nmt_train.distributed.codec import CODECS
-from nmt_train.modes import build as modes
+from nmt_train.modes import resolve as modes
 from nmt_train.modes.table import MODES
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.simulation.virtual_transport import VirtualTransport
@@ -36,8 +36,7 @@ def trained(mode: str, codec: str) -> list[Tensor]:
     def work(transport: VirtualTransport) -> Tensor:
         torch.manual_seed(transport.rank)
         flat = FlatModel(Vector())
-        mode = modes.check(chosen, transport.nodes)
-        made = modes.build(mode, chosen, flat, transport, Trace(False, transport))
+        made = modes.build(modes.resolve(chosen, transport.nodes), flat, transport, Trace(False, transport))
         made.refresh()
         for _ in range(STEPS):
             transport.spend("forward", 1)
@@ -54,7 +53,7 @@ def trained(mode: str, codec: str) -> list[Tensor]:
 @pytest.mark.parametrize("mode", ["sync", "powersgd", "sparse-local", "strom"])
 def test_a_codec_of_servers_is_refused_where_there_are_none(mode: str) -> None:
     with pytest.raises(UserError, match=f"override.down: encodes what servers send, but mode {mode} has .*; remove it"):
-        modes.check(settings(mode, OPTIONS | {"override.down": "int8"}), (0, 1))
+        modes.resolve(settings(mode, OPTIONS | {"override.down": "int8"}), (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ def test_a_codec_of_servers_is_refused_where_there_are_none(mode: str) -> None:
 )
 def test_a_setting_without_its_meaning_is_refused(mode: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        modes.check(settings(mode, {"stop.after": "9e", **options}), (0, 1, 2, 3))
+        modes.resolve(settings(mode, {"stop.after": "9e", **options}), (0, 1, 2, 3))
 
 
 @pytest.mark.parametrize(("mode", "codec"), PAIRS)
@@ -94,7 +93,7 @@ def test_which_codecs_a_mode_accepts_is_known() -> None:
     counts = dict.fromkeys(MODES, 0)
     for mode, codec in PAIRS:
         try:
-            modes.row(settings(mode, OPTIONS | {"override.up": codec}))
+            modes.resolve(settings(mode, OPTIONS | {"override.up": codec}))
             counts[mode] += 1
         except UserError:
             pass

@@ -14,11 +14,10 @@ from torch import Tensor
 from nmt_train.common.errors import UserError
 from nmt_train.distributed.codec import CODECS
 from nmt_train.distributed.codec.dense import Dense
-from nmt_train.distributed.context import Mode
 from nmt_train.distributed.exchange.parameter_server.update_rules import RULES, Asynchronous
 from nmt_train.distributed.message import Message
-from nmt_train.modes.build import row
-from nmt_train.modes.table import MODES
+from nmt_train.modes.resolve import resolve
+from nmt_train.modes.table import MODES, Mode
 from nmt_train.optim.torch_optimizers import OPTIMIZERS
 
 
@@ -36,7 +35,7 @@ class Pairs(Asynchronous):
     """Updates with every second push."""
 
     @classmethod
-    def build(cls, config: Any) -> Pairs:
+    def build(cls, bundle: int, backup: int) -> Pairs:
         return cls(2)
 
 
@@ -54,7 +53,7 @@ def test_a_new_one_is_registered_in_one_place_and_trains(
 ) -> None:
     registry, toy, options = TOYS[kind]
     with pytest.raises((UserError, ValidationError), match="toy"):
-        row(make(**options))
+        resolve(make(**options))
     monkeypatch.setitem(registry, "toy", toy)
     options = {"mode": "vanilla", **options}
     assert words(run(make, tmp_path / "run", [1, 1], stop__after="12u", **options)) > 0

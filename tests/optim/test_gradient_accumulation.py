@@ -10,7 +10,7 @@ from pulled import START, Vector, settings
 from torch import Tensor
 from virtual import engine, everybody_is_here, together
 
-from nmt_train.modes import build as modes
+from nmt_train.modes import resolve as modes
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.optim.gradient_accumulation import GradientAccumulator
 from nmt_train.simulation.virtual_transport import VirtualTransport
@@ -38,7 +38,7 @@ def trained(mode: str, nodes: list[int], shares: list[Share], options: dict[str,
     def work(transport: VirtualTransport) -> Tensor:
         model = Regression()
         flat, trace = FlatModel(model), Trace(False, transport)
-        schedule = modes.build(modes.check(chosen, transport.nodes), chosen, flat, transport, trace)
+        schedule = modes.build(modes.resolve(chosen, transport.nodes), flat, transport, trace)
         schedule.refresh()
         for batch in batches(shares)[transport.rank]:
             if batch is not None:

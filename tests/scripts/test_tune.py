@@ -25,7 +25,7 @@ from reproduce.words_needed import write as write_words_needed
 
 from nmt_train import config as configuration
 from nmt_train.common.errors import UserError
-from nmt_train.modes import build as modes
+from nmt_train.modes import resolve as modes
 from nmt_train.simulation import cluster_file
 
 
@@ -463,7 +463,7 @@ def test_every_system_has_as_many_trials_and_each_is_a_valid_run(name: str, plac
         its = {key: value for key, value in options.items() if key not in ("cluster." + part for part in of_cluster)}
         config = configuration.load([str(ROOT / PLACES[place].config)], {**its, "mode": mode})
         machines = cluster_file.load(ROOT / PLACES[place].cluster, of_cluster)
-        now = modes.effective(modes.check(config, machines.ranks()), config)
+        now = modes.resolve(config, machines.ranks())
         warmup = next(int(part.split("=")[1]) for part in settings if part.startswith("warmup="))
         share = PLACES[place].tokens / now.batch.tokens  # of smaller batches, there are more
         assert now.optimizer.warmup == round(share * warmup / 4 * PLACES[place].updates(SYSTEMS[name].singly))

@@ -13,7 +13,7 @@ from conftest import Make
 from virtual import cluster
 
 from nmt_train.common.errors import UserError
-from nmt_train.modes import build as modes
+from nmt_train.modes import resolve as modes
 from nmt_train.modes.auto import AUTO, with_mode
 from nmt_train.simulation.adviser import auto
 from nmt_train.simulation.adviser.auto import AutoAdviser
@@ -74,7 +74,7 @@ def test_everything_that_is_compared_is_a_valid_choice(make: Make) -> None:
     for choice in choices():
         nodes = (0,) if choice.mode == "single" else (0, 1, 2, 3)
         config = with_mode(make(batch__accumulate=3, stop__after="3e"), choice.mode, choice.settings)
-        assert modes.check(config, nodes).workers == len(nodes)
+        assert modes.resolve(config, nodes).workers == len(nodes)
     assert {"sync", "powersgd", "sparse-local", "local-sgd"} <= {choice.mode for choice in measured()}
 
 

@@ -130,7 +130,7 @@ def test_an_earlier_version_did_not_identify_the_corpus_and_the_log_says_so(
         patch.setattr(
             checkpoint.Draft,
             "finish",
-            lambda its, facts: finish(its, {key: value for key, value in facts.items() if key != "corpora"}),
+            lambda its, facts, alive: finish(its, {key: value for key, value in facts.items() if key != "corpora"}, alive),
         )
         assert start(config, False, False) == 0
     assert start(make(stop__after="6u", **SAME), False, False) == 0

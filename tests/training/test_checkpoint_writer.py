@@ -100,10 +100,10 @@ def test_a_rank_that_cannot_write_to_the_run_folder_sends_its_state(
 def test_a_single_device_trains_while_its_checkpoint_is_written(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     finish, decay, trained = checkpoint.Draft.finish, Worker.decay, threading.Event()
 
-    def waiting(its: checkpoint.Draft, facts: Any) -> None:
+    def waiting(its: checkpoint.Draft, facts: Any, alive: Any) -> None:
         if facts["progress"]["updates"] == 4:
             assert trained.wait(60), "training stands while the checkpoint is written"
-        finish(its, facts)
+        finish(its, facts, alive)
 
     def counted(its: Worker, epochs: float) -> None:
         if its.schedule.exchange.updates >= 6:
@@ -128,9 +128,9 @@ def test_training_ends_with_the_sentence_of_a_checkpoint_that_cannot_be_written(
 def test_a_checkpoint_that_is_being_written_is_completed_if_training_fails(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     finish, decay, failed = checkpoint.Draft.finish, Worker.decay, threading.Event()
 
-    def waiting(its: checkpoint.Draft, facts: Any) -> None:
+    def waiting(its: checkpoint.Draft, facts: Any, alive: Any) -> None:
         assert failed.wait(60)
-        finish(its, facts)
+        finish(its, facts, alive)
 
     def fails(its: Worker, epochs: float) -> None:
         decay(its, epochs)

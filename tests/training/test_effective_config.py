@@ -14,7 +14,7 @@ from virtual import cluster
 from nmt_train import config as configuration
 from nmt_train.cli import simulate as command
 from nmt_train.common.errors import UserError
-from nmt_train.modes import build as modes
+from nmt_train.modes import resolve as modes
 from nmt_train.report import convergence
 from nmt_train.simulation.simulate import simulate
 from nmt_train.training.start import start
@@ -53,8 +53,8 @@ def test_a_single_device_has_no_settings_of_an_exchange(make: Make) -> None:
 )
 def test_only_settings_that_have_an_effect_on_the_run_are_said(make: Make, mode: str, expected: set[str]) -> None:
     config = make(mode=mode, optimizer__warmup=200)
-    assert modes.in_force(config, (0, 1)).keys() == {"override.up", "optimizer.at"} | expected
-    assert not any(name.startswith(("exchange.", "override.")) for name in modes.in_force(config, (0,)))
+    assert modes.resolve(config, (0, 1)).reasons.keys() == {"override.up", "optimizer.at"} | expected
+    assert not any(name.startswith(("exchange.", "override.")) for name in modes.resolve(config, (0,)).reasons)
 
 
 def test_a_run_that_a_time_limit_ended_says_what_is_missing_in_its_log(make: Make, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_run_that_a_time_limit_ended_says_what_is_missing_in_its_log(make: Mak
 @pytest.mark.parametrize("mode", ["sync", "local-sgd", "pipe", "backup", "single"])
 def test_workers_that_wait_for_one_another_have_the_optimizer_that_was_configured(make: Make, mode: str) -> None:
     nodes = (0,) if mode == "single" else (0, 1)
-    assert {"optimizer.warmup", "optimizer.beta1"}.isdisjoint(modes.in_force(make(mode=mode), nodes))
+    assert {"optimizer.warmup", "optimizer.beta1"}.isdisjoint(modes.resolve(make(mode=mode), nodes).reasons)
 
 
 def test_what_was_forced_is_said_in_log_metrics_and_configuration(make: Make) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from nmt_train.distributed.codec.config import CodecConfigs
 from nmt_train.distributed.message import Message
 
 
@@ -30,8 +31,8 @@ class Codec(ABC):
     fixed_share: ClassVar[bool] = False
 
     @classmethod
-    def build(cls, settings: Any, dropped: float) -> Codec:
-        """The configured codec. settings: the whole configuration. dropped: the share of elements not sent, if it `drops`."""
+    def build(cls, configs: CodecConfigs, dropped: float) -> Codec:
+        """The configured codec. dropped: the share of elements not sent, if it `drops`."""
         return cls()
 
     @abstractmethod

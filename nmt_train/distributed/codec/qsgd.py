@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from nmt_train.common.section import STRICT
 from nmt_train.distributed.codec import integer_coding as bits
 from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.config import CodecConfigs, QsgdConfig
 from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.message import Message
-
-
-@dataclass(frozen=True, config=STRICT)
-class QsgdConfig:
-    """Unbiased random rounding to a few levels (QSGD, Alistarh et al. 2017)."""
-
-    levels: int = Field(default=15, ge=1, le=127, description="number of levels above zero; the highest is the bucket's norm")
-    bucket: int = Field(default=128, ge=1, le=10**9, description="number of elements that share a norm")
-    coding: Literal["plain", "elias"] = Field(
-        default="elias", description="encoding of levels: plain (fixed width), or elias (Elias gamma code)"
-    )
 
 
 class Qsgd(Codec):
@@ -43,8 +29,8 @@ class Qsgd(Codec):
         self._config, self._width = config, config.levels.bit_length()
 
     @classmethod
-    def build(cls, settings: Any, dropped: float) -> Qsgd:
-        return cls(settings.qsgd)
+    def build(cls, configs: CodecConfigs, dropped: float) -> Qsgd:
+        return cls(configs.qsgd)
 
     def encode(self, vector: Tensor, update: int) -> Message:
         bucket, levels = self._config.bucket, self._config.levels

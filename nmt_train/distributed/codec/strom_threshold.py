@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
 import numpy as np
 import torch
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from nmt_train.common.section import STRICT
 from nmt_train.distributed.codec import integer_coding as bits
 from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.config import CodecConfigs, ThresholdConfig
 from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.codec.selection import Sample, reaching
 from nmt_train.distributed.message import Message
 
 GRAIN = 2.0**-30  # thresholds are multiples of this, so that sums do not depend on the order of addition
 _LOW = 0x7FFF_FFFF  # mask of the position in a 32-bit word; the highest bit is the sign
-
-
-@dataclass(frozen=True, config=STRICT)
-class ThresholdConfig:
-    """Sending elements that reach a threshold, as plus or minus the threshold (Strom 2015)."""
-
-    tau: float | None = Field(
-        default=None,
-        gt=0,
-        le=100,
-        description="threshold; null: chosen so that about a fraction of `density` of the elements reaches it",
-    )
-    density: float = Field(default=0.01, gt=0, le=0.5, description="fraction of elements that is sent, if tau is null")
-    sample: int = Field(
-        default=10_000, ge=100, le=10**9, description="number of elements from which tau is estimated, if it is null"
-    )
-    coding: Literal["words", "golomb-rice"] = Field(
-        default="golomb-rice", description="encoding of positions and signs: words (4 bytes), or golomb-rice (codes of gaps)"
-    )
 
 
 class StromThreshold(Codec):
@@ -51,8 +28,8 @@ class StromThreshold(Codec):
         self._config, self._sample = config, Sample(config.sample)
 
     @classmethod
-    def build(cls, settings: Any, dropped: float) -> StromThreshold:
-        return cls(settings.threshold)
+    def build(cls, configs: CodecConfigs, dropped: float) -> StromThreshold:
+        return cls(configs.threshold)
 
     def encode(self, vector: Tensor, update: int) -> Message:
         tau = self._tau(vector, update)

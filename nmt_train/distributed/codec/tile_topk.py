@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from nmt_train.common.compiled import compiled
-from nmt_train.common.section import STRICT
 from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.config import CodecConfigs, TileConfig
 from nmt_train.distributed.codec.integer_coding import from_rice, rice, rice_width
 from nmt_train.distributed.codec.selection import LargestOfRows
 from nmt_train.distributed.message import Message
@@ -21,30 +17,6 @@ from nmt_train.distributed.message import Message
 _EDGE = 1.5  # in standard deviations from the mean: four bins of equal width over six standard deviations
 _BITS = 2  # of a value
 _PER_BYTE, _BINS = 8 // _BITS, 2**_BITS  # _BINS: entries of a tile's table
-
-
-@dataclass(frozen=True, config=STRICT)
-class TileConfig:
-    """Sending the largest elements of every tile of consecutive elements (codec tile-top-k, SparseLoCo)."""
-
-    size: int = Field(
-        default=4096,
-        ge=64,
-        le=2**20,
-        description="number of elements of a tile; of large tiles, more of what is sent is where most has changed [elements]",
-    )
-    keep: int = Field(
-        default=64, ge=1, le=2**20, description="number of elements sent of each tile, at most its size [elements]"
-    )
-    decay: float = Field(
-        default=1.0,
-        ge=0,
-        le=1,
-        description="exchange all-gather: before every exchange, the residual is multiplied by this",
-    )
-    rate: float = Field(
-        default=1.0, gt=0, description="exchange all-gather: what workers send is multiplied by this (the outer learning rate)"
-    )
 
 
 class TileTopK(Codec):
@@ -63,8 +35,8 @@ class TileTopK(Codec):
         self._largest, self._largest_of_rest = LargestOfRows(config.keep), LargestOfRows(config.keep)
 
     @classmethod
-    def build(cls, settings: Any, dropped: float) -> TileTopK:
-        return cls(settings.tiles)
+    def build(cls, configs: CodecConfigs, dropped: float) -> TileTopK:
+        return cls(configs.tiles)
 
     def encode(self, vector: Tensor, update: int) -> Message:
         return self._encoded(vector)[0]

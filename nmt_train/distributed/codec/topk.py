@@ -5,15 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, Literal
 
 import torch
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from nmt_train.common.section import STRICT
 from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.config import CodecConfigs, DroppingConfig
 from nmt_train.distributed.codec.dense import Dense
 from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.codec.half import from_half, to_half
@@ -21,61 +18,6 @@ from nmt_train.distributed.codec.selection import Sample, exactly, reaching
 from nmt_train.distributed.message import Message
 
 _SPARSE, _DENSE = 1, 0
-
-
-@dataclass(frozen=True, config=STRICT)
-class DroppingConfig:
-    """Gradient dropping (Aji & Heafield 2017; thesis 3.8): only the elements of largest magnitude are sent; the rest stays in
-    the residual.
-    """
-
-    up: float | None = Field(
-        default=None,
-        ge=0,
-        lt=1,
-        description="fraction of a worker's gradient that is not sent; null: as in the mode (0.99, but 0.999 in thesis-sparse"
-        " and thesis-sparse-overlap)",
-    )
-    down: float | None = Field(
-        default=None,
-        ge=0,
-        lt=1,
-        description="fraction of a shard's delta that is not sent; null: chosen so that the pushes of all other workers"
-        " get through (0.999 in thesis-sparse and thesis-sparse-overlap)",
-    )
-    sample: int = Field(
-        default=10_000,
-        ge=100,
-        le=10**9,
-        description="number of elements from which the threshold is estimated; exact for shorter vectors",
-    )
-    excess: float = Field(
-        default=0.5,
-        ge=0,
-        le=100,
-        description="fraction by which the number of sent elements may exceed the target if the estimate is off",
-    )
-    values: Literal["fp32", "fp16"] = Field(
-        default="fp16", description="precision of sent values; rounding errors are kept in the residual"
-    )
-    indices: Literal["int32", "gaps"] = Field(
-        default="gaps", description="encoding of positions: int32 (4 bytes), or gaps (distances of 1 byte or more)"
-    )
-    flush: int | None = Field(
-        default=None,
-        ge=100,
-        le=10**6,
-        description="number of parts of the vector (rounded up to a prime number) of which every message also contains one in"
-        " full, in turn, so that no element waits forever; null: no part [parts]",
-    )
-
-
-def dropped_down(config: DroppingConfig, pushes: int) -> float:
-    """The fraction of a delta that is not sent, if each delta must carry the new pushes of `pushes` workers."""
-    if config.down is not None:
-        return config.down
-    assert config.up is not None, "the mode sets it"
-    return max(0.0, 1 - max(1, pushes) * (1 - config.up))
 
 
 class TopK(Codec):
@@ -94,8 +36,8 @@ class TopK(Codec):
         self._parts = _prime(config.flush) if config.flush else 0
 
     @classmethod
-    def build(cls, settings: Any, dropped: float) -> TopK:
-        return cls(settings.dropping, dropped)
+    def build(cls, configs: CodecConfigs, dropped: float) -> TopK:
+        return cls(configs.dropping, dropped)
 
     def encode(self, vector: Tensor, update: int) -> Message:
         target = self.target(vector.numel())

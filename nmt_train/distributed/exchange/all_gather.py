@@ -11,8 +11,8 @@ from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.config import TileConfig
 from nmt_train.distributed.codec.error_feedback import ErrorFeedback
-from nmt_train.distributed.codec.tile_topk import TileConfig
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.reducer import FINITE, NONE, NOT_FINITE, Reducer, Reduction, encoded
@@ -30,16 +30,16 @@ class AllGather(AllReduce):
 
     def __init__(self, context: BuildContext) -> None:
         super().__init__(context)
-        config, local = context.settings, context.settings.local
-        self._rate = config.tiles.rate
+        plan = context.plan
+        self._rate = plan.codecs.tiles.rate
         self._carried_share *= self._rate  # by which the reducer multiplies what it sends
-        own = config.exchange.knows_own(self.exchanges_updates, self._gathering.residual is not None)
-        known = local.outer in ("none", "sum")  # how much of the residual will be added
-        self.keeps = own and known  # a worker's parameters are the global ones plus what its residual will add to them
+        own = plan.knows_own(self._gathering.residual is not None)
+        # A worker's parameters are the global ones plus what its residual will add to them.
+        self.keeps = own and plan.local.outer in ("none", "sum")
 
     def _make_reducer(self, context: BuildContext) -> Reducer:
-        codec = context.codec(context.mode.up, context.settings.dropping.up)
-        self._gathering = GatherReducer(context.transport, codec, context.settings.tiles, context.flat.gradient, context.trace)
+        tiles, like = context.plan.codecs.tiles, context.flat.gradient
+        self._gathering = GatherReducer(context.transport, context.up(), tiles, like, context.trace)
         return self._gathering
 
     def contribution(self, vector: Tensor) -> Tensor:

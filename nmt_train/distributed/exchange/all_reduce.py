@@ -17,7 +17,6 @@ from nmt_train.distributed.exchange.replica_check import compare
 from nmt_train.distributed.exchange.ring import RingAllReduce
 from nmt_train.distributed.exchange.worker_state import UNSENT, Vectors
 from nmt_train.optim.optimizer import Optimizer, clip
-from nmt_train.optim.update_optimizers import update_optimizer
 
 _OURS = {"ring": RingAllReduce, "butterfly": ButterflyAllReduce}  # the others are algorithms of libraries
 
@@ -34,17 +33,13 @@ class AllReduce(Exchange):
     buckets = 8  # with more, the first one is sent earlier; 8 are as fast as DDP (docs/benchmarks.md)
 
     def __init__(self, context: BuildContext) -> None:
-        config, parameters = context.settings, context.flat.parameters
-        self.exchanges_updates = context.mode.optimizer == "worker"
+        plan, parameters = context.plan, context.flat.parameters
+        self.exchanges_updates = plan.sends_updates
         self.clips = not self.exchanges_updates
-        super().__init__(
-            Optimizer(config.optimizer, parameters)
-            if self.clips
-            else update_optimizer(config.local, config.optimizer, parameters.clone())
-        )
-        self._clip_norm: float = config.optimizer.clip_norm if self.clips else 0.0
-        self._sums = context.sums and self.clips
-        self._adds_up = self.exchanges_updates and config.local.outer == "sum"
+        super().__init__(Optimizer(plan.optimizer, parameters) if self.clips else plan.outer_optimizer(parameters.clone()))
+        self._clip_norm = plan.optimizer.clip_norm if self.clips else 0.0
+        self._sums = plan.sums and self.clips
+        self._adds_up = self.exchanges_updates and plan.local.outer == "sum"
         self._share = 1 / context.transport.size if self.exchanges_updates and not self._adds_up else 1.0
         self._carried_share = self._share  # the share of a vector that the parameters receive if all workers contribute
         self._transport, self._trace, self._reducer = context.transport, context.trace, self._make_reducer(context)
@@ -52,11 +47,10 @@ class AllReduce(Exchange):
 
     def _make_reducer(self, context: BuildContext) -> Reducer:
         """The configured algorithm."""
-        algorithm = context.settings.exchange.algorithm
+        algorithm = context.plan.algorithm
         if algorithm not in _OURS:
             return CollectiveAllReduce(context.transport, algorithm, context.trace)
-        codec = context.codec(context.mode.up, context.settings.dropping.up)
-        return _OURS[algorithm](context.transport, codec, context.trace)
+        return _OURS[algorithm](context.transport, context.up(), context.trace)
 
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         self.begin(gradient, parameters, weight)()

@@ -1,12 +1,13 @@
-"""The settings that exchanges share."""
+"""The settings of exchanges."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, PlainSerializer
 from pydantic.dataclasses import dataclass
 
+from nmt_train.common.duration import Duration
 from nmt_train.common.section import STRICT, one_of
 from nmt_train.distributed.exchange.parameter_server.update_rules import RULES
 from nmt_train.distributed.exchange.staged_join import Joining
@@ -78,13 +79,51 @@ class ExchangeConfig:
         " other ranks only serve their shards; null: all from the start",
     )
 
-    def knows_own(self, exchanges_updates: bool, feedback: bool) -> bool:
-        """Whether a worker continues from received parameters plus all of its own updates, which deltas then leave out.
 
-        exchanges_updates: workers push finished updates. feedback: pushes use error feedback.
+@dataclass(frozen=True, config=STRICT)
+class LowRankConfig:
+    """Low-rank compression (PowerSGD, Vogels et al. 2019)."""
 
-        False if bundle is above 1: a delta sent before a bundle is full does not include its pushes, and would undo the
-        worker's own updates. False with rules that apply an update only in part.
-        """
-        in_full = self.bundle in (None, 1) and self.rule in (None, "async")
-        return bool(exchanges_updates and feedback and self.own_updates and in_full)
+    rank: int = Field(default=1, ge=1, le=1024, description="rank of the approximation: number of columns of each factor")
+    dense_updates: int = Field(
+        default=0,
+        ge=0,
+        le=10**9,
+        description="updates at the start of training with gradients that are not compressed [updates]",
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
+class LowBitConfig:
+    """Gradients of one or 1.6 bits per element (exchange low-bit)."""
+
+    up: int = Field(
+        default=2, ge=2, le=3, description="values that an element sent by a worker can have: 2 (one bit) or 3 (1.6 bits)"
+    )
+    down: int = Field(default=3, ge=2, le=3, description="the same for an element of the mean, which workers receive")
+    late_lookups: bool = Field(
+        default=True,
+        description="add the gradients of lookups in a tied embedding to those of the next exchange, so that the buckets of the"
+        " embedding need not wait until the backward pass ends (see exchange.buckets)",
+    )
+
+
+def _interval(given: Any) -> Duration:
+    span = Duration.parse(given)
+    if span.unit in "et":
+        raise ValueError(f"{given!r}: copies are made after a number of updates or a time: write 100u, 30s or 2m")
+    return span
+
+
+@dataclass(frozen=True, config=STRICT)
+class RecoveryConfig:
+    """Copies of shards, from which training continues after processes have ended (mpirun --with-ft ulfm)."""
+
+    copies: int = Field(
+        default=1, ge=0, le=1, description="number of copies of each shard, with its optimizer, in another machine's memory"
+    )
+    every: Annotated[Duration, BeforeValidator(_interval), PlainSerializer(str)] = Field(
+        default=Duration.parse("30s"),
+        description="interval between two copies of a shard, as 100u or 30s; a time is lengthened to 20 times what the last"
+        " copy took; a lost shard loses about this much training",
+    )

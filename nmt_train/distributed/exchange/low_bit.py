@@ -13,37 +13,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from nmt_train.common.section import STRICT
 from nmt_train.distributed.background import Stages
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.low_bit_for import low_bit_for
 from nmt_train.distributed.codec.size_only import SizeOnly
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
+from nmt_train.distributed.exchange.config import LowBitConfig
 from nmt_train.distributed.exchange.reducer import FINITE, NONE, NOT_FINITE, Reducer, Reduction, StagedReducer, encoded
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Messages, Tag
 from nmt_train.optim.flat_model import add
 from nmt_train.trace import Trace
-
-
-@dataclass(frozen=True, config=STRICT)
-class LowBitConfig:
-    """Gradients of one or 1.6 bits per element (exchange low-bit)."""
-
-    up: int = Field(
-        default=2, ge=2, le=3, description="values that an element sent by a worker can have: 2 (one bit) or 3 (1.6 bits)"
-    )
-    down: int = Field(default=3, ge=2, le=3, description="the same for an element of the mean, which workers receive")
-    late_lookups: bool = Field(
-        default=True,
-        description="add the gradients of lookups in a tied embedding to those of the next exchange, so that the buckets of the"
-        " embedding need not wait until the backward pass ends (see exchange.buckets)",
-    )
 
 
 class LowBitAllReduce(AllReduce):
@@ -55,11 +38,11 @@ class LowBitAllReduce(AllReduce):
 
     def __init__(self, context: BuildContext) -> None:
         super().__init__(context)
-        tied = context.settings.model.tied != "none"
-        self.late_lookups = context.settings.low_bit.late_lookups and tied and context.transport.size > 1
+        plan = context.plan
+        self.late_lookups = plan.low_bit.late_lookups and plan.tied and context.transport.size > 1
 
     def _make_reducer(self, context: BuildContext) -> Reducer:
-        flat, config = context.flat, context.settings.low_bit
+        flat, config = context.flat, context.plan.low_bit
         self._low_bit = LowBitReducer(context.transport, flat.layout, config, flat.gradient, context.trace)
         return self._low_bit
 

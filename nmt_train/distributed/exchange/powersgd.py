@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from nmt_train.common.section import STRICT
 from nmt_train.distributed.background import BackgroundTask, Stages, in_one_stage
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
+from nmt_train.distributed.exchange.config import LowRankConfig
 from nmt_train.distributed.exchange.reducer import Reducer, Reduction, StagedReducer
 from nmt_train.distributed.exchange.worker_state import Vectors
 from nmt_train.distributed.transport import Tasks
@@ -24,26 +22,13 @@ _Q = "low-rank.q"  # name of the right factors in a worker's state
 _SEED = 20_190_531  # seeds the initial right factors, which are the same on all ranks
 
 
-@dataclass(frozen=True, config=STRICT)
-class LowRankConfig:
-    """Low-rank compression (PowerSGD, Vogels et al. 2019)."""
-
-    rank: int = Field(default=1, ge=1, le=1024, description="rank of the approximation: number of columns of each factor")
-    dense_updates: int = Field(
-        default=0,
-        ge=0,
-        le=10**9,
-        description="updates at the start of training with gradients that are not compressed [updates]",
-    )
-
-
 class PowerSGD(AllReduce):
     """All-reduce of low-rank factors of the gradient matrices; the codec encodes the factors."""
 
     late_residual = True
 
     def _make_reducer(self, context: BuildContext) -> Reducer:
-        flat, config = context.flat, context.settings.low_rank
+        flat, config = context.flat, context.plan.low_rank
         inner, alone = super()._make_reducer(context), context.transport.size == 1
         tasks = None if alone else context.transport
         self._low_rank = LowRankReducer(inner, flat.layout, config, flat.gradient, context.trace, tasks)

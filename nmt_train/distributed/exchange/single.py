@@ -14,7 +14,7 @@ class SingleRank(Exchange):
     solitary = True
 
     def __init__(self, context: BuildContext) -> None:
-        super().__init__(Optimizer(context.settings.optimizer, context.flat.parameters))
+        super().__init__(Optimizer(context.plan.optimizer, context.flat.parameters))
         self._trace = context.trace
         self.initial_slices = self.snapshot_slices = [slice(0, context.flat.parameters.numel())]
 

@@ -35,16 +35,14 @@ class StromExchange(Exchange):
     exchanges_updates, own_updates = True, False
 
     def __init__(self, context: BuildContext) -> None:
-        settings, transport, parameters = context.settings, context.transport, context.flat.parameters
-        super().__init__(UpdateAdder(settings.optimizer, parameters.clone()))
+        plan, transport, parameters = context.plan, context.transport, context.flat.parameters
+        super().__init__(UpdateAdder(plan.optimizer, parameters.clone()))
         self.initial_slices, self.snapshot_slices = replicated(parameters.numel(), transport.size)
         self._transport, self._trace = transport, context.trace
         self._exact = torch.empty_like(parameters, dtype=torch.float64)  # the parameters, as multiples of GRAIN
-        self._own_updates = bool(settings.exchange.own_updates)
-        self._codec = ErrorFeedback(context.codec(context.mode.up, settings.dropping.up), torch.zeros_like(parameters))
-        # The worker's own optimizer turns gradients into updates, unless the schedule does.
-        own = not context.schedule_updates
-        self._local = WorkerOptimizer(settings.optimizer, parameters, self.optimizer, context.trace) if own else None
+        self._own_updates = plan.own_updates
+        self._codec = ErrorFeedback(context.up(), torch.zeros_like(parameters))
+        self._local = WorkerOptimizer(plan.optimizer, parameters, self.optimizer, context.trace)
         # Every rank starts with a different peer; otherwise all ranks would send to the same one first.
         self._others = [*range(transport.rank + 1, transport.size), *range(transport.rank)]
         self._lock, self._heard_all = transport.lock(), transport.event()
@@ -58,8 +56,7 @@ class StromExchange(Exchange):
     @torch.no_grad()
     def prepare(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
         super().prepare(gradient, parameters, weight)
-        if self._local is not None:
-            self._local.step(gradient, parameters, self.updates)
+        self._local.step(gradient, parameters, self.updates)
 
     @torch.no_grad()
     def sync(self, gradient: Tensor, parameters: Tensor, weight: int = 1) -> None:
@@ -153,12 +150,11 @@ class StromExchange(Exchange):
 
     def worker_state(self) -> Vectors:
         owed = {**self._carried_over, UNSENT: self._codec.residual + self._carried_over.get(UNSENT, 0.0)}
-        return owed | (self._local.optimizer.packed(OPTIMIZER) if self._local is not None else {})
+        return owed | self._local.optimizer.packed(OPTIMIZER)
 
     def load_worker_state(self, vectors: Mapping[str, Tensor]) -> None:
         super().load_worker_state(vectors)
         self._codec.residual.zero_()
         self._add_carried_over(UNSENT, self._codec.residual)
-        if self._local is not None:
-            self._local.optimizer.unpack(OPTIMIZER, vectors, "the worker's optimizer")
+        self._local.optimizer.unpack(OPTIMIZER, vectors, "the worker's optimizer")
         self._base()

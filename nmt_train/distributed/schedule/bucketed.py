@@ -39,9 +39,7 @@ class Bucketed(EveryStep):
         # The gradient of the newest lookups (empty if lookups are not late); and whether an older one was not finite.
         self._lookups = self._flat.separate_lookups() if exchange.late_lookups else self._flat.gradient.new_zeros(0)
         self._lost, early = False, self._lookups.numel()
-        self._buckets = sorted(
-            exchange.parts(context.settings.exchange.buckets), key=lambda place: (place.stop > early, -place.start)
-        )
+        self._buckets = sorted(exchange.parts(context.plan.buckets), key=lambda place: (place.stop > early, -place.start))
         self._shares = _shares(self._flat.layout, self._buckets, early)
         self._waiting = deque[slice]()  # buckets of this exchange that have not been sent
         self._missing: dict[int, int] = {}  # by the start of each bucket: elements still to be computed

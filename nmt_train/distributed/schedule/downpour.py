@@ -5,25 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from nmt_train.common.section import STRICT
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.exchange.worker_state import Vectors
+from nmt_train.distributed.schedule.config import DownpourConfig
 from nmt_train.distributed.schedule.schedule import Schedule
 
 _SINCE = "downpour.since"  # name of the steps since the last fetch in a worker's state
-
-
-@dataclass(frozen=True, config=STRICT)
-class DownpourConfig:
-    """Pushing gradients and fetching parameters independently (Dean et al. 2012)."""
-
-    push: int = Field(default=1, ge=1, le=10**9, description="steps whose gradients are combined into one push [steps]")
-    fetch: int = Field(default=1, ge=1, le=10**9, description="steps between two fetches of the parameters [steps]")
 
 
 class Downpour(Schedule):
@@ -33,7 +23,7 @@ class Downpour(Schedule):
 
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
         super().__init__(context, exchange)
-        self._config: DownpourConfig = context.settings.downpour
+        self._config: DownpourConfig = context.plan.downpour
         self._piled = self._since = 0  # steps with gradients not pushed yet; steps since the last fetch
 
     @property

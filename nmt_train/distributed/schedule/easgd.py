@@ -27,7 +27,7 @@ class EASGD(LocalSGD):
 
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
         super().__init__(context, exchange)
-        self._share = context.settings.local.elastic_share
+        self._share = context.plan.local.elastic_share
         self._placed = False  # whether the worker's own parameters have been set
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ class EveryStep(Schedule):
 
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
         super().__init__(context, exchange)
-        self._steps, self._accumulate = 0, context.settings.batch.accumulate
+        self._steps, self._accumulate = 0, context.plan.accumulate
 
     @property
     def mid_accumulation(self) -> bool:

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
-from nmt_train.common.section import STRICT
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.exchange.worker_state import LOCAL_STEPS, OPTIMIZER, UNSENT, Vectors
@@ -27,46 +23,15 @@ from nmt_train.optim.gradient_accumulation import GradientAccumulator
 from nmt_train.optim.optimizer import Optimizer
 
 
-@dataclass(frozen=True, config=STRICT)
-class LocalConfig:
-    """Local steps of every worker's own optimizer between two exchanges."""
-
-    every: int | None = Field(
-        default=None,
-        ge=0,
-        le=10**9,
-        description="local steps between two exchanges; 0: one exchange at the end; null: as in the mode [steps]",
-    )
-    outer: Literal["none", "sum", "nesterov", "elastic"] | None = Field(
-        default=None,
-        description="how worker deltas are combined: none (average; an asynchronous server adds them up), sum, nesterov (outer"
-        " optimizer step, DiLoCo; with a server, its momentum changes once per round of all workers), elastic (pull towards a"
-        " center, EASGD); null: as in the mode",
-    )
-    delay: int | None = Field(
-        default=None,
-        ge=0,
-        le=10**6,
-        description="local steps that a worker makes while its exchange is in flight: with all-reduce and all-gather exactly"
-        " this many, at most local.every; with a server at most this many, and it exchanges again as soon as it can; 0: it"
-        " waits; null: as in the mode [steps]",
-    )
-    elastic_share: float = Field(
-        default=0.1, gt=0, le=1, description="elastic: fraction of the distance that worker and center move towards each other"
-    )
-    outer_rate: float = Field(default=0.7, gt=0, description="nesterov: the outer learning rate")
-    outer_momentum: float = Field(default=0.9, ge=0, lt=1, description="nesterov: the outer momentum")
-
-
 class LocalSGD(Schedule):
     updates = True
 
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
         super().__init__(context, exchange)
         self.accumulator = GradientAccumulator(sums=False)  # each local step is a separate update
-        self._every = context.settings.local.every
+        self._every = context.plan.local.every
         self.endless = self._every == 0
-        self._inner = Optimizer(dataclasses.replace(context.settings.optimizer, smoothing=0.0), self._flat.parameters)
+        self._inner = Optimizer(dataclasses.replace(context.plan.optimizer, smoothing=0.0), self._flat.parameters)
         self.received = self._start = self._flat.parameters.clone()  # the parameters after the last exchange
         self._steps = self._since = 0  # local steps in total; since the last exchange
         self._on_its_way = False  # whether an exchange is in flight

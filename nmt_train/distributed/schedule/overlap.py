@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
-from nmt_train.common.section import STRICT
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.exchange.worker_state import LOCAL_STEPS, Vectors
@@ -23,23 +19,6 @@ from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.optim.optimizer import Optimizer, clip
 
 _PREFIX = "local."  # name prefix of the vectors of the optimizer that updates a worker's own parameters
-
-
-@dataclass(frozen=True, config=STRICT)
-class OverlapConfig:
-    """Exchanging while the next batches are computed (thesis 3.4, 3.7)."""
-
-    bound: int = Field(
-        default=128,
-        ge=0,
-        le=10**6,
-        description="maximum steps between two exchanges, after which the worker waits; 0: no limit [steps]",
-    )
-    local_update: Literal["none", "sum", "optimizer"] | None = Field(
-        default=None,
-        description="updates of a worker's own parameters between exchanges: sum (one, by the gradient that it has just sent),"
-        " optimizer (one at every step), none; null: as in the mode (sum, but none in thesis-sparse-overlap)",
-    )
 
 
 class Overlap(Schedule):
@@ -51,8 +30,8 @@ class Overlap(Schedule):
 
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
         super().__init__(context, exchange)
-        flat, transport, self._config = self._flat, context.transport, context.settings.overlap
-        config, optimizer = self._config, context.settings.optimizer
+        flat, transport, self._config = self._flat, context.transport, context.plan.overlap
+        config, optimizer = self._config, context.plan.optimizer
         self.received = flat.parameters.clone()
         self._given, self._weight = flat.gradient.clone(), 0  # the combined gradient being exchanged, and its weight
         self._step_gradient = flat.gradient.clone() if config.local_update == "optimizer" else None

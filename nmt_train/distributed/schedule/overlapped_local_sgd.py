@@ -30,7 +30,7 @@ class OverlappedLocalSGD(LocalSGD):
 
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
         super().__init__(context, exchange)
-        self._delay = context.settings.local.delay
+        self._delay = context.plan.local.delay
         self._start, self._given = self._flat.parameters.clone(), self._flat.gradient.clone()
         self._background = BackgroundTask[Callable[[], None]](context.transport, self._trace, in_one_stage(self._send))
         self._between = False  # whether a step was attempted since a result was taken

@@ -7,28 +7,12 @@ affect which mean is applied at which step, so replicas stay bit-identical.
 
 from __future__ import annotations
 
-from pydantic import Field
-from pydantic.dataclasses import dataclass
-
-from nmt_train.common.section import STRICT
 from nmt_train.distributed.background import BackgroundTask, in_one_stage
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.exchange import Exchange
+from nmt_train.distributed.schedule.config import PipelineConfig
 from nmt_train.distributed.schedule.schedule import Schedule
-
-
-@dataclass(frozen=True, config=STRICT)
-class PipelineConfig:
-    """Exchanging while the next batches are computed, with all workers in lockstep (Pipe-SGD)."""
-
-    width: int = Field(
-        default=2,
-        ge=1,
-        le=1000,
-        description="pipeline width K: a gradient is applied K - 1 steps later; 1: no pipeline [steps]",
-    )
-    warmup: int = Field(default=0, ge=0, le=10**9, description="updates without a pipeline at the start of training [updates]")
 
 
 class PipeSGD(Schedule):
@@ -37,7 +21,7 @@ class PipeSGD(Schedule):
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
         assert isinstance(exchange, AllReduce), "the modes with this schedule have such an exchange"
         super().__init__(context, exchange)
-        self._config: PipelineConfig = context.settings.pipeline
+        self._config: PipelineConfig = context.plan.pipeline
         self.max_in_flight = self._config.width - 1
         self._all_reduce = exchange  # `sync` in two halves: `transfer` and `apply`
         self._free = [self._flat.gradient.clone() for _ in range(self._config.width)]

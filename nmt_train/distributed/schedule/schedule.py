@@ -41,9 +41,9 @@ class Schedule(ABC):
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
         self.exchange, self.steps = exchange, Counter[int]()
         self._flat, self._trace = context.flat, context.trace
-        self._clip_norm = context.settings.optimizer.clip_norm
+        self._clip_norm = context.plan.optimizer.clip_norm
         self.received = self._flat.parameters
-        self.accumulator = GradientAccumulator(context.sums)
+        self.accumulator = GradientAccumulator(context.plan.sums)
         self._restored = False  # whether `load_worker_state` restored `received`
 
     @property

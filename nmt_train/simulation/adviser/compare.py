@@ -14,9 +14,8 @@ from typing import Any
 
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
-from nmt_train.distributed.schedule import SCHEDULES
-from nmt_train.modes import build as modes
 from nmt_train.modes.auto import with_mode
+from nmt_train.modes.resolve import resolve
 from nmt_train.modes.table import MODES
 from nmt_train.report.figure import new_figure, save_figure
 from nmt_train.simulation.adviser.words_needed import ONE, Choice, Needed, measured
@@ -252,10 +251,9 @@ def _may_be_best(choice: Choice, cluster: ClusterConfig, rows: Sequence[Row]) ->
 def _row(config: Config, choice: Choice, cluster: ClusterConfig, shapes: Shapes, tokens: Sequence[int]) -> Row:
     """`alone` is not known yet."""
     config, ranks = with_mode(config, choice.mode, choice.settings), cluster.ranks()
-    mode = modes.check(config, ranks)
-    check_steps(config, lambda: tokens, len(ranks))
-    local = modes.effective(mode, config).local
-    period = max(local.every or 1, local.delay or 0) if SCHEDULES[mode.schedule].updates else config.batch.accumulate
+    plan = resolve(config, ranks)
+    check_steps(config, plan, lambda: tokens, len(ranks))
+    period = max(plan.local.every or 1, plan.local.delay) if plan.local_steps else plan.accumulate
     steps = min(_MOST_STEPS, max(_STEPS, _PERIODS * period))
     timing = measure(config, cluster, shapes, tokens, steps)
     sent = sum(rank.sent for rank in timing.ranks) / len(cluster.nodes) / steps

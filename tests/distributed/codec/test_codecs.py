@@ -19,20 +19,21 @@ from pulled import settings as settings_of
 from nmt_train.common.errors import NotFinite, UserError
 from nmt_train.distributed.codec import tile_topk
 from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.config import DroppingConfig, QsgdConfig, ThresholdConfig, TileConfig
 from nmt_train.distributed.codec.dense import BFloat16, Dense
 from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.codec.half import Half
 from nmt_train.distributed.codec.int8 import Int8
 from nmt_train.distributed.codec.onebit import COLUMN, OneBit
-from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
+from nmt_train.distributed.codec.qsgd import Qsgd
 from nmt_train.distributed.codec.selection import LargestOfRows, Sample, reaching
-from nmt_train.distributed.codec.strom_threshold import GRAIN, StromThreshold, ThresholdConfig
-from nmt_train.distributed.codec.tile_topk import TileConfig, TileTopK
-from nmt_train.distributed.codec.topk import DroppingConfig, TopK, pack_gaps, unpack_gaps
+from nmt_train.distributed.codec.strom_threshold import GRAIN, StromThreshold
+from nmt_train.distributed.codec.tile_topk import TileTopK
+from nmt_train.distributed.codec.topk import TopK, pack_gaps, unpack_gaps
 from nmt_train.distributed.exchange.parameter_server.shard import Shard
 from nmt_train.distributed.exchange.parameter_server.update_rules import Asynchronous
 from nmt_train.distributed.message import Message
-from nmt_train.modes import build as modes
+from nmt_train.modes import resolve as modes
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.optimizer import Optimizer
 
@@ -285,7 +286,7 @@ def test_what_a_shard_owes_a_worker_stays_bounded_at_the_default_settings(name: 
 
 def test_codecs_that_are_right_on_the_mean_are_refused_for_deltas() -> None:
     with pytest.raises(UserError, match=r"override.down: qsgd rounds at random.*; use dense"):
-        modes.row(settings_of("sparse", {"override.down": "qsgd"}))
+        modes.resolve(settings_of("sparse", {"override.down": "qsgd"}))
 
 
 @pytest.mark.parametrize("size", [1e-12, 1e-8, 1.0, 1e5, 1e30])

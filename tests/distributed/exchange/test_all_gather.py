@@ -14,9 +14,10 @@ from simulated import run
 from virtual import engine, together
 
 from nmt_train.distributed.codec.codec import Codec
+from nmt_train.distributed.codec.config import QsgdConfig, TileConfig
 from nmt_train.distributed.codec.dense import Dense
-from nmt_train.distributed.codec.qsgd import Qsgd, QsgdConfig
-from nmt_train.distributed.codec.tile_topk import TileConfig, TileTopK
+from nmt_train.distributed.codec.qsgd import Qsgd
+from nmt_train.distributed.codec.tile_topk import TileTopK
 from nmt_train.distributed.exchange.all_gather import AllGather, GatherReducer
 from nmt_train.distributed.exchange.all_reduce import AllReduce
 from nmt_train.distributed.exchange.powersgd import PowerSGD

@@ -10,8 +10,9 @@ from torch import Tensor
 from virtual import engine, together
 
 from nmt_train.distributed.codec.dense import Dense
-from nmt_train.distributed.exchange.low_bit import LowBitConfig, LowBitReducer
-from nmt_train.distributed.exchange.powersgd import LowRankConfig, LowRankReducer
+from nmt_train.distributed.exchange.config import LowBitConfig, LowRankConfig
+from nmt_train.distributed.exchange.low_bit import LowBitReducer
+from nmt_train.distributed.exchange.powersgd import LowRankReducer
 from nmt_train.distributed.exchange.ring import RingAllReduce
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from virtual import engine, together
 
-from nmt_train.distributed.exchange.low_bit import LowBitConfig, LowBitReducer
+from nmt_train.distributed.exchange.config import LowBitConfig
+from nmt_train.distributed.exchange.low_bit import LowBitReducer
 from nmt_train.distributed.transport import Tag
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.simulation.virtual_transport import VirtualTransport

@@ -12,7 +12,8 @@ from virtual import engine, together
 from nmt_train.distributed.background import BackgroundTask
 from nmt_train.distributed.codec.dense import Dense
 from nmt_train.distributed.exchange.butterfly import ButterflyAllReduce
-from nmt_train.distributed.exchange.powersgd import LowRankConfig, LowRankReducer
+from nmt_train.distributed.exchange.config import LowRankConfig
+from nmt_train.distributed.exchange.powersgd import LowRankReducer
 from nmt_train.distributed.exchange.reducer import EncodingReducer
 from nmt_train.distributed.exchange.ring import RingAllReduce
 from nmt_train.distributed.transport import Tag

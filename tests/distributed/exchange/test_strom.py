@@ -15,7 +15,8 @@ from simulated import run, words
 from virtual import engine, together
 
 from nmt_train.common.errors import UserError
-from nmt_train.distributed.codec.strom_threshold import GRAIN, ThresholdConfig
+from nmt_train.distributed.codec.config import ThresholdConfig
+from nmt_train.distributed.codec.strom_threshold import GRAIN
 from nmt_train.distributed.exchange.config import ExchangeConfig
 from nmt_train.distributed.exchange.strom import StromExchange
 from nmt_train.distributed.exchange.worker_state import UNSENT

@@ -25,7 +25,7 @@ from nmt_train.distributed.exchange.reducer import Reducer, Reduction
 from nmt_train.distributed.exchange.worker_state import RESIDUAL
 from nmt_train.distributed.schedule.bucketed import Bucketed, _shares
 from nmt_train.distributed.transport.local import LocalTransport
-from nmt_train.modes import build as modes
+from nmt_train.modes import resolve as modes
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.run import checkpoint
@@ -251,7 +251,7 @@ def test_on_a_simulated_clock_a_bucket_sets_out_when_its_share_of_the_backward_p
         model = nn.Module()
         model.values = nn.Parameter(torch.ones(4000))
         flat, trace = FlatModel(model), Trace(False, transport)
-        schedule = modes.build(modes.check(config, transport.nodes), config, flat, transport, trace)
+        schedule = modes.build(modes.resolve(config, transport.nodes), flat, transport, trace)
         start = transport.now()
         schedule.backward(model.values.sum(), 1)
         schedule.step()

@@ -16,10 +16,10 @@ from simulated import events, run
 from virtual import engine, everybody_is_here, together
 
 from nmt_train.common.errors import NotFinite, UserError
-from nmt_train.distributed.exchange import EXCHANGES
 from nmt_train.distributed.exchange.worker_state import UNSENT
+from nmt_train.distributed.registry import EXCHANGES
 from nmt_train.distributed.schedule.local_sgd import LocalSGD
-from nmt_train.modes import build as modes
+from nmt_train.modes import resolve as modes
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.simulation.cluster import Cost, DeviceConfig, LinkConfig
 from nmt_train.simulation.virtual_transport import VirtualTransport
@@ -94,7 +94,7 @@ def test_a_mean_that_comes_later_replaces_the_way_to_it_and_keeps_the_steps_sinc
 )
 def test_what_cannot_be_combined_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        modes.row(settings("local-sgd", changes))
+        modes.resolve(settings("local-sgd", changes))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_what_cannot_be_combined_is_refused(changes: dict[str, Any], words: str)
 )
 def test_what_cannot_be_combined_at_a_server_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        modes.row(settings("diloco-async", changes))
+        modes.resolve(settings("diloco-async", changes))
 
 
 @pytest.mark.parametrize(("delay", "steps_per_round"), [(0, 6), (3, 3)])
@@ -140,7 +140,7 @@ def test_a_worker_that_is_drained_is_not_waited_for(changes: dict[str, str]) -> 
 
     def work(transport: VirtualTransport) -> torch.Tensor:
         flat = FlatModel(Vector())
-        schedule = modes.build(modes.check(chosen, transport.nodes), chosen, flat, transport, Trace(False, transport))
+        schedule = modes.build(modes.resolve(chosen, transport.nodes), flat, transport, Trace(False, transport))
         schedule.refresh()
         for _ in range(3 + (transport.rank > 0)):
             flat.gradient.add_(flat.parameters - target(transport.rank), alpha=schedule.accumulator.add(1))
@@ -177,7 +177,7 @@ def test_a_worker_that_has_diverged_drops_its_local_steps_and_starts_again_from_
 
     def work(transport: VirtualTransport) -> tuple[int, torch.Tensor]:
         flat, skipped = FlatModel(Vector()), 0
-        schedule = modes.build(modes.check(chosen, transport.nodes), chosen, flat, transport, Trace(False, transport))
+        schedule = modes.build(modes.resolve(chosen, transport.nodes), flat, transport, Trace(False, transport))
         schedule.refresh()
         everybody_is_here(transport)
         for step in range(12):
@@ -194,7 +194,7 @@ def test_a_worker_that_has_diverged_drops_its_local_steps_and_starts_again_from_
 
     found = together(room, *[work] * 3)
     skipped = [number for number, _ in found]
-    assert skipped == ([1, 1, 1] if EXCHANGES[modes.row(chosen).exchange].synchronous else [0, 1, 0])
+    assert skipped == ([1, 1, 1] if EXCHANGES[modes.resolve(chosen).exchange].synchronous else [0, 1, 0])
     assert all(parameters.abs().max() < 100 for _, parameters in found)
 
 
@@ -205,7 +205,7 @@ def test_an_unsent_change_of_an_earlier_start_is_applied_once_although_another_w
 
     def work(transport: VirtualTransport) -> torch.Tensor:
         flat = FlatModel(Vector())
-        schedule = modes.build(modes.check(chosen, transport.nodes), chosen, flat, transport, Trace(False, transport))
+        schedule = modes.build(modes.resolve(chosen, transport.nodes), flat, transport, Trace(False, transport))
         if transport.rank == 0:
             schedule.load_worker_state({UNSENT: torch.ones(5)})
         schedule.refresh()

@@ -12,7 +12,8 @@ from contexts import context
 from virtual import engine, together
 
 from nmt_train.distributed.exchange.single import SingleRank
-from nmt_train.distributed.schedule.overlap import Overlap, OverlapConfig
+from nmt_train.distributed.schedule.config import OverlapConfig
+from nmt_train.distributed.schedule.overlap import Overlap
 from nmt_train.distributed.transport import Event
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.trace import Trace

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.context import BuildContext
-from nmt_train.distributed.exchange.config import ExchangeConfig
 from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.exchange.parameter_server.gathered_copy import GatheredCopy
 from nmt_train.distributed.exchange.parameter_server.node_channel import NodeChannel
@@ -29,8 +28,8 @@ from nmt_train.distributed.exchange.parameter_server.traffic import Traffic
 from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.exchange.worker_state import OPTIMIZER, Vectors
 from nmt_train.distributed.message import Message
+from nmt_train.distributed.plan import Plan
 from nmt_train.distributed.transport import Future, Tag
-from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import cpu_copy, partition
 from nmt_train.optim.worker_optimizer import WorkerOptimizer
 
@@ -45,27 +44,31 @@ class ParameterServer(Exchange):
 
     @classmethod
     def build(cls, context: BuildContext) -> Exchange:
-        server, settings = cls(context), context.settings.exchange
-        if settings.per == "node":
-            return PerNode(server, context.transport, context.flat.parameters, context.sums, context.schedule_updates)
-        return NodeChannel(server, context.transport) if settings.one_channel_per_node else server
+        server, plan = cls(context), context.plan
+        if plan.server.per == "node":
+            return PerNode(server, context.transport, context.flat.parameters, plan.sums, plan.local_steps)
+        return NodeChannel(server, context.transport) if plan.server.one_channel_per_node else server
 
     def __init__(self, context: BuildContext) -> None:
-        settings, transport, parameters = context.settings, context.transport, context.flat.parameters
-        traffic, config, self._elements = Traffic.build(context), settings.exchange, parameters.numel()
-        self.shards = self.initial_slices = self.snapshot_slices = partition(self._elements, transport.nodes, config.shards)
+        plan, transport, parameters = context.plan, context.transport, context.flat.parameters
+        traffic, self._elements = Traffic.build(context), parameters.numel()
+        self.shards = self.initial_slices = self.snapshot_slices = partition(
+            self._elements, transport.nodes, plan.server.shards
+        )
         self._shard = self.shards[transport.rank]
         super().__init__(traffic.optimizer(parameters[self._shard].clone()))
         self._transport, self._trace, self._traffic = transport, context.trace, traffic
-        self._pushes = config.per == "device" or transport.rank in first_ranks(transport.nodes)  # else `sync` is not called
+        self._pushes = plan.server.per == "device" or transport.rank in first_ranks(
+            transport.nodes
+        )  # else `sync` is not called
         self.exchanges_updates, self.waits_for_others = traffic.exchanges_updates, traffic.rule.holds
         self._last_count = 0  # update count of the shard that last answered or acknowledged
         self._counts: dict[int, int] = {}  # by rank: update count of its shard at its last answer
         self._last_received: Tensor | None = None  # the parameters in these answers
         # Whether a worker continues from what it received plus all of its own updates, which deltas then leave out.
-        self._adds_own_updates = config.knows_own(traffic.exchanges_updates, traffic.feedback)
-        recovers = transport.fault_tolerant and transport.size > 1 and settings.recovery.copies
-        replication = Replication(transport, self.shards, settings.recovery) if recovers else None
+        self._adds_own_updates = plan.knows_own(traffic.feedback)
+        recovers = transport.fault_tolerant and transport.size > 1 and plan.recovery.copies
+        replication = Replication(transport, self.shards, plan.recovery) if recovers else None
         # Finished updates are each applied in full, unless the rule takes their mean.
         shard = Shard(
             self.optimizer, traffic.up(), traffic.down() if traffic.down else None, traffic.rule, traffic.delay,
@@ -73,22 +76,22 @@ class ParameterServer(Exchange):
         )  # fmt: skip
         self.service = ShardService(shard, transport, context.trace, replication)
         self.staleness = self.service.staleness
-        self._make_worker(parameters, settings.optimizer, config)
+        self._make_worker(parameters, plan)
 
-    def _make_worker(self, parameters: Tensor, optimizer: OptimizerConfig, config: ExchangeConfig) -> None:
+    def _make_worker(self, parameters: Tensor, plan: Plan) -> None:
         """The worker's own optimizer, vectors and codecs."""
         traffic, rank = self._traffic, self._transport.rank
         self._down = traffic.down() if traffic.down else None
         own = self._pushes and traffic.exchanges_updates and traffic.prepares
-        self._local = WorkerOptimizer(optimizer, parameters, self.optimizer, self._trace) if own else None
+        self._local = WorkerOptimizer(plan.optimizer, parameters, self.optimizer, self._trace) if own else None
         self._received = parameters.clone() if self._pushes and self._adds_own_updates else None
-        self._bypass = config.bypass and self.service.serves and not traffic.rule.holds
+        self._bypass = plan.server.bypass and self.service.serves and not traffic.rule.holds
         self._holders = [rank for rank, shard in enumerate(self.shards) if shard.start < shard.stop]
         others = [other for other in self._holders if other != rank or not self._bypass]
         # Every worker starts with a different shard; otherwise all workers would push to the same one first.
         self._others = [other for other in others if other > rank] + [other for other in others if other <= rank]
         # Groups of shards that the worker exchanges with one after the other.
-        self._turns = by_node(self._others, self._transport.nodes) if config.one_node_at_a_time else [self._others]
+        self._turns = by_node(self._others, self._transport.nodes) if plan.server.one_node_at_a_time else [self._others]
         self._up = PushCodecs(self._others if self._pushes else (), self.shards, parameters, traffic.up, traffic.feedback)
         self.keeps = bool(self._others)
         self._applied: dict[int, deque[Future[Any]]] = defaultdict(deque)  # by rank, outstanding acknowledgments

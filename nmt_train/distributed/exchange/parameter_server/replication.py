@@ -4,37 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainSerializer
-from pydantic.dataclasses import dataclass
-
-from nmt_train.common.duration import Duration, Mark, Pace
-from nmt_train.common.section import STRICT
+from nmt_train.common.duration import Mark, Pace
+from nmt_train.distributed.exchange.config import RecoveryConfig
 from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.transport import Future, Tag, Transport
 from nmt_train.optim.optimizer import Optimizer
-
-
-def _interval(given: Any) -> Duration:
-    span = Duration.parse(given)
-    if span.unit in "et":
-        raise ValueError(f"{given!r}: copies are made after a number of updates or a time: write 100u, 30s or 2m")
-    return span
-
-
-@dataclass(frozen=True, config=STRICT)
-class RecoveryConfig:
-    """Copies of shards, from which training continues after processes have ended (mpirun --with-ft ulfm)."""
-
-    copies: int = Field(
-        default=1, ge=0, le=1, description="number of copies of each shard, with its optimizer, in another machine's memory"
-    )
-    every: Annotated[Duration, BeforeValidator(_interval), PlainSerializer(str)] = Field(
-        default=Duration.parse("30s"),
-        description="interval between two copies of a shard, as 100u or 30s; a time is lengthened to 20 times what the last"
-        " copy took; a lost shard loses about this much training",
-    )
 
 
 def keeper(rank: int, nodes: Sequence[int]) -> int:

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from nmt_train.distributed.codec import CODECS
 from nmt_train.distributed.codec.codec import Codec
-from nmt_train.distributed.codec.topk import dropped_down
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.parameter_server.update_rules import RULES, UpdateRule
 from nmt_train.optim.optimizer import Optimizer
-from nmt_train.optim.update_optimizers import UpdateAdder, update_optimizer
+from nmt_train.optim.update_optimizers import UpdateAdder
 
 
 @dataclass(frozen=True)
@@ -40,28 +39,25 @@ class Traffic:
 
     @classmethod
     def build(cls, context: BuildContext) -> Traffic:
-        settings, mode = context.settings, context.mode
-        dropping, exchanges_updates = settings.dropping, mode.optimizer == "worker"
-        feedback = context.codec(mode.up, dropping.up).biased
-        dropped = dropped_down(dropping, mode.workers - settings.exchange.knows_own(exchanges_updates, feedback))
-        rule = RULES[settings.exchange.rule or "async"].build(settings.exchange)
-        arrivals = 0 if rule.holds else max(1, mode.workers // (settings.exchange.bundle or 1))
+        plan = context.plan
+        rule = RULES[plan.server.rule].build(plan.server.bundle, plan.server.backup)
+        arrivals = 0 if rule.holds else max(1, plan.workers // plan.server.bundle)
 
         def optimizer(parameters: Tensor) -> Optimizer:
-            if not exchanges_updates:
-                return Optimizer(settings.optimizer, parameters)
-            if not context.schedule_updates:
-                return UpdateAdder(settings.optimizer, parameters)
-            return update_optimizer(settings.local, settings.optimizer, parameters, arrivals)
+            if not plan.sends_updates:
+                return Optimizer(plan.optimizer, parameters)
+            if not plan.local_steps:
+                return UpdateAdder(plan.optimizer, parameters)
+            return plan.outer_optimizer(parameters, arrivals)
 
         return cls(
             optimizer=optimizer,
-            up=lambda: context.codec(mode.up, dropping.up),
-            down=None if CODECS[mode.down].lossless else lambda: context.codec(mode.down, dropped),
-            feedback=feedback,
+            up=context.up,
+            down=None if CODECS[plan.down].lossless else context.down,
+            feedback=context.up().biased,
             rule=rule,
-            exchanges_updates=exchanges_updates,
-            prepares=not context.schedule_updates,
+            exchanges_updates=plan.sends_updates,
+            prepares=not plan.local_steps,
             delay=context.max_in_flight,
-            sums=context.sums,
+            sums=plan.sums,
         )

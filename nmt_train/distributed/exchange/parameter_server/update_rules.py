@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 
 class UpdateRule(ABC):
@@ -18,8 +17,8 @@ class UpdateRule(ABC):
     bundle: int = 1
 
     @classmethod
-    def build(cls, config: Any) -> UpdateRule:
-        """A rule as configured; config: the section `exchange`."""
+    def build(cls, bundle: int, backup: int) -> UpdateRule:
+        """A rule with the values of `exchange.bundle` and `exchange.backup`."""
         return cls()
 
     def share(self, staleness: int) -> float:
@@ -42,8 +41,8 @@ class Asynchronous(UpdateRule):
         self._bundle = bundle
 
     @classmethod
-    def build(cls, config: Any) -> UpdateRule:
-        return cls(config.bundle or 1)
+    def build(cls, bundle: int, backup: int) -> UpdateRule:
+        return cls(bundle)
 
     def due(self, pushes: int, expected: int) -> bool:
         return pushes >= self._bundle
@@ -72,8 +71,8 @@ class Rounds(UpdateRule):
         self._backup = backup
 
     @classmethod
-    def build(cls, config: Any) -> UpdateRule:
-        return cls(config.backup or 0)
+    def build(cls, bundle: int, backup: int) -> UpdateRule:
+        return cls(backup)
 
     def late(self, staleness: int) -> bool:
         return staleness > 0 and self._backup > 0

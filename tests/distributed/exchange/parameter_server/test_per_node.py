@@ -12,7 +12,7 @@ from virtual import engine, everybody_is_here, together
 
 from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.schedule.schedule import Schedule
-from nmt_train.modes import build as modes
+from nmt_train.modes import resolve as modes
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace
@@ -34,7 +34,7 @@ def moved(
 
     def work(transport: VirtualTransport) -> tuple[Tensor, int]:
         flat = FlatModel(Vector())
-        schedule = modes.build(modes.check(chosen, transport.nodes), chosen, flat, transport, Trace(False, transport))
+        schedule = modes.build(modes.resolve(chosen, transport.nodes), flat, transport, Trace(False, transport))
         if residual and transport.rank % 2 == 0:
             schedule.load_worker_state({"residual": torch.full_like(START, residual)})
         schedule.refresh()
@@ -71,7 +71,7 @@ def test_what_a_rank_says_to_have_exactly_are_the_parameters_after_as_many_updat
 
     def work(transport: VirtualTransport) -> list[RecoveryPiece]:
         flat = FlatModel(Vector())
-        schedule = modes.build(modes.check(chosen, transport.nodes), chosen, flat, transport, Trace(False, transport))
+        schedule = modes.build(modes.resolve(chosen, transport.nodes), flat, transport, Trace(False, transport))
         schedule.refresh()
         everybody_is_here(transport)
         for _ in range(3):

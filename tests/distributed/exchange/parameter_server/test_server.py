@@ -15,14 +15,15 @@ from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
 from nmt_train.corpus import BatchConfig
-from nmt_train.distributed.codec.topk import DroppingConfig
+from nmt_train.distributed.codec.config import DroppingConfig
 from nmt_train.distributed.exchange.config import ExchangeConfig
 from nmt_train.distributed.exchange.parameter_server.client import ParameterServer
 from nmt_train.distributed.exchange.parameter_server.node_channel import NodeChannel
 from nmt_train.distributed.exchange.parameter_server.per_node import PerNode
 from nmt_train.distributed.exchange.single import SingleRank
+from nmt_train.distributed.schedule.config import OverlapConfig
 from nmt_train.distributed.schedule.every_step import EveryStep
-from nmt_train.distributed.schedule.overlap import Overlap, OverlapConfig
+from nmt_train.distributed.schedule.overlap import Overlap
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import FlatModel

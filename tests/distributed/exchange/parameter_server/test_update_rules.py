@@ -27,7 +27,7 @@ from nmt_train.distributed.exchange.parameter_server.update_rules import (
 )
 from nmt_train.distributed.exchange.single import SingleRank
 from nmt_train.distributed.message import Message
-from nmt_train.modes import build as modes
+from nmt_train.modes import resolve as modes
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.optim.optimizer import Optimizer
@@ -162,7 +162,7 @@ def test_a_node_rests_when_all_its_devices_do_whoever_of_them_is_the_last(last: 
 
     def work(transport: VirtualTransport) -> int:
         flat = FlatModel(Vector())
-        schedule = modes.build(modes.check(chosen, transport.nodes), chosen, flat, transport, Trace(False, transport))
+        schedule = modes.build(modes.resolve(chosen, transport.nodes), flat, transport, Trace(False, transport))
         schedule.refresh()
         for _ in range(3 + (transport.rank == last)):
             transport.spend("forward", 1)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 from conftest import Make
-from torch import nn
 
 from nmt_train.common.errors import UserError
-from nmt_train.distributed.codec.topk import DroppingConfig, dropped_down
-from nmt_train.distributed.transport.local import LocalTransport
-from nmt_train.modes import build as modes
+from nmt_train.modes import resolve as modes
 from nmt_train.optim.config import OptimizerConfig
-from nmt_train.optim.flat_model import FlatModel
 from nmt_train.optim.learning_rate import for_async_workers
-from nmt_train.trace import Trace
 
 
 @pytest.mark.parametrize(
@@ -34,20 +28,20 @@ from nmt_train.trace import Trace
 def test_a_row_on_ranks(
     make: Make, mode: str, nodes: tuple[int, ...], per: str, workers: int, optimizer: str, exchange: str
 ) -> None:
-    found = modes.check(make(mode=mode, exchange__per=per), nodes)
-    assert (found.workers, found.optimizer, found.exchange) == (workers, optimizer, exchange)
+    found = modes.resolve(make(mode=mode, exchange__per=per), nodes)
+    assert (found.workers, found.sends_updates, found.exchange) == (workers, optimizer == "worker", exchange)
 
 
 def test_what_is_asked_for_replaces_what_the_row_has(make: Make) -> None:
-    assert modes.check(make(mode="sparse", optimizer__at="shard"), (0, 1)).optimizer == "shard"
-    assert modes.check(make(mode="vanilla", override__up="half"), (0, 1)).up == "half"
+    assert modes.resolve(make(mode="sparse", optimizer__at="shard"), (0, 1)).sends_updates is False
+    assert modes.resolve(make(mode="vanilla", override__up="half"), (0, 1)).up == "half"
 
 
 def test_what_a_row_for_one_machine_becomes_on_its_devices_is_refused_as_in_any_mode(make: Make) -> None:
     changes = {"exchange__rule": "rounds", "exchange__one_channel_per_node": True}
     for mode, nodes in (("vanilla", (0, 1)), ("single", (0, 0))):
         with pytest.raises(UserError, match=r"exchange.one_channel_per_node: .* but a round waits for all; remove it"):
-            modes.check(make(mode=mode, **changes), nodes)
+            modes.resolve(make(mode=mode, **changes), nodes)
 
 
 @pytest.mark.parametrize("mode", ["downpour", "easgd"])
@@ -63,21 +57,21 @@ def test_what_needs_an_answer_to_every_push_is_refused_where_pushes_have_none(
     make: Make, mode: str, changes: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(UserError, match=f"{sentence}.* but mode {mode} sends and receives separately; "):
-        modes.check(make(mode=mode, **changes), (0, 1))
+        modes.resolve(make(mode=mode, **changes), (0, 1))
 
 
 @pytest.mark.parametrize("changes", [{"mode": "vanilla"}, {"mode": "pipe"}, {"mode": "local-sgd"}])
 def test_buckets_where_parts_cannot_travel_apart_are_refused(make: Make, changes: dict[str, str]) -> None:
     with pytest.raises(UserError, match=r"exchange.buckets: only schedule every-step with .*; remove it"):
-        modes.row(make(exchange__buckets=4, **changes))
-    assert modes.with_mode_defaults(modes.row(make(**changes)), make(**changes)).exchange.buckets == 1
-    assert modes.with_mode_defaults(modes.row(make(mode="sync")), make(mode="sync")).exchange.buckets == 8
+        modes.resolve(make(exchange__buckets=4, **changes))
+    assert modes.resolve(make(**changes)).buckets == 1
+    assert modes.resolve(make(mode="sync")).buckets == 8
 
 
-def test_deltas_let_through_what_is_news_to_a_worker() -> None:
-    found = [dropped_down(DroppingConfig(up=0.99), pushes) for pushes in (0, 1, 2, 7, 100, 500)]
+def test_deltas_let_through_what_is_news_to_a_worker(make: Make) -> None:
+    found = [modes.resolve(make(mode="sparse"), tuple(range(ranks))).dropped_down for ranks in (1, 2, 3, 8, 101, 501)]
     assert found == pytest.approx([0.99, 0.99, 0.98, 0.93, 0.0, 0.0])
-    assert dropped_down(DroppingConfig(up=0.99, down=0.5), 7) == 0.5
+    assert modes.resolve(make(mode="sparse", dropping__down=0.5), tuple(range(8))).dropped_down == 0.5
 
 
 def test_momentum_gives_way_to_that_of_asynchrony() -> None:
@@ -97,7 +91,7 @@ def test_momentum_gives_way_to_that_of_asynchrony() -> None:
 )  # fmt: skip
 def test_workers_whose_updates_are_averaged_keep_momentum_and_warm_up(make: Make, changes: dict[str, Any]) -> None:
     config = make(optimizer__beta1=0.9, optimizer__warmup=100, **changes)
-    optimizer = modes.effective(modes.check(config, (0, 1, 2, 3)), config).optimizer
+    optimizer = modes.resolve(config, (0, 1, 2, 3)).optimizer
     assert (optimizer.beta1, optimizer.warmup) == (0.9, 100)
 
 
@@ -115,16 +109,16 @@ def test_workers_whose_updates_are_added_up_have_less_momentum_and_a_longer_warm
 ) -> None:
     """Four workers: 4^(2/3) times as many updates, which each worker makes a quarter of where it counts its own."""
     config = make(optimizer__beta1=0.9, optimizer__warmup=100, **changes)
-    optimizer = modes.effective(modes.check(config, (0, 1, 2, 3)), config).optimizer
+    optimizer = modes.resolve(config, (0, 1, 2, 3)).optimizer
     assert (optimizer.beta1, optimizer.warmup) == (pytest.approx(0.15), warmup)
 
 
 def test_a_cosine_lasts_as_long_as_training_unless_it_is_given(make: Make) -> None:
     config = make(optimizer__schedule="cosine", stop__after=["1h", "2Mt"])
-    assert str(modes.effective(modes.row(config), config).optimizer.cosine_until) == "2Mt"
-    assert modes.in_force(config, (0,))["optimizer.cosine_until"] == "2Mt (stop.after)"
+    assert str(modes.resolve(config).optimizer.cosine_until) == "2Mt"
+    assert modes.resolve(config, (0,)).reasons["optimizer.cosine_until"] == "2Mt (stop.after)"
     config = make(optimizer__schedule="cosine", optimizer__cosine_until="3e")
-    assert str(modes.effective(modes.row(config), config).optimizer.cosine_until) == "3e"
+    assert str(modes.resolve(config).optimizer.cosine_until) == "3e"
 
 
 @pytest.mark.parametrize("changes", [{"stop__after": "1h"}, {"optimizer__cosine_until": "1h"}])
@@ -149,13 +143,12 @@ def test_the_rules_for_asynchronous_workers_can_be_switched_off() -> None:
 @pytest.mark.parametrize("mode", ["thesis-sparse", "thesis-sparse-overlap"])
 def test_the_thesis_s_own_modes_have_none_of_our_rules(make: Make, mode: str) -> None:
     config = make(mode=mode)
-    row = modes.check(config, (0, 1))
-    now = modes.effective(row, config)
-    assert row.optimizer == "shard"
-    assert (now.dropping.up, now.dropping.down) == (0.999, 0.999)
+    now = modes.resolve(config, (0, 1))
+    assert not now.sends_updates
+    assert (now.dropped_up, now.dropped_down) == (0.999, 0.999)
     assert (now.optimizer.beta1, now.optimizer.warmup) == (config.optimizer.beta1, config.optimizer.warmup)
     assert now.overlap.local_update == "none"
-    assert now.exchange.one_node_at_a_time is True
+    assert now.server.one_node_at_a_time is True
 
 
 @pytest.mark.parametrize(
@@ -167,11 +160,10 @@ def test_the_thesis_s_own_modes_have_none_of_our_rules(make: Make, mode: str) ->
 )  # fmt: skip
 def test_softsync_bundles_two_pushes_in_every_mode(make: Make, changes: dict[str, Any], bundle: int) -> None:
     config = make(**changes)
-    assert modes.effective(modes.check(config, (0, 1)), config).exchange.bundle == bundle
+    assert modes.resolve(config, (0, 1)).server.bundle == bundle
 
 
 def test_workers_whose_pushes_are_bundled_count_as_one(make: Make) -> None:
     config = make(mode="vanilla", exchange__bundle=2, optimizer__warmup=100, optimizer__beta1=0.9)
-    flat, transport = FlatModel(nn.Linear(2, 1)), LocalTransport()
-    built = modes.build(dataclasses.replace(modes.row(config), workers=3), config, flat, transport, Trace(False, transport))
-    assert (built.exchange.optimizer.config.beta1, built.exchange.optimizer.config.warmup) == (0.9, 100)
+    optimizer = modes.resolve(config, (0, 1, 2)).optimizer
+    assert (optimizer.beta1, optimizer.warmup) == (0.9, 100)
