@@ -128,7 +128,7 @@ def _plan(config: Config, row: Mode, nodes: tuple[int, ...], values: _Values) ->
             config.overlap.bound, values("overlap.local_update", config.overlap.local_update, "sum")
         ),
         server=ServerPlan(
-            server.shards or max(1, len(nodes)), rule, values("exchange.bundle", server.bundle, RULES[rule].bundle),
+            values("exchange.shards", server.shards, None) or max(1, len(nodes)), rule, values("exchange.bundle", server.bundle, RULES[rule].bundle),
             values("exchange.backup", server.backup, 0), server.per, server.bypass, server.one_channel_per_node,
             values("exchange.one_node_at_a_time", server.one_node_at_a_time, False),
         ),
