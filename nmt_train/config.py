@@ -21,8 +21,14 @@ from nmt_train.common.section import STRICT, problem
 from nmt_train.common.yaml_file import merge, override, read
 from nmt_train.corpus import BatchConfig, CorpusConfig
 from nmt_train.distributed.codec.config import DroppingConfig, QsgdConfig, ThresholdConfig, TileConfig
-from nmt_train.distributed.exchange.config import ExchangeConfig, LowBitConfig, LowRankConfig, RecoveryConfig
-from nmt_train.distributed.override import OverrideConfig
+from nmt_train.distributed.exchange.config import (
+    LowBitConfig,
+    LowRankConfig,
+    PeersConfig,
+    RecoveryConfig,
+    ReplicasConfig,
+    ServerConfig,
+)
 from nmt_train.distributed.schedule.config import DownpourConfig, LocalConfig, OverlapConfig, PipelineConfig
 from nmt_train.distributed.transport import TransportConfig
 from nmt_train.model import ModelConfig
@@ -77,12 +83,13 @@ class Config:
     batch: BatchConfig = Field(default_factory=BatchConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
-    override: OverrideConfig = Field(default_factory=OverrideConfig)
     overlap: OverlapConfig = Field(default_factory=OverlapConfig)
     pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
     local: LocalConfig = Field(default_factory=LocalConfig)
     downpour: DownpourConfig = Field(default_factory=DownpourConfig)
-    exchange: ExchangeConfig = Field(default_factory=ExchangeConfig)
+    server: ServerConfig = Field(default_factory=ServerConfig)
+    replicas: ReplicasConfig = Field(default_factory=ReplicasConfig)
+    peers: PeersConfig = Field(default_factory=PeersConfig)
     dropping: DroppingConfig = Field(default_factory=DroppingConfig)
     threshold: ThresholdConfig = Field(default_factory=ThresholdConfig)
     qsgd: QsgdConfig = Field(default_factory=QsgdConfig)
@@ -208,7 +215,6 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
         raise UserError(f"{place}: {subject}: {text}; see nmt-train --help") from None
 
 
-_FORMER = {"wire": "transport"}  # maps the names of sections in earlier versions to their present names
 # Names that other programs use, with what to use instead.
 _ELSEWHERE = {
     **dict.fromkeys(("lr", "optimizer.lr", "learning_rate"), "did you mean optimizer.learning_rate?"),
@@ -228,9 +234,6 @@ _ELSEWHERE = {
 
 def unknown(name: str, options: Iterable[str] = ()) -> str:
     """Return the error message for an unknown key; `options` are names that are valid in addition to the keys."""
-    section, dot, key = name.partition(".")
-    if section in _FORMER:
-        return f"{name} is now called {_FORMER[section]}{dot}{key}"
     known = dict.fromkeys([*leaves(), *options])
     sections = {key.rsplit(".", 1)[0] for key in leaves() if "." in key}
     if name in sections:

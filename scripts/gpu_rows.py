@@ -137,7 +137,7 @@ def tests(device: str, folder: Path) -> str:
 def nccl(device: str, folder: Path) -> str:
     if device == "cuda" and torch.cuda.device_count() < 2:
         return f"{NOT_RUN}: NCCL needs a GPU per rank, and this machine has only one"
-    more = {"exchange.algorithm": "torch"} | ({"devices": "[0, 1]"} if device == "cuda" else {})
+    more = {"replicas.algorithm": "torch"} | ({"devices": "[0, 1]"} if device == "cuda" else {})
     return learns("sync", 2, more)(device, folder)
 
 

@@ -122,7 +122,7 @@ def test_a_gpu_is_named_by_its_number_also_on_the_command_line(devices: str | li
 
 
 def test_nccl_is_refused_between_ranks_on_one_gpu(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = make(devices="cuda x 2", exchange__algorithm="torch")
+    config = make(devices="cuda x 2", replicas__algorithm="torch")
     assert "torch (NCCL) needs one GPU per rank" in refused(config, [0, 0], ["GPU a"] * 2, monkeypatch)
 
 

@@ -255,12 +255,12 @@ BOMB = "{a0: &a0 [x, x, x, x, x, x, x, x, x, x], " + ", ".join(
 def test_text_on_the_command_line_or_in_a_value_that_repeats_itself_without_end_is_refused(folder: Path) -> None:
     path = folder / "config.yml"
     path.write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
-    for name in ("devices", "exchange.join"):
+    for name in ("devices", "server.join"):
         with pytest.raises(UserError, match=f"command line: {name}: has more than 100,000 entries"):
             config.load([str(path)], {name: BOMB})
-    with pytest.raises(UserError, match="exchange.join: .*has more than 100,000 entries"):
+    with pytest.raises(UserError, match="server.join: .*has more than 100,000 entries"):
         config.validate({**CONFIG, "exchange": {"join": BOMB}}, {})
-    with pytest.raises(UserError, match="exchange.join: .*nested too deeply"):
+    with pytest.raises(UserError, match="server.join: .*nested too deeply"):
         config.validate({**CONFIG, "exchange": {"join": "[" * 10_000}}, {})
 
 
@@ -268,7 +268,7 @@ def test_text_on_the_command_line_or_in_a_value_that_repeats_itself_without_end_
 def test_any_text_on_the_command_line_is_a_setting_or_said_to_be_wrong(folder: Path, text: str) -> None:
     path = folder / "config.yml"
     path.write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
-    for name in ("run", "devices", "exchange.join", "stop.after"):
+    for name in ("run", "devices", "server.join", "stop.after"):
         sentence(lambda name=name: config.load([str(path)], {name: text}))  # type: ignore[misc]
 
 

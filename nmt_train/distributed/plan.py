@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nmt_train.distributed.codec.config import CodecConfigs
 from nmt_train.distributed.exchange.config import LowBitConfig, LowRankConfig, RecoveryConfig
+from nmt_train.distributed.exchange.staged_join import Waves
 from nmt_train.distributed.schedule.config import DownpourConfig, PipelineConfig
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.optimizer import Optimizer
@@ -54,8 +55,9 @@ class Plan:
     """schedule, exchange, up, down: names of the schedule, the exchange, and the codecs of workers and of shards.
 
     sends_updates: workers send finished updates, not gradients. local_steps: these are changes by local steps.
-    workers: how many exchange. dropped_up, dropped_down: shares of elements that dropping codecs do not send.
-    sums: gradients are summed, not averaged (batch.reduction: sum). tied: the model's embedding is also its output layer.
+    workers: how many exchange. waves: how many train, and since when. dropped_up, dropped_down: shares of elements that
+    dropping codecs do not send. sums: gradients are summed, not averaged (batch.reduction: sum). tied: the model's embedding is
+    also its output layer.
     reasons: for each value that the user did not choose, and that has an effect: the value and who chose it, by key.
     """
 
@@ -75,6 +77,7 @@ class Plan:
     own_updates: bool
     algorithm: str
     buckets: int
+    waves: Waves
     optimizer: OptimizerConfig
     local: LocalPlan
     overlap: OverlapPlan

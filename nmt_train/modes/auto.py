@@ -11,8 +11,8 @@ from nmt_train.config import Config, flatten, leaves, plain, validate
 AUTO = "auto"
 # The sections that belong to a mode. A choice replaces them, because each choice was measured with its settings.
 SECTIONS = (
-    "override", "overlap", "pipeline", "local", "downpour", "exchange", "dropping", "threshold", "qsgd", "tiles", "low_rank",
-    "low_bit",
+    "server", "replicas", "peers", "overlap", "pipeline", "local", "downpour", "dropping", "threshold", "qsgd", "tiles",
+    "low_rank", "low_bit",
 )  # fmt: skip
 _ACCUMULATE = "batch.accumulate"
 

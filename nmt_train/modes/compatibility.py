@@ -11,13 +11,8 @@ from nmt_train.distributed.exchange.parameter_server.update_rules import RULES
 from nmt_train.distributed.plan import Plan
 from nmt_train.distributed.registry import EXCHANGES, SCHEDULES, schedule_of
 
-# The keys of `exchange` that only exchange server uses, with their default values.
-_ONLY_OF_SHARDS = {
-    "per": "device", "one_channel_per_node": False, "one_node_at_a_time": False, "rule": "async", "bundle": 1,
-    "backup": 0, "shards": None, "bypass": True,
-}  # fmt: skip
-
-_ONLY_OF_ALL_GATHER = {"decay": 1.0, "rate": 1.0}  # the same of `tiles`
+_SECTIONS = ("server", "replicas", "peers")
+_ONLY_OF_ALL_GATHER = {"decay": 1.0, "rate": 1.0}  # keys of `tiles`, with their default values
 
 
 def refuse(plan: Plan, config: Config) -> None:
@@ -29,18 +24,22 @@ def refuse(plan: Plan, config: Config) -> None:
 
 def _choice(key: str, plan: Plan, config: Config) -> str:
     """The beginning of a sentence about a choice: the key that the user set, or the mode that made the choice."""
-    value = getattr(plan, key)
-    if getattr(config.override, key) is not None:
-        return f"override.{key}: {value}"
-    return f"mode: {plan.mode} has {key} {value}, which"
+    name = f"{EXCHANGES[plan.exchange].section}.{key}"
+    value = plan.down if key == "down" else plan.up
+    section, _, key = name.partition(".")
+    if getattr(getattr(config, section), key, None) is not None:
+        return f"{name}: {value}"
+    return f"mode: {plan.mode} has {name} {value}, which"
 
 
-def _alone(plan: Plan, config: Config) -> str | None:
-    if not EXCHANGES[plan.exchange].solitary:
-        return None
-    for key in ("up", "down"):
-        if not CODECS[getattr(plan, key)].lossless:
-            return f"{_choice(key, plan, config)} encodes what is sent, but mode {plan.mode} sends nothing; remove it"
+def _other_section(plan: Plan, config: Config) -> str | None:
+    """Reject keys of the sections that belong to modes of another kind."""
+    own = EXCHANGES[plan.exchange].section
+    for section in (section for section in _SECTIONS if section != own):
+        given = getattr(config, section)
+        changed = [key for key, value in vars(given).items() if value != getattr(type(given)(), key)]
+        for key in changed:
+            return f"{section}.{key}: mode {plan.mode} is set by section {own}, not {section}; remove it"
     return None
 
 
@@ -59,10 +58,8 @@ def _codec(plan: Plan, config: Config) -> str | None:
         return None
     able = ", ".join(name for name, codec in CODECS.items() if getattr(codec, needs))
     what = {"summable": "summed hop by hop", "exact_sums": "added up exactly in any order"}.get(needs, "used")
-    return (
-        f"{_choice('up', plan, config)} cannot be {what}, as exchange {plan.exchange} requires; set override.up to one of"
-        f" {able}, or choose a mode with a server"
-    )
+    choice = _choice("up" if needs == "exact_sums" else "codec", plan, config)
+    return f"{choice} cannot be {what}, as mode {plan.mode} requires; use one of {able}"
 
 
 def _synchronous(plan: Plan, config: Config) -> str | None:
@@ -70,9 +67,7 @@ def _synchronous(plan: Plan, config: Config) -> str | None:
     if not exchange.synchronous:
         return None
     if by in ("mpi", "torch") and not CODECS[plan.up].lossless:
-        return (
-            f"exchange.algorithm: {by} sums in full precision, not {plan.up}; use ring or butterfly, or set override.up: dense"
-        )
+        return f"replicas.algorithm: {by} sums in full precision, not {plan.up}; use ring, or set replicas.codec: dense"
     if config.optimizer.at == "worker" and not plan.local_steps:
         return (
             f"optimizer.at: worker needs a server that adds updates, but mode {plan.mode} has exchange {plan.exchange};"
@@ -92,14 +87,14 @@ def _outer(plan: Plan, config: Config) -> str | None:
         return None
     if plan.server.bundle > 1 and not RULES[plan.server.rule].mean:
         return (
-            f"exchange.bundle: with exchange.rule {plan.server.rule}, shards add up a bundle, but local.outer nesterov needs"
-            " its mean; set exchange.rule: softsync"
+            f"server.bundle: with server.rule {plan.server.rule}, shards add up a bundle, but local.outer nesterov needs"
+            " its mean; set server.rule: softsync"
         )
     dropping = next((codec for codec in (plan.up, plan.down) if CODECS[codec].drops), None)
     if dropping and plan.own_updates:
         return (
-            f"exchange.own_updates: with {dropping}, a worker would continue from updates in full that local.outer nesterov"
-            " applies in part; set exchange.own_updates: false"
+            f"server.own_updates: with {dropping}, a worker would continue from updates in full that local.outer nesterov"
+            " applies in part; set server.own_updates: false"
         )
     return None
 
@@ -109,9 +104,9 @@ def _sum(plan: Plan, config: Config) -> str | None:
         return None
     rule = RULES[plan.server.rule]
     if not EXCHANGES[plan.exchange].synchronous and rule.mean:
-        return f"local.outer: sum adds up deltas, but exchange.rule {plan.server.rule} takes their mean; remove one of them"
+        return f"local.outer: sum adds up deltas, but server.rule {plan.server.rule} takes their mean; remove one of them"
     if plan.server.per == "node":
-        return "local.outer: sum adds up deltas, but exchange.per node takes their mean; set local.outer: none"
+        return "local.outer: sum adds up deltas, but server.per node takes their mean; set local.outer: none"
     return None
 
 
@@ -148,11 +143,11 @@ def _one_call(plan: Plan, config: Config) -> str | None:
         return None
     separately = f"but mode {plan.mode} sends and receives separately"
     if plan.server.per == "node":
-        return f"exchange.per: node lets a node's devices exchange together, {separately}; remove it"
+        return f"server.per: node lets a node's devices exchange together, {separately}; remove it"
     if plan.server.one_node_at_a_time:
-        return f"exchange.one_node_at_a_time: a worker waits for each machine's answer, {separately}; set it to false"
+        return f"server.one_node_at_a_time: a worker waits for each machine's answer, {separately}; set it to false"
     if EXCHANGES[plan.exchange].sharded and RULES[plan.server.rule].holds:
-        return f"exchange.rule: with {plan.server.rule}, a worker waits until its push is applied, {separately}; use async"
+        return f"server.rule: with {plan.server.rule}, a worker waits until its push is applied, {separately}; use async"
     return None
 
 
@@ -162,20 +157,6 @@ def _own_updates(plan: Plan, config: Config) -> str | None:
             f"optimizer.at: shard needs gradients, but in mode {plan.mode} workers send finished updates; remove it, or"
             " choose another mode"
         )
-    return None
-
-
-def _only_of_shards(plan: Plan, config: Config) -> str | None:
-    if EXCHANGES[plan.exchange].sharded or EXCHANGES[plan.exchange].solitary:
-        return None
-    if config.override.down not in (None, "dense"):
-        return f"override.down: encodes what servers send, but mode {plan.mode} has exchange {plan.exchange}; remove it"
-    for key, value in _ONLY_OF_SHARDS.items():
-        if getattr(config.exchange, key) not in (None, value):
-            return (
-                f"exchange.{key}: needs exchange server, but mode {plan.mode} has exchange {plan.exchange}; set it to"
-                f" {shown(value)}"
-            )
     return None
 
 
@@ -190,31 +171,31 @@ def _shards(plan: Plan, config: Config) -> str | None:
         )
     holds = RULES[plan.server.rule].holds
     if holds and plan.server.one_channel_per_node:
-        return "exchange.one_channel_per_node: lets one rank of a node exchange at a time, but a round waits for all; remove it"
+        return "server.one_channel_per_node: lets one rank of a node exchange at a time, but a round waits for all; remove it"
     if holds and plan.server.one_node_at_a_time:
         return (
-            "exchange.one_node_at_a_time: a worker waits for one machine's answer, but in rounds this answer waits for all"
+            "server.one_node_at_a_time: a worker waits for one machine's answer, but in rounds this answer waits for all"
             " workers; set it to false"
         )
     if plan.server.backup and not holds:
         return (
-            f"exchange.backup: discards late pushes to rounds, but exchange.rule {plan.server.rule} has none; set"
-            " exchange.rule: rounds, or exchange.backup: 0"
+            f"server.backup: discards late pushes to rounds, but server.rule {plan.server.rule} has none; set"
+            " server.rule: rounds, or server.backup: 0"
         )
     if holds and plan.server.bundle > 1:
         return (
-            f"exchange.bundle: a round of exchange.rule {plan.server.rule} ends when all workers have pushed, not after a"
-            " number of pushes; set exchange.bundle: 1, or another rule"
+            f"server.bundle: a round of server.rule {plan.server.rule} ends when all workers have pushed, not after a"
+            " number of pushes; set server.bundle: 1, or another rule"
         )
     if holds and plan.server.backup and schedule_of(plan).max_in_flight:
         return (
-            f"exchange.backup: with schedule {plan.schedule} of mode {plan.mode}, every push is computed on older parameters,"
-            " so it would count as late and be discarded; use mode backup, or exchange.backup: 0"
+            f"server.backup: with schedule {plan.schedule} of mode {plan.mode}, every push is computed on older parameters,"
+            " so it would count as late and be discarded; use mode backup, or server.backup: 0"
         )
     if holds and plan.server.backup and not up.lossless:
         return (
-            f"exchange.backup: discards late pushes, which with override.up {plan.up} also contain parts of earlier gradients;"
-            " use override.up: dense, or exchange.backup: 0"
+            f"server.backup: discards late pushes, which with server.up {plan.up} also contain parts of earlier gradients;"
+            " use server.up: dense, or server.backup: 0"
         )
     return None
 
@@ -224,7 +205,7 @@ def _algorithm(plan: Plan, config: Config) -> str | None:
     if by == "ring" or EXCHANGES[plan.exchange].codec_needs == "summable":
         return None
     return (
-        f"exchange.algorithm: {by} is for exchanges all-reduce and powersgd, but mode {plan.mode} has {plan.exchange};"
+        f"replicas.algorithm: {by} is for exchanges all-reduce and powersgd, but mode {plan.mode} has {plan.exchange};"
         " remove it"
     )
 
@@ -233,21 +214,21 @@ def _buckets(plan: Plan, config: Config) -> str | None:
     if plan.buckets == 1 or (SCHEDULES[plan.schedule].in_parts and EXCHANGES[plan.exchange].buckets > 1):
         return None
     return (
-        "exchange.buckets: only schedule every-step with exchange all-reduce, powersgd or low-bit sends gradients in parts, but"
+        "replicas.buckets: only schedule every-step with exchange all-reduce, powersgd or low-bit sends gradients in parts, but"
         f" mode {plan.mode} has {plan.schedule} and {plan.exchange}; remove it"
     )
 
 
 def _join(plan: Plan, config: Config) -> str | None:
-    if config.exchange.join is None:
-        return None
     exchange = EXCHANGES[plan.exchange]
+    if getattr(getattr(config, exchange.section), "join", None) is None:
+        return None
     if exchange.synchronous or exchange.solitary or RULES[plan.server.rule].holds:
-        return f"exchange.join: lets workers join later, but mode {plan.mode} needs all workers from the start; remove it"
+        return f"{exchange.section}.join: lets workers join later, but mode {plan.mode} needs all from the start; remove it"
     if plan.local_steps or plan.server.per == "node":
         return (
-            "exchange.join: needs a schedule that sends gradients, and exchange.per: device; the schedule is"
-            f" {plan.schedule}, and exchange.per is {plan.server.per}; remove it"
+            "server.join: needs a schedule that sends gradients, and server.per: device; the schedule is"
+            f" {plan.schedule}, and server.per is {plan.server.per}; remove it"
         )
     return None
 
@@ -265,6 +246,6 @@ def _one_exchange(plan: Plan, config: Config) -> str | None:
 
 
 _RULES: tuple[Callable[[Plan, Config], str | None], ...] = (
-    _alone, _accumulating, _codec, _synchronous, _algorithm, _buckets, _outer, _only_of_shards,
+    _other_section, _accumulating, _codec, _synchronous, _algorithm, _buckets, _outer,
     _own_updates, _sum, _tiles, _delay, _one_call, _shards, _join, _one_exchange,
 )  # fmt: skip

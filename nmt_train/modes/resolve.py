@@ -14,6 +14,7 @@ from nmt_train.distributed.codec import CODECS
 from nmt_train.distributed.codec.config import CodecConfigs
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.parameter_server.update_rules import RULES
+from nmt_train.distributed.exchange.staged_join import Waves
 from nmt_train.distributed.plan import LocalPlan, OverlapPlan, Plan, ServerPlan
 from nmt_train.distributed.registry import EXCHANGES, SCHEDULES, schedule_of
 from nmt_train.distributed.schedule.overlap import Overlap
@@ -32,8 +33,8 @@ _OF_SEVERAL = "server"  # replaces the exchange of a single-rank mode if there a
 _OPTIMIZER = "adam"
 # Values with which these keys have no effect; they are not worth a reason.
 _WITHOUT_EFFECT = {
-    "optimizer.name": _OPTIMIZER, "local.outer": "none", "local.delay": 0, "exchange.rule": "async", "exchange.bundle": 1,
-    "exchange.backup": 0, "exchange.one_node_at_a_time": False, "exchange.buckets": 1, "exchange.own_updates": True,
+    "optimizer.name": _OPTIMIZER, "local.outer": "none", "local.delay": 0, "server.rule": "async", "server.bundle": 1,
+    "server.backup": 0, "server.one_node_at_a_time": False, "replicas.buckets": 1,
 }  # fmt: skip
 
 
@@ -80,7 +81,10 @@ def _row(config: Config) -> Mode:
         meant = f"did you mean {near[0]}? There are" if near else "choose one of"
         raise UserError(f"mode: {config.mode!r} is unknown; {meant} {', '.join(MODES)}")
     row = MODES[config.mode]
-    return dataclasses.replace(row, up=config.override.up or row.up, down=config.override.down or row.down)
+    section = EXCHANGES[row.exchange].section
+    up = {"server": config.server.up, "replicas": config.replicas.codec}.get(section)
+    down = config.server.down if section == "server" else None
+    return dataclasses.replace(row, up=up or row.up, down=down or row.down)
 
 
 class _Values:
@@ -100,21 +104,22 @@ class _Values:
 def _plan(config: Config, row: Mode, nodes: tuple[int, ...], values: _Values) -> Plan:
     """Without the adaptation of the optimizer to the workers, and without reasons."""
     schedule, exchange = SCHEDULES[row.schedule], EXCHANGES[row.exchange]
-    server, local, optimizer, dropping = config.exchange, config.local, config.optimizer, config.dropping
+    server, local, optimizer, dropping = config.server, config.local, config.optimizer, config.dropping
     workers = (len(set(nodes)) if server.per == "node" else len(nodes)) or 1
     updates = schedule.updates or exchange.exchanges_updates
     at = optimizer.at or ("worker" if updates else "shard" if exchange.synchronous else row.optimizer)
     if len(nodes) == 1 and optimizer.at is None and not schedule.updates:
         at = "shard"  # a single rank sends its gradients to the shard without loss
-    rule = values("exchange.rule", server.rule, "async")
+    rule = values("server.rule", server.rule, "async")
     up = values("dropping.up", dropping.up, 0.99)
     down = values("dropping.down", dropping.down, None)
     plan = Plan(
         mode=config.mode or "", schedule=row.schedule, exchange=row.exchange, up=row.up, down=row.down,
         sends_updates=at == "worker", local_steps=schedule.updates, workers=workers, dropped_up=up, dropped_down=down or 0.0,
         sums=config.batch.reduction == "sum", accumulate=config.batch.accumulate, tied=config.model.tied != "none",
-        own_updates=values("exchange.own_updates", server.own_updates, exchange.own_updates), algorithm=server.algorithm,
-        buckets=values("exchange.buckets", server.buckets, exchange.buckets if schedule.in_parts else 1),
+        own_updates=getattr(config, exchange.section).own_updates, algorithm=config.replicas.algorithm,
+        waves=_join(config, exchange.section) or Waves(len(nodes)),
+        buckets=values("replicas.buckets", config.replicas.buckets, exchange.buckets if schedule.in_parts else 1),
         optimizer=dataclasses.replace(
             optimizer, name=values("optimizer.name", optimizer.name, _OPTIMIZER),
             async_beta1=values("optimizer.async_beta1", optimizer.async_beta1, None),
@@ -128,9 +133,10 @@ def _plan(config: Config, row: Mode, nodes: tuple[int, ...], values: _Values) ->
             config.overlap.bound, values("overlap.local_update", config.overlap.local_update, "sum")
         ),
         server=ServerPlan(
-            values("exchange.shards", server.shards, None) or max(1, len(nodes)), rule, values("exchange.bundle", server.bundle, RULES[rule].bundle),
-            values("exchange.backup", server.backup, 0), server.per, server.bypass, server.one_channel_per_node,
-            values("exchange.one_node_at_a_time", server.one_node_at_a_time, False),
+            values("server.shards", server.shards, None) or max(1, len(nodes)), rule,
+            values("server.bundle", server.bundle, RULES[rule].bundle),
+            values("server.backup", server.backup, 0), server.per, server.bypass, server.one_channel_per_node,
+            values("server.one_node_at_a_time", server.one_node_at_a_time, False),
         ),
         pipeline=config.pipeline, downpour=config.downpour,
         codecs=CodecConfigs(dropping, config.threshold, config.qsgd, config.tiles),
@@ -141,26 +147,30 @@ def _plan(config: Config, row: Mode, nodes: tuple[int, ...], values: _Values) ->
     return plan
 
 
+def _join(config: Config, section: str) -> Waves | None:
+    return {"server": config.server.join, "peers": config.peers.join}.get(section)
+
+
 def _pushes(plan: Plan) -> int:
     """How many workers' pushes are new to a worker that receives a delta after each of them has pushed once."""
     return plan.workers - plan.knows_own(CODECS[plan.up].biased)
 
 
 def _check_ranks(plan: Plan, row: Mode, config: Config, nodes: tuple[int, ...]) -> None:
-    machines, join = len(set(nodes)), config.exchange.join
+    machines, join = len(set(nodes)), plan.waves
     if row.nodes and machines > row.nodes:
         raise UserError(
             f"mode: {plan.mode} is for {row.nodes} machine, but the ranks are on {machines}; choose another mode, or"
             " start the ranks on fewer machines"
         )
-    if nodes and join is not None and join.most > len(nodes):
+    if nodes and join.most > len(nodes):
         raise UserError(
-            f"exchange.join: {join.most} workers are to join, but this run has {counted(len(nodes), 'rank')};"
-            " let fewer join, or start more ranks"
+            f"{EXCHANGES[plan.exchange].section}.join: {join.most} workers are to join, but this run has"
+            f" {counted(len(nodes), 'rank')}; let fewer join, or start more ranks"
         )
     if EXCHANGES[plan.exchange].sharded and len(nodes) > 1 and plan.server.backup >= plan.workers:
         raise UserError(
-            f"exchange.backup: with {counted(plan.workers, 'worker')} and backup {plan.server.backup}, rounds would wait for no"
+            f"server.backup: with {counted(plan.workers, 'worker')} and backup {plan.server.backup}, rounds would wait for no"
             " worker; lower it, or start more ranks"
         )
 
@@ -180,12 +190,12 @@ def _added_up(plan: Plan) -> int:
 
 def _reasons(plan: Plan, config: Config, ranks: int, chosen: Mapping[str, Any], apart: int) -> dict[str, str]:
     """See `Plan.reasons`. chosen: the values that were left to the mode. apart: how many workers' updates are added up."""
-    own, sharded = f"mode {plan.mode}", EXCHANGES[plan.exchange].sharded
-    exchanges, down = ranks > 1 or not config.exchange.bypass, CODECS[plan.down]
+    own, sharded, section = f"mode {plan.mode}", EXCHANGES[plan.exchange].sharded, EXCHANGES[plan.exchange].section
+    exchanges, down = ranks > 1 or not config.server.bypass, CODECS[plan.down]
     found = {}
     if exchanges:
-        ways = {"override.up": plan.up} | ({"override.down": plan.down} if sharded else {})
-        found = {name: f"{codec} ({own})" for name, codec in ways.items()}
+        codecs = {"server": {"server.up": plan.up, "server.down": plan.down}, "replicas": {"replicas.codec": plan.up}}
+        found = {name: f"{codec} ({own})" for name, codec in codecs.get(section, {}).items()}
         at = "worker" if plan.sends_updates else "shard"
         found["optimizer.at"] = f"{at} ({own if config.optimizer.at is None else 'configured'})"
     for key in ("beta1", "warmup"):
@@ -196,7 +206,8 @@ def _reasons(plan: Plan, config: Config, ranks: int, chosen: Mapping[str, Any], 
     if plan.optimizer.cosine_until != config.optimizer.cosine_until:
         found["optimizer.cosine_until"] = f"{shown(plan.optimizer.cosine_until)} (stop.after)"
     used = {
-        "optimizer": True, "local": plan.local_steps, "exchange": exchanges,
+        "optimizer": True, "local": plan.local_steps, "server": exchanges and sharded,
+        "replicas": exchanges and section == "replicas",
         "dropping": exchanges and CODECS[plan.up].drops and not CODECS[plan.up].fixed_share,
         "overlap": exchanges and issubclass(SCHEDULES[plan.schedule], Overlap),
     }  # fmt: skip
@@ -215,14 +226,16 @@ def _reasons(plan: Plan, config: Config, ranks: int, chosen: Mapping[str, Any], 
 
 def fit(config: Config, nodes: tuple[int, ...]) -> Config:
     """Adapt the config to the ranks that remain, which are on `nodes`: reduce settings that need more ranks."""
-    exchange = config.exchange
-    if exchange.join is not None:
-        exchange = dataclasses.replace(exchange, join=exchange.join.at_most(len(nodes)))
-    alone = resolve(dataclasses.replace(config, exchange=exchange))
-    workers = len(set(nodes)) if exchange.per == "node" else len(nodes)
-    if alone.server.backup >= workers:
-        exchange = dataclasses.replace(exchange, backup=workers - 1)
-    return config if exchange == config.exchange else dataclasses.replace(config, exchange=exchange)
+    server, peers, ranks = config.server, config.peers, len(nodes)
+    if server.join is not None:
+        server = dataclasses.replace(server, join=server.join.at_most(ranks))
+    if peers.join is not None:
+        peers = dataclasses.replace(peers, join=peers.join.at_most(ranks))
+    fitting = dataclasses.replace(config, server=server, peers=peers)
+    workers = len(set(nodes)) if server.per == "node" else ranks
+    if resolve(fitting).server.backup >= workers:
+        fitting = dataclasses.replace(fitting, server=dataclasses.replace(server, backup=workers - 1))
+    return fitting
 
 
 def build(plan: Plan, flat: FlatModel, transport: Transport, trace: Trace) -> Schedule:

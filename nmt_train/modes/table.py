@@ -34,7 +34,7 @@ class Mode:
 # The thesis's own sparse algorithms: the optimizer at the shards, 99.9% dropped both ways, deltas that include the worker's own
 # updates, and none of our rules for asynchronous workers.
 _AS_THE_THESIS = {
-    "dropping.up": 0.999, "dropping.down": 0.999, "exchange.one_node_at_a_time": True, "overlap.local_update": "none",
+    "dropping.up": 0.999, "dropping.down": 0.999, "server.one_node_at_a_time": True, "overlap.local_update": "none",
     "optimizer.async_beta1": "unchanged", "optimizer.async_warmup": "unchanged",
 }  # fmt: skip
 MODES = {
@@ -46,12 +46,12 @@ MODES = {
     "thesis-sparse": Mode("every-step", "server", "top-k", "top-k", "thesis 3.8, Algorithms 8 and 9", settings=_AS_THE_THESIS),
     "thesis-sparse-overlap": Mode("overlapped", "server", "top-k", "top-k", "thesis 4.2.5", settings=_AS_THE_THESIS),
     "staleness-aware": Mode("every-step", "server", "dense", "dense", "Zhang 2016",
-                            settings={"exchange.rule": "staleness-aware"}),
-    "softsync": Mode("every-step", "server", "dense", "dense", "Zhang 2016", settings={"exchange.rule": "softsync"}),
+                            settings={"server.rule": "staleness-aware"}),
+    "softsync": Mode("every-step", "server", "dense", "dense", "Zhang 2016", settings={"server.rule": "softsync"}),
     "backup": Mode("every-step", "server", "dense", "dense", "Chen 2016",
-                   settings={"exchange.rule": "rounds", "exchange.backup": 1}),
+                   settings={"server.rule": "rounds", "server.backup": 1}),
     "downpour": Mode("downpour", "server", "dense", "dense", "Dean 2012, Farrell & Yang 2016",
-                     settings={"exchange.shards": 1, "optimizer.name": "adagrad"}),
+                     settings={"server.shards": 1, "optimizer.name": "adagrad"}),
     "easgd": Mode("local-steps", "server", "dense", "dense", "Zhang 2015", optimizer="worker",
                   settings={"local.outer": "elastic", "local.every": 10}),
     "strom": Mode("every-step", "peers", "threshold", "threshold", "Strom 2015, 2.6", optimizer="worker"),

@@ -29,12 +29,12 @@ _LOCAL = {"local.every": "1", "local.delay": "0"}
 # For each codec, or exchange with codecs of its own: a mode with settings in which it is used.
 MEASURED = {
     "low-bit": ("low-bit", {}),
-    "powersgd": ("powersgd", {"override.up": "half", "low_rank.rank": "8"}),
+    "powersgd": ("powersgd", {"replicas.codec": "half", "low_rank.rank": "8"}),
     # Decay 0 keeps what is encoded from growing.
     "tile-top-k": ("sparse-local", {"tiles.keep": "86", "tiles.decay": "0", **_LOCAL}),
     "threshold": ("strom", {}),
-    "half": ("sync", {"override.up": "half"}),
-    "bf16": ("sync", {"override.up": "bf16"}),
+    "half": ("sync", {"replicas.codec": "half"}),
+    "bf16": ("sync", {"replicas.codec": "bf16"}),
 }  # fmt: skip
 # More ranks encode smaller parts of a vector, which takes longer per element if the model is small.
 _RANKS, _RANKS_OF_SMALL_MODELS, _SMALL = 2, 4, 20_000_000  # elements of a model

@@ -18,7 +18,7 @@ def check(cluster: ClusterConfig, config: Config) -> None:
     in_rounds = RULES[plan.server.rule].holds
     if cluster.one_client_at_a_time and in_rounds:
         raise UserError(
-            f"one_client_at_a_time: a machine's answer to one worker waits for the pushes of all others with exchange.rule"
+            f"one_client_at_a_time: a machine's answer to one worker waits for the pushes of all others with server.rule"
             f" {plan.server.rule}; set --cluster.one_client_at_a_time false, or choose another mode"
         )
     losses = cluster.loss and cluster.resend is None and len(cluster.nodes) > 1

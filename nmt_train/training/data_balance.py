@@ -64,7 +64,7 @@ class DataBalancer:
     """`positions`: the last reported data position of each training worker."""
 
     def __init__(self, worker: Worker, progress: Progress) -> None:
-        self._worker, self._progress, self._config = worker, progress, worker.config
+        self._worker, self._progress = worker, progress
         self._place([Position() for _ in range(worker.transport.size)])
         self._settled: dict[int, _Settled] = {}  # by rank, without rank 0
         self._several = worker.transport.size > 1
@@ -100,8 +100,7 @@ class DataBalancer:
 
     def workers(self) -> int:
         """How many workers should train at the current progress."""
-        waves = self._config.exchange.join
-        return self._worker.transport.size if waves is None else waves.workers(self._progress)
+        return self._worker.plan.waves.workers(self._progress)
 
     def grows(self) -> bool:
         return self.workers() > self._worker.data_shard.size

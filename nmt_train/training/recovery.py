@@ -142,8 +142,7 @@ def recover(worker: Worker, survivor: SurvivorState) -> RecoveredState | None:
         forgotten, numbers = exchange.optimizer.zero_state(inventory.newest)
         shard = {name: cpu_copy(vector) for name, vector in forgotten.items()} | shard
     progress = Progress(**inventory.leader["progress"])
-    waves = worker.config.exchange.join
-    training = transport.size if waves is None else waves.workers(progress)
+    training = worker.plan.waves.workers(progress)
     data_shard, position = resume(transport.rank, stages, training)
     data_shard = DataShard(data_shard.rank, training, data_shard.stages, exchange.synchronous)
     owed = survivor.rescued(inventory.newest)

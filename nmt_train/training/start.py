@@ -178,9 +178,9 @@ def _compare_devices(config: Config, transport: Transport, own: torch.device) ->
                 f"devices: {describe(transport, *ranks)} compute on the same {gpu}; start at most one rank per GPU, let each"
                 f" see its own (srun --gpus-per-task=1), or let them share it: devices: cuda x {len(ranks)}"
             )
-        if gpu and len(ranks) > 1 and config.exchange.algorithm == "torch" and config.mode != AUTO:
+        if gpu and len(ranks) > 1 and config.replicas.algorithm == "torch" and config.mode != AUTO:
             raise UserError(
-                f"exchange.algorithm: torch (NCCL) needs one GPU per rank, but {describe(transport, *ranks)} share one;"
+                f"replicas.algorithm: torch (NCCL) needs one GPU per rank, but {describe(transport, *ranks)} share one;"
                 " use ring, or give each rank its own GPU"
             )
     return [str(facts["type"]) for facts in said]

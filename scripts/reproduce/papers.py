@@ -41,7 +41,7 @@ def predicted(codec: str) -> Symbols:
 
 
 def all_reduce(seconds: float) -> Setup:
-    return at_batch(seconds, "sync", "exchange.buckets=1")  # as in the paper: the exchange begins after the backward pass
+    return at_batch(seconds, "sync", "replicas.buckets=1")  # as in the paper: the exchange begins after the backward pass
 
 
 def alone(seconds: float) -> Setup:
@@ -49,22 +49,22 @@ def alone(seconds: float) -> Setup:
 
 
 def pipe(seconds: float, codec: str) -> Setup:
-    return at_batch(seconds, "pipe", f"override.up={codec}")
+    return at_batch(seconds, "pipe", f"replicas.codec={codec}")
 
 
 def by_server(seconds: float) -> Setup:
-    return at_batch(seconds, "vanilla", "exchange.rule=rounds", "exchange.shards=1", "exchange.bypass=false")
+    return at_batch(seconds, "vanilla", "server.rule=rounds", "server.shards=1", "server.bypass=false")
 
 
 WIDTHS = (2, 3, 5, 9)
 
 
 def of_width(width: int) -> Setup:
-    return Setup("pipe", "pipesgd", ("override.up=truncated", f"pipeline.width={width}", *together(4)))
+    return Setup("pipe", "pipesgd", ("replicas.codec=truncated", f"pipeline.width={width}", *together(4)))
 
 
 SYNC = Setup("sync", "pipesgd", together(4))
-WARMED = {codec: Setup("pipe", "pipesgd", (f"override.up={codec}", "pipeline.warmup=100", *together(4))) for codec in CODECS}
+WARMED = {codec: Setup("pipe", "pipesgd", (f"replicas.codec={codec}", "pipeline.warmup=100", *together(4))) for codec in CODECS}
 
 # Strom 2015
 SPEEDS = {1: 1.0, 5: 4.3, 10: 8.7, 20: 17.0, 40: 33.0, 80: 54.0}  # nodes: relative speed (Table 2)
@@ -92,11 +92,11 @@ def strom_coding(coding: str) -> Setup:
 STROM_VARIANTS = {
     name: Setup("strom", "strom", (*strom_coding("words").options, *options))
     for name, options in {
-        "own updates applied at once": ("exchange.own_updates=true",),
+        "own updates applied at once": ("peers.own_updates=true",),
         "half of the rate": ("optimizer.learning_rate=0.0015",),
         **{
             f"one worker first, the rate halved every {every} updates": (
-                "exchange.join={1: 0u, 5: 400u}", "optimizer.schedule=step", f"optimizer.step_every={every}",
+                "peers.join={1: 0u, 5: 400u}", "optimizer.schedule=step", f"optimizer.step_every={every}",
             )
             for every in (470, 1200)
         },
@@ -124,8 +124,8 @@ def downpour(
 # workers join in waves.
 COMPARED = (2, 8, 16)
 WAVES = {
-    8: ("exchange.join={1: 0u, 2: 100u, 4: 200u, 8: 400u}",),
-    16: ("exchange.join={1: 0u, 2: 100u, 4: 200u, 8: 400u, 16: 800u}",),
+    8: ("server.join={1: 0u, 2: 100u, 4: 200u, 8: 400u}",),
+    16: ("server.join={1: 0u, 2: 100u, 4: 200u, 8: 400u, 16: 800u}",),
 }
 DOWNPOUR_VARIANTS = {
     "rate 0.007": {workers: downpour(workers, rate=0.007) for workers in COMPARED},
@@ -169,7 +169,7 @@ BUNDLES = (2, 4, 8)
 def softsync(bundle: int) -> Setup:
     """n-softsync divides by staleness, too (Zhang et al. 2016), so every n has the rate of n = 1 (AWARE)."""
     warmup, rate = together(bundle)[0], together(8)[1]
-    return Setup("staleness-aware", "arnold", (f"exchange.bundle={bundle}", warmup, rate, *_AS_CONFIGURED))
+    return Setup("staleness-aware", "arnold", (f"server.bundle={bundle}", warmup, rate, *_AS_CONFIGURED))
 
 
 # Noel and Osindero 2014, as the thesis describes it: workers push the sum of their gradients since the last exchange, and

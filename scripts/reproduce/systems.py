@@ -145,16 +145,16 @@ SYSTEMS: dict[str, System] = {
     ALONE: System("single", ("cluster.nodes=1 x 1",), _knobs(*_ONE_BATCH), _BATCHES, singly=True),
     IDEAL: System("sync", (*_UNLIMITED, "cluster.bus=100 GB/s"), _knobs(*_FOUR_BATCHES), _BATCHES, unlimited=True),
     "sync bf16": System(
-        "sync", ("override.up=bf16",), _knobs(*_FOUR_BATCHES),
+        "sync", ("replicas.codec=bf16",), _knobs(*_FOUR_BATCHES),
         _plans(_networks("n=2 n=1 n=4 n=8", "n=8 n=4 n=16 n=32", "n=32 n=16 n=64 n=8"), n="batch.accumulate")
     ),
-    "sync bf16, every step": System("sync", ("override.up=bf16",), _knobs(*_FOUR_BATCHES)),
+    "sync bf16, every step": System("sync", ("replicas.codec=bf16",), _knobs(*_FOUR_BATCHES)),
     "pipe": System(
         "pipe", (), _knobs(*_FOUR_BATCHES) | {"pipeline.warmup": ("0", "25", "100")},
-        dict.fromkeys((FAST, SLOW, SLOWEST), ("override.up=half", "override.up=int8"))
+        dict.fromkeys((FAST, SLOW, SLOWEST), ("replicas.codec=half", "replicas.codec=int8"))
     ),
     "powersgd": System(
-        "powersgd", ("override.up=half",), _knobs(*_FOUR_BATCHES),
+        "powersgd", ("replicas.codec=half",), _knobs(*_FOUR_BATCHES),
         _plans(_networks("rank=4,dense=0 rank=8,dense=0 rank=2,dense=0 rank=4,dense=50",
                "rank=1,dense=0 rank=2,dense=0 rank=1,n=2 rank=2,n=4",
                "rank=1,n=8 rank=1,n=16 rank=1,n=4 rank=2,n=16"),
@@ -167,7 +167,7 @@ SYSTEMS: dict[str, System] = {
                          "up=2,down=2,n=32 up=2,down=2,n=16 up=2,down=2,n=64 up=2,down=3,n=32"),
                up="low_bit.up", down="low_bit.down", late="low_bit.late_lookups", n="batch.accumulate") | _BATCHES
     ),
-    "local-sgd": System("local-sgd", ("override.up=half",), _knobs(*_LOCAL), _DENSE_LOCAL, drains=True),
+    "local-sgd": System("local-sgd", ("replicas.codec=half",), _knobs(*_LOCAL), _DENSE_LOCAL, drains=True),
     "diloco": System(
         "diloco", ("local.outer_rate=1.0",), _knobs(*_LOCAL),
         {network: tuple(f"{plan},local.outer_momentum={momentum}" for plan in plans for momentum in (0.5, 0.9))
@@ -217,7 +217,7 @@ SYSTEMS: dict[str, System] = {
         lockstep=False, singly=True
     ),
     "sparse-local-async, tiles": System(
-        "sparse-local-async", ("override.up=tile-top-k", "override.down=tile-top-k", "tiles.size=32768", "local.delay=16"),
+        "sparse-local-async", ("server.up=tile-top-k", "server.down=tile-top-k", "tiles.size=32768", "local.delay=16"),
         _knobs(*_LOCAL_PUSHES),
         _plans(_networks("every=1,keep=2400 every=1,keep=1200 every=2,keep=2400 every=1,keep=4800",
                          "every=1,keep=660 every=2,keep=1320 every=1,keep=330 every=4,keep=2640",

@@ -24,11 +24,11 @@ BOUND = ("overlap.bound=2",)
 # It counts its local steps as updates, so this warm-up takes as many words of all workers as that of other modes.
 ONCE = Setup("simuparallel", "7x1", ("optimizer.warmup=57",))
 # Every shard is reached over the network, also the worker's own, as in Figure 4.11.
-REMOTE = ("exchange.bypass=false",)
+REMOTE = ("server.bypass=false",)
 # As in the thesis: no rules for asynchronous workers, no local updates, one machine after the other, 8 bytes per element.
 _DENSE = (
     "optimizer.async_beta1=unchanged", "optimizer.async_warmup=unchanged", "overlap.local_update=none",
-    "exchange.one_node_at_a_time=true",
+    "server.one_node_at_a_time=true",
 )  # fmt: skip
 _ELEMENTS = ("dropping.values=fp32", "dropping.indices=int32")
 ALWAYS: dict[str, tuple[str, ...]] = {

@@ -52,7 +52,7 @@ def write(trials: Trials, folder: Path, jobs: int, path: Path = TABLE) -> None:
 def _choice(trial: Trial) -> tuple[str, str]:
     """The mode and its settings, without what is tuned everywhere (rate, warm-up, beta1, floor)."""
     system = SYSTEMS[trial.system]
-    fixed = ("override.up=bf16",) if trial.system == IDEAL else system.fixed
+    fixed = ("replicas.codec=bf16",) if trial.system == IDEAL else system.fixed
     plan = (f"{key}={value}" for key, value in plan_of(trial.settings).items())
     settings = [setting for setting in (*fixed, *plan) if setting.split("=")[0] not in _DEFAULTS]
     return system.mode, " ".join(setting for setting in settings if setting != "batch.accumulate=1")

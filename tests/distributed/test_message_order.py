@@ -29,18 +29,18 @@ START = torch.arange(ELEMENTS, dtype=torch.float32)
 LAYOUTS = st.lists(st.integers(1, 3), min_size=1, max_size=3)  # devices of each machine
 ORDERS = int(os.environ.get("NMT_TRAIN_ORDERS", "200"))
 OPTIONS: dict[str, Any] = {
-    "exchange.bypass": st.booleans(),
-    "exchange.bundle": st.integers(1, 3),
-    "exchange.per": st.sampled_from(["device", "node"]),
-    "exchange.one_channel_per_node": st.booleans(),
-    "exchange.own_updates": st.booleans(),
+    "server.bypass": st.booleans(),
+    "server.bundle": st.integers(1, 3),
+    "server.per": st.sampled_from(["device", "node"]),
+    "server.one_channel_per_node": st.booleans(),
+    "server.own_updates": st.booleans(),
     "optimizer.at": st.sampled_from([None, "shard", "worker"]),
     "overlap.bound": st.integers(0, 2),
     "overlap.local_update": st.sampled_from(["none", "sum", "optimizer"]),
     "dropping.up": st.sampled_from([0.5, 0.9]),
     "dropping.down": st.sampled_from([None, 0.5, 0.9]),
-    "exchange.shards": st.sampled_from([None, 1, 2]),
-    "override.down": st.sampled_from([None, "dense"]),
+    "server.shards": st.sampled_from([None, 1, 2]),
+    "server.down": st.sampled_from([None, "dense"]),
 }
 
 

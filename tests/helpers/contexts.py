@@ -27,10 +27,10 @@ class Vector(nn.Module):
 
 def context(
     transport: Any, model: Tensor | FlatModel, up: str = "dense", down: str = "dense", optimizer_at: str = "shard",
-    schedule_updates: bool = False, max_in_flight: int = 0, **sections: Any,
+    schedule_updates: bool = False, max_in_flight: int = 0, exchange: str = "server", **sections: Any,
 ) -> BuildContext:  # fmt: skip
     """sections: of the configuration, such as optimizer=OptimizerConfig(...)."""
-    row = Mode("every-step", "server", up, down, "these tests", optimizer=optimizer_at)
+    row = Mode("every-step", exchange, up, down, "these tests", optimizer=optimizer_at)
     config = dataclasses.replace(configuration.validate(_NEEDED, {}), **sections)
     flat = model if isinstance(model, FlatModel) else FlatModel(Vector(model))
     plan = modes._plan(config, row, transport.nodes, modes._Values(row))

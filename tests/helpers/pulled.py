@@ -19,7 +19,7 @@ from nmt_train.trace import Trace
 START = torch.tensor([1.0, -2.0, 3.0, 0.5, -0.25])
 RATE = 0.125
 # What makes mode diloco-async plain local SGD by a server.
-BY_SERVER = {"local.outer": "none", "override.up": "dense", "override.down": "dense"}
+BY_SERVER = {"local.outer": "none", "server.up": "dense", "server.down": "dense"}
 
 
 class Vector(nn.Module):

@@ -14,15 +14,15 @@ SETTINGS = {"local.every": "2", "tiles.keep": "86", "batch.accumulate": "1"}
 
 
 def test_a_choice_replaces_all_settings_of_modes_and_nothing_else(make: Make) -> None:
-    given = make(mode=AUTO, overlap__bound=7, batch__accumulate=3, optimizer__learning_rate=0.5, exchange__per="node")
+    given = make(mode=AUTO, overlap__bound=7, batch__accumulate=3, optimizer__learning_rate=0.5, server__per="node")
     chosen = with_mode(given, "sparse-local", SETTINGS)
     assert chosen == make(mode="sparse-local", local__every=2, tiles__keep=86, optimizer__learning_rate=0.5)
-    assert replaced(given) == ["batch.accumulate", "overlap.bound", "exchange.per"]
+    assert replaced(given) == ["batch.accumulate", "overlap.bound", "server.per"]
     assert replaced(make(mode=AUTO)) == []
 
 
 def test_the_part_of_a_mode_travels_between_configurations(make: Make) -> None:
-    waves = with_mode(make(), "vanilla", {"exchange.join": "{1: 0u, 2: 10u}"})
+    waves = with_mode(make(), "vanilla", {"server.join": "{1: 0u, 2: 10u}"})
     assert with_part(make(mode=AUTO), part_of_mode(flatten(plain(waves)))) == waves
     chosen = with_mode(make(mode=AUTO, seed=1), "sparse-local", SETTINGS)
     there = make(mode=AUTO, seed=2, overlap__bound=7)

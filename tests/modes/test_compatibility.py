@@ -25,13 +25,20 @@ OPTIONS: dict[str, Any] = {
     "local.every": 3, "local.delay": 0, "downpour.push": 2, "downpour.fetch": 3, "threshold.density": 0.4, "dropping.up": 0.6,
     "qsgd.levels": 127, "stop.after": "9e", "optimizer.name": "sgd",
 }  # fmt: skip
-PAIRS = [*itertools.product(MODES, CODECS)]
+BY_SERVER = [mode for mode, row in MODES.items() if row.exchange == "server"]
+REPLICAS = [mode for mode in MODES if mode not in (*BY_SERVER, "single", "strom")]
+PAIRS = [*itertools.product([*BY_SERVER, *REPLICAS], CODECS)]
+
+
+def sent(mode: str, codec: str) -> dict[str, str]:
+    """The setting by which workers send with this codec."""
+    return {"server.up" if mode in BY_SERVER else "replicas.codec": codec}
 
 
 def trained(mode: str, codec: str) -> list[Tensor]:
     """Of every rank the parameters that all have in common in the end; all are pulled to the same place."""
-    chosen = settings(mode, OPTIONS | {"override.up": codec})
-    room = engine([1] if mode == "single" else NODES)
+    chosen = settings(mode, OPTIONS | sent(mode, codec))
+    room = engine(NODES)
 
     def work(transport: VirtualTransport) -> Tensor:
         torch.manual_seed(transport.rank)
@@ -50,10 +57,12 @@ def trained(mode: str, codec: str) -> list[Tensor]:
     return together(room, *[work] * len(room.transports))
 
 
-@pytest.mark.parametrize("mode", ["sync", "powersgd", "sparse-local", "strom"])
-def test_a_codec_of_servers_is_refused_where_there_are_none(mode: str) -> None:
-    with pytest.raises(UserError, match=f"override.down: encodes what servers send, but mode {mode} has .*; remove it"):
-        modes.resolve(settings(mode, OPTIONS | {"override.down": "int8"}), (0, 1))
+@pytest.mark.parametrize(("mode", "own"), [("sync", "replicas"), ("sparse-local", "replicas"), ("strom", "peers")])
+def test_a_key_of_another_section_is_refused(mode: str, own: str) -> None:
+    with pytest.raises(UserError, match=f"server.down: mode {mode} is set by section {own}, not server; remove it"):
+        modes.resolve(settings(mode, OPTIONS | {"server.down": "int8"}), (0, 1))
+    with pytest.raises(UserError, match="replicas.buckets: mode vanilla is set by section server, not replicas; remove it"):
+        modes.resolve(settings("vanilla", OPTIONS | {"replicas.buckets": 3}), (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -61,13 +70,12 @@ def test_a_codec_of_servers_is_refused_where_there_are_none(mode: str) -> None:
     [
         (
             "diloco-async",
-            {"exchange.rule": "rounds", "exchange.backup": 1, "local.every": 1, "local.delay": 1},
-            "exchange.backup: .* would count as late",
+            {"server.rule": "rounds", "server.backup": 1, "local.every": 1, "local.delay": 1},
+            "server.backup: .* would count as late",
         ),
         ("easgd", {"local.every": 0}, "local.every: with local.outer elastic"),
-        ("diloco-async", {"override.down": "top-k"}, "exchange.own_updates: with top-k"),
-        ("sync", {"exchange.bypass": False}, "exchange.bypass: needs exchange server"),
-        ("sparse-local-async", {"override.up": "tile-top-k", "tiles.rate": 4.0}, "tiles.rate: needs exchange all-gather"),
+        ("diloco-async", {"server.down": "top-k"}, "server.own_updates: with top-k"),
+        ("sparse-local-async", {"server.up": "tile-top-k", "tiles.rate": 4.0}, "tiles.rate: needs exchange all-gather"),
     ],
 )
 def test_a_setting_without_its_meaning_is_refused(mode: str, options: dict[str, Any], said: str) -> None:
@@ -80,7 +88,7 @@ def test_a_mode_trains_with_a_codec_or_is_refused(mode: str, codec: str) -> None
     try:
         found = trained(mode, codec)
     except UserError as error:
-        assert str(error).startswith(("override.up", "exchange.")), error
+        assert str(error).startswith(("server.", "replicas.")), error
         assert ";" in str(error), "it says what to do"
         return
     assert all(torch.equal(one, other) for one, other in zip(found, trained(mode, codec), strict=True))
@@ -90,15 +98,15 @@ def test_a_mode_trains_with_a_codec_or_is_refused(mode: str, codec: str) -> None
 
 def test_which_codecs_a_mode_accepts_is_known() -> None:
     """So that a rule that refuses too much, or too little, is seen."""
-    counts = dict.fromkeys(MODES, 0)
+    counts = dict.fromkeys([*BY_SERVER, *REPLICAS], 0)
     for mode, codec in PAIRS:
         try:
-            modes.resolve(settings(mode, OPTIONS | {"override.up": codec}))
+            modes.resolve(settings(mode, OPTIONS | sent(mode, codec)))
             counts[mode] += 1
         except UserError:
             pass
     summed = {"sync": 5, "powersgd": 5, "pipe": 5, "local-sgd": 5, "simuparallel": 5, "diloco": 5}
-    one = {"single": 1, "low-bit": 1, "strom": 1, "backup": 1}
+    one = {"low-bit": 1, "backup": 1}
     assert {mode: count for mode, count in counts.items() if count != 10} == summed | one | {"diloco-async": 8}
 
 

@@ -40,8 +40,8 @@ class Pairs(Asynchronous):
 
 
 TOYS: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
-    "codec": (CODECS, Doubled, {"mode": "sync", "override__up": "toy"}),
-    "update rule": (RULES, Pairs, {"mode": "vanilla", "exchange__rule": "toy"}),
+    "codec": (CODECS, Doubled, {"mode": "sync", "replicas__codec": "toy"}),
+    "update rule": (RULES, Pairs, {"mode": "vanilla", "server__rule": "toy"}),
     "optimizer": (OPTIMIZERS, lambda config, parameter: torch.optim.SGD([parameter], lr=0.1), {"optimizer__name": "toy"}),
     "mode": (MODES, Mode("every-step", "server", "int8", "dense", "this test"), {"mode": "toy"}),
 }

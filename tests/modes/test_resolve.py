@@ -28,19 +28,19 @@ from nmt_train.optim.learning_rate import for_async_workers
 def test_a_row_on_ranks(
     make: Make, mode: str, nodes: tuple[int, ...], per: str, workers: int, optimizer: str, exchange: str
 ) -> None:
-    found = modes.resolve(make(mode=mode, exchange__per=per), nodes)
+    found = modes.resolve(make(mode=mode, server__per=per), nodes)
     assert (found.workers, found.sends_updates, found.exchange) == (workers, optimizer == "worker", exchange)
 
 
 def test_what_is_asked_for_replaces_what_the_row_has(make: Make) -> None:
     assert modes.resolve(make(mode="sparse", optimizer__at="shard"), (0, 1)).sends_updates is False
-    assert modes.resolve(make(mode="vanilla", override__up="half"), (0, 1)).up == "half"
+    assert modes.resolve(make(mode="vanilla", server__up="half"), (0, 1)).up == "half"
 
 
 def test_what_a_row_for_one_machine_becomes_on_its_devices_is_refused_as_in_any_mode(make: Make) -> None:
-    changes = {"exchange__rule": "rounds", "exchange__one_channel_per_node": True}
+    changes = {"server__rule": "rounds", "server__one_channel_per_node": True}
     for mode, nodes in (("vanilla", (0, 1)), ("single", (0, 0))):
-        with pytest.raises(UserError, match=r"exchange.one_channel_per_node: .* but a round waits for all; remove it"):
+        with pytest.raises(UserError, match=r"server.one_channel_per_node: .* but a round waits for all; remove it"):
             modes.resolve(make(mode=mode, **changes), nodes)
 
 
@@ -48,9 +48,9 @@ def test_what_a_row_for_one_machine_becomes_on_its_devices_is_refused_as_in_any_
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"exchange__per": "node"}, "exchange.per: node lets"),
-        ({"exchange__one_node_at_a_time": True}, "exchange.one_node_at_a_time: a worker waits"),
-        ({"exchange__rule": "rounds"}, "exchange.rule: with rounds, a worker waits"),
+        ({"server__per": "node"}, "server.per: node lets"),
+        ({"server__one_node_at_a_time": True}, "server.one_node_at_a_time: a worker waits"),
+        ({"server__rule": "rounds"}, "server.rule: with rounds, a worker waits"),
     ],
 )
 def test_what_needs_an_answer_to_every_push_is_refused_where_pushes_have_none(
@@ -62,8 +62,8 @@ def test_what_needs_an_answer_to_every_push_is_refused_where_pushes_have_none(
 
 @pytest.mark.parametrize("changes", [{"mode": "vanilla"}, {"mode": "pipe"}, {"mode": "local-sgd"}])
 def test_buckets_where_parts_cannot_travel_apart_are_refused(make: Make, changes: dict[str, str]) -> None:
-    with pytest.raises(UserError, match=r"exchange.buckets: only schedule every-step with .*; remove it"):
-        modes.resolve(make(exchange__buckets=4, **changes))
+    with pytest.raises(UserError, match=r"replicas.buckets: only schedule every-step with .*; remove it"):
+        modes.resolve(make(replicas__buckets=4, **changes))
     assert modes.resolve(make(**changes)).buckets == 1
     assert modes.resolve(make(mode="sync")).buckets == 8
 
@@ -86,7 +86,7 @@ def test_momentum_gives_way_to_that_of_asynchrony() -> None:
     "changes",
     [
         {"mode": "easgd"}, {"mode": "pipe"}, {"mode": "powersgd"}, {"mode": "local-sgd"}, {"mode": "backup"},
-        {"mode": "softsync", "exchange__bundle": 4}, {"mode": "vanilla", "exchange__bundle": 4},
+        {"mode": "softsync", "server__bundle": 4}, {"mode": "vanilla", "server__bundle": 4},
     ],
 )  # fmt: skip
 def test_workers_whose_updates_are_averaged_keep_momentum_and_warm_up(make: Make, changes: dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ def test_workers_whose_updates_are_averaged_keep_momentum_and_warm_up(make: Make
     ("changes", "warmup"),
     [
         ({"mode": "sparse"}, 252),
-        ({"mode": "sparse", "exchange__bundle": 4}, 252),  # a bundle of finished updates is their sum
+        ({"mode": "sparse", "server__bundle": 4}, 252),  # a bundle of finished updates is their sum
         ({"mode": "sparse-local-async"}, 63),
         ({"mode": "local-sgd", "local__outer": "sum"}, 63),
     ],
@@ -154,8 +154,8 @@ def test_the_thesis_s_own_modes_have_none_of_our_rules(make: Make, mode: str) ->
 @pytest.mark.parametrize(
     ("changes", "bundle"),
     [
-        ({"mode": "softsync"}, 2), ({"mode": "softsync", "exchange__bundle": 1}, 1),
-        ({"mode": "overlap", "exchange__rule": "softsync"}, 2), ({"mode": "softsync", "exchange__rule": "async"}, 1),
+        ({"mode": "softsync"}, 2), ({"mode": "softsync", "server__bundle": 1}, 1),
+        ({"mode": "overlap", "server__rule": "softsync"}, 2), ({"mode": "softsync", "server__rule": "async"}, 1),
     ],
 )  # fmt: skip
 def test_softsync_bundles_two_pushes_in_every_mode(make: Make, changes: dict[str, Any], bundle: int) -> None:
@@ -164,6 +164,6 @@ def test_softsync_bundles_two_pushes_in_every_mode(make: Make, changes: dict[str
 
 
 def test_workers_whose_pushes_are_bundled_count_as_one(make: Make) -> None:
-    config = make(mode="vanilla", exchange__bundle=2, optimizer__warmup=100, optimizer__beta1=0.9)
+    config = make(mode="vanilla", server__bundle=2, optimizer__warmup=100, optimizer__beta1=0.9)
     optimizer = modes.resolve(config, (0, 1, 2)).optimizer
     assert (optimizer.beta1, optimizer.warmup) == (0.9, 100)

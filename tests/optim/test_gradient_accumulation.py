@@ -71,23 +71,23 @@ PRODUCTS: dict[str, tuple[str, list[int], list[Share], dict[str, Any], float]] =
     "accumulated": ("single", [1], [[3, 17, 6]], {"batch.accumulate": 3}, 1e-6),
     "accumulated and drained early": ("single", [1], [[3, 17, 6]], {"batch.accumulate": 5}, 1e-6),
     "all-reduce": ("sync", [1, 2], UNEQUAL, {}, 1e-6),
-    "all-reduce in one piece": ("sync", [1, 2], UNEQUAL, {"exchange.buckets": 1}, 1e-6),
-    "all-reduce by the library": ("sync", [1, 2], UNEQUAL, {"exchange.algorithm": "mpi"}, 1e-6),
-    "all-reduce in half precision": ("sync", [1, 2], UNEQUAL, {"override.up": "half"}, 2e-3),
-    "all-reduce in 8 bits": ("sync", [1, 2], UNEQUAL, {"override.up": "int8"}, 2e-2),
+    "all-reduce in one piece": ("sync", [1, 2], UNEQUAL, {"replicas.buckets": 1}, 1e-6),
+    "all-reduce by the library": ("sync", [1, 2], UNEQUAL, {"replicas.algorithm": "mpi"}, 1e-6),
+    "all-reduce in half precision": ("sync", [1, 2], UNEQUAL, {"replicas.codec": "half"}, 2e-3),
+    "all-reduce in 8 bits": ("sync", [1, 2], UNEQUAL, {"replicas.codec": "int8"}, 2e-2),
     "all-reduce and accumulated": ("sync", [1, 1], [[3, 17], [6, 1]], {"batch.accumulate": 2}, 1e-6),
     "all-reduce, a rank without a batch": ("sync", [1, 1, 1], [[3], [None], [6]], {}, 1e-6),
     "all-reduce, a rank with fewer": ("sync", [1, 1], [[3, 17], [6, None]], {"batch.accumulate": 2}, 1e-6),
     "powersgd": ("powersgd", [1, 2], UNEQUAL, {}, 1e-6),
     "powersgd, a rank without a batch": ("powersgd", [1, 1, 1], [[3], [None], [6]], {}, 1e-6),
-    "pipeline": ("pipe", [1, 2], UNEQUAL, {"override.up": "dense"}, 1e-6),
-    "pipeline, a rank without a batch": ("pipe", [1, 1, 1], [[3], [None], [6]], {"override.up": "dense"}, 1e-6),
-    "rounds": ("backup", [1, 2], UNEQUAL, {"exchange.backup": 0}, 1e-6),
-    "rounds, a rank without a batch": ("backup", [1, 1, 1], [[3], [None], [6]], {"exchange.backup": 0}, 1e-6),
-    "rounds of nodes": ("backup", [2, 1], UNEQUAL, {"exchange.backup": 0, "exchange.per": "node"}, 1e-6),
-    "softsync": ("softsync", [1, 2], UNEQUAL, {"exchange.bundle": 3}, 1e-6),
-    "bundles": ("vanilla", [1, 2], UNEQUAL, {"exchange.bundle": 3}, 1e-6),
-    "a node's devices": ("vanilla", [3], UNEQUAL, {"exchange.per": "node"}, 1e-6),
+    "pipeline": ("pipe", [1, 2], UNEQUAL, {"replicas.codec": "dense"}, 1e-6),
+    "pipeline, a rank without a batch": ("pipe", [1, 1, 1], [[3], [None], [6]], {"replicas.codec": "dense"}, 1e-6),
+    "rounds": ("backup", [1, 2], UNEQUAL, {"server.backup": 0}, 1e-6),
+    "rounds, a rank without a batch": ("backup", [1, 1, 1], [[3], [None], [6]], {"server.backup": 0}, 1e-6),
+    "rounds of nodes": ("backup", [2, 1], UNEQUAL, {"server.backup": 0, "server.per": "node"}, 1e-6),
+    "softsync": ("softsync", [1, 2], UNEQUAL, {"server.bundle": 3}, 1e-6),
+    "bundles": ("vanilla", [1, 2], UNEQUAL, {"server.bundle": 3}, 1e-6),
+    "a node's devices": ("vanilla", [3], UNEQUAL, {"server.per": "node"}, 1e-6),
     "pushes of several steps": ("downpour", [1], [[3, 17, 6]], {"downpour.push": 3, "downpour.fetch": 3}, 1e-6),
 }
 
@@ -110,7 +110,7 @@ def test_or_the_sum_of_their_means_where_sums_are_wanted(name: str) -> None:
 
 
 def test_a_mean_of_sums_counts_every_push_once_however_many_batches_it_has() -> None:
-    options = {"optimizer.name": "sgd", "batch.reduction": "sum", "exchange.backup": 0, "exchange.per": "node"}
+    options = {"optimizer.name": "sgd", "batch.reduction": "sum", "server.backup": 0, "server.per": "node"}
     for parameters in trained("backup", [2, 1], UNEQUAL, options):  # two pushes, of two batches and of one
         torch.testing.assert_close(parameters, at_once(UNEQUAL, sums=True, rate=0.125 / 2), rtol=0, atol=1e-5)
 

@@ -32,7 +32,7 @@ def exchange(p: int) -> float:
 @pytest.mark.parametrize("p", [2, 3, 5])
 def test_sync_takes_the_sum_of_its_parts(make: Make, p: int) -> None:
     expected = equations.total_sync(1, 0.004, 0.03, exchange(p)) + ORDERS
-    assert step(make, QUICK, p, mode="sync", exchange__buckets=1) == pytest.approx(expected, rel=1e-6)
+    assert step(make, QUICK, p, mode="sync", replicas__buckets=1) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("p", [2, 3, 5])
@@ -42,7 +42,7 @@ def test_a_pipeline_takes_the_longer_of_computing_and_exchanging(make: Make, p: 
     comm = equations.ring(p, n=4 * ELEMENTS, alpha=LINK.latency, beta=1 / LINK.bandwidth, gamma=0.0)
     comp = device.forward.seconds + device.backward.seconds + ORDERS
     for width in (2, 3):
-        found = step(make, free, p, mode="pipe", override__up="dense", pipeline__width=width)
+        found = step(make, free, p, mode="pipe", replicas__codec="dense", pipeline__width=width)
         assert found == pytest.approx(equations.total_pipe(1, 0.004, comp, comm), rel=1e-6)
 
 

@@ -92,7 +92,7 @@ def test_the_words_that_a_mode_needs_are_those_of_its_best_long_run(tmp_path: Pa
     best.write_text(json.dumps({"ranks": [{"period": 2.0}, {"period": 4.0}]}))
     write_words_needed(trials, tmp_path, 1, tmp_path / "words.csv")
     _, local, low_bit, overlap = (tmp_path / "words.csv").read_text(encoding="utf-8").splitlines()
-    assert local == 'local-sgd,override.up=half local.every=8 local.delay=8,4,0.750,0.500,1.000,0.000,"1M words, 2 seeds"'
+    assert local == 'local-sgd,replicas.codec=half local.every=8 local.delay=8,4,0.750,0.500,1.000,0.000,"1M words, 2 seeds"'
     assert low_bit == 'low-bit,low_bit.down=2,4,1.000,1.000,1.000,0.000,"1M words, 1 seed"', "with defaults but for this key"
     assert overlap == 'sparse-overlap,,4,1.500,1.000,2.000,3.000,"2M words, 2 seeds"'
 

@@ -33,7 +33,7 @@ from nmt_train.simulation.cluster_file import described
 from nmt_train.training.prepared_run import opened
 
 DEVICE = DeviceConfig(forward=Cost(0.0, 1e-3), backward=Cost(0.0, 2e-3), update=Cost(0.0, 1e-10))
-FOUR = Choice("sync", {"override.up": "bf16"}, 4, Needed(1.6, 1.3, 1.9))
+FOUR = Choice("sync", {"replicas.codec": "bf16"}, 4, Needed(1.6, 1.3, 1.9))
 
 
 def machines(bandwidth: str, nodes: list[int] | None = None) -> ClusterConfig:
@@ -166,7 +166,7 @@ def adviser(make: Make) -> AutoAdviser:
 
 def test_auto_chooses_the_best_mode_for_all_machines(adviser: AutoAdviser, make: Make, tmp_path: Path) -> None:
     fast, slow = (adviser.choose(described(machines(bandwidth))) for bandwidth in ("100 GB/s", "2 kB/s"))
-    assert fast.config == with_mode(make(), "sync", {"override.up": "bf16"})
+    assert fast.config == with_mode(make(), "sync", {"replicas.codec": "bf16"})
     assert any("chose --mode sync" in sentence and "times one machine" in sentence for sentence in fast.sentences)
     assert slow.config.mode not in ("sync", "single"), "all machines are there to be used"
     assert re.fullmatch(r"warning: one machine alone would be \d+\.\d times as fast", slow.sentences[-1])
@@ -192,10 +192,10 @@ def test_auto_says_how_its_choice_compares_on_the_machines_that_are_left(adviser
     other = adviser.compare(text, [1, 0, 1], make(mode="strom"))
     assert "sync would be best (" in other
     assert other.endswith(
-        "training continues with strom: to change, stop it and start it again with --mode sync --override.up bf16"
+        "training continues with strom: to change, stop it and start it again with --mode sync --replicas.codec bf16"
     )
-    slower = adviser.compare(text, [1, 0, 1], make(mode="sync", override__up="bf16", batch__accumulate=2))
-    assert slower.endswith("with --mode sync --override.up bf16 --batch.accumulate 1 --force")
+    slower = adviser.compare(text, [1, 0, 1], make(mode="sync", replicas__codec="bf16", batch__accumulate=2))
+    assert slower.endswith("with --mode sync --replicas.codec bf16 --batch.accumulate 1 --force")
     for devices in ([1, 1], [2, 1, 1]):
         assert adviser.compare(text, devices, best).startswith("these are not the machines that were measured")
     for damaged in (text.replace("nodes", "knots"), "nodes: [1"):

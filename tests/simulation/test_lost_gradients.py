@@ -65,7 +65,7 @@ def test_lost_bytes_take_as_long_as_others() -> None:
 
 @pytest.mark.parametrize("mode", BEARING)
 def test_workers_go_on_and_shards_make_fewer_updates(make: Make, tmp_path: Path, mode: str) -> None:
-    common = {"mode": mode, "stop__after": "10Kt", "batch__tokens": 300, "dropping__up": 0.9, "exchange__shards": 1}
+    common = {"mode": mode, "stop__after": "10Kt", "batch__tokens": 300, "dropping__up": 0.9, "server__shards": 1}
     whole, half = (run(make, tmp_path / f"{loss}", [1, 1], places=lossy(loss), **common) for loss in (0.0, 0.5))
     assert parameters(whole) != parameters(half)
     assert 0.6 < updates(half) / updates(whole) < 0.9  # all from the machine of the shard, half of those of the other

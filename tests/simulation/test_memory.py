@@ -27,7 +27,7 @@ def test_the_state_of_every_optimizer_counts_before_it_is_allocated(name: str) -
 @pytest.mark.parametrize("nodes", [2, 3, 4])
 def test_the_codecs_of_all_shares_have_the_same_scratch(make: Make, nodes: int) -> None:
     """Three vectors of the largest share, besides parameters, gradient, two moments and two residuals."""
-    config = make(mode="low-bit", exchange__buckets=1, model__tied="none")
+    config = make(mode="low-bit", replicas__buckets=1, model__tied="none")
     timing = measure(config, cluster([1] * nodes), [(40, 100), (7,), (300, 100), (10, 593)], [10, 20], 8)
     assert timing.ranks[0].memory / (4 * timing.elements) == pytest.approx(6 + 3 / nodes, abs=0.05)
 

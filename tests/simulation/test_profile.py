@@ -25,11 +25,11 @@ from nmt_train.training.setup import maker
     [
         {},
         {"batch__accumulate": 3},
-        {"mode": "sparse", "override__up": "half"},
-        {"exchange__per": "node", "overlap__bound": 2},
+        {"mode": "sparse", "server__up": "half"},
+        {"server__per": "node", "overlap__bound": 2},
         {"optimizer__at": "worker"},
         {"optimizer__at": "shard", "mode": "powersgd", "low_rank__dense_updates": 100},
-        {"mode": "sync", "exchange__buckets": 4, "exchange__algorithm": "butterfly"},
+        {"mode": "sync", "replicas__buckets": 4, "replicas__algorithm": "butterfly"},
     ],
     ids=["as it is", "accumulating", "with overrides", "per node", "at the worker", "dense at first", "in parts"],
 )

@@ -81,8 +81,8 @@ def test_interrupted_and_resumed_is_uninterrupted_bit_for_bit(make: Make, tmp_pa
     "changes",
     [
         {"mode": "powersgd", "batch__accumulate": 2},
-        {"mode": "sparse-local", "override__up": "threshold", "threshold__sample": 100},
-        {"mode": "sparse-local", "override__up": "top-k", "dropping__sample": 100},
+        {"mode": "sparse-local", "replicas__codec": "threshold", "threshold__sample": 100},
+        {"mode": "sparse-local", "replicas__codec": "top-k", "dropping__sample": 100},
     ],
     ids=lambda changes: "-".join(map(str, changes.values())),
 )  # fmt: skip
@@ -133,12 +133,12 @@ def test_workers_that_do_not_wait_for_each_other_obey_a_signal_between_two_excha
 @pytest.mark.parametrize("mode", ["vanilla", "sparse", "sparse-overlap"])
 def test_fewer_shards_than_ranks_change_what_is_sent_but_not_what_holds(make: Make, tmp_path: Path, mode: str) -> None:
     common = {"mode": mode, "checkpoint__every": "9u", "dropping__up": 0.9, "places": FAST}
-    whole = run(make, tmp_path / "whole", [2, 1], stop__after="20u", exchange__shards=1, **common)
-    run(make, tmp_path / "parts", [2, 1], stop__after="9u", exchange__shards=1, **common)
-    parts = run(make, tmp_path / "parts", [2, 1], stop__after="20u", exchange__shards=1, **common)
+    whole = run(make, tmp_path / "whole", [2, 1], stop__after="20u", server__shards=1, **common)
+    run(make, tmp_path / "parts", [2, 1], stop__after="9u", server__shards=1, **common)
+    parts = run(make, tmp_path / "parts", [2, 1], stop__after="20u", server__shards=1, **common)
     assert parameters(parts) == parameters(whole)
     ranks = events(
-        run(make, tmp_path / "traced", [2, 1], stop__after="20u", exchange__shards=1, log__every="20u", **common), "ranks"
+        run(make, tmp_path / "traced", [2, 1], stop__after="20u", server__shards=1, log__every="20u", **common), "ranks"
     )
     assert [("answer" in rank["sent"]) for rank in ranks[-1]["ranks"]] == [True, False, False]
 

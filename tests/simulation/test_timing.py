@@ -53,10 +53,10 @@ def test_traces_of_small_clusters_are_the_golden_ones(make: Make, name: str) -> 
 @pytest.mark.parametrize(
     ("codec", "changes", "others"),
     [
-        ("low-bit", {"mode": "low-bit"}, {"mode": "sync", "override__up": "half"}),
-        ("powersgd", {"mode": "powersgd", "override__up": "half"}, {"mode": "sparse-local"}),
-        ("tile-top-k", {"mode": "sparse-local"}, {"mode": "sparse-local", "override__up": "top-k"}),
-        ("half", {"mode": "sync", "override__up": "half"}, {"mode": "powersgd"}),
+        ("low-bit", {"mode": "low-bit"}, {"mode": "sync", "replicas__codec": "half"}),
+        ("powersgd", {"mode": "powersgd", "replicas__codec": "half"}, {"mode": "sparse-local"}),
+        ("tile-top-k", {"mode": "sparse-local"}, {"mode": "sparse-local", "replicas__codec": "top-k"}),
+        ("half", {"mode": "sync", "replicas__codec": "half"}, {"mode": "powersgd"}),
     ],
 )
 def test_a_worker_is_charged_for_the_codec_it_uses(
@@ -134,7 +134,7 @@ def test_carrying_messages_to_other_machines_is_taken_from_computing(make: Make)
         measure(make(mode="overlap"), cluster([1, 1], device, **LINKS), [(6000,)], [20], 20) for device in (DEVICE, busy)
     )
     assert taken.words_per_second < 0.9 * idle.words_per_second
-    library = make(mode="pipe", override__up="dense", exchange__algorithm="mpi")
+    library = make(mode="pipe", replicas__codec="dense", replicas__algorithm="mpi")
     idle, taken = (measure(library, cluster([1, 1], device, **LINKS), [(6000,)], [400], 20) for device in (DEVICE, busy))
     assert taken.words_per_second < idle.words_per_second
     same = [measure(make(mode="overlap"), cluster([2], device, **LINKS), [(6000,)], [20], 20) for device in (DEVICE, busy)]

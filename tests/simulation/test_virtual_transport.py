@@ -160,7 +160,7 @@ def test_an_answer_of_before_a_regroup_ends_no_turn_of_afterwards() -> None:
 def test_turns_cannot_be_combined_with_rounds(make: Make) -> None:
     rooms = cluster([1, 1, 1], one_client_at_a_time=True)
     with pytest.raises(UserError, match="one_client_at_a_time: .* set --cluster.one_client_at_a_time false"):
-        measure(make(mode="vanilla", exchange__rule="rounds"), rooms, [(100,)], [10], 8)
+        measure(make(mode="vanilla", server__rule="rounds"), rooms, [(100,)], [10], 8)
     assert measure(make(mode="vanilla"), rooms, [(100,)], [10], 8).words_per_second
 
 

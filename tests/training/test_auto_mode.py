@@ -70,7 +70,7 @@ def chosen(config: Config, run: Path, nodes: Sequence[int], before: Checkpoint |
 
 
 def test_all_ranks_of_a_new_run_measure_and_get_the_same_choice(make: Make, tmp_path: Path) -> None:
-    config = make(mode=AUTO, exchange__buckets=3)
+    config = make(mode=AUTO, replicas__buckets=3)
     found = chosen(config, tmp_path, [1, 2])
     assert [fake.measured for _, fake in found] == [1, 1, 1]
     assert {choice.config.mode for choice, _ in found} == {"sparse-local"}
@@ -79,7 +79,7 @@ def test_all_ranks_of_a_new_run_measure_and_get_the_same_choice(make: Make, tmp_
     found[0][0].write(tmp_path)
     assert (tmp_path / MACHINES).read_text(encoding="utf-8") == "# node0 x 1, node1 x 2\nthe machines"
     said = found[0][0].sentences
-    assert said == ["it is fast", "ignores exchange.buckets: each mode is compared with settings of its own"]
+    assert said == ["it is fast", "ignores replicas.buckets: each mode is compared with settings of its own"]
 
 
 def test_a_picture_that_cannot_be_drawn_does_not_end_training(

@@ -26,7 +26,7 @@ def test_what_differs_from_the_configuration_is_said_with_its_reason(make: Make,
     assert event["in_force"]["optimizer.warmup"].startswith("317 (200 configured, but updates of 2 workers are added up")
     assert event["in_force"]["optimizer.beta1"].startswith("0.4 (0.9 configured, but updates of 2 workers")
     assert event["in_force"]["optimizer.at"] == "worker (mode sparse-overlap)"
-    assert event["in_force"]["override.up"] == "top-k (mode sparse-overlap)"
+    assert event["in_force"]["server.up"] == "top-k (mode sparse-overlap)"
     for text in ("train.log", "config.yml"):
         assert "optimizer.warmup" in (folder / text).read_text(encoding="utf-8")
         assert "317 (200 configured" in (folder / text).read_text(encoding="utf-8")
@@ -44,17 +44,17 @@ def test_a_single_device_has_no_settings_of_an_exchange(make: Make) -> None:
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [
-        ("sync", {"exchange.buckets"}),
-        ("backup", {"override.down", "exchange.rule", "exchange.backup"}),
-        ("local-sgd", {"local.every"}),
-        ("overlap", {"override.down", "overlap.local_update", "optimizer.warmup", "optimizer.beta1"}),
-        ("sparse", {"override.down", "dropping.up", "dropping.down", "optimizer.warmup", "optimizer.beta1"}),
+        ("sync", {"replicas.buckets", "replicas.codec"}),
+        ("backup", {"server.up", "server.down", "server.rule", "server.backup"}),
+        ("local-sgd", {"local.every", "replicas.codec"}),
+        ("overlap", {"server.up", "server.down", "overlap.local_update", "optimizer.warmup", "optimizer.beta1"}),
+        ("sparse", {"server.up", "server.down", "dropping.up", "dropping.down", "optimizer.warmup", "optimizer.beta1"}),
     ],
 )
 def test_only_settings_that_have_an_effect_on_the_run_are_said(make: Make, mode: str, expected: set[str]) -> None:
     config = make(mode=mode, optimizer__warmup=200)
-    assert modes.resolve(config, (0, 1)).reasons.keys() == {"override.up", "optimizer.at"} | expected
-    assert not any(name.startswith(("exchange.", "override.")) for name in modes.resolve(config, (0,)).reasons)
+    assert modes.resolve(config, (0, 1)).reasons.keys() == {"optimizer.at"} | expected
+    assert not any(name.startswith(("server.", "replicas.")) for name in modes.resolve(config, (0,)).reasons)
 
 
 def test_a_run_that_a_time_limit_ended_says_what_is_missing_in_its_log(make: Make, tmp_path: Path) -> None:

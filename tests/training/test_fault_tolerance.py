@@ -42,8 +42,8 @@ CUTS = SEEDS[::6]
 EXACT: dict[str, dict[str, Any]] = {
     "vanilla": {}, "overlap": {}, "downpour": {}, "sync": {}, "pipe": {},
     "local-sgd": {"local__outer": "sum"}, "simuparallel": {"local__outer": "sum"}, "diloco": {"local__outer": "sum"},
-    "diloco-async": {"local__outer": "none"}, "sparse-local": {"override__up": "half"},
-    "sparse-local-async": {"override__up": "half", "override__down": "half"},
+    "diloco-async": {"local__outer": "none"}, "sparse-local": {"replicas__codec": "half"},
+    "sparse-local-async": {"server__up": "half", "server__down": "half"},
 }  # fmt: skip
 DELAYED = ("local-sgd", "diloco", "diloco-async", "sparse-local", "sparse-local-async")
 OTHERS = tuple(mode for mode in MODES if EXACT.get(mode, True) and mode != "single")  # with the settings of their own
@@ -117,7 +117,7 @@ def covered(outcome: ledger.Outcome, recoveries: list[dict[str, Any]]) -> torch.
 
 def check(make: Make, mode: str, seed: int, bundle: int = 1, **options: Any) -> None:
     """bundle: the most pushes of one update."""
-    outcome, recoveries = trial(make, mode, seed, **({"exchange__bundle": bundle} if bundle > 1 else {}), **options)
+    outcome, recoveries = trial(make, mode, seed, **({"server__bundle": bundle} if bundle > 1 else {}), **options)
     trained, applied = covered(outcome, recoveries), outcome.applied
     assert torch.allclose(applied, applied.round(), atol=1e-3)  # means are taken of sums
     assert (applied <= trained + 1e-3).all()
@@ -159,7 +159,7 @@ def test_pushes_that_a_worker_has_given_away_are_not_lost(make: Make, seed: int)
 def test_local_steps_are_not_applied_twice_if_a_shard_ends_before_the_first_exchange(make: Make) -> None:
     """The shard has made no update, so all that is known of it are the parameters that workers received at the start."""
     options = {"mode": "diloco-async", "local__outer": "none", "local__every": 3, "log__every": "10u"}
-    options |= {"override__up": "dense", "override__down": "dense"}
+    options |= {"server__up": "dense", "server__down": "dense"}
     config = ledger.plain(make(stop__after=f"{EPOCHS}e", **options))
     outcome = ledger.train(config, [2, 2], kills=[Kill(2, "0.0973s")], seed=22)
     recoveries = events(outcome.folder, "recovery")
@@ -170,7 +170,7 @@ def test_local_steps_are_not_applied_twice_if_a_shard_ends_before_the_first_exch
 @pytest.mark.parametrize("mode", ["local-sgd", "sparse-local"])
 def test_a_sum_that_a_worker_has_applied_is_not_sent_again_if_a_rank_ends_just_then(make: Make, mode: str) -> None:
     slow = dataclasses.replace(ledger.DEVICE, update=Cost("60ms", "0s"))
-    options = {"mode": mode, "local__every": 1, "local__delay": 0, "local__outer": "sum", "override__up": "dense"}
+    options = {"mode": mode, "local__every": 1, "local__delay": 0, "local__outer": "sum", "replicas__codec": "dense"}
     config = ledger.plain(make(stop__after=f"{EPOCHS}e", log__every="10u", **options))
     for at in range(100, 400, 20):  # a step takes about 250 ms, of which applying the sum takes 60
         outcome = ledger.train(config, [1, 1, 1], overwrite=True, device=slow, kills=[Kill(2, f"{at}ms")])
@@ -250,7 +250,7 @@ def test_rounds_of_all_workers_do_not_wait_for_one_that_waits_for_them(make: Mak
     nodes = [1, 1, 1]
     half = ledger.plain(make(mode="vanilla", stop__after="30u"))
     uneven = ledger.train(half, nodes, overwrite=True, stragglers=[Straggler(1, 5), Straggler(2, 5)])
-    whole = ledger.plain(make(mode="backup", exchange__backup=0, stop__after="3e", checkpoint__every="3u"))
+    whole = ledger.plain(make(mode="backup", server__backup=0, stop__after="3e", checkpoint__every="3u"))
     resumed = ledger.train(whole, nodes, uneven.trained)
     assert resumed.trained == {(epoch, batch): 1 for epoch in range(3) for batch in range(ledger.BATCHES)}
 

@@ -118,14 +118,14 @@ def test_every_mode_reads_every_batch_of_an_epoch_once(make: Make, two_epochs: i
 
 
 def test_workers_that_join_later_read_what_is_left_of_the_epoch(make: Make, two_epochs: int) -> None:
-    config = make(mode="sparse", exchange__join={1: "0u", 3: "7u"}, stop__after="2e", batch__tokens=300)
+    config = make(mode="sparse", server__join={1: "0u", 3: "7u"}, stop__after="2e", batch__tokens=300)
     done = finish([*MPIRUN, "-np", "3", *OURS, "--config", written(config)])
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("3 workers train from now on") == 1
     assert words(config) == two_epochs
     few = finish([*MPIRUN, "-np", "2", *OURS, "--config", written(config)])
     assert few.returncode == 2
-    assert "exchange.join: 3 workers are to join, but this run has 2 ranks" in few.stderr
+    assert "server.join: 3 workers are to join, but this run has 2 ranks" in few.stderr
 
 
 @pytest.mark.parametrize("mode", ["vanilla", "sparse"])
@@ -228,7 +228,7 @@ def test_a_rank_that_hangs_ends_the_job_also_where_others_could_go_on(make: Make
 
 
 def test_devices_that_add_up_first_train_as_the_simulator_has_it_bit_for_bit(make: Make, tmp_path: Path) -> None:
-    same = {"mode": "vanilla", "exchange__per": "node", "stop__after": "4e"}
+    same = {"mode": "vanilla", "server__per": "node", "stop__after": "4e"}
     real, simulated = make(**same), dataclasses.replace(make(**same), run=str(tmp_path / "simulated"))
     done = finish([*MPIRUN, "-np", "2", *patched(""), "--config", written(real)])
     assert done.returncode == 0, done.stderr
@@ -251,7 +251,7 @@ def test_workers_in_step_train_as_the_simulator_has_it_bit_for_bit(make: Make, t
 def test_the_sums_of_mpi_and_of_torch_are_those_of_the_ring(make: Make, tmp_path: Path) -> None:
     found = []
     for algorithm in ("ring", "butterfly", "mpi", "torch"):
-        config = make(mode="sync", exchange__algorithm=algorithm, stop__after="6u", run=str(tmp_path / algorithm))
+        config = make(mode="sync", replicas__algorithm=algorithm, stop__after="6u", run=str(tmp_path / algorithm))
         done = finish([*MPIRUN, "-np", "3", *patched(""), "--config", written(config)])
         assert done.returncode == 0, done.stderr
         found.append(last(config).tensors("parameters"))

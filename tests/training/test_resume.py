@@ -82,7 +82,7 @@ def test_a_new_rank_0_knows_all_validations_of_the_one_before(
 
 def test_workers_that_join_begin_with_the_parameters_of_then(make: Make, tmp_path: Path) -> None:
     waves = {1: "0u", 2: "8u", 3: "20u"}
-    folder = run(make, tmp_path / "run", [1, 1, 1], mode="vanilla", exchange__join=waves, stop__after="40u", log__every="1u")
+    folder = run(make, tmp_path / "run", [1, 1, 1], mode="vanilla", server__join=waves, stop__after="40u", log__every="1u")
     staleness = [int(age) for event in events(folder, "ranks") for rank in event["ranks"] for age in rank["staleness"]]
     assert max(staleness) < 8
 
@@ -90,7 +90,7 @@ def test_workers_that_join_begin_with_the_parameters_of_then(make: Make, tmp_pat
 @pytest.mark.parametrize("killed", [3, 0])  # one that waits, and one that trains
 def test_workers_still_join_later_after_another_rank_has_ended(make: Make, tmp_path: Path, killed: int) -> None:
     waves = {2: "0u", 4: "20u"}
-    folder = run(make, tmp_path / "run", [1] * 4, mode="vanilla", exchange__join=waves, stop__after="40u", log__every="5u",
+    folder = run(make, tmp_path / "run", [1] * 4, mode="vanilla", server__join=waves, stop__after="40u", log__every="5u",
                  places={**LINK, "kills": [Kill(killed, "0.4s")]})  # fmt: skip
     recovered = next(event["update"] for event in events(folder, "recovery"))
     assert recovered < 20
@@ -104,9 +104,9 @@ RESUMED: dict[str, tuple[dict[str, Any], list[int], dict[str, Any], list[int]]] 
     "in a sparse mode": ({"mode": "vanilla"}, [1, 1], {"mode": "sparse"}, [1, 1]),
     "with an elastic force": ({"mode": "vanilla"}, [1, 1], {"mode": "easgd"}, [1, 1]),
     "on other nodes": (
-        {"mode": "sparse", "exchange__per": "node"},
+        {"mode": "sparse", "server__per": "node"},
         [2, 2],
-        {"mode": "sparse", "exchange__per": "node"},
+        {"mode": "sparse", "server__per": "node"},
         [1] * 4,
     ),
     "with other local steps": ({"mode": "sparse-local", "local__every": 3}, [1, 1], {"mode": "overlap"}, [1, 1]),
@@ -145,7 +145,7 @@ def test_no_worker_of_a_resumed_run_is_far_from_its_checkpoint(
 
 @pytest.mark.parametrize("mode", ["vanilla", "backup", "sparse"])
 def test_nodes_whose_devices_exchange_together_continue_as_if_uninterrupted(make: Make, tmp_path: Path, mode: str) -> None:
-    common = {"mode": mode, "exchange__per": "node", "checkpoint__every": "6u", "places": FAST}
+    common = {"mode": mode, "server__per": "node", "checkpoint__every": "6u", "places": FAST}
     whole = run(make, tmp_path / "whole", [2, 2], stop__after="16u", **common)
     run(make, tmp_path / "parts", [2, 2], stop__after="6u", **common)
     parts = run(make, tmp_path / "parts", [2, 2], stop__after="16u", **common)

@@ -8,35 +8,20 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 from pydantic.dataclasses import dataclass
 
 from nmt_train.common.duration import Duration
-from nmt_train.common.section import STRICT, one_of
+from nmt_train.common.section import STRICT, listed, one_of
+from nmt_train.distributed.codec import CODECS
 from nmt_train.distributed.exchange.parameter_server.update_rules import RULES
 from nmt_train.distributed.exchange.staged_join import Joining
 
+Codec = Annotated[str, one_of(CODECS, {"low-rank": "use mode powersgd instead"})]
+
 
 @dataclass(frozen=True, config=STRICT)
-class ExchangeConfig:
-    """How workers and shards exchange, besides what the mode determines."""
+class ServerConfig:
+    """A sharded parameter server: the modes whose workers push to shards, and pull from them."""
 
-    bypass: bool = Field(default=True, description="a worker accesses the shard of its own rank directly, without encoding")
-    shards: int | None = Field(
-        default=None,
-        ge=1,
-        le=10**6,
-        description="number of ranks that hold a shard, spread over as many machines as possible; null: all",
-    )
-    algorithm: Literal["ring", "butterfly", "mpi", "torch"] = Field(
-        default="ring",
-        description="all-reduce, powersgd: ring or butterfly (with every summable codec; butterfly needs fewer rounds,"
-        " best with 2, 4, 8, ... ranks), or, in full precision, mpi (the MPI library) or torch (NCCL if every rank has a GPU,"
-        " else gloo)",
-    )
-    buckets: int | None = Field(
-        default=None,
-        ge=1,
-        le=10**4,
-        description="all-reduce, powersgd, low-bit: largest number of parts in which gradients are sent while the backward"
-        " pass continues (powersgd: whole parameters); null: 8, 12 with low-bit, or 1 if the mode cannot",
-    )
+    up: Codec | None = Field(default=None, description=f"encoding of what workers send: {listed(CODECS)}; null: as in the mode")
+    down: Codec | None = Field(default=None, description="encoding of what shards send; the same codecs; null: as in the mode")
     rule: Annotated[str, one_of(RULES)] | None = Field(
         default=None,
         description="when a shard updates: async (after `bundle` pushes), staleness-aware (each push divided by its"
@@ -56,6 +41,13 @@ class ExchangeConfig:
         description="rounds: number of slowest workers that a round does not wait for; their late pushes are discarded;"
         " null: as in the mode",
     )
+    shards: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**6,
+        description="number of ranks that hold a shard, spread over as many machines as possible; null: all",
+    )
+    bypass: bool = Field(default=True, description="a worker accesses the shard of its own rank directly, without encoding")
     per: Literal["device", "node"] = Field(
         default="device", description="who exchanges: every device, or all devices of a node together (thesis 3.7)"
     )
@@ -67,16 +59,56 @@ class ExchangeConfig:
         description="a worker exchanges with the shards of one machine, waits for their answers, then exchanges with the next"
         " machine (thesis 3.3); null: as in the mode (false, but true in thesis-sparse and thesis-sparse-overlap)",
     )
-    own_updates: bool | None = Field(
-        default=None,
+    own_updates: bool = Field(
+        default=True,
         description="optimizer.at worker: a worker continues from the received parameters plus all of its own updates,"
-        " including those not sent yet; no effect if bundle is above 1, or with another rule than async; null: true, but false"
-        " with exchange peers",
+        " including those not sent yet; no effect if bundle is above 1, or with another rule than async",
     )
     join: Joining | None = Field(
         default=None,
         description="number of workers that train, and since when: {4: 0u, 8: 2000u} is 4 at first, 8 after 2,000 updates;"
         " other ranks only serve their shards; null: all from the start",
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
+class ReplicasConfig:
+    """Replicas: the modes in which every rank has all parameters, and all exchange at the same step."""
+
+    codec: Codec | None = Field(
+        default=None,
+        description=f"encoding of what workers send: {listed(CODECS)} (all-reduce and powersgd: one that can be summed);"
+        " null: as in the mode",
+    )
+    algorithm: Literal["ring", "butterfly", "mpi", "torch"] = Field(
+        default="ring",
+        description="all-reduce, powersgd: ring or butterfly (with every summable codec; butterfly needs fewer rounds,"
+        " best with 2, 4, 8, ... ranks), or, in full precision, mpi (the MPI library) or torch (NCCL if every rank has a GPU,"
+        " else gloo)",
+    )
+    buckets: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**4,
+        description="all-reduce, powersgd, low-bit: largest number of parts in which gradients are sent while the backward"
+        " pass continues (powersgd: whole parameters); null: 8, 12 with low-bit, or 1 if the mode cannot",
+    )
+    own_updates: bool = Field(
+        default=True,
+        description="all-gather: a worker continues from the received parameters plus all of its own updates, including those"
+        " not sent yet",
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
+class PeersConfig:
+    """Peers: mode strom, in which every rank has all parameters, and sends its changes to all others at its own pace."""
+
+    own_updates: bool = Field(
+        default=False, description="a worker continues from all of its own updates, including those not sent yet"
+    )
+    join: Joining | None = Field(
+        default=None, description="number of workers that train, and since when, as in server.join; null: all from the start"
     )
 
 
@@ -104,7 +136,7 @@ class LowBitConfig:
     late_lookups: bool = Field(
         default=True,
         description="add the gradients of lookups in a tied embedding to those of the next exchange, so that the buckets of the"
-        " embedding need not wait until the backward pass ends (see exchange.buckets)",
+        " embedding need not wait until the backward pass ends (see replicas.buckets)",
     )
 
 

@@ -34,6 +34,7 @@ class Exchange(ABC):
     """How a worker sends gradients and receives parameters; a subclass implements both.
 
     Class attributes say what an exchange can be combined with.
+    section: the section of the configuration that has its settings.
     codec_needs: the attribute of `Codec` that must be true for the workers' codec; empty: none.
     synchronous: all workers exchange at the same step; no worker may take a step that the others do not take.
     sharded: each rank holds a shard of the parameters. solitary: the exchange is for a single rank.
@@ -48,11 +49,11 @@ class Exchange(ABC):
     clips: the exchange clips the combined gradient; otherwise each worker clips its own.
     gradient_norm: the norm of the last gradient before clipping.
     exchanges_updates: workers exchange finished updates instead of gradients.
-    own_updates: the default of the configuration key exchange.own_updates.
     most_unacknowledged: the maximum of `unacknowledged` when `give` returns.
     staleness: staleness[n] is the number of pushes computed on parameters n updates older than those of the shard.
     """
 
+    section: ClassVar[str] = "replicas"
     codec_needs: ClassVar[str] = ""
     sharded: ClassVar[bool] = False
     solitary: ClassVar[bool] = False
@@ -63,7 +64,6 @@ class Exchange(ABC):
     keeps: bool = False
     clips: bool = False
     exchanges_updates: bool = False
-    own_updates: bool = True
     gradient_norm: float = 0.0
     most_unacknowledged: int = 0
     optimizer: Optimizer

@@ -10,7 +10,7 @@ from nmt_train.optim.optimizer import Optimizer
 
 
 class SingleRank(Exchange):
-    codec_needs = "lossless"
+    section = "server"  # of several devices, it is a server
     solitary = True
 
     def __init__(self, context: BuildContext) -> None:

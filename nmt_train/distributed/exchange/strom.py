@@ -32,7 +32,8 @@ class StromExchange(Exchange):
     """Every rank holds all parameters; checkpoints save those of rank 0."""
 
     codec_needs = "exact_sums"
-    exchanges_updates, own_updates = True, False
+    section = "peers"
+    exchanges_updates = True
 
     def __init__(self, context: BuildContext) -> None:
         plan, transport, parameters = context.plan, context.transport, context.flat.parameters

@@ -285,8 +285,8 @@ def test_what_a_shard_owes_a_worker_stays_bounded_at_the_default_settings(name: 
 
 
 def test_codecs_that_are_right_on_the_mean_are_refused_for_deltas() -> None:
-    with pytest.raises(UserError, match=r"override.down: qsgd rounds at random.*; use dense"):
-        modes.resolve(settings_of("sparse", {"override.down": "qsgd"}))
+    with pytest.raises(UserError, match=r"server.down: qsgd rounds at random.*; use dense"):
+        modes.resolve(settings_of("sparse", {"server.down": "qsgd"}))
 
 
 @pytest.mark.parametrize("size", [1e-12, 1e-8, 1.0, 1e5, 1e30])

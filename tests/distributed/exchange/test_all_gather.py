@@ -208,7 +208,7 @@ def test_two_bits_are_the_means_of_four_bins() -> None:
 
 def test_a_mode_that_sends_everything_is_local_sgd(make: Make, tmp_path: Path) -> None:
     """With a codec that loses nothing, gathering gives the same parameters as an all-reduce, up to the order of sums."""
-    found, averaged = [], {"override__up": "dense", "local__outer": "none", "local__delay": 0}
+    found, averaged = [], {"replicas__codec": "dense", "local__outer": "none", "local__delay": 0}
     for name, changes in (("local-sgd", {}), ("sparse-local", averaged)):
         folder = run(make, tmp_path / name, [1, 1], mode=name, **{"stop__after": "20u", **changes})
         found.append(checkpoint.load(folder / "last").tensors("parameters"))

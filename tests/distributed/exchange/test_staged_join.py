@@ -18,7 +18,8 @@ from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.run.progress import Progress
 from nmt_train.training.worker import Worker
 
-SPREAD = {"exchange__join": {1: "0u", 2: "8u", 3: "20u"}, "log__every": "1u", "stop__after": "60u"}
+WAVES = {1: "0u", 2: "8u", 3: "20u"}
+SPREAD = {"server__join": WAVES, "log__every": "1u", "stop__after": "60u"}
 
 
 def test_waves_say_how_many_workers_train() -> None:
@@ -44,8 +45,8 @@ def test_waves_say_how_many_workers_train() -> None:
     ],
 )
 def test_what_waves_cannot_be_is_said_in_one_sentence(given: Any, sentence: str) -> None:
-    values = {"exchange": {"join": given}, "corpus": {"train": ["a", "b"], "valid": ["a", "b"]}, "stop": {"after": "1e"}}
-    with pytest.raises(UserError, match=f"exchange.join: .*{sentence}") as error:
+    values = {"server": {"join": given}, "corpus": {"train": ["a", "b"], "valid": ["a", "b"]}, "stop": {"after": "1e"}}
+    with pytest.raises(UserError, match=f"server.join: .*{sentence}") as error:
         configuration.validate(values, {})
     assert "\n" not in str(error.value)
 
@@ -58,13 +59,13 @@ def test_waves_survive_being_written_down(make: Make) -> None:
 
 def test_waves_replace_those_of_an_earlier_file_and_those_of_the_command_line_all(tmp_path: Path) -> None:
     file = tmp_path / "config.yml"
-    file.write_text("corpus: {train: [a, b], valid: [a, b]}\nstop: {after: 1e}\nexchange: {join: {4: 0u, 8: 200u}}\n")
-    loaded = configuration.load([str(file)], {"exchange.join": "{2: 0u, 3: 10u}"})
-    assert str(loaded.exchange.join) == "{2: 0u, 3: 10u}"
+    file.write_text("corpus: {train: [a, b], valid: [a, b]}\nstop: {after: 1e}\nserver: {join: {4: 0u, 8: 200u}}\n")
+    loaded = configuration.load([str(file)], {"server.join": "{2: 0u, 3: 10u}"})
+    assert str(loaded.server.join) == "{2: 0u, 3: 10u}"
     later = tmp_path / "later.yml"
-    later.write_text("exchange: {join: {2: 0u}, buckets: 1}\n")
+    later.write_text("server: {join: {2: 0u}, bundle: 3}\n")
     loaded = configuration.load([str(file), str(later)], {})
-    assert (str(loaded.exchange.join), loaded.exchange.buckets) == ("{2: 0u}", 1)
+    assert (str(loaded.server.join), loaded.server.bundle) == ("{2: 0u}", 3)
 
 
 def busy(folder: Path) -> list[int]:
@@ -74,7 +75,8 @@ def busy(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("mode", ["vanilla", "overlap", "sparse", "downpour", "strom"])
 def test_later_workers_compute_nothing_until_their_wave(make: Make, tmp_path: Path, mode: str) -> None:
-    found = run(make, tmp_path / mode, [2, 1], mode=mode, **SPREAD)
+    spread = SPREAD if mode != "strom" else {**SPREAD, "server__join": None, "peers__join": WAVES}
+    found = run(make, tmp_path / mode, [2, 1], mode=mode, **spread)
     said = (found / "train.log").read_text(encoding="utf-8")
     assert [said.count(f"{workers} workers train from now on") for workers in (1, 2, 3)] == [0, 1, 1]
     computing = busy(found)
@@ -82,7 +84,7 @@ def test_later_workers_compute_nothing_until_their_wave(make: Make, tmp_path: Pa
     assert max(computing) == 3
     first = {event["update"]: event for event in events(found, "ranks") if event["update"] <= 8}
     assert all(rank["words_per_second"] == 0 for event in first.values() for rank in event["ranks"][1:])
-    assert parameters(found) == parameters(run(make, tmp_path / "again", [2, 1], mode=mode, **SPREAD))
+    assert parameters(found) == parameters(run(make, tmp_path / "again", [2, 1], mode=mode, **spread))
 
 
 @pytest.mark.parametrize("wave", [11, 15, 16, 39])
@@ -111,7 +113,7 @@ def test_a_worker_pulls_the_parameters_before_it_begins(
     monkeypatch.setattr(Schedule, "refresh", refreshed)
     monkeypatch.setattr(Schedule, "settle", settled)
     run(make, tmp_path / "run", [1, 1, 1, 1], mode="vanilla", stop__after="60u", checkpoint__every="4u", log__every="1u",
-        exchange__join={3: "0u", 4: f"{wave}u"})  # fmt: skip
+        server__join={3: "0u", 4: f"{wave}u"})  # fmt: skip
     assert began == [True]
 
 
@@ -138,18 +140,18 @@ def test_a_worker_that_joins_in_a_later_epoch_of_a_resumed_run_trains(make: Make
     batches = json.loads((one / "last" / "checkpoint.json").read_text())["progress"]["updates"]
     waves = {1: "0u", 2: f"{3 * batches + batches // 2}u"}
     for stop in ("3e", "5e"):
-        found = run(make, tmp_path / "two", [1, 1], mode="vanilla", exchange__join=waves, stop__after=stop, log__every="1u")
+        found = run(make, tmp_path / "two", [1, 1], mode="vanilla", server__join=waves, stop__after=stop, log__every="1u")
     assert max(busy(found)) == 2
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"exchange__join": {2: "0u", 4: "9u"}}, "exchange.join: 4 workers are to join, but this run has 3 ranks"),
-        ({"mode": "sync"}, "exchange.join: lets workers join later, but mode sync needs all workers from the start"),
-        ({"mode": "backup"}, "exchange.join: lets workers join later, but mode backup needs all workers"),
-        ({"mode": "easgd"}, "exchange.join: needs a schedule that sends gradients.* the schedule is local-steps"),
-        ({"exchange__per": "node"}, "exchange.join: needs a schedule that sends gradients.* exchange.per is node"),
+        ({"server__join": {2: "0u", 4: "9u"}}, "server.join: 4 workers are to join, but this run has 3 ranks"),
+        ({"mode": "sync"}, "server.join: mode sync is set by section replicas, not server; remove it"),
+        ({"mode": "backup"}, "server.join: lets workers join later, but mode backup needs all from the start"),
+        ({"mode": "easgd"}, "server.join: needs a schedule that sends gradients.* the schedule is local-steps"),
+        ({"server__per": "node"}, "server.join: needs a schedule that sends gradients.* server.per is node"),
     ],
 )
 def test_waves_that_cannot_be_are_refused(make: Make, tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:

@@ -17,7 +17,7 @@ from virtual import engine, together
 from nmt_train.common.errors import UserError
 from nmt_train.distributed.codec.config import ThresholdConfig
 from nmt_train.distributed.codec.strom_threshold import GRAIN
-from nmt_train.distributed.exchange.config import ExchangeConfig
+from nmt_train.distributed.exchange.config import PeersConfig
 from nmt_train.distributed.exchange.strom import StromExchange
 from nmt_train.distributed.exchange.worker_state import UNSENT
 from nmt_train.distributed.message import Message
@@ -32,8 +32,8 @@ START = torch.linspace(-1, 1, ELEMENTS)
 
 
 def exchange(transport: VirtualTransport, config: ThresholdConfig, own_updates: bool = False) -> StromExchange:
-    also = ExchangeConfig(own_updates=own_updates)
-    return StromExchange(context(transport, START, "threshold", schedule_updates=True, threshold=config, exchange=also))
+    peers = PeersConfig(own_updates=own_updates)
+    return StromExchange(context(transport, START, "threshold", exchange="peers", threshold=config, peers=peers))
 
 
 def updates(rank: int, seed: int) -> torch.Tensor:

@@ -20,7 +20,7 @@ from nmt_train.corpus import BatchConfig
 from nmt_train.distributed.background import Stages
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.exchange.all_reduce import AllReduce
-from nmt_train.distributed.exchange.config import ExchangeConfig
+from nmt_train.distributed.exchange.config import ReplicasConfig
 from nmt_train.distributed.exchange.reducer import Reducer, Reduction
 from nmt_train.distributed.exchange.worker_state import RESIDUAL
 from nmt_train.distributed.schedule.bucketed import Bucketed, _shares
@@ -88,7 +88,7 @@ def made(model: nn.Module, accumulate: int, buckets: int, late: bool = False) ->
     flat, residual = FlatModel(model), torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
     recorder = Recorder(flat.gradient)
     built_from = context(
-        LocalTransport(), flat, batch=BatchConfig(accumulate=accumulate), exchange=ExchangeConfig(buckets=buckets),
+        LocalTransport(), flat, batch=BatchConfig(accumulate=accumulate), replicas=ReplicasConfig(buckets=buckets),
         optimizer=OptimizerConfig(name="sgd", learning_rate=0.5, schedule="constant", warmup=0, clip_norm=0),
     )  # fmt: skip
 
@@ -236,7 +236,7 @@ def test_two_workers_train_the_same_with_any_number_of_buckets(
     """To the bit, but where gradients pile up: their parts are divided before, instead of their sum."""
     found = []
     for number in (1, buckets):
-        folder = run(make, tmp_path / str(number), [1, 1], mode=mode, stop__after="5u", exchange__buckets=number,
+        folder = run(make, tmp_path / str(number), [1, 1], mode=mode, stop__after="5u", replicas__buckets=number,
                      optimizer__name="sgd", batch__accumulate=accumulate)  # fmt: skip
         found.append(checkpoint.load(folder / "last").tensors("parameters"))
     for name, tensor in found[0].items():
@@ -247,7 +247,7 @@ def test_on_a_simulated_clock_a_bucket_sets_out_when_its_share_of_the_backward_p
     """Four buckets of 1,000 elements between two workers: a hop is 2,000 bytes, 2.25 s; a bucket takes two."""
 
     def work(transport: VirtualTransport, buckets: int) -> float:
-        config = settings("sync", {"exchange.buckets": buckets})
+        config = settings("sync", {"replicas.buckets": buckets})
         model = nn.Module()
         model.values = nn.Parameter(torch.ones(4000))
         flat, trace = FlatModel(model), Trace(False, transport)
@@ -267,7 +267,7 @@ def test_buckets_shorten_the_step_of_a_simulated_run(make: Make, tmp_path: Any) 
     times = {}
     for buckets in (1, 8):
         folder = run(make, tmp_path / str(buckets), [1, 1], mode="sync", stop__after="6u", validation__every="6u",
-                     exchange__buckets=buckets)  # fmt: skip
+                     replicas__buckets=buckets)  # fmt: skip
         times[buckets] = validations(folder)[-1]["seconds"]
     assert times[8] < times[1]
 

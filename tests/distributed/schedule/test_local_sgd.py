@@ -45,8 +45,8 @@ def test_averaging_after_every_plain_step_is_sync() -> None:
 
 @pytest.mark.parametrize("mode", ["local-sgd", "sparse-local"])
 def test_ways_may_be_added_up(mode: str) -> None:
-    options = {"local.every": 2, "local.delay": 0, "local.outer": "sum", "override.up": "dense"}
-    for its in trained(mode, [1, 1], 3, options | {"exchange.own_updates": True}):
+    options = {"local.every": 2, "local.delay": 0, "local.outer": "sum", "replicas.codec": "dense"}
+    for its in trained(mode, [1, 1], 3, options | {"replicas.own_updates": True}):
         torch.testing.assert_close(its[2], START + 2 * mean_way(START, 2, 2), rtol=0, atol=0.02)
 
 
@@ -100,12 +100,12 @@ def test_what_cannot_be_combined_is_refused(changes: dict[str, Any], words: str)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"local.outer": "sum", "exchange.rule": "rounds"}, r"local.outer: sum .*; remove one"),
+        ({"local.outer": "sum", "server.rule": "rounds"}, r"local.outer: sum .*; remove one"),
         ({"local.outer": "elastic", "local.delay": 1}, r"local.delay: with local.outer elastic, .*; set local.delay: 0"),
-        ({"exchange.bundle": 2}, r"exchange.bundle: with exchange.rule async, .*; set exchange.rule: softsync"),
+        ({"server.bundle": 2}, r"server.bundle: with server.rule async, .*; set server.rule: softsync"),
         (
-            {"override.up": "top-k", "override.down": "top-k"},
-            r"exchange.own_updates: with top-k, .*; set exchange.own_updates: false",
+            {"server.up": "top-k", "server.down": "top-k"},
+            r"server.own_updates: with top-k, .*; set server.own_updates: false",
         ),
     ],
 )
@@ -133,7 +133,7 @@ def one_run(make: Make, folder: Path) -> Path:
     return run(make, folder / "one", [1], stop__after="1u")
 
 
-@pytest.mark.parametrize("changes", [{"exchange.rule": "rounds"}, {"exchange.per": "node"}])
+@pytest.mark.parametrize("changes", [{"server.rule": "rounds"}, {"server.per": "node"}])
 def test_a_worker_that_is_drained_is_not_waited_for(changes: dict[str, str]) -> None:
     """One worker has just exchanged when all are drained, the others have made another step."""
     chosen, room = settings("diloco-async", BY_SERVER | {"local.every": 3, **changes}), engine([2, 1])
@@ -159,7 +159,7 @@ def test_a_worker_that_is_drained_is_not_waited_for(changes: dict[str, str]) -> 
     [
         ("local-sgd", {}), ("local-sgd", {"local.delay": 2}), ("diloco", {}), ("sparse-local", {"local.every": 3}),
         ("diloco-async", BY_SERVER), ("diloco-async", BY_SERVER | {"local.delay": 2}),
-        ("diloco-async", BY_SERVER | {"exchange.per": "node"}), ("diloco-async", {}), ("easgd", {}),
+        ("diloco-async", BY_SERVER | {"server.per": "node"}), ("diloco-async", {}), ("easgd", {}),
     ],
 )  # fmt: skip
 def test_a_worker_that_has_diverged_drops_its_local_steps_and_starts_again_from_what_it_received(
@@ -200,7 +200,7 @@ def test_a_worker_that_has_diverged_drops_its_local_steps_and_starts_again_from_
 
 @pytest.mark.parametrize("mode", ["local-sgd", "sparse-local"])
 def test_an_unsent_change_of_an_earlier_start_is_applied_once_although_another_worker_has_no_batch(mode: str) -> None:
-    options = {"local.every": 1, "local.delay": 0, "local.outer": "none", "override.up": "dense"}
+    options = {"local.every": 1, "local.delay": 0, "local.outer": "none", "replicas.codec": "dense"}
     chosen, room = settings(mode, options), engine([1, 1])
 
     def work(transport: VirtualTransport) -> torch.Tensor:
@@ -240,7 +240,7 @@ def test_more_local_steps_than_the_run_has_are_refused(make: Make, tmp_path: Pat
 
 
 def test_diloco_takes_the_mean_way_as_the_gradient_of_nesterovs_momentum() -> None:
-    options = {"local.every": 4, "local.outer_rate": 0.5, "local.outer_momentum": 0.8, "override.up": "dense"}
+    options = {"local.every": 4, "local.outer_rate": 0.5, "local.outer_momentum": 0.8, "replicas.codec": "dense"}
     found = trained("diloco", [1, 1], 12, options)
     parameter = torch.nn.Parameter(START.clone())
     outer = torch.optim.SGD([parameter], lr=0.5, momentum=0.8, nesterov=True)
@@ -251,11 +251,11 @@ def test_diloco_takes_the_mean_way_as_the_gradient_of_nesterovs_momentum() -> No
         assert torch.equal(found[0][step], found[1][step])
 
 
-@pytest.mark.parametrize("more", [{"exchange.rule": "softsync", "exchange.bundle": 2}, {"exchange.own_updates": False}])
+@pytest.mark.parametrize("more", [{"server.rule": "softsync", "server.bundle": 2}, {"server.own_updates": False}])
 def test_deltas_of_a_server_replace_the_way_of_a_worker_as_whole_parameters_do(more: dict[str, Any]) -> None:
-    options = {"local.every": 4, "override.up": "dense", **more}
-    dense = trained("diloco-async", [1, 1], 24, options | {"override.down": "dense"})
-    deltas = trained("diloco-async", [1, 1], 24, options | {"override.down": "half"})
+    options = {"local.every": 4, "server.up": "dense", **more}
+    dense = trained("diloco-async", [1, 1], 24, options | {"server.down": "dense"})
+    deltas = trained("diloco-async", [1, 1], 24, options | {"server.down": "half"})
     for rank in (0, 1):
         torch.testing.assert_close(deltas[rank][24], dense[rank][24], rtol=0, atol=5e-3)
 
@@ -296,5 +296,5 @@ def test_local_steps_continue_the_learning_rate_of_another_mode_on_every_rank(
 
     run(make, tmp_path / "run", [1, 1], mode="sync", stop__after="10u")
     monkeypatch.setattr(LocalSGD, "load_worker_state", loaded)
-    run(make, tmp_path / "run", [1, 1], mode="diloco-async", exchange__shards=1, stop__after="14u")
+    run(make, tmp_path / "run", [1, 1], mode="diloco-async", server__shards=1, stop__after="14u")
     assert counted == [10, 10]

@@ -39,6 +39,7 @@ _RECEIVED, _SEEN = "server.received", "server.seen"  # names in a worker's state
 class ParameterServer(Exchange):
     """The worker's side; `service` serves this rank's shard."""
 
+    section = "server"
     sharded = True
     most_unacknowledged = 2
 

@@ -9,7 +9,7 @@ class UpdateRule(ABC):
     """When shards update.
 
     holds: a worker's answer waits until its push is applied. mean: an update always uses the mean of its pushes.
-    bundle: the default of `exchange.bundle`.
+    bundle: the default of `server.bundle`.
     """
 
     holds: bool = False
@@ -18,7 +18,7 @@ class UpdateRule(ABC):
 
     @classmethod
     def build(cls, bundle: int, backup: int) -> UpdateRule:
-        """A rule with the values of `exchange.bundle` and `exchange.backup`."""
+        """A rule with the values of `server.bundle` and `server.backup`."""
         return cls()
 
     def share(self, staleness: int) -> float:

@@ -45,7 +45,7 @@ class Group:
                 found = to_json(transport.receive(0, Tag.HELLO).result()[1])
                 if found["device"] != kind:
                     raise UserError(
-                        "exchange.algorithm: torch needs the same type of device on all ranks, but"
+                        "replicas.algorithm: torch needs the same type of device on all ranks, but"
                         f" {describe(transport, 0)}"
                         f" computes on {found['device']} and this rank on {kind}; use ring, or the same devices everywhere"
                     )
@@ -58,7 +58,7 @@ class Group:
         except (RuntimeError, ValueError) as error:
             self._blame_the_lost()
             raise UserError(
-                "exchange.algorithm: torch.distributed cannot connect to the other ranks from host"
+                "replicas.algorithm: torch.distributed cannot connect to the other ranks from host"
                 f" {transport.hosts[transport.rank]}"
                 f" ({_first_line(error)});"
                 " set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME there, or MASTER_ADDR on rank 0's host, or use ring"

@@ -25,7 +25,7 @@ def moved(
 
     gradients: of each step. snapshot: the step before which there is one. residual: what the first rank of each node owes.
     """
-    chosen, room = settings(mode, {"exchange.per": "node", **options}), engine([2, 2])
+    chosen, room = settings(mode, {"server.per": "node", **options}), engine([2, 2])
 
     def rest(schedule: Schedule, transport: VirtualTransport) -> None:
         for do in (schedule.drain, schedule.settle):
@@ -55,7 +55,7 @@ def moved(
 
 @pytest.mark.parametrize("shards", [None, 1])
 def test_a_snapshot_does_not_let_a_node_exchange_without_some_of_its_devices(shards: int | None) -> None:
-    options, gradients = {"exchange.shards": shards}, [1.0] * 4
+    options, gradients = {"server.shards": shards}, [1.0] * 4
     assert moved("vanilla", options, gradients, snapshot=2) == moved("vanilla", options, gradients) == [(-8 * RATE, 8)] * 4
 
 
@@ -67,7 +67,7 @@ def test_an_unsent_gradient_of_an_earlier_mode_is_part_of_the_next_local_step() 
 
 def test_what_a_rank_says_to_have_exactly_are_the_parameters_after_as_many_updates() -> None:
     """Every update moves all parameters by RATE. Only the first rank of a node gets answers from the shards itself."""
-    chosen, room = settings("vanilla", {"exchange.per": "node"}), engine([2, 2])
+    chosen, room = settings("vanilla", {"server.per": "node"}), engine([2, 2])
 
     def work(transport: VirtualTransport) -> list[RecoveryPiece]:
         flat = FlatModel(Vector())

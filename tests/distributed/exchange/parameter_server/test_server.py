@@ -16,7 +16,7 @@ from torch import Tensor
 from nmt_train.common.errors import NotFinite
 from nmt_train.corpus import BatchConfig
 from nmt_train.distributed.codec.config import DroppingConfig
-from nmt_train.distributed.exchange.config import ExchangeConfig
+from nmt_train.distributed.exchange.config import ServerConfig
 from nmt_train.distributed.exchange.parameter_server.client import ParameterServer
 from nmt_train.distributed.exchange.parameter_server.node_channel import NodeChannel
 from nmt_train.distributed.exchange.parameter_server.per_node import PerNode
@@ -42,10 +42,8 @@ def server(
     **settings: Any,
 ) -> ParameterServer:
     codec, at = "top-k" if sparse else "dense", "worker" if exchanges_updates else "shard"
-    exchange = ExchangeConfig(**settings)
-    return ParameterServer(
-        context(transport, START, codec, codec, at, optimizer=optimizer, exchange=exchange, dropping=DROPPING)
-    )
+    own = ServerConfig(**settings)
+    return ParameterServer(context(transport, START, codec, codec, at, optimizer=optimizer, server=own, dropping=DROPPING))
 
 
 def alone(transport: Any, parameters: Tensor, optimizer: OptimizerConfig) -> SingleRank:
@@ -267,8 +265,8 @@ def test_one_node_at_a_time_waits_for_the_answers_of_a_machine_before_it_turns_t
             super()._take_answers(ranks, received)
             begun.append(f"answers of {list(ranks)}")
 
-    in_turn = ExchangeConfig(one_node_at_a_time=True)
-    made = [Watched(context(its, START, optimizer=ADAM, exchange=in_turn)) for its in transports([0, 1, 1, 0])]
+    in_turn = ServerConfig(one_node_at_a_time=True)
+    made = [Watched(context(its, START, optimizer=ADAM, server=in_turn)) for its in transports([0, 1, 1, 0])]
     copy, given = START.clone(), gradients(2)
     made[2].sync(given[0].clone(), copy)
     assert begun == ["push to 3", "push to 0", "answers of [3, 0]", "push to 1", "answers of [1]"]

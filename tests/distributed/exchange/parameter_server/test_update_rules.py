@@ -103,7 +103,7 @@ def test_a_round_does_not_wait_for_who_rests() -> None:
 
 
 def test_rounds_that_wait_for_all_are_sync() -> None:
-    rounds = trained("backup", [1, 2], 7, {"exchange.backup": 0})
+    rounds = trained("backup", [1, 2], 7, {"server.backup": 0})
     for one, other in zip(rounds[0], trained("sync", [1, 2], 7)[0], strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
@@ -134,7 +134,7 @@ def test_an_elastic_worker_and_the_center_go_the_same_way_towards_each_other() -
             worker, center = worker - way, center + way
 
 
-@pytest.mark.parametrize("changes", [{"mode": "backup", "exchange__backup": 0}, {"mode": "softsync"}, {"mode": "downpour"},
+@pytest.mark.parametrize("changes", [{"mode": "backup", "server__backup": 0}, {"mode": "softsync"}, {"mode": "downpour"},
                                      {"mode": "downpour", "downpour__push": 3, "downpour__fetch": 2}])  # fmt: skip
 def test_every_batch_is_done_once_whoever_rests_when(make: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
     reference = run(make, tmp_path / "reference", [1], stop__after="2e")
@@ -149,7 +149,7 @@ def test_with_a_backup_a_straggler_holds_nobody_up(make: Make, tmp_path: Path) -
     slow = {**LINK, "stragglers": [Straggler(2, 5.0)]}
     seconds = []
     for backup in (0, 1):
-        folder = run(make, tmp_path / f"{backup}", [1, 1, 1], mode="backup", exchange__backup=backup, stop__after="20u",
+        folder = run(make, tmp_path / f"{backup}", [1, 1, 1], mode="backup", server__backup=backup, stop__after="20u",
                      log__every="20u", places=slow)  # fmt: skip
         seconds.append(events(folder, "train")[-1]["seconds"])
     assert seconds[1] < 0.7 * seconds[0]
@@ -158,7 +158,7 @@ def test_with_a_backup_a_straggler_holds_nobody_up(make: Make, tmp_path: Path) -
 @pytest.mark.parametrize("last", [0, 1, 2])
 def test_a_node_rests_when_all_its_devices_do_whoever_of_them_is_the_last(last: int) -> None:
     """One of three workers has a batch more than the others, as after one that was left out; in rounds of two nodes."""
-    chosen = settings("backup", {"exchange.backup": 0, "exchange.per": "node"})
+    chosen = settings("backup", {"server.backup": 0, "server.per": "node"})
 
     def work(transport: VirtualTransport) -> int:
         flat = FlatModel(Vector())
@@ -190,15 +190,15 @@ def test_the_channel_of_a_node_is_free_again_after_an_error() -> None:
 
 
 def test_a_round_of_nodes_never_waits_for_fewer_than_there_are_left(make: Make) -> None:
-    config = make(mode="backup", exchange__per="node", exchange__backup=2)
-    assert modes.fit(config, (0, 0, 1, 1)).exchange.backup == 1
-    assert modes.fit(config, (0, 0, 1, 1, 2)).exchange.backup == 2
-    assert modes.fit(make(mode="backup"), (0,)).exchange.backup == 0
+    config = make(mode="backup", server__per="node", server__backup=2)
+    assert modes.fit(config, (0, 0, 1, 1)).server.backup == 1
+    assert modes.fit(config, (0, 0, 1, 1, 2)).server.backup == 2
+    assert modes.fit(make(mode="backup"), (0,)).server.backup == 0
 
 
 @pytest.mark.parametrize(
     ("ranks", "waves"), [(5, "{2: 0u, 4: 50u, 5: 2000u}"), (4, "{2: 0u, 4: 50u}"), (3, "{2: 0u, 3: 50u}"), (1, "{1: 0u}")]
 )
 def test_waves_still_come_when_ranks_have_ended(make: Make, ranks: int, waves: str) -> None:
-    config = make(mode="vanilla", exchange__join="{2: 0u, 4: 50u, 5: 2000u}")
-    assert str(modes.fit(config, tuple(range(ranks))).exchange.join) == waves
+    config = make(mode="vanilla", server__join="{2: 0u, 4: 50u, 5: 2000u}")
+    assert str(modes.fit(config, tuple(range(ranks))).server.join) == waves
