@@ -465,7 +465,7 @@ def test_every_system_has_as_many_trials_and_each_is_a_valid_run(name: str, plac
         machines = cluster_file.load(ROOT / PLACES[place].cluster, of_cluster)
         now = modes.resolve(config, machines.ranks())
         warmup = next(int(part.split("=")[1]) for part in settings if part.startswith("warmup="))
-        share = PLACES[place].tokens / now.batch.tokens  # of smaller batches, there are more
+        share = PLACES[place].tokens / config.batch.tokens  # of smaller batches, there are more
         assert now.optimizer.warmup == round(share * warmup / 4 * PLACES[place].updates(SYSTEMS[name].singly))
         assert SYSTEMS[name].singly or len(machines.ranks()) == PLACES[place].workers
         assert str(now.optimizer.cosine_until) == "500000t"
