@@ -22,16 +22,6 @@ def refuse(plan: Plan, config: Config) -> None:
             raise UserError(sentence)
 
 
-def _choice(key: str, plan: Plan, config: Config) -> str:
-    """The beginning of a sentence about a choice: the key that the user set, or the mode that made the choice."""
-    name = f"{EXCHANGES[plan.exchange].section}.{key}"
-    value = plan.down if key == "down" else plan.up
-    section, _, key = name.partition(".")
-    if getattr(getattr(config, section), key, None) is not None:
-        return f"{name}: {value}"
-    return f"mode: {plan.mode} has {name} {value}, which"
-
-
 def _other_section(plan: Plan, config: Config) -> str | None:
     """Reject keys of the sections that belong to modes of another kind."""
     own = EXCHANGES[plan.exchange].section
@@ -53,26 +43,15 @@ def _accumulating(plan: Plan, config: Config) -> str | None:
 
 
 def _codec(plan: Plan, config: Config) -> str | None:
-    needs = EXCHANGES[plan.exchange].codec_needs
-    if not needs or getattr(CODECS[plan.up], needs):
-        return None
-    able = ", ".join(name for name, codec in CODECS.items() if getattr(codec, needs))
-    what = {"summable": "summed hop by hop", "exact_sums": "added up exactly in any order"}.get(needs, "used")
-    choice = _choice("up" if needs == "exact_sums" else "codec", plan, config)
-    return f"{choice} cannot be {what}, as mode {plan.mode} requires; use one of {able}"
-
-
-def _synchronous(plan: Plan, config: Config) -> str | None:
-    exchange, by = EXCHANGES[plan.exchange], plan.algorithm
-    if not exchange.synchronous:
-        return None
+    needs, by = EXCHANGES[plan.exchange].codec_needs, plan.algorithm
+    if needs and not getattr(CODECS[plan.up], needs):
+        able = ", ".join(name for name, codec in CODECS.items() if getattr(codec, needs))
+        what = "summed hop by hop" if needs == "summable" else "used"
+        return f"replicas.codec: {plan.up} cannot be {what}, as mode {plan.mode} requires; use one of {able}"
+    if by != "ring" and needs != "summable":
+        return f"replicas.algorithm: {by} is for modes that add up vectors, but mode {plan.mode} does not; remove it"
     if by in ("mpi", "torch") and not CODECS[plan.up].lossless:
         return f"replicas.algorithm: {by} sums in full precision, not {plan.up}; use ring, or set replicas.codec: dense"
-    if config.optimizer.at == "worker" and not plan.local_steps:
-        return (
-            f"optimizer.at: worker needs a server that adds updates, but mode {plan.mode} has exchange {plan.exchange};"
-            " remove it"
-        )
     return None
 
 
@@ -151,22 +130,13 @@ def _one_call(plan: Plan, config: Config) -> str | None:
     return None
 
 
-def _own_updates(plan: Plan, config: Config) -> str | None:
-    if config.optimizer.at == "shard" and (plan.local_steps or EXCHANGES[plan.exchange].exchanges_updates):
-        return (
-            f"optimizer.at: shard needs gradients, but in mode {plan.mode} workers send finished updates; remove it, or"
-            " choose another mode"
-        )
-    return None
-
-
 def _shards(plan: Plan, config: Config) -> str | None:
     up, down = CODECS[plan.up], CODECS[plan.down]
     if not EXCHANGES[plan.exchange].sharded:
         return None
     if not (down.biased or down.lossless):
         return (
-            f"{_choice('down', plan, config)} rounds at random, and each delta contains the error of the one"
+            f"server.down: {plan.down} rounds at random, and each delta contains the error of the one"
             " before, so the error would grow without limit; use dense, half, int8 or top-k"
         )
     holds = RULES[plan.server.rule].holds
@@ -198,16 +168,6 @@ def _shards(plan: Plan, config: Config) -> str | None:
             " use server.up: dense, or server.backup: 0"
         )
     return None
-
-
-def _algorithm(plan: Plan, config: Config) -> str | None:
-    by = plan.algorithm
-    if by == "ring" or EXCHANGES[plan.exchange].codec_needs == "summable":
-        return None
-    return (
-        f"replicas.algorithm: {by} is for exchanges all-reduce and powersgd, but mode {plan.mode} has {plan.exchange};"
-        " remove it"
-    )
 
 
 def _buckets(plan: Plan, config: Config) -> str | None:
@@ -246,6 +206,6 @@ def _one_exchange(plan: Plan, config: Config) -> str | None:
 
 
 _RULES: tuple[Callable[[Plan, Config], str | None], ...] = (
-    _other_section, _accumulating, _codec, _synchronous, _algorithm, _buckets, _outer,
-    _own_updates, _sum, _tiles, _delay, _one_call, _shards, _join, _one_exchange,
+    _other_section, _accumulating, _codec, _buckets, _outer,
+    _sum, _tiles, _delay, _one_call, _shards, _join, _one_exchange,
 )  # fmt: skip

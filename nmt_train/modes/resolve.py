@@ -106,16 +106,14 @@ def _plan(config: Config, row: Mode, nodes: tuple[int, ...], values: _Values) ->
     schedule, exchange = SCHEDULES[row.schedule], EXCHANGES[row.exchange]
     server, local, optimizer, dropping = config.server, config.local, config.optimizer, config.dropping
     workers = (len(set(nodes)) if server.per == "node" else len(nodes)) or 1
-    updates = schedule.updates or exchange.exchanges_updates
-    at = optimizer.at or ("worker" if updates else "shard" if exchange.synchronous else row.optimizer)
-    if len(nodes) == 1 and optimizer.at is None and not schedule.updates:
-        at = "shard"  # a single rank sends its gradients to the shard without loss
+    # A single rank sends its gradients to the shard without loss.
+    sends_updates = schedule.updates or (row.optimizer == "worker" and len(nodes) != 1)
     rule = values("server.rule", server.rule, "async")
     up = values("dropping.up", dropping.up, 0.99)
     down = values("dropping.down", dropping.down, None)
     plan = Plan(
         mode=config.mode or "", schedule=row.schedule, exchange=row.exchange, up=row.up, down=row.down,
-        sends_updates=at == "worker", local_steps=schedule.updates, workers=workers, dropped_up=up, dropped_down=down or 0.0,
+        sends_updates=sends_updates, local_steps=schedule.updates, workers=workers, dropped_up=up, dropped_down=down or 0.0,
         sums=config.batch.reduction == "sum", accumulate=config.batch.accumulate, tied=config.model.tied != "none",
         own_updates=getattr(config, exchange.section).own_updates, algorithm=config.replicas.algorithm,
         waves=_join(config, exchange.section) or Waves(len(nodes)),
@@ -196,8 +194,6 @@ def _reasons(plan: Plan, config: Config, ranks: int, chosen: Mapping[str, Any], 
     if exchanges:
         codecs = {"server": {"server.up": plan.up, "server.down": plan.down}, "replicas": {"replicas.codec": plan.up}}
         found = {name: f"{codec} ({own})" for name, codec in codecs.get(section, {}).items()}
-        at = "worker" if plan.sends_updates else "shard"
-        found["optimizer.at"] = f"{at} ({own if config.optimizer.at is None else 'configured'})"
     for key in ("beta1", "warmup"):
         before, after = getattr(config.optimizer, key), getattr(plan.optimizer, key)
         if before != after:

@@ -50,11 +50,6 @@ class OptimizerConfig:
         le=1,
         description="factor for the learning rate after each validation without a new best; 1: no effect",
     )
-    at: Literal["shard", "worker"] | None = Field(
-        default=None,
-        description="with several ranks, where gradients become updates: shard, or worker (each worker has an optimizer, and"
-        " shards add up finished updates); null: as in the mode",
-    )
     clip_norm: float = Field(
         default=1.0, ge=0, description="maximum Euclidean norm of a gradient; larger ones are scaled down to it; 0: no clipping"
     )

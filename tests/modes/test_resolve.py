@@ -33,7 +33,6 @@ def test_a_row_on_ranks(
 
 
 def test_what_is_asked_for_replaces_what_the_row_has(make: Make) -> None:
-    assert modes.resolve(make(mode="sparse", optimizer__at="shard"), (0, 1)).sends_updates is False
     assert modes.resolve(make(mode="vanilla", server__up="half"), (0, 1)).up == "half"
 
 

@@ -25,7 +25,6 @@ def test_what_differs_from_the_configuration_is_said_with_its_reason(make: Make,
     event = events(folder, "start")[-1]
     assert event["in_force"]["optimizer.warmup"].startswith("317 (200 configured, but updates of 2 workers are added up")
     assert event["in_force"]["optimizer.beta1"].startswith("0.4 (0.9 configured, but updates of 2 workers")
-    assert event["in_force"]["optimizer.at"] == "worker (mode sparse-overlap)"
     assert event["in_force"]["server.up"] == "top-k (mode sparse-overlap)"
     for text in ("train.log", "config.yml"):
         assert "optimizer.warmup" in (folder / text).read_text(encoding="utf-8")
@@ -53,7 +52,7 @@ def test_a_single_device_has_no_settings_of_an_exchange(make: Make) -> None:
 )
 def test_only_settings_that_have_an_effect_on_the_run_are_said(make: Make, mode: str, expected: set[str]) -> None:
     config = make(mode=mode, optimizer__warmup=200)
-    assert modes.resolve(config, (0, 1)).reasons.keys() == {"optimizer.at"} | expected
+    assert modes.resolve(config, (0, 1)).reasons.keys() == expected
     assert not any(name.startswith(("server.", "replicas.")) for name in modes.resolve(config, (0,)).reasons)
 
 

@@ -19,14 +19,12 @@ class Codec(ABC):
     biased: the expected error is not zero, so the codec needs error feedback. An unbiased codec must not use error feedback:
     its error may be larger than the vector, and feedback would amplify it with every message.
     summable: a sum of decoded vectors can be encoded again, hop by hop around a ring.
-    exact_sums: the sum of decoded vectors is bit-identical in any order of addition.
     drops: a configured share of the elements is not sent. fixed_share: this share does not depend on the number of workers.
     """
 
     lossless: ClassVar[bool] = False
     biased: bool = True
     summable: ClassVar[bool] = False
-    exact_sums: ClassVar[bool] = False
     drops: ClassVar[bool] = False
     fixed_share: ClassVar[bool] = False
 

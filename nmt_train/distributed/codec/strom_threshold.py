@@ -22,8 +22,6 @@ class StromThreshold(Codec):
     the position), or as a Golomb-Rice code of the gap and a sign bit. Its only number is the count of these elements.
     """
 
-    exact_sums = True
-
     def __init__(self, config: ThresholdConfig) -> None:
         self._config, self._sample = config, Sample(config.sample)
 

@@ -61,8 +61,8 @@ class ServerConfig:
     )
     own_updates: bool = Field(
         default=True,
-        description="optimizer.at worker: a worker continues from the received parameters plus all of its own updates,"
-        " including those not sent yet; no effect if bundle is above 1, or with another rule than async",
+        description="modes whose workers send updates: a worker continues from the received parameters plus all of its own"
+        " updates, including those not sent yet; no effect if bundle is above 1, or with another rule than async",
     )
     join: Joining | None = Field(
         default=None,

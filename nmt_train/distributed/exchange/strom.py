@@ -31,7 +31,6 @@ _CHANGE, _ALL = 1, 0  # first number of a message: it is a change, or the sender
 class StromExchange(Exchange):
     """Every rank holds all parameters; checkpoints save those of rank 0."""
 
-    codec_needs = "exact_sums"
     section = "peers"
     exchanges_updates = True
 
