@@ -1,6 +1,6 @@
 """The whole configuration: defaults, then YAML files, then `--section.key value`; checked by pydantic before anything runs.
 
-Each section's dataclass stands beside the code that it configures.
+Each section's dataclass is in the package that it configures.
 """
 
 from __future__ import annotations

@@ -98,8 +98,10 @@ def described(own: torch.device) -> str:
     return f"{name} with torch {torch.__version__}"
 
 
-def prepare(devices: str | list[int], threads: int, nodes: tuple[int, ...] = (0,), rank: int = 0) -> torch.device:
-    """Return the device of `rank`, and set the number of CPU threads.
+def prepare(
+    devices: str | list[int], threads: int, nodes: tuple[int, ...] = (0,), rank: int = 0, tells: bool = True
+) -> torch.device:
+    """Return the device of `rank`, and set the number of CPU threads. tells: say it if other work uses the same cores.
 
     threads: 0 leaves the choice to torch; if a node has several ranks, or a container fewer cores, they share what there is.
     nodes: the node of each rank. If a node has more ranks than this rank sees GPUs, its ranks are assigned to the GPUs in
@@ -121,7 +123,7 @@ def prepare(devices: str | list[int], threads: int, nodes: tuple[int, ...] = (0,
         # A launcher that binds ranks to cores has already divided the cores.
         divided = cores // (len(beside) if cores == os.cpu_count() or launcher.UNBOUND in os.environ else 1)
         torch.set_num_threads(threads or max(1, math.ceil(min(divided, quota))))
-    shared_cores.watch(tells=rank == beside[0])
+    shared_cores.watch(tells=tells and rank == beside[0])
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -137,7 +139,7 @@ def prepare_one(devices: str, threads: int) -> torch.device:
     found = choose(devices)
     if len(found) > 1:
         raise UserError(f"--devices {devices}: names {len(found)} devices, but one is used; name one, such as cpu or 0")
-    return prepare(devices, threads)
+    return prepare(devices, threads, tells=False)
 
 
 def _all_of(devices: str | list[int]) -> str:

@@ -197,8 +197,8 @@ def mutated(data: st.DataObject, value: Any) -> Any:
 
 CONFIG = {
     "run": "run", "corpus": {"train": ["a", "b"], "valid": ["a", "b"], "vocabulary": {"size": 100}}, "mode": "overlap",
-    "optimizer": {"learning_rate": 0.1, "beta1": 0.9}, "stop": {"after": "3e"}, "exchange": {"join": {2: "0u"}},
-    "validation": {"every": "2e", "metrics": ["bleu"]}, "override": {"up": "half"}, "devices": "cpu x 2",
+    "optimizer": {"learning_rate": 0.1, "beta1": 0.9}, "stop": {"after": "3e"}, "server": {"join": {2: "0u"}, "up": "half"},
+    "validation": {"every": "2e", "metrics": ["bleu"]}, "devices": "cpu x 2",
 }  # fmt: skip
 CLUSTER = {
     "nodes": [1, 2], "device": {"forward": {"seconds": "1ms", "per_unit": "2us"}}, "jitter": 0.1, "loss": 0.1,
@@ -259,9 +259,9 @@ def test_text_on_the_command_line_or_in_a_value_that_repeats_itself_without_end_
         with pytest.raises(UserError, match=f"command line: {name}: has more than 100,000 entries"):
             config.load([str(path)], {name: BOMB})
     with pytest.raises(UserError, match="server.join: .*has more than 100,000 entries"):
-        config.validate({**CONFIG, "exchange": {"join": BOMB}}, {})
+        config.validate({**CONFIG, "server": {"join": BOMB}}, {})
     with pytest.raises(UserError, match="server.join: .*nested too deeply"):
-        config.validate({**CONFIG, "exchange": {"join": "[" * 10_000}}, {})
+        config.validate({**CONFIG, "server": {"join": "[" * 10_000}}, {})
 
 
 @pytest.mark.parametrize("text", ["!!int x", "!!python/object:os.system x", "&a [*a]", "[" * 10_000, "a: b: c"])

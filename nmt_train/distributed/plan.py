@@ -38,7 +38,7 @@ class OverlapPlan:
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """A sharded parameter server; see `ExchangeConfig` for the fields. shards: how many ranks hold one."""
+    """A sharded parameter server; see `ServerConfig` for the fields. shards: how many ranks hold one."""
 
     shards: int
     rule: str

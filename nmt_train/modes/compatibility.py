@@ -1,4 +1,4 @@
-"""Reject incompatible choices with an error message; attributes of the classes determine what can be combined."""
+"""Reject incompatible choices with an error message."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Callable
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config, shown
 from nmt_train.distributed.codec import CODECS
+from nmt_train.distributed.exchange.exchange import Exchange
 from nmt_train.distributed.exchange.parameter_server.update_rules import RULES
 from nmt_train.distributed.plan import Plan
 from nmt_train.distributed.registry import EXCHANGES, SCHEDULES, schedule_of
+from nmt_train.distributed.schedule.schedule import Schedule
+from nmt_train.modes.table import MODES
 
 _SECTIONS = ("server", "replicas", "peers")
 _ONLY_OF_ALL_GATHER = {"decay": 1.0, "rate": 1.0}  # keys of `tiles`, with their default values
@@ -22,36 +25,46 @@ def refuse(plan: Plan, config: Config) -> None:
             raise UserError(sentence)
 
 
+def _modes(fits: Callable[[type[Schedule], type[Exchange]], bool]) -> str:
+    """The names of the modes whose schedule and exchange fit."""
+    return ", ".join(name for name, row in MODES.items() if fits(SCHEDULES[row.schedule], EXCHANGES[row.exchange]))
+
+
 def _other_section(plan: Plan, config: Config) -> str | None:
     """Reject keys of the sections that belong to modes of another kind."""
     own = EXCHANGES[plan.exchange].section
     for section in (section for section in _SECTIONS if section != own):
-        given = getattr(config, section)
-        changed = [key for key, value in vars(given).items() if value != getattr(type(given)(), key)]
-        for key in changed:
-            return f"{section}.{key}: mode {plan.mode} is set by section {own}, not {section}; remove it"
+        given, here = getattr(config, section), vars(getattr(config, own))
+        for key in (key for key, value in vars(given).items() if value != getattr(type(given)(), key)):
+            same = {"up": "codec", "codec": "up"}.get(key, key)
+            what = f"use {own}.{same}" if same in here else "remove it"
+            return f"{section}.{key}: the settings of mode {plan.mode} are in section {own}; {what}"
     return None
 
 
 def _accumulating(plan: Plan, config: Config) -> str | None:
     if config.batch.accumulate > 1 and not SCHEDULES[plan.schedule].accumulates:
         return (
-            f"batch.accumulate: schedule {plan.schedule} of mode {plan.mode} decides itself which steps it combines;"
-            " remove it, or choose a mode with schedule every-step"
+            f"batch.accumulate: mode {plan.mode} decides itself which steps it combines; remove it, or choose one of"
+            f" {_modes(lambda schedule, exchange: schedule.accumulates)}"
         )
     return None
 
 
 def _codec(plan: Plan, config: Config) -> str | None:
     needs, by = EXCHANGES[plan.exchange].codec_needs, plan.algorithm
+    if needs == "lossless" and not CODECS[plan.up].lossless:
+        return f"replicas.codec: mode {plan.mode} has encodings of its own (low_bit.up, low_bit.down); remove it"
     if needs and not getattr(CODECS[plan.up], needs):
         able = ", ".join(name for name, codec in CODECS.items() if getattr(codec, needs))
-        what = "summed hop by hop" if needs == "summable" else "used"
-        return f"replicas.codec: {plan.up} cannot be {what}, as mode {plan.mode} requires; use one of {able}"
+        return f"replicas.codec: {plan.up} cannot be summed hop by hop, as mode {plan.mode} requires; use one of {able}"
     if by != "ring" and needs != "summable":
-        return f"replicas.algorithm: {by} is for modes that add up vectors, but mode {plan.mode} does not; remove it"
+        able = _modes(lambda schedule, exchange: exchange.codec_needs == "summable")
+        return f"replicas.algorithm: {by} is for the modes {able}, not {plan.mode}; remove it"
     if by in ("mpi", "torch") and not CODECS[plan.up].lossless:
         return f"replicas.algorithm: {by} sums in full precision, not {plan.up}; use ring, or set replicas.codec: dense"
+    if EXCHANGES[plan.exchange].solitary and not (CODECS[plan.up].lossless and CODECS[plan.down].lossless):
+        return "server.up, server.down: one rank sends nothing; remove them, or start more ranks"
     return None
 
 
@@ -110,10 +123,8 @@ def _tiles(plan: Plan, config: Config) -> str | None:
         return f"tiles.keep: {config.tiles.keep} elements are more than a tile has (tiles.size {config.tiles.size}); lower it"
     for key, value in _ONLY_OF_ALL_GATHER.items():
         if plan.up == "tile-top-k" and plan.exchange != "all-gather" and getattr(config.tiles, key) != value:
-            return (
-                f"tiles.{key}: needs exchange all-gather, but mode {plan.mode} has exchange {plan.exchange}; set it to"
-                f" {shown(value)}"
-            )
+            able = _modes(lambda schedule, exchange: exchange is EXCHANGES["all-gather"])
+            return f"tiles.{key}: only for mode {able}, not {plan.mode}; set it to {shown(value)}"
     return None
 
 
@@ -159,7 +170,7 @@ def _shards(plan: Plan, config: Config) -> str | None:
         )
     if holds and plan.server.backup and schedule_of(plan).max_in_flight:
         return (
-            f"server.backup: with schedule {plan.schedule} of mode {plan.mode}, every push is computed on older parameters,"
+            f"server.backup: in mode {plan.mode}, every push is computed on older parameters,"
             " so it would count as late and be discarded; use mode backup, or server.backup: 0"
         )
     if holds and plan.server.backup and not up.lossless:
@@ -171,25 +182,24 @@ def _shards(plan: Plan, config: Config) -> str | None:
 
 
 def _buckets(plan: Plan, config: Config) -> str | None:
-    if plan.buckets == 1 or (SCHEDULES[plan.schedule].in_parts and EXCHANGES[plan.exchange].buckets > 1):
+    def able(schedule: type[Schedule], exchange: type[Exchange]) -> bool:
+        return schedule.in_parts and exchange.buckets > 1
+
+    if plan.buckets == 1 or able(SCHEDULES[plan.schedule], EXCHANGES[plan.exchange]):
         return None
-    return (
-        "replicas.buckets: only schedule every-step with exchange all-reduce, powersgd or low-bit sends gradients in parts, but"
-        f" mode {plan.mode} has {plan.schedule} and {plan.exchange}; remove it"
-    )
+    return f"replicas.buckets: only the modes {_modes(able)} send gradients in parts, not {plan.mode}; remove it"
 
 
 def _join(plan: Plan, config: Config) -> str | None:
     exchange = EXCHANGES[plan.exchange]
     if getattr(getattr(config, exchange.section), "join", None) is None:
         return None
-    if exchange.synchronous or exchange.solitary or RULES[plan.server.rule].holds:
+    if exchange.synchronous or RULES[plan.server.rule].holds:
         return f"{exchange.section}.join: lets workers join later, but mode {plan.mode} needs all from the start; remove it"
-    if plan.local_steps or plan.server.per == "node":
-        return (
-            "server.join: needs a schedule that sends gradients, and server.per: device; the schedule is"
-            f" {plan.schedule}, and server.per is {plan.server.per}; remove it"
-        )
+    if plan.local_steps:
+        return f"server.join: not with the local steps of mode {plan.mode}; remove it"
+    if plan.server.per == "node":
+        return "server.join: lets single devices join, but server.per is node; remove one of them"
     return None
 
 

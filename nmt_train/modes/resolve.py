@@ -71,7 +71,7 @@ def resolve(config: Config, nodes: tuple[int, ...] = ()) -> Plan:
 
 
 def _row(config: Config) -> Mode:
-    """The mode's row with the configured codecs."""
+    """The mode's row."""
     if config.mode == AUTO:
         raise UserError(
             "mode: auto: only nmt-train chooses a mode, from measurements; name one (nmt-simulate --compare says which is best)"
@@ -80,11 +80,7 @@ def _row(config: Config) -> Mode:
         near = difflib.get_close_matches(str(config.mode), MODES, n=1)
         meant = f"did you mean {near[0]}? There are" if near else "choose one of"
         raise UserError(f"mode: {config.mode!r} is unknown; {meant} {', '.join(MODES)}")
-    row = MODES[config.mode]
-    section = EXCHANGES[row.exchange].section
-    up = {"server": config.server.up, "replicas": config.replicas.codec}.get(section)
-    down = config.server.down if section == "server" else None
-    return dataclasses.replace(row, up=up or row.up, down=down or row.down)
+    return MODES[config.mode]
 
 
 class _Values:
@@ -106,13 +102,16 @@ def _plan(config: Config, row: Mode, nodes: tuple[int, ...], values: _Values) ->
     schedule, exchange = SCHEDULES[row.schedule], EXCHANGES[row.exchange]
     server, local, optimizer, dropping = config.server, config.local, config.optimizer, config.dropping
     workers = (len(set(nodes)) if server.per == "node" else len(nodes)) or 1
+    by_server = values("server.up", server.up, row.up), values("server.down", server.down, row.down)
+    codecs = {"server": by_server, "replicas": (values("replicas.codec", config.replicas.codec, row.up), row.down)}
+    sent, answered = codecs.get(exchange.section, (row.up, row.down))
     # A single rank sends its gradients to the shard without loss.
     sends_updates = schedule.updates or (row.optimizer == "worker" and len(nodes) != 1)
     rule = values("server.rule", server.rule, "async")
     up = values("dropping.up", dropping.up, 0.99)
     down = values("dropping.down", dropping.down, None)
     plan = Plan(
-        mode=config.mode or "", schedule=row.schedule, exchange=row.exchange, up=row.up, down=row.down,
+        mode=config.mode or "", schedule=row.schedule, exchange=row.exchange, up=sent, down=answered,
         sends_updates=sends_updates, local_steps=schedule.updates, workers=workers, dropped_up=up, dropped_down=down or 0.0,
         sums=config.batch.reduction == "sum", accumulate=config.batch.accumulate, tied=config.model.tied != "none",
         own_updates=getattr(config, exchange.section).own_updates, algorithm=config.replicas.algorithm,
@@ -188,12 +187,9 @@ def _added_up(plan: Plan) -> int:
 
 def _reasons(plan: Plan, config: Config, ranks: int, chosen: Mapping[str, Any], apart: int) -> dict[str, str]:
     """See `Plan.reasons`. chosen: the values that were left to the mode. apart: how many workers' updates are added up."""
-    own, sharded, section = f"mode {plan.mode}", EXCHANGES[plan.exchange].sharded, EXCHANGES[plan.exchange].section
-    exchanges, down = ranks > 1 or not config.server.bypass, CODECS[plan.down]
+    own, exchange, down = f"mode {plan.mode}", EXCHANGES[plan.exchange], CODECS[plan.down]
+    exchanges = not exchange.solitary and (ranks > 1 or not config.server.bypass)
     found = {}
-    if exchanges:
-        codecs = {"server": {"server.up": plan.up, "server.down": plan.down}, "replicas": {"replicas.codec": plan.up}}
-        found = {name: f"{codec} ({own})" for name, codec in codecs.get(section, {}).items()}
     for key in ("beta1", "warmup"):
         before, after = getattr(config.optimizer, key), getattr(plan.optimizer, key)
         if before != after:
@@ -202,20 +198,19 @@ def _reasons(plan: Plan, config: Config, ranks: int, chosen: Mapping[str, Any], 
     if plan.optimizer.cosine_until != config.optimizer.cosine_until:
         found["optimizer.cosine_until"] = f"{shown(plan.optimizer.cosine_until)} (stop.after)"
     used = {
-        "optimizer": True, "local": plan.local_steps, "server": exchanges and sharded,
-        "replicas": exchanges and section == "replicas",
+        "optimizer": True, "local": plan.local_steps, "server": exchanges, "replicas": exchanges,
         "dropping": exchanges and CODECS[plan.up].drops and not CODECS[plan.up].fixed_share,
         "overlap": exchanges and issubclass(SCHEDULES[plan.schedule], Overlap),
     }  # fmt: skip
     for name, value in chosen.items():
         section, _, key = name.partition(".")
-        without = name in _WITHOUT_EFFECT and value == _WITHOUT_EFFECT[name]
+        elsewhere = section in ("server", "replicas") and section != exchange.section
+        unused = name == "replicas.codec" and exchange.codec_needs == "lossless"  # it has encodings of its own
+        without = elsewhere or unused or (name in _WITHOUT_EFFECT and value == _WITHOUT_EFFECT[name])
         if used[section] and value is not None and not without and (exchanges or not key.startswith("async_")):
             found[name] = f"{shown(value)} ({own})"
-    found.pop("dropping.down", None)
-    if sharded and down.drops and not down.fixed_share and ranks > 1:
-        by_mode = (chosen.get("dropping.down") or config.dropping.down) is not None
-        why = own if by_mode else f"with pushes of {counted(_pushes(plan), 'worker')}"
+    if exchange.sharded and down.drops and not down.fixed_share and ranks > 1 and config.dropping.down is None:
+        why = own if chosen["dropping.down"] is not None else f"with pushes of {counted(_pushes(plan), 'worker')}"
         found["dropping.down"] = f"{plan.dropped_down:.4g} (share of a delta not sent, {why})"
     return found
 

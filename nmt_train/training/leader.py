@@ -65,7 +65,7 @@ class Leader:
     def begin(self, snapshot: Snapshot) -> None:
         """Send every rank its part of `snapshot`, and begin training from it."""
         exchange, nodes = self._worker.schedule.exchange, self._transport.nodes
-        first = first_ranks(nodes) if self._config.server.per == "node" else None
+        first = first_ranks(nodes) if self._worker.plan.server.per == "node" else None
         workers = self._data_balancer.workers()
         whole = snapshot.with_optimizer_at(exchange.optimizer.adds_updates)
         parts = whole.split(exchange.initial_slices, first, workers, means=exchange.synchronous)

@@ -115,7 +115,7 @@ class LeaderState:
         self.load_facts(saved.facts)
         stages = from_plain(saved.facts["stages"])
         random = saved.tensors("random")
-        # Every rank has a generator, but ranks that train later (`server.join`) have no position.
+        # Every rank has a generator, but ranks that train later (key `join`) have no position.
         ranks = range(max(len(stages[-1]), sum(name.startswith(_GENERATORS[0]) for name in random)))
         generators = [{name: random[_keyed(name, r)] for name in _GENERATORS if _keyed(name, r) in random} for r in ranks]
         worker_state = [saved.tensors(f"worker-{rank}") if saved.has(f"worker-{rank}") else {} for rank in ranks]

@@ -27,7 +27,7 @@ def finish(arguments: Sequence[str], environment: Mapping[str, str], seconds: fl
                 with suppress(ProcessLookupError):
                     os.kill(one, number)
             time.sleep(2)
-        raise AssertionError(f"{arguments} has not ended after {seconds} s: {process.communicate()}") from None
+        raise AssertionError(f"{arguments} has not ended after {seconds} s: {process.communicate(timeout=10)}") from None
     return subprocess.CompletedProcess(arguments, process.returncode, said, complained)
 
 

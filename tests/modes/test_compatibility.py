@@ -59,10 +59,10 @@ def trained(mode: str, codec: str) -> list[Tensor]:
 
 @pytest.mark.parametrize(("mode", "own"), [("sync", "replicas"), ("sparse-local", "replicas"), ("strom", "peers")])
 def test_a_key_of_another_section_is_refused(mode: str, own: str) -> None:
-    with pytest.raises(UserError, match=f"server.down: mode {mode} is set by section {own}, not server; remove it"):
+    with pytest.raises(UserError, match=f"server.down: the settings of mode {mode} are in section {own}; remove it"):
         modes.resolve(settings(mode, OPTIONS | {"server.down": "int8"}), (0, 1))
-    with pytest.raises(UserError, match="replicas.buckets: mode vanilla is set by section server, not replicas; remove it"):
-        modes.resolve(settings("vanilla", OPTIONS | {"replicas.buckets": 3}), (0, 1))
+    with pytest.raises(UserError, match=r"replicas.codec: the settings of mode vanilla are in section server; use server.up"):
+        modes.resolve(settings("vanilla", OPTIONS | {"replicas.codec": "half"}), (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,11 @@ def test_a_key_of_another_section_is_refused(mode: str, own: str) -> None:
         ),
         ("easgd", {"local.every": 0}, "local.every: with local.outer elastic"),
         ("diloco-async", {"server.down": "top-k"}, "server.own_updates: with top-k"),
-        ("sparse-local-async", {"server.up": "tile-top-k", "tiles.rate": 4.0}, "tiles.rate: needs exchange all-gather"),
+        (
+            "sparse-local-async",
+            {"server.up": "tile-top-k", "tiles.rate": 4.0},
+            "only for mode sparse-local, not sparse",
+        ),
     ],
 )
 def test_a_setting_without_its_meaning_is_refused(mode: str, options: dict[str, Any], said: str) -> None:
@@ -108,6 +112,13 @@ def test_which_codecs_a_mode_accepts_is_known() -> None:
     summed = {"sync": 5, "powersgd": 5, "pipe": 5, "local-sgd": 5, "simuparallel": 5, "diloco": 5}
     one = {"low-bit": 1, "backup": 1}
     assert {mode: count for mode, count in counts.items() if count != 10} == summed | one | {"diloco-async": 8}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_setting_of_a_mode_has_an_effect(mode: str) -> None:
+    values = modes._Values(MODES[mode])
+    modes._plan(settings(mode, {}), MODES[mode], (0, 1), values)
+    assert MODES[mode].settings.keys() <= values.chosen.keys() | {"optimizer.name"}
 
 
 def test_every_mode_is_described() -> None:

@@ -61,7 +61,7 @@ def test_what_needs_an_answer_to_every_push_is_refused_where_pushes_have_none(
 
 @pytest.mark.parametrize("changes", [{"mode": "pipe"}, {"mode": "local-sgd"}])
 def test_buckets_where_parts_cannot_travel_apart_are_refused(make: Make, changes: dict[str, str]) -> None:
-    with pytest.raises(UserError, match=r"replicas.buckets: only schedule every-step with .*; remove it"):
+    with pytest.raises(UserError, match=r"replicas.buckets: only the modes sync, powersgd, low-bit send .*; remove it"):
         modes.resolve(make(replicas__buckets=4, **changes))
     assert modes.resolve(make(**changes)).buckets == 1
     assert modes.resolve(make(mode="sync")).buckets == 8

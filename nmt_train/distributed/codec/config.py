@@ -105,10 +105,10 @@ class TileConfig:
         default=1.0,
         ge=0,
         le=1,
-        description="exchange all-gather: before every exchange, the residual is multiplied by this",
+        description="mode sparse-local: before every exchange, the residual is multiplied by this",
     )
     rate: float = Field(
-        default=1.0, gt=0, description="exchange all-gather: what workers send is multiplied by this (the outer learning rate)"
+        default=1.0, gt=0, description="mode sparse-local: what workers send is multiplied by this (the outer learning rate)"
     )
 
 

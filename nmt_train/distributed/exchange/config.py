@@ -77,25 +77,24 @@ class ReplicasConfig:
 
     codec: Codec | None = Field(
         default=None,
-        description=f"encoding of what workers send: {listed(CODECS)} (all-reduce and powersgd: one that can be summed);"
-        " null: as in the mode",
+        description=f"encoding of what workers send: {listed(CODECS)} (except in sparse-local: one that can be summed; none in"
+        " low-bit); null: as in the mode",
     )
     algorithm: Literal["ring", "butterfly", "mpi", "torch"] = Field(
         default="ring",
-        description="all-reduce, powersgd: ring or butterfly (with every summable codec; butterfly needs fewer rounds,"
-        " best with 2, 4, 8, ... ranks), or, in full precision, mpi (the MPI library) or torch (NCCL if every rank has a GPU,"
-        " else gloo)",
+        description="except in low-bit and sparse-local: ring, or butterfly (fewer rounds, best with 2, 4, 8, ... ranks); or, in"
+        " full precision, mpi (the MPI library), or torch (NCCL if every rank has a GPU, else gloo)",
     )
     buckets: int | None = Field(
         default=None,
         ge=1,
         le=10**4,
-        description="all-reduce, powersgd, low-bit: largest number of parts in which gradients are sent while the backward"
+        description="sync, powersgd, low-bit: largest number of parts in which gradients are sent while the backward"
         " pass continues (powersgd: whole parameters); null: 8, 12 with low-bit, or 1 if the mode cannot",
     )
     own_updates: bool = Field(
         default=True,
-        description="all-gather: a worker continues from the received parameters plus all of its own updates, including those"
+        description="sparse-local: a worker continues from the received parameters plus all of its own updates, including those"
         " not sent yet",
     )
 
@@ -127,7 +126,7 @@ class LowRankConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class LowBitConfig:
-    """Gradients of one or 1.6 bits per element (exchange low-bit)."""
+    """Gradients of one or 1.6 bits per element (mode low-bit)."""
 
     up: int = Field(
         default=2, ge=2, le=3, description="values that an element sent by a worker can have: 2 (one bit) or 3 (1.6 bits)"

@@ -33,7 +33,7 @@ class Bucketed(EveryStep):
     """
 
     def __init__(self, context: BuildContext, exchange: Exchange) -> None:
-        assert isinstance(exchange, AllReduce), "with_mode_defaults gives buckets to such exchanges only"
+        assert isinstance(exchange, AllReduce), "modes/compatibility.py refuses buckets for other exchanges"
         super().__init__(context, exchange)
         self._all_reduce = exchange  # `sync` in two halves: `transfer` and `apply`
         # The gradient of the newest lookups (empty if lookups are not late); and whether an older one was not finite.

@@ -53,8 +53,8 @@ class LocalConfig:
     outer: Literal["none", "sum", "nesterov", "elastic"] | None = Field(
         default=None,
         description="how worker deltas are combined: none (average; an asynchronous server adds them up), sum, nesterov (outer"
-        " optimizer step, DiLoCo; with a server, its momentum changes once per round of all workers), elastic (pull towards a"
-        " center, EASGD); null: as in the mode",
+        " optimizer step, DiLoCo; with a server, its momentum changes once per round of all workers), elastic (only"
+        " with a server: pull towards a center, EASGD); null: as in the mode",
     )
     delay: int | None = Field(
         default=None,
