@@ -36,7 +36,7 @@ from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.training.fault_tolerance import Rank
 from nmt_train.training.prepared_run import opened
 from nmt_train.training.setup import maker
-from nmt_train.training.start import connect
+from nmt_train.training.start import connect, refuse_worlds_of_one
 from nmt_train.training.stop_request import handling
 from nmt_train.training.worker import Make
 
@@ -135,7 +135,10 @@ def measure_machines(config: Config, steps: int | None) -> int:
     effort = _MEASURED if steps is None else Effort(steps)
     try:
         with _measuring(config) as (transport, own, make, say):
+            if transport.size == 1 < launcher.tasks():
+                return refuse_worlds_of_one()
             if transport.size == 1:
+                _say("one device: the result is for the key `profile` of a cluster file")
                 print(to_yaml(measure_device(config, make, transport, effort, say), _title(config)), end="")
                 return 0
             found = machines(config, make, own, transport, effort, seconds=2.0, say=say)

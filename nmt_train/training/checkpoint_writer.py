@@ -142,7 +142,7 @@ def hand_over(transport: Transport, part: RankState) -> None:
     """Give this rank's part to rank 0, piece by piece when it asks, for a checkpoint."""
     request = transport.receive(0, Tag.STATE).result()[1]
     header, folder = part.header, to_facts(request, "folder")["folder"]
-    written = _write_here(Path(folder), transport.rank, part) if folder else None
+    written = _write_here(Path(folder), transport, part) if folder else None
     if written:
         header = header.without("worker_state")
     transport.send(0, Tag.STATE, header.pack(written=written)).result()
@@ -151,15 +151,16 @@ def hand_over(transport: Transport, part: RankState) -> None:
         transport.send(0, Tag.STATE, Message((), (piece.values,))).result()
 
 
-def _write_here(folder: Path, rank: int, part: RankState) -> dict[str, Any] | None:
+def _write_here(folder: Path, transport: Transport, part: RankState) -> dict[str, Any] | None:
     """Write the worker's state to rank 0's folder; None if there is none, or this machine cannot write to that folder."""
     if not part.worker_state or not folder.is_dir():
         return None
-    path = folder / f"{_file_of(rank)}.safetensors"
+    path = folder / f"{_file_of(transport.rank)}.safetensors"
     try:
         file = TensorFile(path, {name: (vector.dtype, vector.shape) for name, vector in part.worker_state.items()})
         for name, vector in part.worker_state.items():
             file.write(name, vector)
+            transport.now()  # a sign of life
         return file.close()
     except OSError:  # rank 0 will meet the same problem, and say what it is, or not have it
         return None

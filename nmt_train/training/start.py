@@ -55,7 +55,7 @@ def start(config: Config, force: bool, overwrite: bool, job: Job = _ALONE, advis
         return supervise(job, len(devices))
     transport = connect(config.transport)
     if transport.size == 1 < launcher.tasks():
-        return _refuse_worlds_of_one()
+        return refuse_worlds_of_one()
     given, config = config, choose_mode(config, transport.size)
     try:
         status = (
@@ -99,7 +99,7 @@ def connect(config: TransportConfig) -> Transport:
     return MpiTransport(config)
 
 
-def _refuse_worlds_of_one() -> int:
+def refuse_worlds_of_one() -> int:
     """Raise UserError in the first srun task; the other tasks find the same error and return its exit status."""
     if os.environ.get("SLURM_PROCID", "0") != "0":
         launcher.wait_for_first_rank()

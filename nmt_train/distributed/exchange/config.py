@@ -82,8 +82,8 @@ class ReplicasConfig:
     )
     algorithm: Literal["ring", "butterfly", "mpi", "torch"] = Field(
         default="ring",
-        description="except in low-bit and sparse-local: ring, or butterfly (fewer rounds, best with 2, 4, 8, ... ranks); or, in"
-        " full precision, mpi (the MPI library), or torch (NCCL if every rank has a GPU, else gloo)",
+        description="except in low-bit and sparse-local: ring, or butterfly (fewer rounds, best with 2, 4, 8, ... ranks); or,"
+        " in full precision, mpi (the MPI library), or torch (NCCL if every rank has a GPU, else gloo)",
     )
     buckets: int | None = Field(
         default=None,
