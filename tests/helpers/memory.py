@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,12 +38,20 @@ def transports(nodes: Sequence[int]) -> list[MemoryTransport]:
 
 
 def together(*functions: Callable[[], Any]) -> list[Any]:
-    """Run functions at the same time, one as each rank; what they return, or the first error."""
-    with concurrent.futures.ThreadPoolExecutor(len(functions)) as pool:
-        futures = [pool.submit(_single_threaded, function) for function in functions]
-        return [future.result(timeout=60) for future in futures]
+    """Run functions at the same time, one as each rank; what they return, or at once the first error."""
+    futures = [concurrent.futures.Future[Any]() for _ in functions]
+    for function, future in zip(functions, futures, strict=True):
+        threading.Thread(target=_single_threaded, args=(function, future), daemon=True).start()
+    done, _ = concurrent.futures.wait(futures, timeout=60, return_when=concurrent.futures.FIRST_EXCEPTION)
+    for future in done:
+        future.result()
+    assert len(done) == len(futures), "a rank has not ended after 60 s"
+    return [future.result() for future in futures]
 
 
-def _single_threaded(function: Callable[[], Any]) -> Any:
+def _single_threaded(function: Callable[[], Any], future: concurrent.futures.Future[Any]) -> None:
     torch.set_num_threads(1)
-    return function()
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)

@@ -91,9 +91,9 @@ def test_a_step_that_took_unusually_long_is_left_out() -> None:
 def test_several_ranks_measure_what_messages_cost_and_when_they_are_noticed(make: Make) -> None:
     config = make()
     with opened(config, False, False) as ready:
-        worker = maker(config, torch.device("cpu"), ready.vocabulary, ready.stores)
 
         def run(transport: MemoryTransport) -> tuple[Cost, float]:
+            worker = maker(config, torch.device("cpu"), ready.vocabulary, ready.stores)  # its batches are for one thread
             return _carrying(config, worker, transport, Effort(3, settling=1, rounds=2), nothing)
 
         for carry, response in together(*[partial(run, transport) for transport in transports([0, 1])]):
