@@ -28,4 +28,4 @@ def test_the_choice_is_said_and_written_down(make: Make, tmp_path: Path) -> None
 
 def test_settings_of_the_mode_that_will_be_chosen_are_not_refused_before(make: Make, tmp_path: Path) -> None:
     simulated = run(make, tmp_path / "run", [2], replicas__codec="half", replicas__buckets=2)
-    assert "replicas.codec half" in (simulated / "train.log").read_text(encoding="utf-8")
+    assert "mode sync on cpu" in (simulated / "train.log").read_text(encoding="utf-8")
