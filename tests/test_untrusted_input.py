@@ -115,6 +115,7 @@ def test_any_message_is_a_report_or_malformed(data: st.DataObject) -> None:
     sentence(lambda: Report.unpack(Message(tuple(numbers), tuple(tensors)), known).totals.nested())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CODECS, *ROUNDED])
 @fuzzed
 @given(numbers=st.lists(WHOLE, max_size=3), tensors=st.lists(VECTORS, max_size=3), elements=st.integers(0, 60))
@@ -124,6 +125,7 @@ def test_any_message_is_decoded_or_malformed(name: str, numbers: list[int], tens
     sentence(lambda: codec.add(message, torch.zeros(elements)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CODECS, *ROUNDED])
 @fuzzed
 @given(data=st.data(), elements=st.integers(1, 300))
@@ -264,6 +266,7 @@ def test_text_on_the_command_line_or_in_a_value_that_repeats_itself_without_end_
         config.validate({**CONFIG, "server": {"join": "[" * 10_000}}, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["!!int x", "!!python/object:os.system x", "&a [*a]", "[" * 10_000, "a: b: c"])
 def test_any_text_on_the_command_line_is_a_setting_or_said_to_be_wrong(folder: Path, text: str) -> None:
     path = folder / "config.yml"

@@ -303,6 +303,7 @@ def test_timing_alone_prints_a_line_per_machine(run: Path, tmp_path: Path, capsy
     assert f"{timing['words_per_second']:,.0f}" == lines[-1].split()[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [["--timing-only", 5], ["--compare"], ["--stop.after", "2u"]], ids=str)
 def test_nobody_takes_the_times_of_another_model_for_those_of_this_one(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], what: list[str | int]
@@ -380,6 +381,7 @@ def text(demo: Path, name: str) -> bytes:
     return (demo / name).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -500,6 +502,7 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
     assert "left out: 1 with an empty side, 1 over-long, of 200 pairs" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "arguments", "sentence"),
     [
@@ -669,6 +672,7 @@ def test_an_error_that_only_speaks_of_memory_is_our_own_mistake(capsys: pytest.C
     assert f"internal error: RuntimeError: {message}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_output_that_cannot_be_written_is_one_sentence(run: Path) -> None:
     code = "from nmt_train.cli.validate import main; main()"
     with open("/dev/full", "w") as full:
@@ -688,6 +692,7 @@ def test_the_users_file_is_not_replaced_by_the_configuration_of_the_run(
     assert (tmp_path / "config.yml").read_text(encoding="utf-8") == text
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(run: Path) -> None:
     code = "from nmt_train.cli.translate import main; main()"
     command = f"yes twelve | head -5000 | {sys.executable} -c '{code}' --model {run} --beam 1 --window 5 | head -1"
@@ -698,6 +703,7 @@ def test_a_reader_that_goes_away_is_no_error(run: Path) -> None:
     assert result.returncode == 141
 
 
+@pytest.mark.slow
 def test_a_built_wheel_in_a_clean_environment_trains_validates_translates_and_plots(demo: Path, tmp_path: Path) -> None:
     """The wheel is installed alone: what it needs comes from this environment's packages, nmt_train itself does not."""
     wheels, home = tmp_path / "wheels", tmp_path / "venv"
@@ -764,6 +770,7 @@ def test_the_words_after_an_option_are_a_list(capsys: pytest.CaptureFixture[str]
         assert found["stop"]["after"] == ["2e", "3h"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("locale", "said"), [({"PYTHONUTF8": "1"}, ""), ({"PYTHONUTF8": "0"}, ", or set PYTHONUTF8=1")])
 def test_a_path_in_another_encoding_is_refused_with_a_true_reason(locale: dict[str, str], said: str) -> None:
     environment = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"} | locale

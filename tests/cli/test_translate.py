@@ -47,6 +47,7 @@ def translated(monkeypatch: pytest.MonkeyPatch, capfdbinary: Any) -> Any:
 BAD = b"six\nfour\nb\xffd\nseven\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 2000])
 def test_it_stops_at_a_bad_line_after_those_before_it(run: Path, translated: Any, window: int) -> None:
     status, lines, said = translated(BAD, "--model", run, "--window", window)
@@ -75,6 +76,7 @@ def test_a_line_without_end_is_no_matter_of_on_error(run: Path, translated: Any,
     assert "--on-error" not in said
 
 
+@pytest.mark.slow
 def test_lines_that_were_cut_are_named(run: Path, translated: Any) -> None:
     long = b"six " * 2000
     status, lines, said = translated(b"\n".join([b"one", long, b"two", long, b""]), "--model", run, "--beam", 1, "--window", 3)

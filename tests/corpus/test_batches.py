@@ -80,6 +80,7 @@ def same(left: Batch, right: Batch) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [0.0, 0.2])
 def test_a_stream_begun_in_the_middle_goes_on_as_the_whole_one_does(
     demo: Path, vocabulary: Vocabulary, tmp_path: Path, sampling: float

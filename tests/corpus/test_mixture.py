@@ -157,6 +157,7 @@ def test_a_tag_is_one_piece_before_every_source_as_if_it_were_in_the_text(make: 
     assert stores[0][0].tolist() == vocabulary.encode([(demo / "train.en").read_text(encoding="utf-8").splitlines()[0]])[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [None, [2, 1]])
 def test_a_run_resumes_within_a_mixture_bit_for_bit(make: Make, demo: Path, tmp_path: Path, nodes: list[int] | None) -> None:
     changes: dict[str, Any] = {"corpus__train": two(demo, until="2e"), "mode": "sync" if nodes else "single"}

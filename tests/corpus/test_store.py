@@ -152,6 +152,7 @@ sys.exit(cli.run(command, []))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hard", "status"), [(4096, 0), (50, 2)])
 def test_the_limit_of_open_files_is_raised_and_named_if_that_is_not_enough(
     hard: int, status: int, files: list[str], vocabulary: Vocabulary, tmp_path: Path

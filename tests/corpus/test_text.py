@@ -54,6 +54,7 @@ def test_compressed_files_are_read_and_damaged_ones_named(tmp_path: Path) -> Non
             list(read_lines(file(tmp_path, name, damaged)))
 
 
+@pytest.mark.slow
 def test_a_compressed_file_that_grows_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "_SMALL", 10_000)
     bomb = file(tmp_path, "bomb.gz", gzip.compress(b"\n" * 1_000_000))

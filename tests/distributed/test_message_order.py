@@ -96,6 +96,7 @@ def train(
     return together(room, *[work] * len(room.transports))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["vanilla", "overlap", "sparse", "sparse-overlap"])
 @settings(max_examples=ORDERS, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
@@ -112,6 +113,7 @@ def test_every_gradient_reaches_the_parameters_once(mode: str, nodes: list[int],
         torch.testing.assert_close(parameters, START - (given_away - unsent), rtol=0, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["vanilla", "overlap", "sparse", "sparse-overlap"])
 @settings(max_examples=max(1, ORDERS // 4), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(

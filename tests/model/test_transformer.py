@@ -183,6 +183,7 @@ def test_bfloat16_loss_and_gradient_are_near_those_of_fp32() -> None:
     assert float(torch.cosine_similarity(gradients[0], gradients[1], dim=0)) > 0.999
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("separate", [False, True])
 def test_a_compiled_version_has_the_same_loss_gradients_and_names(monkeypatch: pytest.MonkeyPatch, separate: bool) -> None:
     """As torch traces it; what it then makes of that takes minutes, and is measured by scripts/check_gpu."""

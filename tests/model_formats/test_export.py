@@ -61,6 +61,7 @@ def lines(demo: Path) -> list[str]:
     return [*ordinary, "", "  two  spaces ", "Ünïcødé ﬁ x² ½ 你好", "a\tb", "▁▁ x"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, MARIANS])
 @pytest.mark.parametrize(("norm", "tied"), KINDS)
 def test_hugging_faces_logits_are_ours(
@@ -114,6 +115,7 @@ def test_its_tokenizer_treats_spaces_as_the_users_vocabulary_does(demo: Path, ki
     assert [theirs.encode(text).ids[:-1] for text in texts] == vocabulary.encode(texts)
 
 
+@pytest.mark.slow
 def test_hugging_face_translates_as_we_do(trained: Path, demo: Path, tmp_path: Path) -> None:
     assert call(trained, tmp_path / "out", "--to", "huggingface") == 0
     model, vocabulary = ours(trained)
@@ -142,6 +144,7 @@ def test_ctranslate2_scores_as_we_do(
         torch.testing.assert_close(torch.tensor(found.log_probs), wanted[row, : len(found.log_probs)], rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantize", [None, "int8", "bf16"])
 def test_ctranslate2_translates_as_we_do(trained: Path, demo: Path, tmp_path: Path, quantize: str | None) -> None:
     options = ["--quantize", quantize] if quantize else []
@@ -167,6 +170,7 @@ def test_ctranslate2s_own_converter_understands_the_hugging_face_folder(trained:
     assert found == [hypotheses[0][0] for hypotheses in Translator(model, vocabulary, SEARCH).stream(sources)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["huggingface", "ctranslate2"])
 def test_the_readme_of_a_folder_runs_as_it_stands(trained: Path, tmp_path: Path, target: str) -> None:
     out = tmp_path / "out"

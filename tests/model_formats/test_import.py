@@ -119,6 +119,7 @@ def test_ids_and_texts_are_those_of_their_tokenizer(theirs: Path, ours: Path, de
     assert vocabulary.decode(kept_ids) == tokens.batch_decode(kept, skip_special_tokens=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -167,6 +168,7 @@ def test_ctranslate2_translates_it_as_we_do(ours: Path, demo: Path, tmp_path: Pa
     assert len(list(Translator(model, vocabulary, SearchConfig(beam=2)).stream(sources))) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["single", "sparse-overlap"])
 def test_it_is_fine_tuned_from_where_it_is(make: Make, ours: Path, tmp_path: Path, mode: str) -> None:
     config = make(

@@ -87,6 +87,7 @@ def test_a_setting_without_its_meaning_is_refused(mode: str, options: dict[str, 
         modes.resolve(settings(mode, {"stop.after": "9e", **options}), (0, 1, 2, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "codec"), PAIRS)
 def test_a_mode_trains_with_a_codec_or_is_refused(mode: str, codec: str) -> None:
     try:

@@ -81,6 +81,7 @@ def test_a_file_that_names_no_checkpoint_is_no_link(text: str, tmp_path: Path) -
         newest(tmp_path / "last", 1)
 
 
+@pytest.mark.slow
 def test_a_run_trains_resumes_and_is_validated_and_fine_tuned_without_links(
     no_links: None, make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

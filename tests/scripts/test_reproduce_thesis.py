@@ -191,6 +191,7 @@ def everything(folder: Path) -> None:
     known(folder, dict.fromkeys(thesis.trained(), 2.0))
 
 
+@pytest.mark.slow
 def test_the_page_judges_every_claim_from_the_runs_that_the_script_makes(tmp_path: Path) -> None:
     everything(tmp_path)
     write(collected(Results, tmp_path), tmp_path, tmp_path / "thesis.md")
@@ -216,6 +217,7 @@ def test_runs_near_a_limit_are_repeated_with_other_seeds(tmp_path: Path) -> None
     assert Setup(THESIS.sparse_overlap, "3x1").with_seed(2) in needed  # twice as fast as 1x1, where the thesis says: above 2x
 
 
+@pytest.mark.slow
 def test_every_run_is_one_that_the_simulator_takes() -> None:
     for setup in (*thesis.timed(), *thesis.trained()):
         options = (*setup.options, *thesis.ALWAYS.get(setup.mode, ()))

@@ -133,6 +133,7 @@ def test_the_reproduction_ends_runs_that_are_good_enough_and_does_not_repeat_the
     assert all(job.finished.exists() for job in jobs)
 
 
+@pytest.mark.slow
 def test_an_interrupted_reproduction_ends_its_runs_and_they_go_on_next_time(tmp_path: Path) -> None:
     jobs = [Slept(tmp_path, "one"), Slept(tmp_path, "other"), Slept(tmp_path, "third")]
 

@@ -439,6 +439,7 @@ def test_cheaper_codecs_change_only_times(tmp_path: Path, monkeypatch: pytest.Mo
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "place"),
     [
@@ -471,6 +472,7 @@ def test_every_system_has_as_many_trials_and_each_is_a_valid_run(name: str, plac
         assert str(now.optimizer.cosine_until) == "500000t"
 
 
+@pytest.mark.slow
 def test_a_run_that_a_signal_from_elsewhere_ended_does_not_count_as_finished(tmp_path: Path) -> None:
     jobs = [
         Job(tmp_path / name, ("sh", "-c", command), tmp_path / f"{name}.finished")
@@ -481,6 +483,7 @@ def test_a_run_that_a_signal_from_elsewhere_ended_does_not_count_as_finished(tmp
     assert [job.finished.exists() for job in jobs] == [True, False]
 
 
+@pytest.mark.slow
 def test_a_run_that_has_enough_is_ended_and_finished(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     job = Job(

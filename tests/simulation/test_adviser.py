@@ -32,6 +32,8 @@ from nmt_train.simulation.cluster import (
 from nmt_train.simulation.cluster_file import described
 from nmt_train.training.prepared_run import opened
 
+pytestmark = pytest.mark.slow
+
 DEVICE = DeviceConfig(forward=Cost(0.0, 1e-3), backward=Cost(0.0, 2e-3), update=Cost(0.0, 1e-10))
 FOUR = Choice("sync", {"replicas.codec": "bf16"}, 4, Needed(1.6, 1.3, 1.9))
 

@@ -63,6 +63,7 @@ def test_lost_bytes_take_as_long_as_others() -> None:
     assert lost == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", BEARING)
 def test_workers_go_on_and_shards_make_fewer_updates(make: Make, tmp_path: Path, mode: str) -> None:
     common = {"mode": mode, "stop__after": "10Kt", "batch__tokens": 300, "dropping__up": 0.9, "server__shards": 1}

@@ -20,6 +20,7 @@ from nmt_train.training.prepared_run import opened
 from nmt_train.training.setup import maker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -47,6 +48,7 @@ def test_a_profile_has_a_price_for_all_kinds_of_work_whatever_is_configured(make
     assert all(cost.seconds >= 0 and cost.per_unit >= 0 and cost.seconds + cost.per_unit > 0 for cost in costs.values())
 
 
+@pytest.mark.slow
 def test_a_series_of_steps_ends_in_time_and_what_is_measured_is_said(make: Make) -> None:
     config, said = make(), list[str]()
     with opened(config, False, False) as ready:
@@ -58,6 +60,7 @@ def test_a_series_of_steps_ends_in_time_and_what_is_measured_is_said(make: Make)
     )]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_codecs_encode_while_they_are_measured_has_few_equal_elements(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in training: tile-top-k takes longer with equal elements."""
     config, distinct = make(), list[float]()

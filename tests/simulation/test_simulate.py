@@ -25,6 +25,8 @@ from nmt_train.simulation.simulate import simulate
 from nmt_train.training.leader import Leader
 from nmt_train.training.start import start
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("mode", MODES)
 def test_one_simulated_worker_is_one_real_worker_bit_for_bit(make: Make, tmp_path: Path, mode: str) -> None:

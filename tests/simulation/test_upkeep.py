@@ -32,6 +32,7 @@ def test_replicas_send_nothing_for_a_checkpoint_because_rank_0_has_it_all(make: 
     assert timed(make, [1, 1], mode="sync").upkeep == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["vanilla", "overlap", "sparse-overlap", "low-bit", "strom", "easgd", "sparse-local"])
 def test_as_much_is_charged_as_a_simulated_run_sends_for_a_checkpoint(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str

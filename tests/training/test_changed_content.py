@@ -108,6 +108,7 @@ def test_other_settings_that_are_forced_leave_the_epoch_alone(make: Make) -> Non
     assert checkpoint.load(Path(config.run) / "last").facts["progress"]["epochs"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "vanilla"])
 def test_all_workers_begin_the_epoch_together(make: Make, tmp_path: Path, corpus: Path, mode: str) -> None:
     settings = {"mode": mode, "corpus__train": [entry(corpus)], **SAME}
@@ -142,6 +143,7 @@ VALIDATED: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "forgotten"),
     [

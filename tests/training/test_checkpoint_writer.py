@@ -59,6 +59,7 @@ def state_messages(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_no_message_of_a_checkpoint_grows_with_the_model_and_the_run_resumes_bit_for_bit(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state_messages: list[int], mode: str
@@ -146,6 +147,7 @@ def test_a_checkpoint_that_is_being_written_is_completed_if_training_fails(make:
     assert checkpoint.load(Run(Path(config.run)).checkpoint(4)).facts["progress"]["updates"] == 4
 
 
+@pytest.mark.slow
 def test_checkpoints_in_seconds_take_at_most_a_twentieth_of_the_time(make: Make, tmp_path: Path) -> None:
     folder = run(make, tmp_path / "run", [1, 1], mode="sparse-overlap", stop__after="40s", checkpoint__every="1s",
                  checkpoint__keep=100, places=LINK)  # fmt: skip

@@ -92,6 +92,7 @@ def test_what_a_run_began_with_cannot_be_forced_to_change(make: Make, changes: d
         start(make(stop__after="9u", **changes), force=True, overwrite=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["vanilla", "sparse-overlap", "downpour", "sync", "local-sgd", "strom"])
 def test_a_finished_run_that_is_started_again_stays_as_it_is(make: Make, tmp_path: Path, mode: str) -> None:
     same = {"mode": mode, "stop__after": "12u"}

@@ -125,12 +125,14 @@ def check(make: Make, mode: str, seed: int, bundle: int = 1, **options: Any) -> 
     assert (EPOCHS - applied).clamp(min=0).sum(1).max() <= lost + 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("mode", EXACT)
 def test_nothing_is_lost_beyond_what_is_said_and_nothing_applied_that_was_not_trained(make: Make, mode: str, seed: int) -> None:
     check(make, mode, seed, **EXACT[mode])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_center_and_workers_of_easgd_together_contain_no_batch_more_often_than_it_was_trained(make: Make, seed: int) -> None:
     """What a worker adds to the center is taken from the worker, so that their sum contains every gradient once.
@@ -167,6 +169,7 @@ def test_local_steps_are_not_applied_twice_if_a_shard_ends_before_the_first_exch
     assert (outcome.applied <= covered(outcome, recoveries) + 1e-3).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["local-sgd", "sparse-local"])
 def test_a_sum_that_a_worker_has_applied_is_not_sent_again_if_a_rank_ends_just_then(make: Make, mode: str) -> None:
     slow = dataclasses.replace(ledger.DEVICE, update=Cost("60ms", "0s"))
@@ -185,6 +188,7 @@ def test_seeds_that_once_failed(make: Make, mode: str, seed: int) -> None:
     check(make, mode, seed, **EXACT[mode])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", CUTS)
 @pytest.mark.parametrize("mode", EXACT)
 def test_after_a_cut_that_lasts_the_job_ends_by_name_and_goes_on_from_its_checkpoint(make: Make, mode: str, seed: int) -> None:
@@ -351,6 +355,7 @@ def test_model_and_vectors_of_before_are_gone_when_the_next_worker_is_made(
     assert sum(map(len, before.values())) == 3 * (4 + 3 + 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", FEWER)
 @pytest.mark.parametrize("mode", OTHERS)
 def test_every_batch_is_trained_whoever_ends_in_every_mode(make: Make, mode: str, seed: int) -> None:

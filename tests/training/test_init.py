@@ -50,6 +50,7 @@ def test_it_begins_as_good_as_its_source_and_counts_from_zero(make: Make, tmp_pa
     assert manifest(fine / "last")["optimizer"]["updates"] == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["vanilla", "sparse-overlap", "sync", "easgd"])
 def test_every_mode_begins_with_it(make: Make, tmp_path: Path, mode: str) -> None:
     source = trained(make, tmp_path)

@@ -27,6 +27,8 @@ from nmt_train.run.log import read_metrics
 from nmt_train.simulation.simulate import simulate
 from nmt_train.training.start import start
 
+pytestmark = pytest.mark.slow
+
 BIN = Path(sys.executable).parent
 MPIRUN = [str(BIN / "mpirun"), "--oversubscribe", "--bind-to", "none"]
 ENVIRONMENT = {

@@ -18,6 +18,8 @@ from nmt_train.simulation.cluster import Kill
 from nmt_train.training.background_validation import BackgroundValidation
 from nmt_train.training.worker import Worker
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("mode", ["sync", "vanilla", "sparse-overlap", "easgd"])
 def test_a_validation_that_was_put_off_is_made_when_the_run_continues(

@@ -95,6 +95,7 @@ def uninterrupted(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return values, config
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(stops=st.lists(st.integers(1, 12), min_size=1, max_size=3, unique=True))
 def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit_at_any_update(
@@ -110,6 +111,7 @@ def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit_at_any_update(
     assert_same(pieces, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [5, 6])
 def test_interrupted_while_gradients_are_added_up_equals_uninterrupted(
     uninterrupted: tuple[dict[str, Any], Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int
@@ -160,6 +162,7 @@ def test_a_signal_during_validation_puts_it_off_to_the_restart(
     assert_put_off(pieces, whole)
 
 
+@pytest.mark.slow
 def test_also_if_a_checkpoint_is_written_at_the_same_update(
     uninterrupted: tuple[dict[str, Any], Config], tmp_path: Path
 ) -> None:
@@ -222,6 +225,7 @@ def lines(process: subprocess.Popen[str]) -> Iterator[str]:
     yield from iter(process.stderr.readline, "")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_nohup")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_save_and_exit_as_a_shell_expects(make: Make, tmp_path: Path, number: signal.Signals) -> None:
@@ -242,6 +246,7 @@ def test_signals_save_and_exit_as_a_shell_expects(make: Make, tmp_path: Path, nu
 ON_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_nohup")
 def test_a_closed_terminal_loses_nothing(make: Make, tmp_path: Path) -> None:
     config = make(stop__after="1000e", log__every="1u", checkpoint__every="1000u")
@@ -262,6 +267,7 @@ def test_a_closed_terminal_loses_nothing(make: Make, tmp_path: Path) -> None:
     assert final(config)[0]["progress"]["updates"] >= 3
 
 
+@pytest.mark.slow
 def test_nohup_outlives_the_terminal(make: Make, tmp_path: Path) -> None:
     config = make(stop__after="6u", log__every="1u")
     process = subprocess.Popen(
@@ -274,6 +280,7 @@ def test_nohup_outlives_the_terminal(make: Make, tmp_path: Path) -> None:
     assert final(config)[0]["progress"]["updates"] == 6
 
 
+@pytest.mark.slow
 def test_sigkill_while_saving_all_the_time_leaves_a_good_checkpoint(make: Make, tmp_path: Path) -> None:
     config = make(stop__after="1000e", log__every="1u", checkpoint__every="1u", checkpoint__keep=2)
     reached = 0
@@ -369,6 +376,7 @@ def test_a_finished_run_says_so_and_does_nothing(make: Make, capsys: pytest.Capt
     assert final(config)[0] == before[0]
 
 
+@pytest.mark.slow
 def test_the_run_folder_holds_what_is_promised(make: Make) -> None:
     config = make(
         stop__after="1e", validation={"every": "1u", "metrics": ["cross-entropy", "perplexity", "bleu", "chrf"]}, trace=True
@@ -617,6 +625,7 @@ def test_accumulating_two_batches_is_one_update_of_the_mean_of_their_tokens(
     torch.testing.assert_close(workers[0].flat.parameters, starts[0] - mean)
 
 
+@pytest.mark.slow
 def test_training_learns(make: Make) -> None:
     config = make(
         stop__after="80u", batch__tokens=3000, validation__every="40u", log__every="20u",

@@ -50,6 +50,7 @@ def both(codec: Codec, vector: torch.Tensor, update: int) -> tuple[torch.Tensor,
     return decoded, message.bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CODECS)
 @settings(max_examples=60, deadline=None)
 @given(rounds=st.lists(VECTORS, min_size=1, max_size=3), update=st.integers(0, 20))
@@ -63,6 +64,7 @@ def test_decoded_plus_residual_is_the_input_and_what_was_owed(name: str, rounds:
         assert torch.equal(decoded + feedback.residual, owed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROUNDED)
 @settings(max_examples=60, deadline=None)
 @given(rounds=st.lists(VECTORS, min_size=1, max_size=3))
@@ -253,6 +255,7 @@ def draws(tails: str, count: int, elements: int) -> Iterator[torch.Tensor]:
         yield normal if tails == "gaussian" else normal / chi
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tails", ["gaussian", "heavy"])
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_what_a_worker_owes_stays_bounded_at_the_default_settings(name: str, tails: str) -> None:
@@ -270,6 +273,7 @@ def test_what_a_worker_owes_stays_bounded_at_the_default_settings(name: str, tai
         assert max(largest) < 2 * math.sqrt(1000) * 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tails", ["gaussian", "heavy"])
 @pytest.mark.parametrize("name", [name for name in DEFAULTS if DEFAULTS[name]().biased])
 def test_what_a_shard_owes_a_worker_stays_bounded_at_the_default_settings(name: str, tails: str) -> None:
@@ -348,6 +352,7 @@ for codec in (*(make() for make in (CODECS | ROUNDED).values()), *low_bit):
 """
 
 
+@pytest.mark.slow
 def test_compiled_functions_are_called_with_the_same_types_only(tmp_path: Path) -> None:
     """Otherwise processes that compile at the same time could mix up on disk what they compile for different types."""
     helpers = str(Path(__file__).parents[2] / "helpers")

@@ -84,6 +84,7 @@ def test_a_byte_has_eight_bits_or_five_of_three_values(kind: type[LowBit], value
 NUMBERS = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, -0.0, 1e-30, 1e-42, 1e6])
 
 
+@pytest.mark.slow
 @on_all_devices
 @pytest.mark.parametrize("values", [2, 3])
 @settings(max_examples=100, deadline=None)
@@ -188,6 +189,7 @@ for values in (2, 3):
 """
 
 
+@pytest.mark.slow
 def test_new_machine_code_rounds_as_that_on_disk(tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "NUMBA_CACHE_DIR": ""}
     first, second = (

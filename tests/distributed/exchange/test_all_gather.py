@@ -206,6 +206,7 @@ def test_two_bits_are_the_means_of_four_bins() -> None:
             assert torch.equal(decoded[100:108][inside], expected.expand(int(inside.sum())))
 
 
+@pytest.mark.slow
 def test_a_mode_that_sends_everything_is_local_sgd(make: Make, tmp_path: Path) -> None:
     """With a codec that loses nothing, gathering gives the same parameters as an all-reduce, up to the order of sums."""
     found, averaged = [], {"replicas__codec": "dense", "local__outer": "none", "local__delay": 0}

@@ -18,6 +18,8 @@ from nmt_train.distributed.schedule.schedule import Schedule
 from nmt_train.run.progress import Progress
 from nmt_train.training.worker import Worker
 
+pytestmark = pytest.mark.slow
+
 WAVES = {1: "0u", 2: "8u", 3: "20u"}
 SPREAD = {"server__join": WAVES, "log__every": "1u", "stop__after": "60u"}
 

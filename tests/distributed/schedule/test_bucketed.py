@@ -227,6 +227,7 @@ def test_lookups_whose_gradient_is_not_finite_make_all_workers_drop_the_next_exc
     assert flat.parameters.isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "buckets", "accumulate"), [("sync", 2, 1), ("sync", 5, 1), ("sync", 64, 1), ("sync", 5, 2), ("powersgd", 8, 1)]
 )

@@ -114,6 +114,7 @@ def test_what_cannot_be_combined_at_a_server_is_refused(changes: dict[str, Any],
         modes.resolve(settings("diloco-async", changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("delay", "steps_per_round"), [(0, 6), (3, 3)])
 def test_with_a_delay_workers_compute_while_they_exchange(make: Make, tmp_path: Path, delay: int, steps_per_round: int) -> None:
     """On a network where an exchange takes as long as three steps."""
@@ -269,6 +270,7 @@ def test_a_run_that_averages_once_ends_validated_with_what_all_have_in_common(ma
     assert json.loads((folder / "last" / "checkpoint.json").read_text())["progress"]["epochs"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chain",
     [

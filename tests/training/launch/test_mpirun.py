@@ -212,6 +212,7 @@ def test_what_was_said_while_ranks_were_still_here_is_no_sign_of_life_of_others(
 LOST = "[10:00:00] rank 0 (host a) ended: {others}; lost: at most 0 updates of a shard; trained again: 1 batch"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "said",
     [
@@ -231,6 +232,7 @@ def test_ranks_that_continue_without_others_are_not_killed(monkeypatch: pytest.M
     assert launch._follow(job, lambda line: None, launch.Signs()) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("here", [True, False])
 def test_an_error_of_another_program_is_not_the_end_of_a_job_that_trains(monkeypatch: pytest.MonkeyPatch, here: bool) -> None:
     for name, seconds in (("_GRACE", 0.1), ("_RECOVERY", 0.5), ("_LOOK", 0.05)):
@@ -256,6 +258,7 @@ def test_an_mpirun_without_ranks_here_is_waited_for(monkeypatch: pytest.MonkeyPa
     assert launch._wait(job, launch.Signs()) == 7
 
 
+@pytest.mark.slow
 def test_no_file_of_the_working_directory_is_run_in_the_place_of_a_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ from written import last, written
 
 from nmt_train.config import Config
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 LAB = str(ROOT / "scripts" / "slurmlab")
 SCRIPTS = ROOT / "configs" / "slurm"
 INSTALLING, PATIENCE = 240, 100  # seconds

@@ -134,6 +134,7 @@ def test_an_elastic_worker_and_the_center_go_the_same_way_towards_each_other() -
             worker, center = worker - way, center + way
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"mode": "backup", "server__backup": 0}, {"mode": "softsync"}, {"mode": "downpour"},
                                      {"mode": "downpour", "downpour__push": 3, "downpour__fetch": 2}])  # fmt: skip
 def test_every_batch_is_done_once_whoever_rests_when(make: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
