@@ -23,8 +23,8 @@ class TileTopK(Codec):
     """A message holds, for every tile, the positions of the largest elements, their codes, and a table.
 
     Positions are Rice-coded distances, which take 7.5 bits each if 64 elements of a tile are sent; SparseLoCo uses 12 bits.
-    The table of a tile has the means of four bins around the mean of its values. A vector ends
-    with a tile of fewer elements, which is padded with zeros.
+    The table of a tile has the means of four bins around the mean of its values. A vector ends with a tile of fewer elements,
+    which is padded with zeros.
     """
 
     drops = fixed_share = True
