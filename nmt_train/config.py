@@ -21,15 +21,18 @@ from nmt_train.common.section import STRICT, problem
 from nmt_train.common.yaml_file import merge, override, read
 from nmt_train.corpus import BatchConfig, CorpusConfig
 from nmt_train.distributed.codec.config import DroppingConfig, QsgdConfig, ThresholdConfig, TileConfig
-from nmt_train.distributed.exchange.config import (
+from nmt_train.distributed.config import (
+    DownpourConfig,
+    LocalConfig,
     LowBitConfig,
     LowRankConfig,
+    OverlapConfig,
     PeersConfig,
+    PipelineConfig,
     RecoveryConfig,
     ReplicasConfig,
     ServerConfig,
 )
-from nmt_train.distributed.schedule.config import DownpourConfig, LocalConfig, OverlapConfig, PipelineConfig
 from nmt_train.distributed.transport import TransportConfig
 from nmt_train.model import ModelConfig
 from nmt_train.model.metrics import ValidationConfig

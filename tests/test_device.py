@@ -20,7 +20,6 @@ from nmt_train.common.errors import UserError
 from nmt_train.config import Config
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.distributed.codec.low_bit import LowBit
-from nmt_train.distributed.exchange.worker_state import RESIDUAL
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import Aborted, Tag
 from nmt_train.distributed.transport.local import LocalTransport
@@ -28,7 +27,7 @@ from nmt_train.modes.table import MODES
 from nmt_train.training import start
 from nmt_train.training.launch.restarts import Host
 from nmt_train.training.recovery import SurvivorState, recover
-from nmt_train.training.snapshot import Snapshot
+from nmt_train.training.snapshot import Snapshot, contributed
 from nmt_train.training.worker import Worker
 
 GPU = torch.device("cuda", 0)
@@ -233,7 +232,7 @@ def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         return
     monkeypatch.setattr(device, "inherit", lambda: pretend.enter)
     monkeypatch.setattr(device, "random", lambda own: {"cpu": torch.get_rng_state()})
-    monkeypatch.setattr("nmt_train.distributed.exchange.low_bit.low_bit_for", lambda own: LowBit)
+    monkeypatch.setattr("nmt_train.distributed.replicas.low_bit.low_bit_for", lambda own: LowBit)
     with pretend.gpu():
         yield GPU
 
@@ -251,12 +250,12 @@ def on_it(function: Callable[[], Any], own: torch.device) -> Callable[[], Any]:
 def train(worker: Worker, seed: int) -> None:
     """A few steps by gradients that nobody has computed, until nothing is under way."""
     worker.has_part = True
-    worker.schedule.refresh()
+    worker.strategy.refresh()
     generator = torch.Generator().manual_seed(seed)
     for _ in range(3):
         worker.flat.gradient.copy_(torch.randn(worker.flat.gradient.shape, generator=generator))
-        worker.schedule.step()
-    worker.schedule.drain()
+        worker.strategy.step()
+    worker.strategy.drain()
 
 
 def on_the_cpu(*groups: dict[str, torch.Tensor]) -> bool:
@@ -271,7 +270,7 @@ def workers(config: Config, own: torch.device, size: int) -> list[Worker]:
     made = transports(range(size)) if size > 1 else [LocalTransport()]
     found = [Worker(config, transport, Model(own), Nothing()) for transport in made]  # type: ignore[arg-type]
     together(*(on_it(lambda w=w: train(w, w.transport.rank), own) for w in found))
-    together(*(on_it(w.schedule.refresh, own) for w in found))
+    together(*(on_it(w.strategy.refresh, own) for w in found))
     return found
 
 
@@ -279,19 +278,19 @@ def workers(config: Config, own: torch.device, size: int) -> list[Worker]:
 def test_what_ranks_on_gpus_save_is_on_the_cpu_and_they_go_on_from_it(make: Make, own: torch.device, mode: str) -> None:
     config = settings(make, mode)
     trained = workers(config, own, 1 if mode == "single" else 2)
-    exchange, parts = trained[0].schedule.exchange, [worker.part() for worker in trained]
-    assert all(on_the_cpu(part.shard, part.worker_state, part.random) for part in parts)
+    strategy, parts = trained[0].strategy, [worker.part() for worker in trained]
+    assert all(on_the_cpu(part.shard, part.worker_state.vectors(), part.random) for part in parts)
     vectors = {name: torch.zeros(trained[0].flat.parameters.numel()) for name in parts[0].shard}
-    for part, place in zip(parts, exchange.snapshot_slices, strict=True):
+    for part, place in zip(parts, contributed(strategy.slices), strict=True):
         for name, vector in part.shard.items():
             vectors[name][place] = vector
     state, random, positions = ([getattr(p, kind) for p in parts] for kind in ("worker_state", "random", "position"))
     whole = Snapshot(vectors, parts[0].numbers, state, random, [positions])
-    cut = whole.with_optimizer_at(exchange.optimizer.adds_updates).split(exchange.initial_slices)
+    cut = whole.with_optimizer_at(strategy.optimizer.adds_updates).split(strategy.slices)
     before = [worker.flat.parameters.cpu().clone() for worker in trained]
     for worker, part in zip(trained, cut, strict=True):
         worker.load_part(part, DataShard(worker.transport.rank, worker.transport.size), "here")
-    together(*(on_it(worker.schedule.refresh, own) for worker in trained))
+    together(*(on_it(worker.strategy.refresh, own) for worker in trained))
     for worker, parameters in zip(trained, before, strict=True):
         assert torch.equal(worker.flat.parameters.cpu(), parameters)
         worker.transport.close()
@@ -311,14 +310,14 @@ def test_the_last_rank_on_a_gpu_goes_on_alone_from_what_it_had_and_what_others_s
     }  # fmt: skip
     for worker in trained:
         worker.transport.close()
-    remains.let_go(0)
-    assert on_the_cpu(remains.worker_state, remains.random, *(piece.vectors for piece in remains.recovery_pieces))
+    remains.let_go()
+    assert on_the_cpu(remains.worker_state.vectors(), remains.random, *(piece.vectors for piece in remains.recovery_pieces))
     alone = Worker(config, LocalTransport(), Model(own), Nothing())  # type: ignore[arg-type]
     again = recover(alone, remains)
     assert again is not None
-    assert on_the_cpu(again.part.shard, again.part.worker_state)
+    assert on_the_cpu(again.part.shard, again.part.worker_state.vectors())
     if mode in ("low-bit", "powersgd"):  # of a mean of two, a residual added half of itself
-        torch.testing.assert_close(again.part.worker_state[RESIDUAL], remains.worker_state[RESIDUAL] / 2)
+        torch.testing.assert_close(again.part.worker_state.residual, remains.in_doubt.residual / 2)
     alone.load_part(again.part, again.data_shard, "here")
     train(alone, 5)
     assert torch.isfinite(alone.flat.parameters).all()

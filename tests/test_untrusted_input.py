@@ -28,8 +28,8 @@ from nmt_train.common.errors import UserError
 from nmt_train.corpus.data_shard import Position
 from nmt_train.corpus.text import read_pairs
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
 from nmt_train.distributed.message import DTYPES, Malformed, Message, from_bytes, from_json, to_facts, to_json
+from nmt_train.distributed.recovery_piece import RecoveryPiece
 from nmt_train.distributed.transport import Tag
 from nmt_train.distributed.transport.mpi.framing import pack, unpack
 from nmt_train.load_model import load_model

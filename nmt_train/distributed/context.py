@@ -1,4 +1,4 @@
-"""The inputs from which schedules and exchanges are built."""
+"""The inputs from which strategies are built."""
 
 from __future__ import annotations
 
@@ -15,22 +15,17 @@ from nmt_train.trace import Trace
 
 @dataclass(frozen=True)
 class BuildContext:
-    """What one rank needs to build its schedule and exchange. max_in_flight: that of the schedule's class."""
+    """What one rank needs to build its strategy."""
 
     plan: Plan
     flat: FlatModel
     transport: Transport
     trace: Trace
-    max_in_flight: int
 
-    def up(self) -> Codec:
-        """A new codec of what workers send. If the model is on torch's `meta` device, messages have sizes but no values."""
-        return self._codec(self.plan.up, self.plan.dropped_up)
+    def codec(self, name: str, dropped: float = 0.0) -> Codec:
+        """A new codec. dropped: the share of elements that it does not send, if it drops any.
 
-    def down(self) -> Codec:
-        """A new codec of what shards send."""
-        return self._codec(self.plan.down, self.plan.dropped_down)
-
-    def _codec(self, name: str, dropped: float) -> Codec:
+        If the model is on torch's `meta` device, messages have sizes but no values.
+        """
         codec = CODECS[name].build(self.plan.codecs, dropped)
         return SizeOnly(codec) if self.flat.parameters.is_meta else codec

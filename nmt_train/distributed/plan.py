@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from nmt_train.distributed.codec.config import CodecConfigs
-from nmt_train.distributed.exchange.config import LowBitConfig, LowRankConfig, RecoveryConfig
-from nmt_train.distributed.exchange.staged_join import Waves
-from nmt_train.distributed.schedule.config import DownpourConfig, PipelineConfig
+from nmt_train.distributed.config import DownpourConfig, LowBitConfig, LowRankConfig, PipelineConfig, RecoveryConfig
+from nmt_train.distributed.server.update_rules import RULES
+from nmt_train.distributed.staged_join import Waves
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.optimizer import Optimizer
 from nmt_train.optim.update_optimizers import update_optimizer
 
+EVERY_STEP, LOCAL_STEPS = "every-step", "local-steps"  # cadences that several families have
+
 
 @dataclass(frozen=True)
 class LocalPlan:
-    """Local steps; see `LocalConfig` for the fields."""
+    """Local steps between two exchanges; see `LocalConfig` for the fields."""
 
     every: int
     outer: str
@@ -26,6 +28,10 @@ class LocalPlan:
     elastic_share: float
     outer_rate: float
     outer_momentum: float
+
+    def optimizer(self, config: OptimizerConfig, parameters: Tensor, arrivals: int = 0) -> Optimizer:
+        """What applies the changes. arrivals: see `update_optimizer`."""
+        return update_optimizer(self.outer, self.outer_rate, self.outer_momentum, config, parameters, arrivals)
 
 
 @dataclass(frozen=True)
@@ -36,10 +42,48 @@ class OverlapPlan:
     local_update: str
 
 
+NO_LOCAL_STEPS = LocalPlan(every=1, outer="none", delay=0, elastic_share=0.0, outer_rate=0.0, outer_momentum=0.0)
+
+
+@dataclass(frozen=True)
+class AlonePlan:
+    """One rank."""
+
+
+@dataclass(frozen=True)
+class ReplicasPlan:
+    """Every rank has all parameters; see `ReplicasConfig` for most of the fields.
+
+    cadence: when workers exchange; see `replicas.build.CADENCES`. reducer: how the vectors of all ranks are combined; see
+    `REDUCERS`.
+    """
+
+    cadence: str
+    reducer: str
+    codec: str
+    algorithm: str
+    buckets: int
+    own_updates: bool
+    local: LocalPlan
+    pipeline: PipelineConfig
+    low_rank: LowRankConfig
+    low_bit: LowBitConfig
+
+
 @dataclass(frozen=True)
 class ServerPlan:
-    """A sharded parameter server; see `ServerConfig` for the fields. shards: how many ranks hold one."""
+    """A sharded parameter server; see `ServerConfig` for most of the fields.
 
+    cadence: when workers exchange; see `server.build.CADENCES`. shards: how many ranks hold one. sends_updates: workers push
+    finished updates, not gradients. dropped_down: the share of elements that a shard does not send, if its codec drops any.
+    """
+
+    cadence: str
+    up: str
+    down: str
+    dropped_down: float
+    sends_updates: bool
+    own_updates: bool
     shards: int
     rule: str
     bundle: int
@@ -48,47 +92,13 @@ class ServerPlan:
     bypass: bool
     one_channel_per_node: bool
     one_node_at_a_time: bool
-
-
-@dataclass(frozen=True)
-class Plan:
-    """schedule, exchange, up, down: names of the schedule, the exchange, and the codecs of workers and of shards.
-
-    sends_updates: workers send finished updates, not gradients. local_steps: these are changes by local steps.
-    workers: how many exchange. waves: how many train, and since when. dropped_up, dropped_down: shares of elements that
-    dropping codecs do not send. sums: gradients are summed, not averaged (batch.reduction: sum). tied: the model's embedding is
-    also its output layer.
-    reasons: for each value that the user did not choose, and that has an effect: the value and who chose it, by key.
-    """
-
-    mode: str
-    schedule: str
-    exchange: str
-    up: str
-    down: str
-    sends_updates: bool
-    local_steps: bool
-    workers: int
-    dropped_up: float
-    dropped_down: float
-    sums: bool
-    accumulate: int
-    tied: bool
-    own_updates: bool
-    algorithm: str
-    buckets: int
-    waves: Waves
-    optimizer: OptimizerConfig
     local: LocalPlan
     overlap: OverlapPlan
-    server: ServerPlan
-    pipeline: PipelineConfig
     downpour: DownpourConfig
-    codecs: CodecConfigs
-    low_rank: LowRankConfig
-    low_bit: LowBitConfig
-    recovery: RecoveryConfig
-    reasons: Mapping[str, str]
+
+    @property
+    def local_steps(self) -> bool:
+        return self.cadence == LOCAL_STEPS
 
     def knows_own(self, feedback: bool) -> bool:
         """Whether a worker continues from received parameters plus all of its own updates, which deltas then leave out.
@@ -96,10 +106,75 @@ class Plan:
         feedback: pushes use error feedback. False if bundle is above 1: a delta sent before a bundle is full does not include
         its pushes, and would undo the worker's own updates. False with rules that apply an update only in part.
         """
-        in_full = self.server.bundle == 1 and self.server.rule == "async"
-        return self.sends_updates and feedback and self.own_updates and in_full
+        return self.sends_updates and feedback and self.own_updates and self.bundle == 1 and self.rule == "async"
 
-    def outer_optimizer(self, parameters: Tensor, arrivals: int = 0) -> Optimizer:
-        """What applies changes by local steps. arrivals: see `update_optimizer`."""
-        local = self.local
-        return update_optimizer(local.outer, local.outer_rate, local.outer_momentum, self.optimizer, parameters, arrivals)
+
+@dataclass(frozen=True)
+class PeersPlan:
+    """Every rank has all parameters, and sends its changes to all others (mode strom). up: the codec."""
+
+    up: str
+    own_updates: bool
+
+
+Family = AlonePlan | ReplicasPlan | ServerPlan | PeersPlan
+
+
+@dataclass(frozen=True)
+class Plan:
+    """family: the kind of strategy, with its settings.
+
+    workers: how many exchange. waves: how many train, and since when. dropped_up: the share of elements that workers do not
+    send, if their codec drops any. sums: gradients are summed, not averaged (batch.reduction: sum). tied: the model's
+    embedding is also its output layer.
+    reasons: for each value that the user did not choose, and that has an effect: the value and who chose it, by key.
+    """
+
+    mode: str
+    family: Family
+    workers: int
+    waves: Waves
+    dropped_up: float
+    sums: bool
+    accumulate: int
+    tied: bool
+    optimizer: OptimizerConfig
+    codecs: CodecConfigs
+    recovery: RecoveryConfig
+    reasons: Mapping[str, str]
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether all workers exchange at the same step; no worker may take a step that the others do not take."""
+        return isinstance(self.family, ReplicasPlan)
+
+    @property
+    def cadence(self) -> str:
+        """When workers exchange."""
+        return self.family.cadence if isinstance(self.family, ReplicasPlan | ServerPlan) else EVERY_STEP
+
+    @property
+    def local_steps(self) -> bool:
+        """Whether workers exchange changes by local steps."""
+        return self.cadence == LOCAL_STEPS
+
+    @property
+    def local(self) -> LocalPlan:
+        """With effect only if there are local steps."""
+        return self.family.local if isinstance(self.family, ReplicasPlan | ServerPlan) else NO_LOCAL_STEPS
+
+    @property
+    def exchanges_once(self) -> bool:
+        """Whether the only exchange is at the end of training."""
+        return self.local_steps and not self.local.every
+
+    @property
+    def workers_wait(self) -> bool:
+        """Whether workers wait for each other at every exchange."""
+        rounds = isinstance(self.family, ServerPlan) and RULES[self.family.rule].holds
+        return self.synchronous or rounds or self.per_node
+
+    @property
+    def per_node(self) -> bool:
+        """Whether one rank of each node exchanges for all of the node's ranks."""
+        return isinstance(self.family, ServerPlan) and self.family.per == "node"

@@ -121,15 +121,13 @@ class Optimizer:
         vectors, numbers = self.state()
         return {name: torch.zeros_like(vector) for name, vector in vectors.items()}, numbers | {"updates": updates}
 
-    def packed(self, prefix: str) -> dict[str, Tensor]:
-        """Vectors and numbers of `state` as tensors, named by `prefix` plus name; the caller must keep `updates` itself."""
+    def packed(self) -> dict[str, Tensor]:
+        """Vectors and numbers of `state` as tensors by name; the caller must keep `updates` itself."""
         vectors, numbers = self.state()
-        named = vectors | {name: torch.tensor([value]) for name, value in numbers["torch"].items()}
-        return {prefix + name: tensor for name, tensor in named.items()}
+        return vectors | {name: torch.tensor([value]) for name, value in numbers["torch"].items()}
 
-    def unpack(self, prefix: str, tensors: Mapping[str, Tensor], where: str) -> None:
-        """Continue from what `packed` returned, if `tensors` contains it."""
-        packed = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    def unpack(self, packed: Mapping[str, Tensor], where: str) -> None:
+        """Continue from what `packed` returned, if it is not empty."""
         vectors = {name: vector for name, vector in packed.items() if vector.shape == self._parameter.shape}
         numbers = {name: float(value) for name, value in packed.items() if name not in vectors}
         if packed:

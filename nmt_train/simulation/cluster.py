@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from nmt_train.common.section import STRICT, one_of
 from nmt_train.distributed.codec import CODECS
-from nmt_train.distributed.plan import Plan
+from nmt_train.distributed.plan import AlonePlan, PeersPlan, Plan, ReplicasPlan, ServerPlan
 from nmt_train.simulation.units import Bandwidth, Count, Seconds, Size
 
 _WITH_COSTS = dict.fromkeys(("low-bit", "powersgd", *CODECS))  # the first two are exchanges with codecs of their own
@@ -185,7 +185,15 @@ class ClusterConfig:
     def with_codec(self, plan: Plan) -> ClusterConfig:
         """This cluster with the costs of what a plan's workers send or, if that is dense, of what they receive."""
         costs = self.device.codecs if self.device else {}
-        found = costs.get(plan.exchange, costs.get(plan.down if plan.up == "dense" else plan.up))
+        match plan.family:
+            case ReplicasPlan(reducer=reducer, codec=codec):
+                found = costs.get(reducer, costs.get(codec))
+            case ServerPlan(up=up, down=down):
+                found = costs.get(down if up == "dense" else up)
+            case PeersPlan(up=up):
+                found = costs.get(up)
+            case AlonePlan():
+                found = None
         if self.device is None or found is None:
             return self
         return dataclasses.replace(self, device=dataclasses.replace(self.device, **vars(found)))

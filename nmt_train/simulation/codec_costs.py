@@ -86,14 +86,14 @@ def _costs(config: Config, make: Make, ranks: int, exchanges: int) -> CodecConfi
 
 def _exchange(engine: _RealTime, make: Make, config: Config, transport: VirtualTransport, exchanges: int) -> None:
     worker = make(config, transport)
-    worker.schedule.refresh()
+    worker.strategy.refresh()
     for _ in range(exchanges):
         engine.steps[transport.rank].append(dict.fromkeys(_KINDS, (0.0, 0.0)))
-        worker.schedule.backward(torch.zeros((), requires_grad=True), 1)
+        worker.strategy.backward(torch.zeros((), requires_grad=True), 1)
         with worker.trace.span("random numbers"):
             worker.flat.gradient.normal_()
-        worker.schedule.step()
-    worker.schedule.drain()
+        worker.strategy.step()
+    worker.strategy.drain()
 
 
 class _RealTime(Engine):

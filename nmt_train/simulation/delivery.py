@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import simpy
 
-from nmt_train.distributed.exchange.parameter_server.requests import without_gradient
 from nmt_train.distributed.message import Message
+from nmt_train.distributed.server.requests import without_gradient
 from nmt_train.distributed.transport import NAMES, Ended, Tag
 from nmt_train.simulation.fluid import Shares
 from nmt_train.simulation.kernel import Future, Kernel

@@ -16,7 +16,7 @@ _SIMULATOR = __name__.rsplit(".", 1)[0]  # objects of the simulator belong to al
 
 
 def held(root: Any) -> int:
-    """Bytes of all tensors that can be reached from `root`, a schedule, and of the optimizer states that will be allocated.
+    """Bytes of all tensors that can be reached from `root`, a strategy, and of the optimizer states that will be allocated.
 
     Local variables of running tasks do not count, nor do activations and messages.
     """

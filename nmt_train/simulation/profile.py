@@ -126,10 +126,10 @@ def _train(config: Config, mode: str, make: Make, effort: Effort) -> tuple[Done,
     config = dataclasses.replace(with_mode(config, mode, apart), trace=True)  # so that spans wait for the work of a GPU
     transport = _Watched()
     worker = make(config, transport)
-    worker.schedule.refresh()
+    worker.strategy.refresh()
     coordinator = _Steps(transport, effort)
     worker.run(coordinator)
-    worker.schedule.drain()
+    worker.strategy.drain()
     transport.close()
     return transport.done, coordinator.mean, worker.flat.parameters.numel()
 

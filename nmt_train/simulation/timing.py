@@ -142,7 +142,7 @@ class _Silent(nn.Module):
         return torch.zeros((), requires_grad=True)
 
     def separate_lookups(self, gradient: Tensor) -> None:
-        """Gradients have no values, so there is nothing to separate but the times, for which the schedule cares."""
+        """Gradients have no values, so there is nothing to separate but the times, for which the strategy cares."""
 
 
 @dataclass(frozen=True)
@@ -192,11 +192,11 @@ class _Steps:
         self._ends: list[tuple[float, int]] = [(self.end, 0)] if steps == 1 else []
         self._exchanged: list[tuple[float, int]] = []
         self.exchanges = 0
-        self._synchronous = worker.schedule.exchange.synchronous
+        self._synchronous = worker.plan.synchronous
 
     def should_continue(self) -> bool:
         more = self._done < self._steps
-        if more and self._synchronous and not self.worker.schedule.mid_accumulation:
+        if more and self._synchronous and not self.worker.strategy.mid_exchange:
             self._order()
         return more
 
@@ -219,7 +219,7 @@ class _Steps:
     def step_done(self, updated: bool) -> None:
         self._done += 1
         self.end = self.worker.transport.now()
-        self.exchanges = sum(self.worker.schedule.steps.values())
+        self.exchanges = sum(self.worker.strategy.steps.values())
         if self._done >= min(_SETTLING, self._steps - 1):
             for marks in (self._ends, self._exchanged)[: 1 + updated]:
                 marks.append((self.end, self.worker.progress.tokens))
@@ -253,9 +253,9 @@ def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
         worker = Worker(config, transport, _Silent(shapes), _Lengths(tokens))
         mine = _Steps(worker, steps)
         coordinator.append(mine)
-        worker.schedule.refresh()
+        worker.strategy.refresh()
         worker.run(mine)
-        worker.schedule.drain()  # so that no other rank waits for this one
+        worker.strategy.drain()  # so that no other rank waits for this one
 
     engine.run([partial(run, transport) for transport in engine.transports])
     now = engine.transports[0].now()
@@ -269,13 +269,13 @@ def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
             spans=its.worker.trace.take(),
             seconds=its.end,
             period=steps / max(1, its.exchanges),
-            memory=held(its.worker.schedule) * engine.network.scale,
+            memory=held(its.worker.strategy) * engine.network.scale,
         )
         for its in coordinator
     ]
     timing = Timing(ranks, now, elements)
     words = timing.words_per_second
-    updates = max(its.worker.schedule.exchange.updates for its in coordinator) / max(now, 1e-9)
+    updates = max(its.worker.strategy.updates for its in coordinator) / max(now, 1e-9)
     speed = Speed(updates, words, words / sum(tokens))
     sizes = [Sizes.of(its.worker) for its in coordinator]
     return dataclasses.replace(timing, upkeep=share(config, cluster, sizes, network.scale, speed))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from nmt_train.common.duration import Duration, Pace
 from nmt_train.config import Config
+from nmt_train.distributed.plan import ServerPlan
 from nmt_train.simulation.cluster import ClusterConfig
 from nmt_train.simulation.memory import to_come, unallocated
 from nmt_train.training.worker import Worker
@@ -26,11 +27,10 @@ class Sizes:
     @classmethod
     def of(cls, worker: Worker) -> Sizes:
         """The sizes of a worker whose vectors may have no values, and whose optimizers then have no states yet."""
-        part, exchange = worker.part(), worker.schedule.exchange
-        states = unallocated(exchange.optimizer)
+        part, states = worker.part(), unallocated(worker.strategy.optimizer)
         shard = sum(vector.nbytes for vector in part.shard.values()) + (states if part.shard else 0)
-        kept = sum(vector.nbytes for vector in part.worker_state.values()) + to_come(worker.schedule) - states
-        sharded = worker.config.recovery.copies and exchange.snapshot_slices == exchange.initial_slices
+        kept = sum(vector.nbytes for vector in part.worker_state.vectors().values()) + to_come(worker.strategy) - states
+        sharded = worker.config.recovery.copies and isinstance(worker.plan.family, ServerPlan)
         return cls(shard + kept, shard if sharded and worker.transport.size > 1 else 0.0)
 
 

@@ -31,15 +31,15 @@ class BackgroundValidation:
         self._worker, self._run, self._log, self._state, self._test_sets = worker, run, log, state, test_sets
         self._stalled, self._asked_to_stop = stalled, asked_to_stop
         # Whether the other workers train while this rank validates; their words of this time count, and so does the time.
-        self._others_train = worker.transport.size > 1 and not worker.schedule.exchange.synchronous
+        self._others_train = worker.transport.size > 1 and not worker.plan.synchronous
         # Copies, with the progress and the learning rate when they were requested.
         self._coming = deque[tuple[Future[Tensor], Progress, float]]()
 
     def request(self) -> None:
         """Request a copy of the current global parameters; `advance` validates it after it has arrived."""
         self._state.progress.tick(training=True)
-        schedule = self._worker.schedule
-        self._coming.append((schedule.exchange.copy(), copy.copy(self._state.progress), schedule.learning_rate))
+        strategy = self._worker.strategy
+        self._coming.append((strategy.copy(), copy.copy(self._state.progress), strategy.learning_rate))
         self._state.validation_pending = True
 
     def advance(self, wait: bool = False) -> bool:
@@ -85,7 +85,7 @@ class BackgroundValidation:
                 self._run.keep_translations(named(str(then.updates), name), scores.translations)
         best = [name for name, verdict in verdicts.items() if not verdict.stalled and not is_worst(name, verdict.best)]
         if best:
-            numbers = worker.schedule.exchange.optimizer.state()[1]
+            numbers = worker.strategy.optimizer.state()[1]
             state.save_best(self._run.best(then.updates), parameters, numbers, worker.config, worker.flat)
             self._run.keep_best(then.updates, best)
         if verdicts and all(verdict.stalled for verdict in verdicts.values()):

@@ -17,8 +17,8 @@ import torch
 from nmt_train.common.duration import Mark, Pace
 from nmt_train.common.errors import UserError
 from nmt_train.corpus.data_shard import Position, plain
-from nmt_train.distributed.exchange.worker_state import GLOBAL, Vectors
 from nmt_train.distributed.message import Message, from_json, to_facts
+from nmt_train.distributed.state import GLOBAL, Vectors
 from nmt_train.distributed.transport import Future, Tag, Transport
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.run import checkpoint
@@ -153,12 +153,13 @@ def hand_over(transport: Transport, part: RankState) -> None:
 
 def _write_here(folder: Path, transport: Transport, part: RankState) -> dict[str, Any] | None:
     """Write the worker's state to rank 0's folder; None if there is none, or this machine cannot write to that folder."""
-    if not part.worker_state or not folder.is_dir():
+    vectors = part.worker_state.vectors()
+    if not vectors or not folder.is_dir():
         return None
     path = folder / f"{_file_of(transport.rank)}.safetensors"
     try:
-        file = TensorFile(path, {name: (vector.dtype, vector.shape) for name, vector in part.worker_state.items()})
-        for name, vector in part.worker_state.items():
+        file = TensorFile(path, {name: (vector.dtype, vector.shape) for name, vector in vectors.items()})
+        for name, vector in vectors.items():
             file.write(name, vector)
             transport.now()  # a sign of life
         return file.close()

@@ -108,11 +108,10 @@ class DataBalancer:
     def needs_redistribution(self) -> bool:
         """Whether a worker is so far behind that the others wait for it or soon will, so that batches must be redistributed.
 
-        Always False if the exchange makes workers wait for each other anyway. In the last epoch, each redistribution leaves the
+        Always False if workers wait for each other anyway. In the last epoch, each redistribution leaves the
         slow worker fewer batches; after the last one, waiting for it is cheaper than redistributing again.
         """
-        exchange = self._worker.schedule.exchange
-        if not self._several or exchange.synchronous or exchange.waits_for_others:
+        if not self._several or self._worker.plan.workers_wait:
             return False
         furthest = self._epochs.furthest
         if furthest >= self._worker.last_epoch:

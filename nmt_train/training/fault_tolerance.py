@@ -63,16 +63,16 @@ class Rank:
                     if transport is not first:  # the caller reports errors on the first transport
                         transport.fail(error)
                     raise
-                before, interrupted = transport.rank, False
+                interrupted = False
                 if survivor is None or worker.leader is not None:  # all ranks have trained since the last failure, if any
                     survivor = SurvivorState.of(worker, ranks)
                 else:
                     survivor.lost, interrupted = recovered.lost if recovered else survivor.lost, True
                 transport = transport.regroup()  # when it returns, the worker's tasks have ended
                 ranks.append(transport.rank)
-                survivor.let_go(before)
+                survivor.let_go()
                 if interrupted and worker.has_part:  # other ranks may already have continued from this state
-                    survivor.recovery_pieces += worker.schedule.exchange.recovery_pieces(before)
+                    survivor.recovery_pieces += worker.strategy.pieces()
                 stop_request.untell()
                 del worker  # free its memory, because the next worker needs as much
                 device.release()

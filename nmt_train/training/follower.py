@@ -21,7 +21,7 @@ class Follower:
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._transport = worker, worker.transport
-        self._synchronous = worker.schedule.exchange.synchronous
+        self._synchronous = worker.plan.synchronous
         self._epochs = worker.position.epochs  # completed by all workers
         self._reports = Reports(self._transport)
         self._over, self._signal = False, 0
@@ -34,7 +34,7 @@ class Follower:
         With a synchronous exchange, a worker waits for the order STEP before the first of the steps whose gradients it
         exchanges together. A worker that has not joined yet only follows orders.
         """
-        in_step = self._synchronous and not self._worker.schedule.mid_accumulation
+        in_step = self._synchronous and not self._worker.strategy.mid_exchange
         if in_step:
             while not self._over and not self._allowed:  # follow no later order yet: it may be the next STEP of a full pipeline
                 self._obey()
@@ -63,7 +63,7 @@ class Follower:
         spans = worker.trace.take() if worker.config.trace else ()
         self._reports.send(
             Report(
-                worker.progress.take(), worker.position, worker.settled_position, worker.schedule.exchange.updates,
+                worker.progress.take(), worker.position, worker.settled_position, worker.strategy.updates,
                 Totals.of(worker.measured()), signal=self._signal, spans=spans, **more,
             )
         )  # fmt: skip
@@ -81,7 +81,7 @@ class Follower:
             case Order.REMEMBER:
                 self._leader = facts["leader"]
             case Order.STALLED:
-                self._worker.schedule.exchange.optimizer.stalled()
+                self._worker.strategy.optimizer.stalled()
             case Order.DRAIN:
                 self._worker.drain(self)
                 self._report(met=True)
@@ -89,9 +89,9 @@ class Follower:
             case Order.HAND_OVER:
                 joins = self._worker.data_shard.idle and self._transport.rank < facts["workers"]
                 if joins:
-                    self._worker.schedule.refresh()
+                    self._worker.strategy.refresh()
                 else:
-                    self._worker.schedule.settle()
+                    self._worker.strategy.prepare_snapshot()
                 self._transport.spawn("checkpoint", partial(hand_over, self._transport, self._worker.part()))
                 self._report(met=True)
                 self._until(Order.CONTINUE)  # sent after all ranks have handed over
@@ -131,7 +131,7 @@ class Follower:
         self._worker.load_part(part, data_shard, where)
         self._report(met=True)
         self._until(Order.CONTINUE)  # sent after every rank has its part
-        self._worker.schedule.begin()
+        self._worker.strategy.resume()
         self._report(met=True)
         self._until(Order.CONTINUE)  # sent when every rank has the parameters and training is not already over
         self._worker.begun(lambda: self._leader)

@@ -17,8 +17,8 @@ from typing import Any
 from nmt_train.common.duration import Mark
 from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.data_shard import DataShard, Position, plain, resume
-from nmt_train.distributed.exchange.parameter_server.per_node import first_ranks
 from nmt_train.distributed.message import from_json
+from nmt_train.distributed.server.nodes import first_ranks
 from nmt_train.distributed.transport import Tag
 from nmt_train.model.metrics import TestSets
 from nmt_train.run.folder import Run
@@ -30,7 +30,7 @@ from nmt_train.training.control import Order, Orders
 from nmt_train.training.data_balance import DataBalancer
 from nmt_train.training.leader_state import LeaderState
 from nmt_train.training.rank_stats import RankStatistics
-from nmt_train.training.snapshot import PendingSnapshot, RankState, Snapshot
+from nmt_train.training.snapshot import PendingSnapshot, RankState, Snapshot, contributed
 from nmt_train.training.worker import Worker
 
 
@@ -48,7 +48,7 @@ class Leader:
         self._progress = worker.progress = state.progress
         self._orders, self._data_balancer = Orders(self._transport), DataBalancer(worker, self._progress)
         self._updates = 0  # the highest number of updates that another rank has reported
-        self._synchronous = worker.schedule.exchange.synchronous
+        self._synchronous = worker.plan.synchronous
         self._statistics = RankStatistics(worker)
         self._before: Mark | None = None
         self.pairs = len(worker.batches) if isinstance(worker.batches, Batches) else 0
@@ -64,17 +64,17 @@ class Leader:
 
     def begin(self, snapshot: Snapshot) -> None:
         """Send every rank its part of `snapshot`, and begin training from it."""
-        exchange, nodes = self._worker.schedule.exchange, self._transport.nodes
-        first = first_ranks(nodes) if self._worker.plan.server.per == "node" else None
+        strategy, plan = self._worker.strategy, self._worker.plan
+        first = first_ranks(self._transport.nodes) if plan.per_node else None
         workers = self._data_balancer.workers()
-        whole = snapshot.with_optimizer_at(exchange.optimizer.adds_updates)
-        parts = whole.split(exchange.initial_slices, first, workers, means=exchange.synchronous)
+        whole = snapshot.with_optimizer_at(strategy.optimizer.adds_updates)
+        parts = whole.split(strategy.slices, first, workers, means=plan.synchronous)
         stages = resume(0, snapshot.stages, workers)[0].stages
         facts = {"stages": plain(stages), "workers": workers, "epochs": self._progress.epochs}
         for rank in self._orders.followers:
             for message in (from_json(facts), *parts[rank].messages()):
                 self._transport.send(rank, Tag.STATE, message)
-        self.resume_from(parts[0], DataShard(0, workers, stages, exchange.synchronous), snapshot.stages, str(self._run.folder))
+        self.resume_from(parts[0], DataShard(0, workers, stages, plan.synchronous), snapshot.stages, str(self._run.folder))
         if snapshot.stages:
             self._checkpoint_writer.known(snapshot.numbers["updates"], snapshot.stages[-1])
 
@@ -86,7 +86,7 @@ class Leader:
         self._meet()  # every rank has its part
         self._remember()
         self._orders.give(Order.CONTINUE)
-        self._worker.schedule.begin()
+        self._worker.strategy.resume()
         self._meet()  # every rank has its parameters
         self._worker.begun(self._facts)
         self._count()
@@ -106,7 +106,7 @@ class Leader:
         self._started = -math.inf if recovered else self._before.seconds
 
     def should_continue(self) -> bool:
-        if self.reason is None and self._synchronous and not self._worker.schedule.mid_accumulation:
+        if self.reason is None and self._synchronous and not self._worker.strategy.mid_exchange:
             self._orders.give(Order.STEP)
         while self.reason is None and self._data_balancer.too_far():
             self._worker.pause(self)
@@ -124,8 +124,7 @@ class Leader:
         self._count()
         # In synchronous modes, the next update decides, because all workers make as many exchanges; so it does with one rank,
         # because stopping earlier would apply a part of the gradients that `batch.accumulate` adds up.
-        schedule = self._worker.schedule
-        within_update = self._transport.size == 1 and schedule.accumulates and schedule.mid_accumulation
+        within_update = self._transport.size == 1 and self._worker.plan.accumulate > 1 and self._worker.strategy.mid_exchange
         if (self._skipped or (self.signal and not within_update)) and not self._synchronous:
             self.reason = self._reason_to_stop()
         self._skipped = False
@@ -138,7 +137,7 @@ class Leader:
         self._after_step(updated)
 
     def _after_step(self, updated: bool) -> None:
-        if updated or (self._worker.schedule.endless and self._reason_to_stop()):
+        if updated or (self._worker.plan.exchanges_once and self._reason_to_stop()):
             self._after_update()
 
     def skipped(self, what: str) -> None:
@@ -169,7 +168,7 @@ class Leader:
 
     def _facts(self) -> dict[str, Any]:
         """The state that a new rank 0 needs to continue with the surviving ranks, beyond what these ranks hold themselves."""
-        updates = max(self._updates, self._worker.schedule.exchange.updates)
+        updates = max(self._updates, self._worker.strategy.updates)
         return {**self._state.own(), **self._data_balancer.facts(), "updates": updates, "clock": self._progress.clock}
 
     def _remember(self) -> None:
@@ -179,8 +178,8 @@ class Leader:
 
     def _after_update(self) -> None:
         """Log, validate and save if due; set `reason` if training is to stop."""
-        config, progress, schedule = self._config, self._progress, self._worker.schedule
-        progress.updates = schedule.exchange.updates
+        config, progress, strategy = self._config, self._progress, self._worker.strategy
+        progress.updates = strategy.updates
         before, now = self._before or progress.mark(), progress.mark()
         self._before = now
         if self._log.bar is not None:
@@ -189,7 +188,7 @@ class Leader:
         early = any(before.seconds - self._started < span.amount <= now.seconds - self._started for span in config.log.first)
         if early or config.log.every.crossed(before, now):
             words = progress.words()
-            self._log.train(progress, schedule.exchange.gradient_norm, schedule.learning_rate)
+            self._log.train(progress, strategy.gradient_norm, strategy.learning_rate)
             self._statistics.log(self._log, progress, words)
             self._write_spans()
         every = config.validation.every
@@ -221,7 +220,7 @@ class Leader:
         """Finish all requested validations, so that the checkpoint includes their results; return whether there was one."""
         any_was = self._validation.advance(wait=True)
         if any_was:
-            pending.own.numbers["factor"] = self._worker.schedule.exchange.optimizer.state()[1]["factor"]
+            pending.own.numbers["factor"] = self._worker.strategy.optimizer.state()[1]["factor"]
         return any_was
 
     def _advance_background(self) -> None:
@@ -248,14 +247,14 @@ class Leader:
         self._checkpoint_writer.advance(wait=True)  # finish the previous checkpoint, if it is still being written
         workers = self._data_balancer.workers()  # decided once, because those that join pull the parameters now
         self._orders.give(Order.HAND_OVER, workers=workers)
-        worker.schedule.settle()
-        self._progress.updates = worker.schedule.exchange.updates
+        worker.strategy.prepare_snapshot()
+        self._progress.updates = worker.strategy.updates
         if validate:
             self._validation.request()
         own, stages = worker.part(), worker.data_shard.stages
         positions = [Position(**vars(position)) for position in self._data_balancer.positions]
         self._meet()  # every rank has copied its part
-        slices = worker.schedule.exchange.snapshot_slices
+        slices = contributed(worker.strategy.slices)
         pending = PendingSnapshot(own, slices, stages, positions, self._transport.now() - start)
         if self.reason is not None:
             self._held = pending  # the state is final: the other ranks wait for the order END
@@ -287,7 +286,7 @@ class Leader:
 
     def _stalled(self) -> None:
         """Tell the optimizers of all ranks that a validation brought no new best."""
-        self._worker.schedule.exchange.optimizer.stalled()
+        self._worker.strategy.optimizer.stalled()
         self._orders.give(Order.STALLED)
 
     def _finish(self) -> None:

@@ -16,7 +16,7 @@ from nmt_train.common.errors import UserError
 from nmt_train.config import Config
 from nmt_train.corpus.data_shard import Position, from_plain
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.distributed.exchange.worker_state import Vectors
+from nmt_train.distributed.state import Vectors, WorkerState
 from nmt_train.optim.flat_model import FlatModel, cpu_copy
 from nmt_train.run import checkpoint
 from nmt_train.run.checkpoint import Checkpoint
@@ -118,8 +118,8 @@ class LeaderState:
         # Every rank has a generator, but ranks that train later (key `join`) have no position.
         ranks = range(max(len(stages[-1]), sum(name.startswith(_GENERATORS[0]) for name in random)))
         generators = [{name: random[_keyed(name, r)] for name in _GENERATORS if _keyed(name, r) in random} for r in ranks]
-        worker_state = [saved.tensors(f"worker-{rank}") if saved.has(f"worker-{rank}") else {} for rank in ranks]
-        return Snapshot(vectors, saved.facts["optimizer"], worker_state, generators, stages)
+        files = [saved.tensors(f"worker-{rank}") if saved.has(f"worker-{rank}") else {} for rank in ranks]
+        return Snapshot(vectors, saved.facts["optimizer"], [WorkerState.of(vectors) for vectors in files], generators, stages)
 
 
 def named_generators(random: Sequence[Vectors]) -> Vectors:

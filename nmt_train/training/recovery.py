@@ -8,16 +8,15 @@ versions, and among these the newest one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 
 import torch
 
 from nmt_train.corpus.data_shard import DataShard, Position, resume
-from nmt_train.distributed.exchange.exchange import Exchange
-from nmt_train.distributed.exchange.recovery_piece import RecoveryPiece
-from nmt_train.distributed.exchange.worker_state import RESIDUAL, Vectors
 from nmt_train.distributed.message import Message
-from nmt_train.distributed.schedule.schedule import Schedule
+from nmt_train.distributed.recovery_piece import RecoveryPiece
+from nmt_train.distributed.state import Vectors, WorkerState
+from nmt_train.distributed.strategy import Strategy
 from nmt_train.distributed.transport import Messages, Tag
 from nmt_train.optim.flat_model import cpu_copy
 from nmt_train.run.progress import Progress
@@ -36,11 +35,9 @@ class SurvivorState:
     assignments: the number of the assignment of batches to which `settled` belongs.
     repeated_batches: batches trained after `settled`.
     leader: the state that a rank 0 continues from (see leader.py), as far as this rank knows it, with its generation.
-    schedule: the worker's schedule, until `let_go`.
-    worker_state: vectors that the worker keeps or has not sent yet, such as residuals.
-    in_doubt: vectors to be sent again if no rank has made more than `updates` updates; otherwise those updates include them.
+    strategy: the worker's, until `let_go`.
+    worker_state, in_doubt: see `Strategy.owed`; the second counts only if no rank has made more than `updates` updates.
     updates: the number of updates that this rank knows of.
-    late_residual: see `Exchange`; an update that another rank has completed includes the residual, too.
     lost: updates lost by an earlier recovery that was interrupted before the loss was logged.
     size: the number of ranks before the failure.
     """
@@ -53,11 +50,10 @@ class SurvivorState:
     repeated_batches: int
     random: Vectors
     leader: Facts | None
-    schedule: Schedule | None = None
-    worker_state: Vectors = field(default_factory=dict)
-    in_doubt: Vectors = field(default_factory=dict)
+    strategy: Strategy | None = None
+    worker_state: WorkerState = field(default_factory=WorkerState)
+    in_doubt: WorkerState = field(default_factory=WorkerState)
     updates: int = 0
-    late_residual: bool = False
     lost: int = 0
     size: int = 1
 
@@ -69,36 +65,28 @@ class SurvivorState:
         where = worker.settled_position, worker.assignments, worker.unsettled_batches, worker.random()
         if not worker.has_part:
             return cls(ranks, -1, [], *where, leader)
-        return cls(ranks, generation, [], *where, leader, worker.schedule, size=worker.transport.size)
+        return cls(ranks, generation, [], *where, leader, worker.strategy, size=worker.transport.size)
 
-    def let_go(self, rank: int) -> None:
-        """Copy the worker's vectors to the CPU, and drop the reference to its schedule.
+    def let_go(self) -> None:
+        """Copy the worker's vectors to the CPU, and drop the reference to its strategy.
 
-        The worker's tasks must have ended: until then, they write to these vectors. rank: the worker's, before the failure.
+        The worker's tasks must have ended: until then, they write to these vectors.
         """
-        if self.schedule is not None:
-            owing, self.schedule = self.schedule, None
-            self.recovery_pieces = owing.exchange.recovery_pieces(rank)
-            self.updates, self.late_residual = owing.exchange.updates, owing.exchange.late_residual
-            self.worker_state, self.in_doubt = (
-                {name: cpu_copy(vector) for name, vector in group.items()} for group in (owing.rescued(), owing.in_doubt())
-            )
+        if self.strategy is not None:
+            strategy, self.strategy = self.strategy, None
+            self.recovery_pieces, self.updates = strategy.pieces(), strategy.updates
+            self.worker_state, self.in_doubt = (state.each(cpu_copy) for state in strategy.owed())
 
-    def rescued(self, newest: int) -> Vectors:
-        """The vectors to continue with: those of `worker_state` and `in_doubt` that no update includes.
+    def owed(self, newest: int) -> WorkerState:
+        """The state to continue with: without what an update of another rank includes.
 
         newest: the highest number of updates that any rank knows of.
         """
-        rescued = dict(self.worker_state)
-        if self.late_residual and self.updates < newest:
-            rescued.pop(RESIDUAL, None)
-        for name, vector in (self.in_doubt if self.updates == newest else {}).items():
-            rescued[name] = rescued[name] + vector if name in rescued else vector
-        return rescued
+        return self.worker_state.plus(self.in_doubt) if self.updates == newest else self.worker_state
 
     def forget(self) -> None:
         """Free the memory. Called once all surviving ranks train again."""
-        self.recovery_pieces, self.random, self.worker_state, self.in_doubt = [], {}, {}, {}
+        self.recovery_pieces, self.random, self.worker_state, self.in_doubt = [], {}, WorkerState(), WorkerState()
 
     def facts(self) -> Facts:
         pieces = [piece.facts() for piece in self.recovery_pieces]
@@ -131,33 +119,32 @@ def recover(worker: Worker, survivor: SurvivorState) -> RecoveredState | None:
     Returns None on every rank if training had not begun: it then starts from the beginning. Raises Lost if some of the
     parameters are on no surviving rank.
     """
-    transport, exchange = worker.transport, worker.schedule.exchange
+    transport, strategy, plan = worker.transport, worker.strategy, worker.plan
     inventory = Inventory.gather(transport, survivor.facts(), worker.flat.parameters.numel())
     if not inventory.begun:
         return None
-    moves = inventory.plan(exchange.initial_slices)
-    shard = _exchange(transport, exchange, survivor.recovery_pieces, moves)
+    moves = inventory.plan(strategy.slices)
+    shard = _exchange(transport, strategy.slices[transport.rank], survivor.recovery_pieces, moves)
     stages, numbers = inventory.stages(), inventory.numbers()
     if numbers is None:  # no rank has the optimizer's state
-        forgotten, numbers = exchange.optimizer.zero_state(inventory.newest)
+        forgotten, numbers = strategy.optimizer.zero_state(inventory.newest)
         shard = {name: cpu_copy(vector) for name, vector in forgotten.items()} | shard
     progress = Progress(**inventory.leader["progress"])
-    training = worker.plan.waves.workers(progress)
+    training = plan.waves.workers(progress)
     data_shard, position = resume(transport.rank, stages, training)
-    data_shard = DataShard(data_shard.rank, training, data_shard.stages, exchange.synchronous)
-    owed = survivor.rescued(inventory.newest)
-    if exchange.synchronous and RESIDUAL in owed:  # of a mean, it adds the share of one worker, as before
-        owed[RESIDUAL] = owed[RESIDUAL] * (transport.size / survivor.size)
+    data_shard = DataShard(data_shard.rank, training, data_shard.stages, plan.synchronous)
+    owed = survivor.owed(inventory.newest)
+    if plan.synchronous and owed.residual is not None:  # of a mean, it adds the share of one worker, as before
+        owed = replace(owed, residual=owed.residual * (transport.size / survivor.size))
     part = RankState(shard, owed, survivor.random, numbers, position)
     if transport.size == 1:  # with one rank, the optimizer state may belong elsewhere: at the shard or at the worker
         snapshot = Snapshot(shard, numbers, [part.worker_state], [part.random], stages)
-        part = snapshot.with_optimizer_at(exchange.optimizer.adds_updates).split(exchange.initial_slices, workers=training)[0]
+        part = snapshot.with_optimizer_at(strategy.optimizer.adds_updates).split(strategy.slices, workers=training)[0]
     return RecoveredState(part, data_shard, stages, inventory.leader, inventory.lost(moves), inventory.repeated_batches)
 
 
-def _exchange(transport: Messages, exchange: Exchange, pieces: Sequence[RecoveryPiece], moves: Sequence[Move]) -> Vectors:
-    """Send and receive as planned; return this rank's slice of each vector."""
-    place = exchange.initial_slices[transport.rank]
+def _exchange(transport: Messages, place: slice, pieces: Sequence[RecoveryPiece], moves: Sequence[Move]) -> Vectors:
+    """Send and receive as planned; return the slice `place`, which this rank will hold, of each vector."""
     vectors = {move.name: torch.zeros(place.stop - place.start) for move in moves}
     sent = []
     for receiver in range(transport.size):

@@ -191,7 +191,7 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
         log.say(sentence)
     for sentence in _of_choice(prepared):
         log.say(f"mode auto: {sentence}")
-    if worker.schedule.endless:
+    if worker.plan.exchanges_once:
         log.say("warning: workers exchange only once, at the end: until then, nothing is logged, validated or saved")
     if prepared.mode_chosen and transport.size > 1:
         log.say(

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from nmt_train.corpus.data_shard import Position, resume
-from nmt_train.distributed.exchange.worker_state import Vectors, inherited, optimizer_to_shards, optimizer_to_workers
 from nmt_train.distributed.message import DTYPES, Message, from_json, to_facts
+from nmt_train.distributed.state import Vectors, WorkerState, inherited, optimizer_to_shards, optimizer_to_workers
 
 _PIECE = 1 << 24  # elements: the longest part of a vector in one message
 _GROUPS = ("shard", "worker_state", "random")
@@ -81,28 +81,32 @@ class RankState:
     creates one copies the vectors of the device (`flat_model.cpu_copy`); the code that loads one copies them to its device.
 
     shard: by name, the rank's slice of `parameters`, of `smoothed` (if there is one) and of the optimizer's vectors.
-    worker_state: vectors that the worker keeps, each as long as all parameters. random: the states of torch's generators.
+    worker_state: what the worker keeps. random: the states of torch's generators.
     numbers: the optimizer's counters. position: the worker's position in the data.
     """
 
     shard: Vectors
-    worker_state: Vectors
+    worker_state: WorkerState
     random: Vectors
     numbers: dict[str, Any]
     position: Position
 
     @property
     def header(self) -> Header:
-        groups: dict[str, Vectors] = {group: getattr(self, group) for group in _GROUPS}
         vectors = {
-            group: {name: (vector.dtype, vector.numel()) for name, vector in named.items()} for group, named in groups.items()
+            group: {name: (vector.dtype, vector.numel()) for name, vector in named.items()}
+            for group, named in self._groups().items()
         }
         return Header(vectors, self.numbers, self.position)
 
+    def _groups(self) -> dict[str, Vectors]:
+        return {"shard": self.shard, "worker_state": self.worker_state.vectors(), "random": self.random}
+
     def pieces(self, header: Header) -> Iterator[Piece]:
         """The pieces of the groups that are in `header`."""
+        groups = self._groups()
         for group, name, _, place in header.places():
-            yield Piece(group, name, place.start, getattr(self, group)[name][place.start : place.stop])
+            yield Piece(group, name, place.start, groups[group][name][place.start : place.stop])
 
     def messages(self) -> Iterator[Message]:
         """The header, then the pieces: a part may be longer than one message can be."""
@@ -120,7 +124,8 @@ class RankState:
         }
         for group, name, start, values in header.read(following):
             groups[group][name][start : start + len(values)] = values
-        return cls(**groups, numbers=header.numbers, position=header.position)
+        state = WorkerState.of(groups["worker_state"])
+        return cls(groups["shard"], state, groups["random"], header.numbers, header.position)
 
 
 @dataclasses.dataclass
@@ -133,7 +138,7 @@ class Snapshot:
 
     vectors: Vectors
     numbers: dict[str, Any]
-    worker_state: list[Vectors]
+    worker_state: list[WorkerState]
     random: list[Vectors]
     stages: list[list[Position]]
 
@@ -177,3 +182,8 @@ class PendingSnapshot:
     stages: Sequence[Sequence[Position]]
     positions: list[Position]
     seconds: float
+
+
+def contributed(slices: Sequence[slice]) -> list[slice]:
+    """What each rank contributes to a snapshot, if it holds these slices: a slice that several ranks hold, only the first."""
+    return [slice(0, 0) if place.start < place.stop and place in slices[:rank] else place for rank, place in enumerate(slices)]

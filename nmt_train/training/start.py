@@ -23,7 +23,6 @@ from nmt_train.config import Config
 from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.distributed.message import Message, from_bytes, from_json, to_bytes, to_facts
-from nmt_train.distributed.registry import EXCHANGES
 from nmt_train.distributed.transport import Aborted, Tag, Transport, TransportConfig, describe
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.modes.auto import AUTO
@@ -189,7 +188,7 @@ def _compare_devices(config: Config, transport: Transport, own: torch.device) ->
 def _refuse_unequal(config: Config, transport: Transport, types: Sequence[str]) -> None:
     """Raise UserError if every rank updates its own copy of the parameters from gradients, but they would round differently."""
     plan = resolve(config, transport.nodes)
-    if not EXCHANGES[plan.exchange].synchronous or plan.local_steps:
+    if not plan.synchronous or plan.local_steps:
         return
     for rank, its in enumerate(types):
         if its != types[0]:

@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,14 +18,15 @@ from nmt_train.common.errors import NotFinite
 from nmt_train.config import Config
 from nmt_train.corpus.batch import Batch, Turn
 from nmt_train.corpus.data_shard import DataShard, Position
-from nmt_train.distributed.exchange.worker_state import Vectors
-from nmt_train.distributed.schedule.schedule import RECEIVED
+from nmt_train.distributed.build import build
+from nmt_train.distributed.state import Vectors
+from nmt_train.distributed.strategy import MOST_UNACKNOWLEDGED
 from nmt_train.distributed.transport import Tag, Transport
-from nmt_train.modes.resolve import build, resolve
+from nmt_train.modes.resolve import resolve
 from nmt_train.optim.flat_model import FlatModel, cpu_copy
 from nmt_train.run.progress import Progress
 from nmt_train.trace import Trace
-from nmt_train.training.snapshot import RankState
+from nmt_train.training.snapshot import RankState, contributed
 
 LEAD = 1  # how many epochs a worker may be ahead of the slowest one
 _MOST_SKIPPED = 50  # maximum consecutive skips for non-finite values; beyond it, the parameters must be unusable
@@ -78,9 +80,9 @@ class Worker:
         self.device = own = self.flat.parameters.device
         self.trace = Trace(config.trace, transport, device.settle(own))
         transport.observe = self.trace.add
-        self.schedule = build(self.plan, self.flat, transport, self.trace)
+        self.strategy = build(self.plan, self.flat, transport, self.trace)
         # Whether the only exchange is one at the end, in which all workers take part.
-        self.joins_once = self.schedule.endless and self.schedule.exchange.synchronous
+        self.joins_once = self.plan.exchanges_once and self.plan.synchronous
         until = self.plan.optimizer.cosine_until
         # Over how many updates, or else epochs, the learning rate falls.
         self._decay_updates = until.amount if until is not None and until.unit == "u" else math.inf
@@ -93,7 +95,7 @@ class Worker:
         self._positions: deque[tuple[Position, int]]  # at the last exchanges: data position, and number of trained batches
         self.assign(DataShard(transport.rank, transport.size), Position())
         # The batches of each sum of gradients that is in flight, and last of the sum that grows.
-        self._recent = deque[list[_Trained]]([[]], self.schedule.max_in_flight + 1)
+        self._recent = deque[list[_Trained]]([[]], self.strategy.max_in_flight + 1)
         self._skipped = 0  # skips because of non-finite values since the last update
         self.has_part = False  # whether this worker has received its part of the training state
         # Returns the state from which a new rank 0 would continue, as last known to this rank. None until all ranks train.
@@ -102,7 +104,7 @@ class Worker:
 
     def run(self, coordinator: Coordinator) -> None:
         """Train until the coordinator says that training is over."""
-        schedule, trace, progress = self.schedule, self.trace, self.progress
+        strategy, trace, progress = self.strategy, self.trace, self.progress
         while coordinator.should_continue():
             batch, last, epochs = next(self._stream)
             self.decay(epochs)
@@ -110,11 +112,11 @@ class Worker:
             if batch is not None:
                 with trace.span("forward", batch.target_tokens), device.autocast(self.device, self.config.precision):
                     loss = self.model.loss(batch.to(self.device))
-                schedule.backward(loss, batch.target_tokens)
+                strategy.backward(loss, batch.target_tokens)
                 self._recent[-1].append(_Trained(self._here(), batch, loss.detach()))
-            if batch is not None or schedule.exchange.synchronous:  # every worker takes part in a synchronous exchange
+            if batch is not None or self.plan.synchronous:  # every worker takes part in a synchronous exchange
                 try:
-                    updated = schedule.skip() if batch is None else schedule.step()
+                    updated = strategy.skip() if batch is None else strategy.step()
                     if batch is not None and loss is not None:
                         progress.advance(loss, batch)
                 except NotFinite as error:
@@ -122,24 +124,24 @@ class Worker:
                     coordinator.skipped(self._not_finite(error))
             self.position.advance(last)
             self._trained += batch is not None
-            if updated or schedule.updates:
+            if updated or self.plan.local_steps:
                 self._recent.append([])
             if updated:
-                self._skipped, trace.update = 0, schedule.exchange.updates
+                self._skipped, trace.update = 0, strategy.updates
                 self._positions.append((self._here(), self._trained))
             coordinator.step_done(updated)
 
     def decay(self, epochs: float) -> None:
         """Tell the optimizer how far the decay of the learning rate is; epochs: how much of the corpus has been trained."""
-        exchange = self.schedule.exchange
-        done = epochs / self._decay_epochs + exchange.updates / self._decay_updates  # at least one of them is 0
-        exchange.optimizer.decayed = min(1.0, done)
+        strategy = self.strategy
+        done = epochs / self._decay_epochs + strategy.updates / self._decay_updates  # at least one of them is 0
+        strategy.optimizer.decayed = min(1.0, done)
 
     def drain(self, coordinator: Coordinator) -> None:
         """Finish all exchanges that are in flight."""
         while True:
             try:
-                self.schedule.drain()
+                self.strategy.drain()
                 self._positions = deque([(self._here(), self._trained)], self._positions.maxlen)
                 return
             except NotFinite as error:  # one exchange failed; others may still be pending
@@ -152,7 +154,7 @@ class Worker:
         A synchronous exchange makes workers wait for each other anyway, except if the only exchange is at the end.
         """
         epochs = self.position.epochs
-        if self.schedule.exchange.synchronous:
+        if self.plan.synchronous:
             return self.joins_once and epochs >= self.last_epoch
         return epochs >= self.last_epoch or epochs > slowest + LEAD
 
@@ -160,19 +162,21 @@ class Worker:
         """Called before this worker waits for slower ones: finish all exchanges, or prepare for the only one at the end."""
         if not self.joins_once:
             self.drain(coordinator)
-        elif not self.schedule.mid_accumulation:
-            self.schedule.skip()  # so that this worker takes part in that exchange even if it has had no batch
+        elif not self.strategy.mid_exchange:
+            self.strategy.skip()  # so that this worker takes part in that exchange even if it has had no batch
 
     def part(self) -> RankState:
         """This rank's part of a snapshot: a copy on the CPU, so that training can continue."""
-        exchange = self.schedule.exchange
-        # Otherwise, another rank contributes the same slice.
-        contributes = exchange.snapshot_slices[self.transport.rank] == exchange.initial_slices[self.transport.rank]
-        shard, numbers = exchange.snapshot() if contributes else ({}, exchange.optimizer.everything()[1])
-        worker_state = {name: cpu_copy(vector) for name, vector in self.schedule.worker_state().items()}
+        slices, rank = self.strategy.slices, self.transport.rank
+        if contributed(slices)[rank] == slices[rank]:
+            piece = self.strategy.piece()
+            shard, numbers = piece.vectors, piece.numbers or {}
+        else:  # another rank contributes the same slice
+            shard, numbers = {}, self.strategy.optimizer.everything()[1]
+        state = self.strategy.state().each(cpu_copy)
         if self.data_shard.idle:  # an idle worker starts from the global parameters when it joins
-            worker_state.pop(RECEIVED, None)
-        return RankState(shard, worker_state, self.random(), numbers, self._here())
+            state = replace(state, received=None)
+        return RankState(shard, state, self.random(), numbers, self._here())
 
     def random(self) -> Vectors:
         """The states of torch's random number generators."""
@@ -190,7 +194,7 @@ class Worker:
 
     @property
     def _settled(self) -> tuple[Position, int]:
-        return self._positions[-1 - min(self.schedule.unsettled, len(self._positions) - 1)]
+        return self._positions[-1 - min(self.strategy.unsettled, len(self._positions) - 1)]
 
     def _here(self) -> Position:
         return Position(**vars(self.position))
@@ -198,17 +202,17 @@ class Worker:
     def load_part(self, part: RankState, data_shard: DataShard, where: str) -> None:
         """Load a part, then clear it to free memory. Raises UserError if another optimizer wrote the part.
 
-        where: the origin of the part, for error messages. The caller calls `schedule.begin` later, when all ranks have loaded
+        where: the origin of the part, for error messages. The caller calls `Strategy.resume` later, when all ranks have loaded
         their parts.
         """
-        optimizer = self.schedule.exchange.optimizer
+        optimizer = self.strategy.optimizer
         vectors, self.has_part = dict(part.shard), True
         optimizer.parameters.copy_(vectors.pop("parameters"))
         smoothed = vectors.pop("smoothed", None)
         if optimizer.smoothed is not None:
             optimizer.smoothed.copy_(optimizer.parameters if smoothed is None else smoothed)
         optimizer.load(vectors, part.numbers, where)
-        self.schedule.load_worker_state(part.worker_state)
+        self.strategy.load(part.worker_state)
         part.shard.clear()
         part.worker_state.clear()
         self.assign(data_shard, part.position)
@@ -225,33 +229,32 @@ class Worker:
         """Train on the batches of `data_shard` from `position` on."""
         self.data_shard, self.position = data_shard, position
         self.assignments += 1
-        most = self.schedule.max_in_flight + self.schedule.exchange.most_unacknowledged + 1
+        most = self.strategy.max_in_flight + MOST_UNACKNOWLEDGED + 1
         self._positions = deque([(self._here(), self._trained)], most)
         self._stream = self.batches.stream(data_shard, position)
 
     def measured(self) -> dict[str, Any]:
         """Running totals since this start, as JSON. (`progress` counts the target tokens.)
 
-        sent, received: [messages, bytes] by tag. spent: seconds by thread and span name. staleness: see `Exchange`. steps: see
-        `Schedule`. cpu: CPU seconds of the process and of its progress thread.
+        sent, received: [messages, bytes] by tag. spent: seconds by thread and span name. staleness, steps: see `Strategy`.
+        cpu: CPU seconds of the process and of its progress thread.
         """
-        transport, schedule = self.transport, self.schedule
+        transport, strategy = self.transport, self.strategy
         return {
             "sent": {Tag(tag).name.lower(): list(count) for tag, count in list(transport.sent.items())},
             "received": {Tag(tag).name.lower(): list(count) for tag, count in list(transport.received.items())},
             "spent": {thread: dict(spans) for thread, spans in list(self.trace.spent.items())},
-            "staleness": dict(schedule.exchange.staleness),
-            "steps": dict(schedule.steps),
+            "staleness": dict(strategy.staleness),
+            "steps": dict(strategy.steps),
             "cpu": {"all": time.process_time(), "progress thread": transport.cpu},
         }
 
     def _not_finite(self, error: NotFinite) -> str:
         """Return a sentence for the log if training may continue with the next batch; else raise NotFinite."""
-        exchange = self.schedule.exchange
-        where = f"update {exchange.updates + 1}"
+        where = f"update {self.strategy.updates + 1}"
         recent = [trained for batches in self._recent for trained in batches]
         suspects = [trained for trained in recent if not torch.isfinite(trained.loss)]
-        if not suspects and self.transport.size > 1 and exchange.synchronous and not exchange.exchanges_updates:
+        if not suspects and self.transport.size > 1 and self.plan.synchronous and not self.plan.local_steps:
             where += ", in the sum of all ranks' gradients"
         else:
             suspects = suspects or (recent if len(recent) == 1 else [])

@@ -13,16 +13,14 @@ import torch
 from conftest import small
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pulled import strategy_of
 from torch import nn
 from virtual import engine, everybody_is_here, together
 
 from nmt_train import config as configuration
-from nmt_train.distributed.exchange.worker_state import RESIDUAL, UNSENT
-from nmt_train.modes import resolve as modes
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.simulation.cluster import Cost, DeviceConfig
 from nmt_train.simulation.virtual_transport import VirtualTransport
-from nmt_train.trace import Trace
 
 ELEMENTS, STEPS = 37, 6
 START = torch.arange(ELEMENTS, dtype=torch.float32)
@@ -74,24 +72,25 @@ def train(
 
     def work(transport: VirtualTransport) -> tuple[torch.Tensor, torch.Tensor]:
         flat = FlatModel(Numbers())
-        schedule = modes.build(modes.resolve(chosen, transport.nodes), flat, transport, Trace(False, transport))
-        schedule.refresh()
+        strategy = strategy_of(chosen, flat, transport)
+        strategy.refresh()
         for number, gradient in enumerate(gradients(transport.rank, seed)):
             transport.spend("forward", 100 * (number + 1))
-            flat.gradient.add_(gradient, alpha=schedule.accumulator.add(1))
-            schedule.step()
-        schedule.drain()
+            flat.gradient.add_(gradient, alpha=strategy.accumulator.add(1))
+            strategy.step()
+        strategy.drain()
         everybody_is_here(transport)
         for _ in range(silent):
-            schedule.step()
-            schedule.drain()
+            strategy.step()
+            strategy.drain()
         everybody_is_here(transport)
         if not silent:
-            schedule.refresh()
-        worker_state, none = schedule.worker_state(), torch.zeros(ELEMENTS)
-        return flat.parameters, worker_state.get(RESIDUAL, none) - worker_state.get(
-            UNSENT, none
-        )  # by plain descent -1 times a gradient
+            strategy.refresh()
+        state, none = strategy.state(), torch.zeros(ELEMENTS)
+        # By plain descent, an unsent update is -1 times a gradient.
+        return flat.parameters, (none if state.residual is None else state.residual) - (
+            none if state.unsent is None else state.unsent
+        )
 
     return together(room, *[work] * len(room.transports))
 

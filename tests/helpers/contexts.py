@@ -1,4 +1,4 @@
-"""What an exchange or a schedule is created from, for tests of one of them."""
+"""What a strategy or a client is created from, for tests of one of them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from typing import Any
 from torch import Tensor, nn
 
 from nmt_train import config as configuration
+from nmt_train.distributed.alone import Alone
 from nmt_train.distributed.context import BuildContext
+from nmt_train.distributed.plan import ServerPlan
+from nmt_train.distributed.server.client import Client
+from nmt_train.distributed.server.per_node import PerNode
 from nmt_train.modes import resolve as modes
-from nmt_train.modes.table import Mode
+from nmt_train.modes.table import Mode, Peers, Replicas, Server
+from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.trace import Trace
 
 _NEEDED = {"corpus": {"train": ["source", "target"], "valid": ["source", "target"]}, "stop": {"after": "1u"}}
+_SERVER = Server()
 
 
 class Vector(nn.Module):
@@ -26,13 +32,21 @@ class Vector(nn.Module):
 
 
 def context(
-    transport: Any, model: Tensor | FlatModel, up: str = "dense", down: str = "dense", optimizer_at: str = "shard",
-    schedule_updates: bool = False, max_in_flight: int = 0, exchange: str = "server", **sections: Any,
-) -> BuildContext:  # fmt: skip
-    """sections: of the configuration, such as optimizer=OptimizerConfig(...)."""
-    row = Mode("every-step", exchange, up, down, "these tests", optimizer=optimizer_at)
+    transport: Any, model: Tensor | FlatModel, family: Server | Replicas | Peers = _SERVER, **sections: Any
+) -> BuildContext:
+    """For one of several workers. sections: of the configuration, such as optimizer=OptimizerConfig(...)."""
+    mode, flat = Mode(family, "these tests"), model if isinstance(model, FlatModel) else FlatModel(Vector(model))
     config = dataclasses.replace(configuration.validate(_NEEDED, {}), **sections)
-    flat = model if isinstance(model, FlatModel) else FlatModel(Vector(model))
-    plan = modes._plan(config, row, transport.nodes, modes._Values(row))
-    plan = dataclasses.replace(plan, workers=1, sends_updates=optimizer_at == "worker", local_steps=schedule_updates)
-    return BuildContext(plan, flat, transport, Trace(False, transport), max_in_flight)
+    plan = dataclasses.replace(modes._plan(config, mode, transport.nodes, modes._Values(mode)), workers=1)
+    if isinstance(family, Server) and isinstance(plan.family, ServerPlan) and family.optimizer == "worker":
+        plan = dataclasses.replace(plan, family=dataclasses.replace(plan.family, sends_updates=True))
+    return BuildContext(plan, flat, transport, Trace(False, transport))
+
+
+def client(made_of: BuildContext, max_in_flight: int = 0, kind: type[Client] = Client) -> Client:
+    assert isinstance(made_of.plan.family, ServerPlan)
+    return (PerNode if made_of.plan.per_node else kind)(made_of, made_of.plan.family, max_in_flight)
+
+
+def alone(transport: Any, parameters: Tensor, optimizer: OptimizerConfig, **sections: Any) -> Alone:
+    return Alone(context(transport, parameters, optimizer=optimizer, **sections))

@@ -121,7 +121,7 @@ def train(
 
     def make(settled: Config, transport: Transport) -> Worker:
         worker = Worker(settled, transport, Ledger(trained), Dealt())  # type: ignore[arg-type]
-        steps.append(worker.schedule.steps)
+        steps.append(worker.strategy.steps)
         return worker
 
     with opened(config, False, overwrite) as ready:

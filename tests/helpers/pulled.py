@@ -11,7 +11,10 @@ from virtual import engine, together
 
 from nmt_train import config as configuration
 from nmt_train.config import Config
-from nmt_train.modes import resolve as modes
+from nmt_train.distributed.build import build
+from nmt_train.distributed.strategy import Strategy
+from nmt_train.distributed.transport import Transport
+from nmt_train.modes.resolve import resolve
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Trace
@@ -42,21 +45,25 @@ def settings(mode: str, options: dict[str, Any]) -> Config:
     return configuration.validate(values, {})
 
 
+def strategy_of(config: Config, flat: FlatModel, transport: Transport) -> Strategy:
+    return build(resolve(config, transport.nodes), flat, transport, Trace(False, transport))
+
+
 def trained(mode: str, nodes: list[int], steps: int, options: dict[str, Any] | None = None) -> list[list[Tensor]]:
     """Of every rank its parameters before each step, and after it was drained at the end."""
     chosen, room = settings(mode, options or {}), engine(nodes)
 
     def work(transport: VirtualTransport) -> list[Tensor]:
         flat = FlatModel(Vector())
-        schedule = modes.build(modes.resolve(chosen, transport.nodes), flat, transport, Trace(False, transport))
-        schedule.refresh()
+        strategy = strategy_of(chosen, flat, transport)
+        strategy.refresh()
         seen = []
         for _ in range(steps):
             seen.append(flat.parameters.clone())
             transport.spend("forward", 1)
-            flat.gradient.add_(flat.parameters - target(transport.rank), alpha=schedule.accumulator.add(1))
-            schedule.step()
-        schedule.drain()
+            flat.gradient.add_(flat.parameters - target(transport.rank), alpha=strategy.accumulator.add(1))
+            strategy.step()
+        strategy.drain()
         return [*seen, flat.parameters.clone()]
 
     return together(room, *[work] * len(room.transports))

@@ -10,13 +10,12 @@ from typing import Any
 from conftest import Make
 from virtual import cluster
 
-from nmt_train.distributed.registry import EXCHANGES
-from nmt_train.modes.table import MODES
+from nmt_train.modes.table import MODES, Replicas
 from nmt_train.simulation.cluster import Cost, DeviceConfig, LinkConfig
 from nmt_train.simulation.simulate import simulate
 
 REPEATED = tuple(mode for mode in MODES if mode != "simuparallel")  # modes that exchange not only at the end of training
-IN_STEP = tuple(mode for mode in MODES if EXCHANGES[MODES[mode].exchange].synchronous)  # all workers exchange at the same step
+IN_STEP = tuple(mode for mode in MODES if isinstance(MODES[mode].family, Replicas))  # all workers exchange at the same step
 AT_ONCE = {"network": LinkConfig("100 kB/s", "0s"), "inside": LinkConfig("1 MB/s", "0s")}  # so that ranks are in step
 LINK = {"network": LinkConfig("100 kB/s", "1ms"), "inside": LinkConfig("1 MB/s", "0.1ms")}
 FAST = {"network": LinkConfig("1000 GB/s", "1ms"), "inside": LinkConfig("1000 GB/s", "0.1ms")}

@@ -8,25 +8,24 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT
-from pulled import START, Vector, settings, target
+from pulled import START, Vector, settings, strategy_of, target
 from torch import Tensor
 from virtual import engine, everybody_is_here, together
 
 from nmt_train.common.errors import UserError
 from nmt_train.distributed.codec import CODECS
 from nmt_train.modes import resolve as modes
-from nmt_train.modes.table import MODES
+from nmt_train.modes.table import MODES, Replicas, Server
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.simulation.virtual_transport import VirtualTransport
-from nmt_train.trace import Trace
 
 NODES, STEPS = [2, 1], 24
 OPTIONS: dict[str, Any] = {
     "local.every": 3, "local.delay": 0, "downpour.push": 2, "downpour.fetch": 3, "threshold.density": 0.4, "dropping.up": 0.6,
     "qsgd.levels": 127, "stop.after": "9e", "optimizer.name": "sgd",
 }  # fmt: skip
-BY_SERVER = [mode for mode, row in MODES.items() if row.exchange == "server"]
-REPLICAS = [mode for mode in MODES if mode not in (*BY_SERVER, "single", "strom")]
+BY_SERVER = [mode for mode, row in MODES.items() if isinstance(row.family, Server)]
+REPLICAS = [mode for mode, row in MODES.items() if isinstance(row.family, Replicas)]
 PAIRS = [*itertools.product([*BY_SERVER, *REPLICAS], CODECS)]
 
 
@@ -43,7 +42,7 @@ def trained(mode: str, codec: str) -> list[Tensor]:
     def work(transport: VirtualTransport) -> Tensor:
         torch.manual_seed(transport.rank)
         flat = FlatModel(Vector())
-        made = modes.build(modes.resolve(chosen, transport.nodes), flat, transport, Trace(False, transport))
+        made = strategy_of(chosen, flat, transport)
         made.refresh()
         for _ in range(STEPS):
             transport.spend("forward", 1)
@@ -52,7 +51,7 @@ def trained(mode: str, codec: str) -> list[Tensor]:
         made.drain()
         everybody_is_here(transport)
         made.refresh()
-        return made.received
+        return getattr(made, "received", flat.parameters)  # the center, where workers have parameters of their own
 
     return together(room, *[work] * len(room.transports))
 

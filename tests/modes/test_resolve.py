@@ -8,32 +8,41 @@ import pytest
 from conftest import Make
 
 from nmt_train.common.errors import UserError
+from nmt_train.config import Config
+from nmt_train.distributed.plan import AlonePlan, ServerPlan
 from nmt_train.modes import resolve as modes
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.learning_rate import for_async_workers
 
 
 @pytest.mark.parametrize(
-    ("mode", "nodes", "per", "workers", "optimizer", "exchange"),
+    ("mode", "nodes", "per", "workers", "optimizer"),
     [
-        ("single", (0,), "device", 1, "shard", "alone"),
-        ("single", (0, 0), "device", 2, "shard", "server"),
-        ("vanilla", (0, 0, 1), "device", 3, "shard", "server"),
-        ("overlap", (0, 0, 1), "node", 2, "shard", "server"),
-        ("sparse", (0,), "device", 1, "shard", "server"),
-        ("sparse", (0, 0, 1), "device", 3, "worker", "server"),
-        ("sparse-overlap", (0, 0), "node", 1, "worker", "server"),
+        ("single", (0, 0), "device", 2, "shard"),
+        ("vanilla", (0, 0, 1), "device", 3, "shard"),
+        ("overlap", (0, 0, 1), "node", 2, "shard"),
+        ("sparse", (0,), "device", 1, "shard"),
+        ("sparse", (0, 0, 1), "device", 3, "worker"),
+        ("sparse-overlap", (0, 0), "node", 1, "worker"),
     ],
 )
-def test_a_row_on_ranks(
-    make: Make, mode: str, nodes: tuple[int, ...], per: str, workers: int, optimizer: str, exchange: str
-) -> None:
-    found = modes.resolve(make(mode=mode, server__per=per), nodes)
-    assert (found.workers, found.sends_updates, found.exchange) == (workers, optimizer == "worker", exchange)
+def test_a_row_on_ranks(make: Make, mode: str, nodes: tuple[int, ...], per: str, workers: int, optimizer: str) -> None:
+    config = make(mode=mode, server__per=per)
+    assert (modes.resolve(config, nodes).workers, served(config, nodes).sends_updates) == (workers, optimizer == "worker")
+
+
+def served(config: Config, nodes: tuple[int, ...]) -> ServerPlan:
+    family = modes.resolve(config, nodes).family
+    assert isinstance(family, ServerPlan)
+    return family
+
+
+def test_one_rank_of_mode_single_is_alone(make: Make) -> None:
+    assert modes.resolve(make(mode="single"), (0,)).family == AlonePlan()
 
 
 def test_what_is_asked_for_replaces_what_the_row_has(make: Make) -> None:
-    assert modes.resolve(make(mode="vanilla", server__up="half"), (0, 1)).up == "half"
+    assert served(make(mode="vanilla", server__up="half"), (0, 1)).up == "half"
 
 
 def test_what_a_row_for_one_machine_becomes_on_its_devices_is_refused_as_in_any_mode(make: Make) -> None:
@@ -63,14 +72,13 @@ def test_what_needs_an_answer_to_every_push_is_refused_where_pushes_have_none(
 def test_buckets_where_parts_cannot_travel_apart_are_refused(make: Make, changes: dict[str, str]) -> None:
     with pytest.raises(UserError, match=r"replicas.buckets: only the modes sync, powersgd, low-bit send .*; remove it"):
         modes.resolve(make(replicas__buckets=4, **changes))
-    assert modes.resolve(make(**changes)).buckets == 1
-    assert modes.resolve(make(mode="sync")).buckets == 8
+    assert [modes.resolve(make(**its)).family.buckets for its in (changes, {"mode": "sync"})] == [1, 8]
 
 
 def test_deltas_let_through_what_is_news_to_a_worker(make: Make) -> None:
-    found = [modes.resolve(make(mode="sparse"), tuple(range(ranks))).dropped_down for ranks in (1, 2, 3, 8, 101, 501)]
+    found = [served(make(mode="sparse"), tuple(range(ranks))).dropped_down for ranks in (1, 2, 3, 8, 101, 501)]
     assert found == pytest.approx([0.99, 0.99, 0.98, 0.93, 0.0, 0.0])
-    assert modes.resolve(make(mode="sparse", dropping__down=0.5), tuple(range(8))).dropped_down == 0.5
+    assert served(make(mode="sparse", dropping__down=0.5), tuple(range(8))).dropped_down == 0.5
 
 
 def test_momentum_gives_way_to_that_of_asynchrony() -> None:
@@ -143,11 +151,12 @@ def test_the_rules_for_asynchronous_workers_can_be_switched_off() -> None:
 def test_the_thesis_s_own_modes_have_none_of_our_rules(make: Make, mode: str) -> None:
     config = make(mode=mode)
     now = modes.resolve(config, (0, 1))
-    assert not now.sends_updates
-    assert (now.dropped_up, now.dropped_down) == (0.999, 0.999)
+    server = served(config, (0, 1))
+    assert not server.sends_updates
+    assert (now.dropped_up, server.dropped_down) == (0.999, 0.999)
     assert (now.optimizer.beta1, now.optimizer.warmup) == (config.optimizer.beta1, config.optimizer.warmup)
-    assert now.overlap.local_update == "none"
-    assert now.server.one_node_at_a_time is True
+    assert server.overlap.local_update == "none" or mode == "thesis-sparse"
+    assert server.one_node_at_a_time is True
 
 
 @pytest.mark.parametrize(
@@ -158,8 +167,7 @@ def test_the_thesis_s_own_modes_have_none_of_our_rules(make: Make, mode: str) ->
     ],
 )  # fmt: skip
 def test_softsync_bundles_two_pushes_in_every_mode(make: Make, changes: dict[str, Any], bundle: int) -> None:
-    config = make(**changes)
-    assert modes.resolve(config, (0, 1)).server.bundle == bundle
+    assert served(make(**changes), (0, 1)).bundle == bundle
 
 
 def test_workers_whose_pushes_are_bundled_count_as_one(make: Make) -> None:

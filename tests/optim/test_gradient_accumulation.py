@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from pulled import START, Vector, settings
+from pulled import START, Vector, settings, strategy_of
 from torch import Tensor
 from virtual import engine, everybody_is_here, together
 
@@ -14,7 +14,6 @@ from nmt_train.modes import resolve as modes
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.optim.gradient_accumulation import GradientAccumulator
 from nmt_train.simulation.virtual_transport import VirtualTransport
-from nmt_train.trace import Trace
 
 Share = list[int | None]  # target tokens of each of a rank's batches; None: there is none
 
@@ -37,18 +36,18 @@ def trained(mode: str, nodes: list[int], shares: list[Share], options: dict[str,
 
     def work(transport: VirtualTransport) -> Tensor:
         model = Regression()
-        flat, trace = FlatModel(model), Trace(False, transport)
-        schedule = modes.build(modes.resolve(chosen, transport.nodes), flat, transport, trace)
-        schedule.refresh()
+        flat = FlatModel(model)
+        strategy = strategy_of(chosen, flat, transport)
+        strategy.refresh()
         for batch in batches(shares)[transport.rank]:
             if batch is not None:
-                schedule.backward(model.loss(batch), len(batch))
-                schedule.step()
-            elif schedule.exchange.synchronous:
-                schedule.skip()
-        schedule.drain()
+                strategy.backward(model.loss(batch), len(batch))
+                strategy.step()
+            elif modes.resolve(chosen).synchronous:
+                strategy.skip()
+        strategy.drain()
         everybody_is_here(transport)
-        schedule.refresh()
+        strategy.refresh()
         return flat.parameters
 
     return together(room, *[work] * len(room.transports))
@@ -149,9 +148,9 @@ def test_an_average_of_workers_leaves_out_those_that_had_no_batch(share: int | N
 def test_a_bundle_of_stale_pushes_counts_each_by_its_own_share() -> None:
     """Three workers push to a shard that updates by two at a time; the last push of the third bundle is two updates old."""
     from nmt_train.distributed.codec.dense import Dense
-    from nmt_train.distributed.exchange.parameter_server.shard import Shard
-    from nmt_train.distributed.exchange.parameter_server.update_rules import StalenessAware
     from nmt_train.distributed.message import Message
+    from nmt_train.distributed.server.shard import Shard
+    from nmt_train.distributed.server.update_rules import StalenessAware
     from nmt_train.optim.config import OptimizerConfig
     from nmt_train.optim.optimizer import Optimizer
 

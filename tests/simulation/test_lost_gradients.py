@@ -13,8 +13,8 @@ from simulated import FAST, parameters, run
 from virtual import cluster, engine, together
 
 from nmt_train.common.errors import UserError
-from nmt_train.distributed.exchange.parameter_server.requests import Push
 from nmt_train.distributed.message import Message
+from nmt_train.distributed.server.requests import Push
 from nmt_train.distributed.transport import Tag
 from nmt_train.simulation.compatibility import check
 from nmt_train.simulation.virtual_transport import VirtualTransport

@@ -37,7 +37,7 @@ def test_validation_counts_as_training_only_if_others_train_meanwhile(ranks: int
     progress = Progress()
     progress.start_clock(lambda: Clock.now)
     worker: Any = SimpleNamespace(
-        transport=SimpleNamespace(size=ranks), schedule=SimpleNamespace(exchange=SimpleNamespace(synchronous=synchronous)),
+        transport=SimpleNamespace(size=ranks), plan=SimpleNamespace(synchronous=synchronous),
         trace=SimpleNamespace(span=lambda name: nullcontext()), flat=SimpleNamespace(using=lambda vector: nullcontext()),
         model=None, config=SimpleNamespace(validation=None),
     )  # fmt: skip

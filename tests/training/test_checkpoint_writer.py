@@ -107,7 +107,7 @@ def test_a_single_device_trains_while_its_checkpoint_is_written(make: Make, monk
         finish(its, facts, alive)
 
     def counted(its: Worker, epochs: float) -> None:
-        if its.schedule.exchange.updates >= 6:
+        if its.strategy.updates >= 6:
             trained.set()
         decay(its, epochs)
 
@@ -135,7 +135,7 @@ def test_a_checkpoint_that_is_being_written_is_completed_if_training_fails(make:
 
     def fails(its: Worker, epochs: float) -> None:
         decay(its, epochs)
-        if its.schedule.exchange.updates >= 5:
+        if its.strategy.updates >= 5:
             failed.set()
             raise UserError("this batch fails")
 

@@ -19,17 +19,20 @@ import ledger
 import pytest
 import torch
 from conftest import Make
+from pulled import Vector, settings, strategy_of
 from simulated import REPEATED, events
+from virtual import engine, together
 
 from nmt_train.config import Config
-from nmt_train.distributed.exchange.low_bit import LowBitAllReduce
-from nmt_train.distributed.exchange.worker_state import RESIDUAL
-from nmt_train.distributed.schedule.overlap import Overlap
+from nmt_train.distributed.server.overlap import Overlap
+from nmt_train.distributed.state import WorkerState
 from nmt_train.distributed.transport import Lost
 from nmt_train.modes.table import MODES
+from nmt_train.optim.flat_model import FlatModel
 from nmt_train.run import checkpoint
 from nmt_train.run.folder import Run
 from nmt_train.simulation.cluster import Cost, Cut, Kill, Straggler
+from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.training import recovery as recover
 from nmt_train.training.data_balance import DataBalancer
 from nmt_train.training.worker import Worker
@@ -297,8 +300,8 @@ def misplaces_a_part(patch: pytest.MonkeyPatch) -> None:
 
 
 def pays_twice(patch: pytest.MonkeyPatch) -> None:
-    rescued = Overlap.rescued
-    patch.setattr(Overlap, "rescued", lambda its: {**rescued(its), RESIDUAL: its._given.clone()})
+    state = Overlap.state
+    patch.setattr(Overlap, "state", lambda its: dataclasses.replace(state(its), residual=its._given.clone()))
 
 
 @pytest.mark.parametrize(
@@ -347,7 +350,7 @@ def test_model_and_vectors_of_before_are_gone_when_the_next_worker_is_made(
     def counted(worker: Worker, config: Config, transport: Any, model: Any, batches: Any) -> None:
         assert not any(there() is not None for there in before[transport.original_rank])
         made(worker, config, transport, model, batches)
-        before[transport.original_rank] += map(weakref.ref, (model, worker.flat.gradient, worker.schedule))
+        before[transport.original_rank] += map(weakref.ref, (model, worker.flat.gradient, worker.strategy))
 
     monkeypatch.setattr(Worker, "__init__", counted)
     config = ledger.plain(make(mode=mode, stop__after="3e"))
@@ -367,8 +370,24 @@ def test_every_batch_is_trained_whoever_ends_in_every_mode(make: Make, mode: str
 
 
 def test_a_residual_is_not_applied_again_if_another_rank_has_completed_an_update_with_it() -> None:
-    state = recover.SurvivorState([0], 0, [], None, 0, 0, {}, None, worker_state={RESIDUAL: torch.ones(2)}, updates=4)  # type: ignore[arg-type]
-    assert RESIDUAL in state.rescued(newest=5), "its message left it out"
-    state.late_residual = LowBitAllReduce.late_residual
-    assert RESIDUAL in state.rescued(newest=4)
-    assert RESIDUAL not in state.rescued(newest=5)
+    residual = WorkerState(residual=torch.ones(2))
+    state = recover.SurvivorState([0], 0, [], None, 0, 0, {}, None, worker_state=residual, updates=4)  # type: ignore[arg-type]
+    assert state.owed(newest=5).residual is not None, "its message left it out"
+    state.worker_state, state.in_doubt = WorkerState(), residual
+    assert state.owed(newest=4).residual is not None
+    assert state.owed(newest=5).residual is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "doubtful"), [("low-bit", True), ("powersgd", True), ("sparse", False), ("sparse-local", False)]
+)
+def test_which_residuals_an_interrupted_exchange_has_already_sent_is_known(mode: str, doubtful: bool) -> None:
+    """A residual that changes when an update is complete is in the message of an exchange that is not."""
+    room, chosen = engine([1, 1]), settings(mode, {})
+
+    def owed(transport: VirtualTransport) -> bool:
+        kept, perhaps = strategy_of(chosen, FlatModel(Vector()), transport).owed()
+        assert (kept.residual is None) != (perhaps.residual is None) or not doubtful
+        return perhaps.residual is not None
+
+    assert together(room, owed, owed) == [doubtful] * 2

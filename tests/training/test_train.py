@@ -144,7 +144,7 @@ class interrupted_after:  # noqa: N801 - reads as a phrase
         original, update = lead_module.Leader._after_update, self.update
 
         def after_update(leader: Any) -> None:
-            if leader._worker.schedule.exchange.updates == update:
+            if leader._worker.strategy.updates == update:
                 os.kill(os.getpid(), signal.SIGTERM)
             original(leader)
 
@@ -490,7 +490,7 @@ class broken:  # noqa: N801 - reads as a phrase
         original = lead_module.Leader.step_done
 
         def step_done(leader: Any, updated: bool) -> None:
-            if leader._worker.schedule.exchange.updates == self.after:
+            if leader._worker.strategy.updates == self.after:
                 leader._worker.flat.parameters.fill_(float("nan"))
             original(leader, updated)
 

@@ -30,9 +30,9 @@ from nmt_train.distributed.codec.selection import LargestOfRows, Sample, reachin
 from nmt_train.distributed.codec.strom_threshold import GRAIN, StromThreshold
 from nmt_train.distributed.codec.tile_topk import TileTopK
 from nmt_train.distributed.codec.topk import TopK, pack_gaps, unpack_gaps
-from nmt_train.distributed.exchange.parameter_server.shard import Shard
-from nmt_train.distributed.exchange.parameter_server.update_rules import Asynchronous
 from nmt_train.distributed.message import Message
+from nmt_train.distributed.server.shard import Shard
+from nmt_train.distributed.server.update_rules import Asynchronous
 from nmt_train.modes import resolve as modes
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.optimizer import Optimizer

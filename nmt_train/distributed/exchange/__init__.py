@@ -1,1 +1,0 @@
-"""The exchanges: how workers communicate."""

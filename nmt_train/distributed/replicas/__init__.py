@@ -1,0 +1,1 @@
+"""Replicas: every rank has all parameters, and all ranks exchange at the same step."""

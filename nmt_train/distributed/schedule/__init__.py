@@ -1,1 +1,0 @@
-"""The schedules: when workers exchange."""
