@@ -11,13 +11,21 @@ from torch import Tensor
 
 from nmt_train.distributed.background import BackgroundTask, in_one_stage
 from nmt_train.distributed.context import BuildContext
+from nmt_train.distributed.plan import LocalPlan
 from nmt_train.distributed.state import WorkerState
+from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import add, subtract
 from nmt_train.optim.gradient_accumulation import GradientAccumulator
 from nmt_train.optim.optimizer import Optimizer
+from nmt_train.optim.update_optimizers import update_optimizer
 
 T = TypeVar("T")
 _TOTAL = "local_steps"  # name of `total` in a worker's state
+
+
+def outer_optimizer(local: LocalPlan, config: OptimizerConfig, parameters: Tensor, arrivals: int = 0) -> Optimizer:
+    """What applies the changes by local steps to the global parameters. arrivals: see `update_optimizer`."""
+    return update_optimizer(local.outer, local.outer_rate, local.outer_momentum, config, parameters, arrivals)
 
 
 class LocalWork:
@@ -28,7 +36,8 @@ class LocalWork:
     def __init__(self, context: BuildContext) -> None:
         plan, self._flat, self._trace = context.plan, context.flat, context.trace
         self.accumulator = GradientAccumulator(sums=False)  # each local step is a separate update
-        self.optimizer = Optimizer(dataclasses.replace(plan.optimizer, smoothing=0.0), self._flat.parameters)
+        config = dataclasses.replace(plan.optimizer, smoothing=0.0)  # only the global parameters have a running mean
+        self.optimizer = Optimizer(config, self._flat.parameters)
         self._clip_norm = plan.optimizer.clip_norm
         self.total = self.since = 0
         self.begun = self._had_batch = False

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from nmt_train.distributed.codec.config import CodecConfigs
 from nmt_train.distributed.config import DownpourConfig, LowBitConfig, LowRankConfig, PipelineConfig, RecoveryConfig
 from nmt_train.distributed.server.update_rules import RULES
 from nmt_train.distributed.staged_join import Waves
 from nmt_train.optim.config import OptimizerConfig
-from nmt_train.optim.optimizer import Optimizer
-from nmt_train.optim.update_optimizers import update_optimizer
 
 EVERY_STEP, LOCAL_STEPS = "every-step", "local-steps"  # cadences that several families have
 
@@ -28,10 +24,6 @@ class LocalPlan:
     elastic_share: float
     outer_rate: float
     outer_momentum: float
-
-    def optimizer(self, config: OptimizerConfig, parameters: Tensor, arrivals: int = 0) -> Optimizer:
-        """What applies the changes. arrivals: see `update_optimizer`."""
-        return update_optimizer(self.outer, self.outer_rate, self.outer_momentum, config, parameters, arrivals)
 
 
 @dataclass(frozen=True)
@@ -100,7 +92,7 @@ class ServerPlan:
     def local_steps(self) -> bool:
         return self.cadence == LOCAL_STEPS
 
-    def knows_own(self, feedback: bool) -> bool:
+    def keeps_own(self, feedback: bool) -> bool:
         """Whether a worker continues from received parameters plus all of its own updates, which deltas then leave out.
 
         feedback: pushes use error feedback. False if bundle is above 1: a delta sent before a bundle is full does not include

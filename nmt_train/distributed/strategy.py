@@ -39,7 +39,8 @@ class Strategy(ABC):
         self._flat, self._trace, self._clip_norm = context.flat, context.trace, context.plan.optimizer.clip_norm
         self._rank, self._accumulate = context.transport.rank, context.plan.accumulate
         self._accumulated = 0  # steps whose gradients have not been exchanged
-        self._owed = WorkerState()  # the residual and the unsent update of a loaded state, which the next exchange includes
+        # The residual and the unsent update of a loaded state, perhaps of another mode, until an exchange includes them.
+        self._debt = WorkerState()
 
     @property
     def updates(self) -> int:
@@ -52,13 +53,13 @@ class Strategy(ABC):
         return self.optimizer.learning_rate
 
     @property
-    def mid_exchange(self) -> bool:
-        """Whether the next step continues what earlier steps have begun: a sum of gradients, or a series of local steps."""
+    def mid_series(self) -> bool:
+        """Whether the next step continues a sum of gradients, or a series of local steps, that earlier steps have begun."""
         return self._accumulated > 0
 
     @property
     def unsettled(self) -> int:
-        """How many of the last exchanges may be lost if ranks end; at most `max_in_flight` + MOST_UNACKNOWLEDGED."""
+        """How many exchanges before the present one may be lost if ranks end; at most `max_in_flight` + MOST_UNACKNOWLEDGED."""
         return self.max_in_flight
 
     def backward(self, loss: Tensor, tokens: int) -> None:
@@ -133,25 +134,26 @@ class Strategy(ABC):
 
     def state(self) -> WorkerState:
         """What this worker keeps from one exchange to the next, perhaps after an interrupted exchange."""
-        return self._owed
+        return self._debt
 
-    def owed(self) -> tuple[WorkerState, WorkerState]:
-        """After other ranks have ended: what this worker keeps, and what it keeps only if no rank has made more updates.
+    def rescue(self) -> tuple[WorkerState, WorkerState]:
+        """After other ranks have ended, perhaps during an exchange: what this worker continues with, in two parts.
 
-        The second is what an interrupted exchange has sent: an update that another rank has completed includes it.
+        It keeps the first part in any case. The second part is what the interrupted exchange has sent. If another rank has
+        completed that update, it includes the second part, which must not be sent again; otherwise, this worker keeps it, too.
         """
         return self.state().of_survivor(), WorkerState()
 
     def load(self, state: WorkerState) -> None:
         """Continue from what `state` returned on this rank, or from one derived from those of other ranks (`inherited`)."""
         like = self.optimizer.parameters
-        self._owed = WorkerState(residual=_moved(state.residual, like), unsent=_moved(state.unsent, like))
+        self._debt = WorkerState(residual=_moved(state.residual, like), unsent=_moved(state.unsent, like))
 
     def _add_residual(self, gradient: Tensor, weight: int) -> None:
         """Add a loaded residual to a gradient. weight: of the gradient; 0 if there was no batch, so that it stays zero."""
-        if weight and self._owed.residual is not None:
-            gradient.add_(self._owed.residual)
-            self._owed.residual = None
+        if weight and self._debt.residual is not None:
+            gradient.add_(self._debt.residual)
+            self._debt.residual = None
 
 
 def _moved(vector: Tensor | None, like: Tensor) -> Tensor | None:

@@ -29,23 +29,28 @@ _CHANGE, _ALL = 1, 0  # first number of a message: it is a change, or the sender
 
 
 class Strom(Strategy):
-    """Every rank holds all parameters; checkpoints save those of rank 0."""
+    """Every rank holds all parameters; checkpoints save those of rank 0.
+
+    A rank's own optimizer (`_worker_optimizer`) turns its gradient into a change, of which it sends the elements that reach the
+    threshold; the rest stays in the residual of `_codec`. `optimizer` adds the changes of all ranks to the replica: exactly in
+    `_exact`, from which `_publish` copies them to fp32.
+    """
 
     def __init__(self, context: BuildContext, settings: PeersPlan) -> None:
         plan, transport, parameters = context.plan, context.transport, context.flat.parameters
         replica = UpdateAdder(plan.optimizer, parameters.clone())
         super().__init__(context, replica, [slice(0, parameters.numel())] * transport.size)
         self._transport, self._own_updates = transport, settings.own_updates
-        self._exact = torch.empty_like(parameters, dtype=torch.float64)  # the parameters, as multiples of GRAIN
+        self._exact = torch.empty_like(parameters, dtype=torch.float64)  # the parameters, rounded to multiples of GRAIN
         self._codec = ErrorFeedback(context.codec(settings.up, plan.dropped_up), torch.zeros_like(parameters))
-        self._local = WorkerOptimizer(plan.optimizer, parameters, self.optimizer, context.trace)
+        self._worker_optimizer = WorkerOptimizer(plan.optimizer, parameters, self.optimizer, context.trace)
         # Every rank starts with a different peer; otherwise all ranks would send to the same one first.
         self._others = [*range(transport.rank + 1, transport.size), *range(transport.rank)]
         self._lock, self._heard_all = transport.lock(), transport.event()
         self._complete: set[int] = set()  # peers that have sent all their changes
         self._unpublished = 0  # updates that are not in `optimizer.parameters` yet
         self._leaving: list[Future[None]] = []  # the sends of the last change, one to every peer
-        self._base()
+        self._round()
         if self._others:
             transport.spawn("peers", self._hear)
 
@@ -54,26 +59,23 @@ class Strom(Strategy):
         gradient, parameters = self._flat.gradient, self._flat.parameters
         self.gradient_norm, weight = self.accumulator.join(gradient, self._clip_norm)
         self._add_residual(gradient, weight)
-        self._local.step(gradient, parameters, self.updates)  # the gradient becomes an update
+        self._worker_optimizer.step(gradient, parameters, self.updates)  # the gradient becomes an update
         with self._trace.span("sync"):
             self._wait_for_the_last()
-            if self._owed.unsent is not None:
-                gradient.add_(self._owed.unsent)
-                self._owed.unsent = None
             with self._trace.span("encode", self._codec.cost_elements(gradient.numel())):
                 message = self._codec.encode(gradient, self.updates)
             self._leaving = [self._transport.send(rank, Tag.PEER, message.and_numbers(_CHANGE)) for rank in self._others]
             with self._lock:
-                self._change(message)
+                self._add_change(message)
                 self._publish()
-            self._receive()
+            self._copy_replica()
 
     def copy(self) -> Future[Tensor]:
         """A copy, because a background task may change the parameters while it is used."""
         with self._lock:
             return Completed(super().copy().result().clone())
 
-    def _receive(self) -> None:
+    def _copy_replica(self) -> None:
         """Set the worker's parameters to the replica, plus what it has not sent yet (own_updates; not in the paper)."""
         self._flat.parameters.copy_(self.optimizer.parameters)
         if self._own_updates:
@@ -85,7 +87,7 @@ class Strom(Strategy):
             for left in self._leaving:
                 left.result()
 
-    def _change(self, message: Message) -> None:
+    def _add_change(self, message: Message) -> None:
         with self._trace.span("decode", self._exact.numel()):
             self._codec.add(message, self._exact)
         self.optimizer.updates += 1
@@ -104,7 +106,7 @@ class Strom(Strategy):
             source, message = self._transport.receive(None, Tag.PEER).result()
             if message.number() == _CHANGE:
                 with self._lock:
-                    self._change(message.without_numbers(1))
+                    self._add_change(message.without_numbers(1))
             else:
                 self._complete.add(source)
                 if len(self._complete) == len(self._others):
@@ -121,12 +123,12 @@ class Strom(Strategy):
             self._complete.clear()
         with self._lock:
             self._publish()
-            self._base()  # before `compare`, because another rank needs this rank's checksum to continue
+            self._round()  # before `compare`: the next rank trains on when it has this rank's checksum, and sends changes
         compare(self._transport, self.optimizer.parameters)
-        self._receive()
+        self._copy_replica()
 
-    def _base(self) -> None:
-        """Set the exact sums to the fp32 parameters, as a run resumed from a checkpoint does."""
+    def _round(self) -> None:
+        """Set the exact sums to the fp32 parameters, rounded to multiples of GRAIN: a checkpoint has only the fp32 ones."""
         torch.div(self.optimizer.parameters.double(), GRAIN, out=self._exact).round_().mul_(GRAIN)
 
     @torch.no_grad()
@@ -137,14 +139,13 @@ class Strom(Strategy):
             return [replace(self.piece(), exact=False)]
 
     def state(self) -> WorkerState:
-        unsent = self._codec.residual if self._owed.unsent is None else self._codec.residual + self._owed.unsent
-        return replace(self._owed, unsent=unsent, optimizer=self._local.optimizer.packed())
+        return replace(self._debt, unsent=self._codec.residual, optimizer=self._worker_optimizer.optimizer.packed())
 
     def load(self, state: WorkerState) -> None:
         super().load(state)
         self._codec.residual.zero_()
-        if self._owed.unsent is not None:
-            self._codec.residual.add_(self._owed.unsent)
-            self._owed.unsent = None
-        self._local.optimizer.unpack(state.optimizer, "the worker's optimizer")
-        self._base()
+        if self._debt.unsent is not None:
+            self._codec.residual.add_(self._debt.unsent)
+            self._debt.unsent = None
+        self._worker_optimizer.optimizer.unpack(state.optimizer, "the worker's optimizer")
+        self._round()

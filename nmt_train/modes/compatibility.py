@@ -86,7 +86,7 @@ def _replicas(plan: Plan, config: Config) -> str | None:
     if not isinstance(family, ReplicasPlan):
         return None
     needs, codec, by = REDUCERS[family.reducer].codecs, CODECS[family.codec], family.algorithm
-    if needs == "none" and not codec.lossless:
+    if needs == "own" and not codec.lossless:
         return f"replicas.codec: mode {plan.mode} has encodings of its own (low_bit.up, low_bit.down); remove it"
     if needs == "summable" and not codec.summable:
         able = ", ".join(name for name, codec in CODECS.items() if codec.summable)

@@ -148,7 +148,7 @@ def _family(config: Config, mode: Mode, nodes: tuple[int, ...], values: _Values)
 
 def _replicas(config: Config, row: Replicas, values: _Values) -> ReplicasPlan:
     replicas = config.replicas
-    own = REDUCERS[row.reducer].codecs == "none"  # encodings of its own
+    own = REDUCERS[row.reducer].codecs == "own"  # encodings of its own
     return ReplicasPlan(
         row.cadence, row.reducer, (replicas.codec or row.codec) if own else values("replicas.codec", replicas.codec, row.codec),
         replicas.algorithm, values("replicas.buckets", replicas.buckets, _BUCKETS if row.cadence == EVERY_STEP else 1),
@@ -199,7 +199,7 @@ def _sent(family: Family) -> str:
 
 def _pushes(plan: Plan, server: ServerPlan) -> int:
     """How many workers' pushes are new to a worker that receives a delta after each of them has pushed once."""
-    return plan.workers - server.knows_own(CODECS[server.up].biased)
+    return plan.workers - server.keeps_own(CODECS[server.up].biased)
 
 
 def _check_ranks(plan: Plan, mode: Mode, nodes: tuple[int, ...]) -> None:

@@ -31,7 +31,7 @@ from nmt_train.common.section import STRICT
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.run.tensor_file import Layout, TensorFile, described
 
-FORMAT = 1
+FORMAT = 2
 _MANIFEST, _VOCABULARY = "checkpoint.json", "vocabulary.model"
 
 

@@ -41,11 +41,11 @@ class _Facts:
     vocabulary: str
     config: dict[str, Any]
     progress: dict[str, _Amount]
-    patience: dict[str, tuple[_Number, _Count] | tuple[_Number, _Count, _Count] | tuple[_Number, _Count, _Count, str]]
+    patience: dict[str, tuple[_Number, _Count, _Count, str]]
     validation_pending: bool
     optimizer: _Optimizer
-    history: list[dict[str, Any]] = field(default_factory=list)
-    corpora: list[_Corpus] | None = None  # None: an earlier version saved the checkpoint
+    history: list[dict[str, Any]]
+    corpora: list[_Corpus] = field(default_factory=list)  # empty: the model was imported
     stages: Annotated[list[_Stage], Field(min_length=1)] | None = None  # None: a checkpoint of only the best parameters
 
 

@@ -134,7 +134,7 @@ class Patience:
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned, but for metrics that are measured on another text or with other settings now."""
-        self.verdicts = {metric: Verdict(*values) for metric, values in state.items()}  # older ones have no stage and no test
+        self.verdicts = {metric: Verdict(*values) for metric, values in state.items()}
         tests = {metric: verdict.test for metric, verdict in self.verdicts.items() if verdict.test}
         self.forgotten = [metric for metric, test in tests.items() if test != self._tests.get(metric, test)]
         for metric in self.forgotten:

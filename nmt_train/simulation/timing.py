@@ -196,7 +196,7 @@ class _Steps:
 
     def should_continue(self) -> bool:
         more = self._done < self._steps
-        if more and self._synchronous and not self.worker.strategy.mid_exchange:
+        if more and self._synchronous and not self.worker.strategy.mid_series:
             self._order()
         return more
 

@@ -33,20 +33,9 @@ FIXED = (
 )  # fmt: skip
 
 
-# What entries of these keys lack if an earlier version saved them.
-_NEW_KEYS: dict[str, dict[str, Any]] = {"corpus.train": {"sentence_weights": None, "noise": None}, "corpus.valid": {}}
-
-
 def saved_keys(old: dict[str, Any]) -> dict[str, Any]:
     """The leaves of a saved configuration; keys that the version that saved it did not have get their defaults."""
     saved = configuration.flatten(old)
-    updates = saved.pop("optimizer.cosine_updates", None)  # what earlier versions had instead of cosine_until
-    if updates and saved.get("optimizer.schedule") == "cosine":
-        saved["optimizer.cosine_until"] = f"{updates}u"
-    for key in ("corpus.train", "corpus.valid"):
-        # Several corpora, perhaps without keys that are newer.
-        if any(isinstance(entry, dict) for entry in saved.get(key) or ()):
-            saved[key] = [_NEW_KEYS[key] | entry for entry in saved[key]]
     return {
         key.name: key.default for key in configuration.leaves().values() if not isinstance(key.default, (list, Duration))
     } | saved

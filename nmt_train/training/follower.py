@@ -34,7 +34,7 @@ class Follower:
         With a synchronous exchange, a worker waits for the order STEP before the first of the steps whose gradients it
         exchanges together. A worker that has not joined yet only follows orders.
         """
-        in_step = self._synchronous and not self._worker.strategy.mid_exchange
+        in_step = self._synchronous and not self._worker.strategy.mid_series
         if in_step:
             while not self._over and not self._allowed:  # follow no later order yet: it may be the next STEP of a full pipeline
                 self._obey()

@@ -106,7 +106,7 @@ class Leader:
         self._started = -math.inf if recovered else self._before.seconds
 
     def should_continue(self) -> bool:
-        if self.reason is None and self._synchronous and not self._worker.strategy.mid_exchange:
+        if self.reason is None and self._synchronous and not self._worker.strategy.mid_series:
             self._orders.give(Order.STEP)
         while self.reason is None and self._data_balancer.too_far():
             self._worker.pause(self)
@@ -124,7 +124,7 @@ class Leader:
         self._count()
         # In synchronous modes, the next update decides, because all workers make as many exchanges; so it does with one rank,
         # because stopping earlier would apply a part of the gradients that `batch.accumulate` adds up.
-        within_update = self._transport.size == 1 and self._worker.plan.accumulate > 1 and self._worker.strategy.mid_exchange
+        within_update = self._transport.size == 1 and self._worker.plan.accumulate > 1 and self._worker.strategy.mid_series
         if (self._skipped or (self.signal and not within_update)) and not self._synchronous:
             self.reason = self._reason_to_stop()
         self._skipped = False

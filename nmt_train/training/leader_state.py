@@ -63,7 +63,7 @@ class LeaderState:
         self.progress = Progress(**own["progress"])
         self.patience.load(own["patience"])
         self.validation_pending = bool(own["validation_pending"])
-        self.history = own.get("history", [])
+        self.history = own["history"]
 
     def save_best(self, path: Path, vector: Tensor, numbers: dict[str, Any], config: Config, flat: FlatModel) -> None:
         """Write a checkpoint of only the parameters, for translation, not for continuing; UserError if writing fails."""

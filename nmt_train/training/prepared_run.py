@@ -71,8 +71,6 @@ def opened(
             if launcher.begun_before():
                 run.refuse_elsewhere()
         saved, damaged = (None, []) if overwrite else _newest(run)
-        if saved is not None and "corpora" not in saved.facts:
-            damaged.append(f"{saved.path} does not identify its corpus (an earlier version saved it): use the same text")
         forced = _compare(saved, config, force) if saved is not None and trains else []
         initial = _initial(config) if saved is None and config.init else None
         survey = Survey(config.corpus)
@@ -178,7 +176,7 @@ def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
             f"{'' if config.optimizer.name else f', which mode {config.mode} uses'}; add --optimizer.name {before}, or choose"
             " another run folder"
         )
-    changed = differences(saved.facts["config"], config, by_content="corpora" in saved.facts)
+    changed = differences(saved.facts["config"], config, by_content=True)
     fixed = [difference for difference in changed if difference.split(" was ")[0] in FIXED]
     if fixed:
         raise UserError(
@@ -195,8 +193,6 @@ def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
 
 def _compare_corpora(saved: Checkpoint, config: Config, stores: Stores, force: bool) -> list[str]:
     """The differences from the training corpora of the checkpoint; UserError if there are any, without --force."""
-    if "corpora" not in saved.facts:
-        return []
     changed = corpus_differences(saved.facts["corpora"], stores, config.corpus)
     if changed and not force:
         raise UserError(

@@ -36,7 +36,7 @@ class SurvivorState:
     repeated_batches: batches trained after `settled`.
     leader: the state that a rank 0 continues from (see leader.py), as far as this rank knows it, with its generation.
     strategy: the worker's, until `let_go`.
-    worker_state, in_doubt: see `Strategy.owed`; the second counts only if no rank has made more than `updates` updates.
+    worker_state, in_doubt: see `Strategy.rescue`; the second counts only if no rank has made more than `updates` updates.
     updates: the number of updates that this rank knows of.
     lost: updates lost by an earlier recovery that was interrupted before the loss was logged.
     size: the number of ranks before the failure.
@@ -75,7 +75,7 @@ class SurvivorState:
         if self.strategy is not None:
             strategy, self.strategy = self.strategy, None
             self.recovery_pieces, self.updates = strategy.pieces(), strategy.updates
-            self.worker_state, self.in_doubt = (state.each(cpu_copy) for state in strategy.owed())
+            self.worker_state, self.in_doubt = (state.each(cpu_copy) for state in strategy.rescue())
 
     def owed(self, newest: int) -> WorkerState:
         """The state to continue with: without what an update of another rank includes.

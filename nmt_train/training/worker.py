@@ -162,7 +162,7 @@ class Worker:
         """Called before this worker waits for slower ones: finish all exchanges, or prepare for the only one at the end."""
         if not self.joins_once:
             self.drain(coordinator)
-        elif not self.strategy.mid_exchange:
+        elif not self.strategy.mid_series:
             self.strategy.skip()  # so that this worker takes part in that exchange even if it has had no batch
 
     def part(self) -> RankState:

@@ -50,7 +50,7 @@ def strategy(transport: VirtualTransport, config: ThresholdConfig, own_updates: 
     made_of = context(transport, START, Peers("threshold"), threshold=config, peers=peers, optimizer=plain)
     assert isinstance(made_of.plan.family, PeersPlan)
     made = Given(made_of, made_of.plan.family)
-    made._local.step = lambda gradient, start, updates: None  # type: ignore[method-assign]
+    made._worker_optimizer.step = lambda gradient, start, updates: None  # type: ignore[method-assign]
     return made
 
 

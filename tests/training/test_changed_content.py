@@ -122,22 +122,6 @@ def test_all_workers_begin_the_epoch_together(make: Make, tmp_path: Path, corpus
     assert words(folder) == before + 2 * epoch
 
 
-def test_an_earlier_version_did_not_identify_the_corpus_and_the_log_says_so(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = make(stop__after="4u", **SAME)
-    finish = checkpoint.Draft.finish
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            checkpoint.Draft,
-            "finish",
-            lambda its, facts, alive: finish(its, {key: value for key, value in facts.items() if key != "corpora"}, alive),
-        )
-        assert start(config, False, False) == 0
-    assert start(make(stop__after="6u", **SAME), False, False) == 0
-    assert "does not identify its corpus" in log(config)
-
-
 VALIDATED: dict[str, Any] = {
     **SAME, "validation__every": "2u", "validation__metrics": ["cross-entropy", "bleu"], "validation__beam": 2,
 }  # fmt: skip

@@ -301,7 +301,7 @@ def misplaces_a_part(patch: pytest.MonkeyPatch) -> None:
 
 def pays_twice(patch: pytest.MonkeyPatch) -> None:
     state = Overlap.state
-    patch.setattr(Overlap, "state", lambda its: dataclasses.replace(state(its), residual=its._given.clone()))
+    patch.setattr(Overlap, "state", lambda its: dataclasses.replace(state(its), residual=its._payload.clone()))
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_which_residuals_an_interrupted_exchange_has_already_sent_is_known(mode:
     room, chosen = engine([1, 1]), settings(mode, {})
 
     def owed(transport: VirtualTransport) -> bool:
-        kept, perhaps = strategy_of(chosen, FlatModel(Vector()), transport).owed()
+        kept, perhaps = strategy_of(chosen, FlatModel(Vector()), transport).rescue()
         assert (kept.residual is None) != (perhaps.residual is None) or not doubtful
         return perhaps.residual is not None
 

@@ -129,7 +129,7 @@ def test_no_worker_of_a_resumed_run_is_far_from_its_checkpoint(
         saved = checkpoint.load(last).tensors("parameters")
         flat = torch.cat([saved[name].flatten() for name, _ in worker.flat.layout])
         client = getattr(worker.strategy, "_client", None)
-        received = [getattr(client, name, None) for name in ("_received", "_of_node")]
+        received = [getattr(client, name, None) for name in ("_known_to_shards", "_of_node")]
         known = [worker.flat.parameters, *(vector for vector in received if vector is not None)]
         far.append(max(float((vector - flat).norm()) for vector in known))
         begun(worker, leader)

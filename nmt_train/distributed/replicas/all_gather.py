@@ -15,7 +15,7 @@ from nmt_train.distributed.codec.error_feedback import ErrorFeedback
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.plan import ReplicasPlan
-from nmt_train.distributed.replicas.reducer import FINITE, NONE, NOT_FINITE, Reducer, Reduction, encoded
+from nmt_train.distributed.replicas.reducer import FINITE, NO_BATCH, NOT_FINITE, Reducer, Reduction, encoded
 from nmt_train.distributed.transport import Messages, Tag
 from nmt_train.trace import Trace
 
@@ -57,7 +57,7 @@ class GatherReducer(Reducer):
 
     def _encode(self, vector: Tensor, update: int, weight: int) -> Message:
         if not weight:  # the residual waits for the next vector
-            return Message((NONE, 0))
+            return Message((NO_BATCH, 0))
         with self._trace.span("encode", self._codec.cost_elements(vector.numel())):
             if self.rate != 1:
                 vector.mul_(self.rate)
@@ -66,8 +66,8 @@ class GatherReducer(Reducer):
 
     def _gather(self, mine: Message) -> list[Message]:
         """The messages of all ranks, in the order of the ranks."""
-        sent = [self._transport.send(rank, Tag.RING, mine) for rank in self._others]
-        coming = {rank: self._transport.receive(rank, Tag.RING) for rank in self._others}
+        sent = [self._transport.send(rank, Tag.REDUCE, mine) for rank in self._others]
+        coming = {rank: self._transport.receive(rank, Tag.REDUCE) for rank in self._others}
         with self._trace.span("waiting"):
             found = {rank: future.result()[1] for rank, future in coming.items()}
             for done in sent:
@@ -78,7 +78,7 @@ class GatherReducer(Reducer):
     def _add(self, message: Message, vector: Tensor) -> int:
         """Add a message, weighted, to `vector`; return the weight."""
         kind, weight = message.number(), message.number(1)
-        if kind == NONE:
+        if kind == NO_BATCH:
             return 0
         if kind == NOT_FINITE:
             vector.fill_(torch.nan)

@@ -29,7 +29,7 @@ class Bucketed(Synchronous):
     exchange, and the buckets of the embedding are sent first. Of several accumulated steps, only the last has late lookups.
 
     If tasks cannot run while another task computes, as on a simulated clock, the worker sends the buckets after the backward
-    pass, each after the share of the time of the pass after which it would be complete (see `_shares`).
+    pass, each after the share of the time of the pass after which it would be complete (see `_time_shares`).
     """
 
     def __init__(self, context: BuildContext, settings: ReplicasPlan) -> None:
@@ -40,7 +40,7 @@ class Bucketed(Synchronous):
         self._lost, early = False, self._lookups.numel()
         buckets = self._reducer.parts(elements, settings.buckets)
         self._buckets = sorted(buckets, key=lambda place: (place.stop > early, -place.start))
-        self._shares = _shares(self._flat.layout, self._buckets, early)
+        self._time_shares = _time_shares(self._flat.layout, self._buckets, early)
         self._waiting = deque[slice]()  # buckets of this exchange that have not been sent
         self._missing: dict[int, int] = {}  # by the start of each bucket: elements still to be computed
         self._begun = False  # whether buckets of this exchange may have been sent
@@ -57,7 +57,7 @@ class Bucketed(Synchronous):
             return
         factor = self.accumulator.add(tokens)
         divisor = self._begin()
-        shares = iter(self._shares)
+        shares = iter(self._time_shares)
         with self._trace.span("backward", tokens, 1 / next(shares)):
             (loss if factor == divisor else loss * (factor / divisor)).backward()
         for share in shares:
@@ -126,7 +126,7 @@ class Bucketed(Synchronous):
             pass  # charged only now, because a simulated worker may end here
 
 
-def _shares(layout: Sequence[tuple[str, tuple[int, ...]]], buckets: Sequence[slice], early: int = 0) -> list[float]:
+def _time_shares(layout: Sequence[tuple[str, tuple[int, ...]]], buckets: Sequence[slice], early: int = 0) -> list[float]:
     """What share of a backward pass passes between the completion of one bucket and the next (the first: since its beginning).
 
     A matrix is assumed to take as long as it has elements. The first one, the embedding of target words, is also the output

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
 from nmt_train.distributed.context import BuildContext
-from nmt_train.distributed.local_steps import ChangesInFlight, LocalWork
+from nmt_train.distributed.local_steps import ChangesInFlight, LocalWork, outer_optimizer
 from nmt_train.distributed.plan import ReplicasPlan
 from nmt_train.distributed.replica_check import compare
 from nmt_train.distributed.replicas.reducer import Reduction
@@ -25,31 +25,32 @@ from nmt_train.optim.optimizer import clip
 
 
 class LocalSGD(Strategy):
-    """`optimizer` updates a replica of the global parameters; the model's parameters are the worker's own.
+    """The inner optimizer, in `_work`, makes local steps with the model's parameters. The outer one, `optimizer`, updates a
+    replica of the global parameters by the changes of all workers' parameters, new minus old (see update_optimizers.py).
 
-    received: the parameters after the last exchange. With `replicas.own_updates`, they include what the worker's message has
-    left out, which later messages add to all replicas.
+    received: the parameters after the last exchange: the replica, and with `replicas.own_updates` also the residual, which
+    later messages add to all replicas.
     """
 
     def __init__(self, context: BuildContext, settings: ReplicasPlan) -> None:
         parameters, ranks, local = context.flat.parameters, context.transport.size, settings.local
         self._reducer = REDUCERS[settings.reducer].build(context, settings)
-        replica = local.optimizer(context.plan.optimizer, parameters.clone())
-        super().__init__(context, replica, [slice(0, parameters.numel())] * ranks)
+        outer = outer_optimizer(local, context.plan.optimizer, parameters.clone())
+        super().__init__(context, outer, [slice(0, parameters.numel())] * ranks)
         self._transport, self._every, self._work = context.transport, local.every, LocalWork(context)
         self.accumulator, self.received = self._work.accumulator, parameters.clone()
         self._sums = local.outer == "sum"
         self._share = 1.0 if self._sums else 1 / ranks  # of a worker's change that the parameters receive
         own = settings.own_updates and self._reducer.residual is not None
-        self._includes_unsent = own and local.outer != "nesterov"
-        self._loaded = self._in_flight = False  # whether `received` was loaded; whether an exchange has begun
+        self._keeps_own = own and local.outer != "nesterov"
+        self._received_loaded = self._in_flight = False  # whether `received` was loaded; whether an exchange has begun
 
     @property
     def learning_rate(self) -> float:
         return self._work.optimizer.learning_rate
 
     @property
-    def mid_exchange(self) -> bool:
+    def mid_series(self) -> bool:
         return self._work.begun
 
     def step(self) -> bool:
@@ -87,22 +88,23 @@ class LocalSGD(Strategy):
 
     def _reduce(self, change: Tensor, weight: int) -> Reduction:
         """Sum the changes of all workers in place. weight: see `LocalWork.take`."""
-        owed, self._owed.unsent = (self._owed.unsent, None) if weight else (None, self._owed.unsent)
-        if owed is not None:  # it is to be added to the parameters, and a mean takes only a share
-            change.add_(owed, alpha=1 / (self._share * self._reducer.rate))
+        debt = self._debt.unsent if weight else None
+        if debt is not None:  # it is to be added to the parameters, and a mean takes only a share of what workers send
+            change.add_(debt, alpha=1 / (self._share * self._reducer.rate))
+            self._debt.unsent = None
         with self._trace.span("sync"):
             joined = self._reducer.reduce(change, self.updates, weight)
         taken = 1.0 if self._share == 1.0 else 1 / (joined.weight * self._share or 1.0)
-        if owed is not None and taken != 1.0 and self._reducer.residual is None:
+        if debt is not None and taken != 1.0 and self._reducer.residual is None:
             # In a mean over fewer workers, each has a larger share: the next exchange takes back what was added too much.
-            self._owed.unsent = owed * (1 - taken)
+            self._debt.unsent = debt * (1 - taken)
         return joined
 
     @torch.no_grad()
     def _apply(self, total: Tensor, joined: Reduction) -> None:
         """Update the replica and `received`. Raises NotFinite, on all ranks alike, if the sum is not finite."""
         try:
-            clip(total, 0.0, 1.0 if self._sums else joined.divisor)
+            clip(total, 0.0, 1.0 if self._sums else joined.divisor)  # without a limit, it only divides
         except NotFinite:
             self._reducer.undo()
             raise
@@ -114,7 +116,7 @@ class LocalSGD(Strategy):
     def _receive(self) -> None:
         self.received.copy_(self.optimizer.parameters)
         residual = self._reducer.residual
-        if self._includes_unsent and residual is not None:
+        if self._keeps_own and residual is not None:
             with self._trace.span("swap", residual.numel()):
                 self.received.add_(residual, alpha=self._share)
 
@@ -131,38 +133,38 @@ class LocalSGD(Strategy):
         self._continue_from_received()
 
     def prepare_snapshot(self) -> None:
-        if self._includes_unsent:
+        if self._keeps_own:
             compare(self._transport, self.optimizer.parameters)
         else:
             self.refresh()
 
     def resume(self) -> None:
-        if self._loaded:
+        if self._received_loaded:
             compare(self._transport, self.optimizer.parameters)
         else:
             self.refresh()
 
     @torch.no_grad()
     def state(self) -> WorkerState:
-        state = replace(self._work.add_to(self._owed), received=self.received if self._includes_unsent else None)
+        state = replace(self._work.add_to(self._debt), received=self.received if self._keeps_own else None)
         if self._reducer.residual is not None:
             state = replace(state, unsent=self._shared(self._reducer.residual))
         if self._work.begun:  # local steps that an exchange has not begun to send
-            state = state.plus(WorkerState(unsent=self._shared(self._unsent() * self._reducer.rate)))
+            state = state.plus(WorkerState(unsent=self._shared(self._local_change() * self._reducer.rate)))
         return state
 
     def _shared(self, vector: Tensor) -> Tensor:
         """What a residual or a message of this rank adds to the parameters. A share is in fp64, so that it is exact."""
         return vector if self._share == 1.0 else vector.double() * self._share
 
-    def _unsent(self) -> Tensor:
+    def _local_change(self) -> Tensor:
         """The change by the local steps of this series."""
         return subtract(self._flat.parameters, self.received, out=torch.empty_like(self.received))
 
     @torch.no_grad()
-    def owed(self) -> tuple[WorkerState, WorkerState]:
-        kept, _ = super().owed()
-        return kept, WorkerState(unsent=self._interrupted(self._unsent())) if self._in_flight else WorkerState()
+    def rescue(self) -> tuple[WorkerState, WorkerState]:
+        kept, _ = super().rescue()
+        return kept, WorkerState(unsent=self._interrupted(self._local_change())) if self._in_flight else WorkerState()
 
     def _interrupted(self, change: Tensor) -> Tensor:
         """What an interrupted exchange of a change would have added to the parameters: the part that its message contained."""
@@ -175,12 +177,12 @@ class LocalSGD(Strategy):
         self._reducer.load(state.group)
         residual = self._reducer.residual
         if residual is not None:  # the reducer adds it, so the next change does not include it
-            self._owed.unsent = None
+            self._debt.unsent = None
             residual.zero_()
             if state.unsent is not None:
                 residual.copy_(state.unsent.double() / self._share)
-        self._loaded = self._includes_unsent and state.received is not None
-        if self._loaded and state.received is not None:
+        self._received_loaded = self._keeps_own and state.received is not None
+        if self._received_loaded and state.received is not None:
             self.received.copy_(state.received)
             self._continue_from_received()
 
@@ -199,7 +201,7 @@ class OverlappedLocalSGD(LocalSGD):
         self._result_taken = True  # whether no step was attempted since a result was taken
 
     @property
-    def mid_exchange(self) -> bool:
+    def mid_series(self) -> bool:
         """Rank 0 decides only after a result, when all workers have made as many exchanges."""
         return not self._result_taken
 
@@ -246,12 +248,12 @@ class OverlappedLocalSGD(LocalSGD):
         super()._continue_from_received()
         self._changes.begin_at(self.received)
 
-    def _unsent(self) -> Tensor:
+    def _local_change(self) -> Tensor:
         return self._changes.unsent()
 
     @torch.no_grad()
-    def owed(self) -> tuple[WorkerState, WorkerState]:
-        kept, doubtful = super().owed()
+    def rescue(self) -> tuple[WorkerState, WorkerState]:
+        kept, doubtful = super().rescue()
         if not self._changes.under_way:
             return kept, doubtful
         return kept, WorkerState(unsent=self._interrupted(self._changes.sent(self.received)))

@@ -23,13 +23,13 @@ from nmt_train.distributed.config import LowBitConfig
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.plan import ReplicasPlan
-from nmt_train.distributed.replicas.reducer import FINITE, NONE, NOT_FINITE, Reducer, Reduction, StagedReducer, encoded
+from nmt_train.distributed.replicas.reducer import FINITE, NO_BATCH, NOT_FINITE, Reducer, Reduction, StagedReducer, encoded
 from nmt_train.distributed.transport import Messages, Tag
 from nmt_train.optim.flat_model import add
 from nmt_train.trace import Trace
 
 
-class _Share(NamedTuple):
+class _Owned(NamedTuple):
     """What one rank owns of a part of the vector. place: in the part. up, down: the codecs of both directions."""
 
     place: slice
@@ -49,7 +49,7 @@ class LowBitReducer(StagedReducer):
     layout: names and shapes of the parameters in the order of the vector.
     """
 
-    codecs = "none"  # it has its own
+    codecs = "own"
     late_residual = True
 
     @classmethod
@@ -75,11 +75,11 @@ class LowBitReducer(StagedReducer):
             rows, elements = shape[0] if len(shape) > 1 else 1, torch.Size(shape).numel()
             self._matrices.append((start, rows, elements // max(1, rows)))
             start += elements
-        self._error, self._next_error = torch.zeros_like(like), torch.zeros_like(like)
+        self._residual, self._next_residual = torch.zeros_like(like), torch.zeros_like(like)
         self._reduced, self._finite = 0, True  # of the present vector: elements reduced so far; whether all means were finite
         self._scratch = like.new_empty(3, 0)  # of the codecs
         self._kind = low_bit_for(like.device)
-        self._shares: dict[tuple[int, int], list[_Share]] = {}  # of the ranks, by the part of the vector
+        self._owned: dict[tuple[int, int], list[_Owned]] = {}  # of the ranks, by the part of the vector
         rank, size = transport.rank, transport.size
         self._others = [*range(rank + 1, size), *range(rank)]
 
@@ -99,16 +99,16 @@ class LowBitReducer(StagedReducer):
         start, rows, columns = self._matrices[bisect.bisect_right(self._matrices, (place, math.inf)) - 1]
         return start + min(rows, round((place - start) / max(1, columns))) * columns
 
-    def _shares_of(self, place: slice) -> list[_Share]:
-        found = self._shares.get((place.start, place.stop))
+    def _owned_by(self, place: slice) -> list[_Owned]:
+        found = self._owned.get((place.start, place.stop))
         if found is None:
             parts = self._cut(place, self._transport.size)
             largest = max(part.stop - part.start for part in parts)
             if self._scratch.shape[1] < largest:
-                self._scratch = self._error.new_empty(3, largest)
-                self._shares.clear()  # their codecs would keep the smaller one
-            found = self._shares[place.start, place.stop] = [
-                _Share(slice(part.start - place.start, part.stop - place.start), *self._codecs(part)) for part in parts
+                self._scratch = self._residual.new_empty(3, largest)
+                self._owned.clear()  # their codecs would keep the smaller one
+            found = self._owned[place.start, place.stop] = [
+                _Owned(slice(part.start - place.start, part.stop - place.start), *self._codecs(part)) for part in parts
             ]
         return found
 
@@ -127,10 +127,10 @@ class LowBitReducer(StagedReducer):
         if not self._others:
             return Reduction(1.0, weight)
         place = slice(start, start + vector.numel())
-        shares, error = self._shares_of(place), self._next_error[place]
-        sent = self._send_up(vector, self._error[place], error, shares, update, weight)
+        shares, left_out = self._owned_by(place), self._next_residual[place]
+        sent = self._send_up(vector, self._residual[place], left_out, shares, update, weight)
         yield
-        mean, total = self._mean(vector, error, shares[self._transport.rank], update, weight)
+        mean, total = self._mean(vector, left_out, shares[self._transport.rank], update, weight)
         sent += [self._transport.send(rank, Tag.MEAN, mean) for rank in self._others]
         yield
         means = self._receive(Tag.MEAN)
@@ -142,17 +142,17 @@ class LowBitReducer(StagedReducer):
         for done in sent:
             done.result()
         self._reduced += vector.numel()
-        if self._reduced == self._error.numel():
+        if self._reduced == self._residual.numel():
             self._complete()
         return Reduction(1.0, total)
 
     def _send_up(
-        self, vector: Tensor, residual: Tensor, error: Tensor, shares: Sequence[_Share], update: int, weight: int
+        self, vector: Tensor, residual: Tensor, left_out: Tensor, shares: Sequence[_Owned], update: int, weight: int
     ) -> list[Any]:
-        """Add the residual to `vector`, and send each other rank its share; `error` becomes what the messages leave out."""
+        """Add the residual to `vector`, and send each other rank its share; `left_out` becomes the new residual."""
         if not weight:  # without a batch, the residual waits for the next gradient
-            error.copy_(residual)
-            return [self._transport.send(rank, Tag.RING, Message((NONE, 0))) for rank in self._others]
+            left_out.copy_(residual)
+            return [self._transport.send(rank, Tag.REDUCE, Message((NO_BATCH, 0))) for rank in self._others]
         sent, own = list[Any](), shares[self._transport.rank].place
         for rank in self._others:
             place = shares[rank].place
@@ -162,16 +162,16 @@ class LowBitReducer(StagedReducer):
                     add(vector[part], residual[part], out=vector[part])
                 message = encoded(shares[rank].up, vector[place], update, weight)
                 if message.number() == FINITE:
-                    shares[rank].up.left_out(message.without_numbers(2), vector[place], error[place])
-            sent.append(self._transport.send(rank, Tag.RING, message))
+                    shares[rank].up.left_out(message.without_numbers(2), vector[place], left_out[place])
+            sent.append(self._transport.send(rank, Tag.REDUCE, message))
         return sent
 
-    def _mean(self, vector: Tensor, error: Tensor, mine: _Share, update: int, weight: int) -> tuple[Message, int]:
+    def _mean(self, vector: Tensor, left_out: Tensor, mine: _Owned, update: int, weight: int) -> tuple[Message, int]:
         """Receive the others' parts of this rank's share; return the encoded mean, and the total weight.
 
-        In this share, `vector` becomes the decoded mean, and `error` what it leaves out.
+        In this share, `vector` becomes the decoded mean, and `left_out` what the mean leaves out, times the number of ranks.
         """
-        own, kept, messages = vector[mine.place], error[mine.place], self._receive(Tag.RING)
+        own, residual, messages = vector[mine.place], left_out[mine.place], self._receive(Tag.REDUCE)
         total = weight + sum(message.number(1) for message in messages.values())
         with self._trace.span("decode", own.numel() * len(messages)):
             own.mul_(weight / max(1, total))
@@ -183,10 +183,10 @@ class LowBitReducer(StagedReducer):
         with self._trace.span("encode", own.numel()):
             message = encoded(mine.down, own, update, total)
             if self._finite_or_nan(message, own):
-                left = kept if weight else torch.empty_like(kept)  # without a batch, `kept` still holds the residual
-                mine.down.split(message.without_numbers(2), own, left, scale=self._transport.size)
-                if not weight:
-                    kept.add_(left)
+                new = residual if weight else torch.empty_like(residual)
+                mine.down.split(message.without_numbers(2), own, new, scale=self._transport.size)
+                if not weight:  # the old residual waits for the next gradient
+                    residual.add_(new)
         return message, total
 
     def _finite_or_nan(self, mean: Message, into: Tensor) -> bool:
@@ -205,16 +205,17 @@ class LowBitReducer(StagedReducer):
     def _complete(self) -> None:
         """Called when all parts have been reduced. All ranks know alike whether the mean is finite."""
         if self._finite:
-            self._error, self._next_error = self._next_error, self._error
+            self._residual, self._next_residual = self._next_residual, self._residual
         self._reduced, self._finite = 0, True
 
     def add_late(self, gradient: Tensor) -> None:
         """Add a gradient of the first elements to the residual, between two exchanges."""
-        add(self._error[: gradient.numel()], gradient, out=self._error[: gradient.numel()])
+        add(self._residual[: gradient.numel()], gradient, out=self._residual[: gradient.numel()])
 
     @property
     def residual(self) -> Tensor | None:
-        return self._error if self._others else None
+        return self._residual if self._others else None
 
     def load(self, vectors: Mapping[str, Tensor]) -> None:
+        """Forget an interrupted sum; the strategy loads the residual."""
         self._reduced, self._finite = 0, True

@@ -19,7 +19,7 @@ from nmt_train.distributed.state import Vectors
 from nmt_train.distributed.transport import Messages, Tag
 from nmt_train.trace import Trace
 
-FINITE, NOT_FINITE, NONE = 1, 0, 2  # the first number of a message; none: the rank had no batch
+FINITE, NOT_FINITE, NO_BATCH = 1, 0, 2  # the first number of a message; none: the rank had no batch
 
 
 def encoded(codec: Codec, vector: Tensor, update: int, weight: int) -> Message:
@@ -31,7 +31,7 @@ def encoded(codec: Codec, vector: Tensor, update: int, weight: int) -> Message:
 
 
 class Reduction(NamedTuple):
-    """divisor: dividing the weighted sum by it gives the mean. weight: total weight of all ranks."""
+    """divisor: dividing the reduced vector by it gives the mean; 1 if it already is the mean. weight: of all ranks in total."""
 
     divisor: float
     weight: int
@@ -40,9 +40,10 @@ class Reduction(NamedTuple):
 class Reducer(ABC):
     """Sums the vectors of all ranks; all ranks must call it at the same point of training.
 
-    codecs: which values of `replicas.codec` it can use: summable (codecs whose sums can be encoded again), any, or none.
+    codecs: which values of `replicas.codec` it can use: summable (codecs whose sums can be encoded again), any, or own (none,
+    because it has codecs of its own).
     late_residual: the residual changes when all parts of a vector have been reduced, not when they are encoded.
-    late_lookups: the gradients of lookups in a tied embedding may come one exchange late, by `add_late`.
+    late_lookups: the gradients of lookups in a tied embedding may be added to the next vector, by `add_late`.
     rate: what it multiplies vectors by.
     """
 
@@ -57,10 +58,9 @@ class Reducer(ABC):
 
     @abstractmethod
     def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Reduction:
-        """Replace `vector` (elements,) by the weighted sum of all ranks' vectors, with the same bits on every rank.
+        """Replace `vector` (elements,) by the weighted sum or mean of all ranks' vectors, with the same bits on every rank.
 
-        A rank with weight 0 contributes nothing. The reducer may already divide the sum; the returned
-        `Reduction` has the divisor that remains.
+        A rank with weight 0 contributes nothing. update: a number of updates that is the same on all ranks.
 
         If a rank's vector contains infinities or NaN, so does the sum on every rank; no rank is left waiting.
         """
@@ -130,7 +130,7 @@ class EncodingReducer(Reducer):
         return cls(context.transport, context.codec(settings.codec, context.plan.dropped_up), context.trace)
 
     def _send(self, to: int, message: Message) -> Any:
-        return self._transport.send(to, Tag.RING, message)
+        return self._transport.send(to, Tag.REDUCE, message)
 
     def _encode(self, block: Tensor, update: int, weight: int) -> Message:
         with self._trace.span("encode", self._codec.cost_elements(block.numel())):
@@ -139,7 +139,7 @@ class EncodingReducer(Reducer):
     def _take(self, source: int, block: Tensor, add: bool) -> Message:
         """Receive a block from another rank; add it to `block`, or replace `block` by it."""
         with self._trace.span("waiting"):
-            message: Message = self._transport.receive(source, Tag.RING).result()[1]
+            message: Message = self._transport.receive(source, Tag.REDUCE).result()[1]
         with self._trace.span("decode", block.numel() if add else self._codec.cost_elements(block.numel())):
             self._decode(message, block, add)
         return message

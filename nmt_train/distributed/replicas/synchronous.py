@@ -1,4 +1,8 @@
-"""Synchronous data parallelism: all ranks sum their gradients, then update their replicas alike (Arnold 2016, Algorithm 1)."""
+"""Synchronous data parallelism: all ranks average their gradients, then update their replicas alike (Arnold 2016, Algorithm 1).
+
+This is the strategy of the modes sync, powersgd and low-bit with `replicas.buckets: 1`. With more buckets, as by default,
+`Bucketed` sends parts of the gradient while the backward pass computes the others, and is otherwise the same.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,11 @@ class Synchronous(Strategy):
         self._apply(gradient, joined)
 
     def _prepare(self) -> tuple[float, int]:
-        """Make the flat gradient the mean of its batches, plus what is owed; returns divisor and weight (0 without a batch)."""
+        """Make the flat gradient the mean of this worker's batches, plus what it owes.
+
+        Returns the divisor that made it the mean, and its weight in the mean of all workers: its target tokens, or its number
+        of batches if gradients are summed; 0 without a batch.
+        """
         divisor, weight = self.accumulator.take()
         if divisor != 1.0:
             self._flat.gradient.div_(divisor)
@@ -43,23 +51,24 @@ class Synchronous(Strategy):
 
     @torch.no_grad()
     def _apply(self, gradient: Tensor, joined: Reduction) -> None:
-        """Update by the sum of all gradients. Raises NotFinite, on all ranks alike, if it contains infinities or NaN."""
-        self.gradient_norm = clip(gradient, self._clip_norm, joined.divisor)
-        if self._sums and joined.weight > 1:
+        """Update by what the reducer returned. Raises NotFinite, on all ranks alike, if it contains infinities or NaN."""
+        self.gradient_norm = clip(gradient, self._clip_norm, joined.divisor)  # the mean of all ranks
+        if self._sums and joined.weight > 1:  # batch.reduction: sum
             gradient.mul_(joined.weight)
         with self._trace.span("update", self.optimizer.cost_elements):
             self.optimizer.apply(gradient)
 
     def refresh(self) -> None:
+        """The replicas are equal already; UserError if they are not."""
         compare(self._transport, self.optimizer.parameters)
 
     def state(self) -> WorkerState:
         residual = self._reducer.residual
-        return replace(self._owed, residual=self._owed.residual if residual is None else residual, group=self._reducer.state())
+        return replace(self._debt, residual=self._debt.residual if residual is None else residual, group=self._reducer.state())
 
-    def owed(self) -> tuple[WorkerState, WorkerState]:
-        kept, doubtful = super().owed()
-        if self._reducer.late_residual:  # it has not changed yet if the last sum is not complete on this rank
+    def rescue(self) -> tuple[WorkerState, WorkerState]:
+        kept, doubtful = super().rescue()
+        if self._reducer.late_residual:  # an incomplete sum has left it unchanged, but may have sent it
             return replace(kept, residual=None), WorkerState(residual=kept.residual)
         return kept, doubtful
 
@@ -69,6 +78,6 @@ class Synchronous(Strategy):
         residual = self._reducer.residual
         if residual is not None:  # the reducer adds it, so the next gradient does not include it
             residual.zero_()
-            if self._owed.residual is not None:
-                residual.copy_(self._owed.residual)
-                self._owed.residual = None
+            if self._debt.residual is not None:
+                residual.copy_(self._debt.residual)
+                self._debt.residual = None

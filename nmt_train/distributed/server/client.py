@@ -18,6 +18,7 @@ from nmt_train.distributed.codec import CODECS
 from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.context import BuildContext
+from nmt_train.distributed.local_steps import outer_optimizer
 from nmt_train.distributed.message import Message
 from nmt_train.distributed.plan import ServerPlan
 from nmt_train.distributed.recovery_piece import RecoveryPiece
@@ -42,10 +43,13 @@ _ANSWERED = "answered"  # name of the update counts of the shard's last answers 
 
 
 class Client:
-    """The worker's side; `service` serves this rank's shard.
+    """The worker's side; `service` serves this rank's shard, and `optimizer` is the shard's.
 
-    makes_updates: `prepare` turns gradients into updates. keeps_received: the parameters that a worker has received may differ
-    from the global ones, so a snapshot must contain them, too.
+    A worker pushes a payload: a gradient, or an update by its own optimizer, if it `prepares_updates`, or by local steps.
+    keeps_received: the parameters that a worker has received may differ from the global ones, so a snapshot must contain them.
+
+    With `server.own_updates`, the worker continues from what it has received plus all updates that it has not sent yet (the
+    residuals). Shards know only the former, `_known_to_shards`, to which their deltas apply.
     """
 
     def __init__(self, context: BuildContext, settings: ServerPlan, max_in_flight: int) -> None:
@@ -60,16 +64,16 @@ class Client:
         self.optimizer = self._shard_optimizer(context, parameters[self._shard].clone())
         self._last_count = 0  # update count of the shard that last answered or acknowledged
         self._counts: dict[int, int] = {}  # by rank: update count of its shard at its last answer
-        self._last_received: Tensor | None = None  # the parameters in these answers
+        self._last_answers: Tensor | None = None  # the parameters in these answers
         feedback = context.codec(settings.up, plan.dropped_up).biased
-        # Whether a worker continues from what it received plus all of its own updates, which deltas then leave out.
-        self._adds_own_updates = settings.knows_own(feedback)
+        # Whether a worker continues from all of its own updates. A delta then leaves out those that the shard has got.
+        self._keeps_own = settings.keeps_own(feedback)
         recovers = transport.fault_tolerant and transport.size > 1 and plan.recovery.copies
         replication = Replication(transport, self.shards, plan.recovery) if recovers else None
         # Finished updates are each applied in full, unless the rule takes their mean.
         shard = Shard(
             self.optimizer, context.codec(settings.up, plan.dropped_up), self._down_codec(context), self._rule, max_in_flight,
-            self._adds_own_updates, self._sums or self._sends_updates,
+            self._keeps_own, self._sums or self._sends_updates,
         )  # fmt: skip
         self.service = ShardService(shard, transport, context.trace, replication)
         self._make_worker(context, feedback)
@@ -81,7 +85,7 @@ class Client:
         if not settings.local_steps:
             return UpdateAdder(plan.optimizer, parameters)
         arrivals = 0 if self._rule.holds else max(1, plan.workers // settings.bundle)
-        return settings.local.optimizer(plan.optimizer, parameters, arrivals)
+        return outer_optimizer(settings.local, plan.optimizer, parameters, arrivals)
 
     def _down_codec(self, context: BuildContext) -> Codec | None:
         """The codec of deltas; None: shards send parameters."""
@@ -92,11 +96,11 @@ class Client:
         """The worker's own optimizer, vectors and codecs."""
         settings, rank, parameters = self._settings, self._transport.rank, context.flat.parameters
         self._down = self._down_codec(context)
-        self.makes_updates = self._pushes and self._sends_updates and not settings.local_steps
-        self._local = None
-        if self.makes_updates:
-            self._local = WorkerOptimizer(context.plan.optimizer, parameters, self.optimizer, self._trace)
-        self._received = parameters.clone() if self._pushes and self._adds_own_updates else None
+        self.prepares_updates = self._pushes and self._sends_updates and not settings.local_steps
+        self._worker_optimizer = None
+        if self.prepares_updates:
+            self._worker_optimizer = WorkerOptimizer(context.plan.optimizer, parameters, self.optimizer, self._trace)
+        self._known_to_shards = parameters.clone() if self._pushes and self._keeps_own else None
         self._bypass = settings.bypass and self.service.serves and not self._rule.holds
         self._holders = [rank for rank, shard in enumerate(self.shards) if shard.start < shard.stop]
         others = [other for other in self._holders if other != rank or not self._bypass]
@@ -112,7 +116,7 @@ class Client:
         self._applied: dict[int, deque[Future[Any]]] = defaultdict(deque)  # by rank, outstanding acknowledgments
         # Of a loaded state: the received parameters; and a residual of gradients, which the next update includes.
         self._loaded: Tensor | None = None
-        self._residual: Tensor | None = None
+        self._gradient_debt: Tensor | None = None
         channel = settings.one_channel_per_node and settings.per == "device"
         self._channel = NodeChannel(self._transport) if channel else None
 
@@ -127,23 +131,23 @@ class Client:
 
         weight: of the gradient in a mean (see gradient_accumulation.py); 0 if the worker had no batch, so that it is zero.
         """
-        if weight and self._residual is not None:
-            gradient.add_(self._residual)
-            self._residual = None
-        if self._local is not None:
-            self._local.step(gradient, parameters, self.updates)
+        if weight and self._gradient_debt is not None:
+            gradient.add_(self._gradient_debt)
+            self._gradient_debt = None
+        if self._worker_optimizer is not None:
+            self._worker_optimizer.step(gradient, parameters, self.updates)
 
     @torch.no_grad()
-    def exchange(self, gradient: Tensor, parameters: Tensor, weight: int) -> None:
-        """Push the prepared gradient, which may be overwritten, and pull `parameters`, which this worker last received."""
+    def exchange(self, payload: Tensor, parameters: Tensor, weight: int) -> None:
+        """Push the payload, which may be overwritten, and pull: update `parameters`, from which this worker last continued."""
         with self._granted(), self._trace.span("sync"):
-            weight, received = self._push_weight(weight), parameters if self._received is None else self._received
-            self._prepare_push(gradient)
+            weight, received = self._push_weight(weight), parameters if self._known_to_shards is None else self._known_to_shards
+            self._prepare_push(payload)
             for turn, ranks in enumerate(self._turns):
                 for rank in ranks:
-                    self._send(rank, gradient, Push.EXCHANGE, weight)
+                    self._send(rank, payload, Push.EXCHANGE, weight)
                 if self._bypass and turn == 0:
-                    self.service.push_directly(gradient[self._shard], weight, received[self._shard])
+                    self.service.push_directly(payload[self._shard], weight, received[self._shard])
                 self._take_answers(ranks, received)
             self._combine(received, parameters)
 
@@ -151,35 +155,35 @@ class Client:
         """The channel of the node, if its ranks share one."""
         return nullcontext() if self._channel is None else self._channel.granted()
 
-    def _prepare_push(self, gradient: Tensor) -> None:
+    def _prepare_push(self, payload: Tensor) -> None:
         """Add what is owed. Raises NotFinite before lossy codecs would, so that all shards get a push, or none does."""
-        self._up.add_owed(gradient)
+        self._up.add_debt(payload)
         unchecked = self._settings.local_steps  # the strategy has checked a gradient
-        if (self._up.lossy or unchecked) and not gradient.is_meta:
-            finite(torch.linalg.vector_norm(gradient))
+        if (self._up.lossy or unchecked) and not payload.is_meta:
+            finite(torch.linalg.vector_norm(payload))
 
     def _push_weight(self, weight: int) -> int:
         """The weight of a push in a mean. For finished updates and sums of batches, it is 1 (0 without a batch)."""
         return min(weight, 1) if self._sends_updates or self._sums else weight
 
     def _combine(self, received: Tensor, parameters: Tensor) -> None:
-        """With own_updates: set `parameters` to the received ones plus unsent updates."""
-        if self._received is not None:
+        """If the worker keeps its own updates: set `parameters` to the received ones plus those that are not sent yet."""
+        if self._known_to_shards is not None:
             parameters.copy_(received)
             self._up.add_residuals(parameters)
 
     @torch.no_grad()
-    def push(self, gradient: Tensor, weight: int) -> None:
-        """Push the prepared gradient, without receiving anything. Returns when it is sent."""
+    def push(self, payload: Tensor, weight: int) -> None:
+        """Push the payload, without receiving anything. Returns when it is sent."""
         with self._granted(), self._trace.span("sync"):
             weight = self._push_weight(weight)
-            self._prepare_push(gradient)
+            self._prepare_push(payload)
             self._wait_for_applied(MOST_UNACKNOWLEDGED - 1)
-            sent = [self._send(rank, gradient, Push.GIVE, weight) for rank in self._others]
+            sent = [self._send(rank, payload, Push.GIVE, weight) for rank in self._others]
             for rank in self._others:
                 self._applied[rank].append(self._transport.receive(rank, Tag.ANSWER))
             if self._bypass:
-                self.service.push_directly(gradient[self._shard], weight)
+                self.service.push_directly(payload[self._shard], weight)
             for done in sent:
                 done.result()
 
@@ -200,7 +204,7 @@ class Client:
     def pull(self, parameters: Tensor) -> None:
         """Update `parameters`, which this worker last received, without pushing anything."""
         with self._granted(), self._trace.span("sync"):
-            received = parameters if self._received is None else self._received
+            received = parameters if self._known_to_shards is None else self._known_to_shards
             for turn, ranks in enumerate(self._turns):
                 for rank in ranks:
                     self._transport.send(rank, Tag.PUSH, Message((Push.FETCH,)))
@@ -211,7 +215,7 @@ class Client:
             self._combine(received, parameters)
 
     def _take_answers(self, ranks: Sequence[int], received: Tensor) -> None:
-        self._last_received = received
+        self._last_answers = received
         answers = [(rank, self._transport.receive(rank, Tag.ANSWER)) for rank in ranks]
         for rank, answer in answers:
             with self._trace.span("waiting"):
@@ -227,12 +231,12 @@ class Client:
         else:
             self._down.add(message.without_numbers(1), parameters)
 
-    def _send(self, rank: int, gradient: Tensor, kind: Push, weight: int) -> Any:
-        part = gradient[self.shards[rank]]
+    def _send(self, rank: int, payload: Tensor, kind: Push, weight: int) -> Any:
+        part = payload[self.shards[rank]]
         with self._trace.span("encode", self._up[rank].cost_elements(part.numel())):
             message = self._up[rank].encode(part, self.updates)
-            if self._received is not None and self._down is not None:
-                self._up[rank].add(message, self._received[self.shards[rank]])
+            if self._known_to_shards is not None and self._down is not None:
+                self._up[rank].add(message, self._known_to_shards[self.shards[rank]])
         return self._transport.send(rank, Tag.PUSH, message.and_numbers(kind, weight))
 
     def leave_round(self) -> None:
@@ -254,9 +258,9 @@ class Client:
             place = parameters[self.shards[rank]]
             self._last_count = self._counts[rank] = message.number()
             place.copy_(message.vector(place.numel()))
-        self._last_received = parameters
-        if self._received is not None:
-            self._received.copy_(parameters)
+        self._last_answers = parameters
+        if self._known_to_shards is not None:
+            self._known_to_shards.copy_(parameters)
 
     @torch.no_grad()
     def prepare_snapshot(self) -> None:
@@ -274,7 +278,7 @@ class Client:
         """Continue with the parameters of the loaded state, if it has them; otherwise, `refresh`."""
         if self._loaded is None:
             return self.refresh(parameters)
-        received = parameters if self._received is None else self._received
+        received = parameters if self._known_to_shards is None else self._known_to_shards
         received.copy_(self._loaded)
         self._loaded = None
         for _, answer in self._ask(Pull.HAS, received):
@@ -303,22 +307,22 @@ class Client:
     def pieces(self) -> list[RecoveryPiece]:
         """`piece`, the copies of other ranks' shards, and the parameters that this rank has received."""
         found = self.service.pieces(self._shard, replicas=True)
-        if self._last_received is not None:
+        if self._last_answers is not None:
             for holder, updates in ((other, count) for other, count in self._counts.items() if other != self._transport.rank):
-                told = {"parameters": cpu_copy(self._last_received[self.shards[holder]])}
+                told = {"parameters": cpu_copy(self._last_answers[self.shards[holder]])}
                 found.append(RecoveryPiece(self.shards[holder], updates, told, exact=self._down is None))
         return found
 
     def state(self, parameters: Tensor) -> WorkerState:
         """See `Strategy.state`. parameters: what this worker last received, perhaps with its own updates."""
-        unsent, gradients = self._up.unsent(), self._residual
-        received = parameters if self._received is None else self._received
+        unsent, gradients = self._up.unsent(), self._gradient_debt
+        received = parameters if self._known_to_shards is None else self._known_to_shards
         answered = self.service.seen(self._transport.size)
         return WorkerState(
             received=received if self.keeps_received else None,
             residual=gradients if self._sends_updates else unsent,
             unsent=unsent if self._sends_updates else None,
-            optimizer={} if self._local is None else self._local.optimizer.packed(),
+            optimizer={} if self._worker_optimizer is None else self._worker_optimizer.optimizer.packed(),
             group={_ANSWERED: torch.tensor([self._transport.size, *answered.flatten().tolist()])},
         )  # fmt: skip
 
@@ -326,9 +330,9 @@ class Client:
         """Continue from what `state` returned; `resume` continues with the received parameters."""
         like = self.optimizer.parameters
         self._up.load(state.unsent if self._sends_updates else state.residual)
-        self._residual = state.residual.to(like) if self._sends_updates and state.residual is not None else None
-        if self._local is not None:
-            self._local.optimizer.unpack(state.optimizer, "the worker's optimizer")
+        self._gradient_debt = state.residual.to(like) if self._sends_updates and state.residual is not None else None
+        if self._worker_optimizer is not None:
+            self._worker_optimizer.optimizer.unpack(state.optimizer, "the worker's optimizer")
         self._loaded = state.received.to(like) if self.keeps_received and state.received is not None else None
         answered = state.group.get(_ANSWERED)
         if answered is not None and answered[0] == self._transport.size:  # for another number of ranks it is invalid

@@ -27,7 +27,7 @@ class LocalSGD(EveryStep):
         return self._work.optimizer.learning_rate
 
     @property
-    def mid_exchange(self) -> bool:
+    def mid_series(self) -> bool:
         return self._work.begun
 
     def step(self) -> bool:
@@ -68,10 +68,10 @@ class LocalSGD(EveryStep):
     def state(self) -> WorkerState:
         state = self._work.add_to(super().state())
         if self._work.begun:  # local steps that an exchange has not begun to send
-            state = state.plus(WorkerState(unsent=self._client.contribution(self._unsent())))
+            state = state.plus(WorkerState(unsent=self._client.contribution(self._local_change())))
         return state
 
-    def _unsent(self) -> Tensor:
+    def _local_change(self) -> Tensor:
         """The change by the local steps since the last exchange."""
         return subtract(self._flat.parameters, self.received, out=torch.empty_like(self.received))
 
@@ -94,7 +94,7 @@ class OverlappedLocalSGD(LocalSGD):
         self._result_taken = True  # whether no step was attempted since a result was taken
 
     @property
-    def mid_exchange(self) -> bool:
+    def mid_series(self) -> bool:
         return not self._result_taken
 
     def step(self) -> bool:
@@ -140,5 +140,5 @@ class OverlappedLocalSGD(LocalSGD):
         super()._continue_from_received()
         self._changes.begin_at(self.received)
 
-    def _unsent(self) -> Tensor:
+    def _local_change(self) -> Tensor:
         return self._changes.unsent()

@@ -32,12 +32,13 @@ class Overlap(EveryStep):
         flat, transport = self._flat, context.transport
         self._bound, self._local_update = settings.overlap.bound, settings.overlap.local_update
         self.received = flat.parameters.clone()
-        self._given, self._weight = flat.gradient.clone(), 0  # the combined gradient being exchanged, and its weight
+        self._payload, self._weight = flat.gradient.clone(), 0  # the gradient or update being exchanged, and its weight
         self._step_gradient = flat.gradient.clone() if self._local_update == "optimizer" else None
-        # If the client turns gradients into updates, the worker adds these updates to the received parameters.
-        own = self._local_update == "optimizer" or (self._local_update == "sum" and not self._client.makes_updates)
+        # What updates the model's parameters while an exchange is in flight (`overlap.local_update`). If the client turns
+        # gradients into updates, the worker only adds these.
+        own = self._local_update == "optimizer" or (self._local_update == "sum" and not self._client.prepares_updates)
         config = dataclasses.replace(context.plan.optimizer, smoothing=0.0)
-        self._local = Optimizer(config, flat.parameters) if own else None
+        self._interim = Optimizer(config, flat.parameters) if own else None
         self._in_flight = False
         self._work, self._idle = transport.event(), transport.event()
         self._idle.set()
@@ -80,7 +81,7 @@ class Overlap(EveryStep):
             self.gradient_norm, self._weight = self.accumulator.join(gradient, self._clip_norm)
             self._client.prepare(gradient, self._flat.parameters, self._weight)
             with self._trace.span("swap", gradient.numel()):
-                self._given.copy_(gradient)
+                self._payload.copy_(gradient)
                 if self._in_flight:
                     self._flat.parameters.copy_(self.received)
             if self._local_update == "sum":
@@ -96,18 +97,18 @@ class Overlap(EveryStep):
         return True
 
     @torch.no_grad()
-    def _lay_over(self, given: Tensor) -> None:
-        """Apply the gradient that was just sent to the received parameters, which do not include it yet."""
-        if self._local is None:
-            self._flat.parameters.add_(given)
+    def _lay_over(self, payload: Tensor) -> None:
+        """Apply the gradient or update that was just sent to the received parameters, which do not include it yet."""
+        if self._interim is None:
+            self._flat.parameters.add_(payload)  # an update
         else:
-            with self._trace.span("update", given.numel()):
-                self._local.follow(self.optimizer, self.updates)
-                self._local.apply(given)
+            with self._trace.span("update", payload.numel()):
+                self._interim.follow(self.optimizer, self.updates)
+                self._interim.apply(payload)
 
     def _update_locally(self) -> None:
         """Between two exchanges: update by the gradient of the last step, by which the accumulated gradient has changed."""
-        if self._local is None or self._step_gradient is None:
+        if self._interim is None or self._step_gradient is None:
             return
         newest = self._flat.gradient - self._step_gradient
         self._step_gradient.copy_(self._flat.gradient)
@@ -119,24 +120,24 @@ class Overlap(EveryStep):
             self._flat.gradient.zero_()
             self._step_gradient.zero_()
             raise
-        self._local.follow(self.optimizer, self.updates)
-        self._local.apply(newest)
+        self._interim.follow(self.optimizer, self.updates)
+        self._interim.apply(newest)
 
     def _run(self) -> None:
         """The background task (Algorithm 5)."""
         while True:
             self._work.wait()
             self._work.clear()
-            self._client.exchange(self._given, self.received, self._weight)
+            self._client.exchange(self._payload, self.received, self._weight)
             self._idle.set()
 
     def state(self) -> WorkerState:
         state = super().state()
-        own = {} if self._local is None else {_PREFIX + name: vector for name, vector in self._local.packed().items()}
+        own = {} if self._interim is None else {_PREFIX + name: vector for name, vector in self._interim.packed().items()}
         return dataclasses.replace(state, own=state.own | own)
 
     def load(self, state: WorkerState) -> None:
         super().load(state)
-        if self._local is not None:
+        if self._interim is not None:
             own = {name.removeprefix(_PREFIX): vector for name, vector in state.own.items() if name.startswith(_PREFIX)}
-            self._local.unpack(own, "the worker's local optimizer")
+            self._interim.unpack(own, "the worker's local optimizer")

@@ -31,7 +31,7 @@ class PerNode(Client):
         super().__init__(context, settings, max_in_flight)
         transport = context.transport
         # With local steps, each rank gives a finished update. Otherwise, the first rank prepares the joined gradient.
-        self._local_steps, self.makes_updates = settings.local_steps, False
+        self._local_steps, self.prepares_updates = settings.local_steps, False
         self._adds = context.plan.sums and not self._local_steps  # gradients, instead of averaging them
         node = transport.nodes[transport.rank]
         self._members = [rank for rank, other in enumerate(transport.nodes) if other == node]
@@ -54,7 +54,7 @@ class PerNode(Client):
         if self._local_steps and not gradient.is_meta:
             finite(torch.linalg.vector_norm(gradient))
         if self._of_node is None and weight:
-            self._up.add_owed(gradient, times=len(self._members))  # the node's update will contain only a share of it
+            self._up.add_debt(gradient, times=len(self._members))  # the node's update will contain only a share of it
         self._transport.send(self._members[0], Tag.NODE, Message((_GIVE, weight), (gradient,)))
         message = self._transport.receive(self._members[0], Tag.GRANT).result()[1]
         self._told = message.number()

@@ -25,7 +25,7 @@ class PushCodecs:
             codec = make()
             self._codecs[rank] = ErrorFeedback(codec, torch.zeros_like(parameters[shards[rank]])) if feedback else codec
         self.lossy = any(not codec.lossless for codec in self._codecs.values())
-        self._owed: Tensor | None = None  # the part of a loaded vector that no codec keeps; the next push includes it
+        self._debt: Tensor | None = None  # the part of a loaded vector that no codec keeps; the next push includes it
 
     def __getitem__(self, rank: int) -> Codec:
         return self._codecs[rank]
@@ -41,27 +41,27 @@ class PushCodecs:
         for place, residual in self._residuals():
             to[place].add_(residual)
 
-    def add_owed(self, to: Tensor, times: float = 1) -> None:
+    def add_debt(self, to: Tensor, times: float = 1) -> None:
         """Add what is owed from before to a vector that is pushed now."""
-        if self._owed is not None:
-            to.add_(self._owed, alpha=times)
-            self._owed = None
+        if self._debt is not None:
+            to.add_(self._debt, alpha=times)
+            self._debt = None
 
     def unsent(self) -> Tensor | None:
         """All that has not been sent (elements of the parameters,); None if that is nothing."""
         if not any(self._residuals()):
-            return None if self._owed is None else self._owed.clone()
-        unsent = torch.zeros_like(self._like) if self._owed is None else self._owed.clone()
+            return None if self._debt is None else self._debt.clone()
+        unsent = torch.zeros_like(self._like) if self._debt is None else self._debt.clone()
         self.add_residuals(unsent)
         return unsent
 
     def load(self, unsent: Tensor | None) -> None:
         """Continue with what `unsent` returned."""
         if unsent is None:
-            self._owed = None
+            self._debt = None
             return
         owed = unsent.to(self._like, copy=True)
         for place, residual in self._residuals():
             residual.copy_(owed[place])
             owed[place] = 0
-        self._owed = owed if owed.any() else None
+        self._debt = owed if owed.any() else None

@@ -56,7 +56,7 @@ class Tag(IntEnum):
     CONTROL = 6  # orders from rank 0
     REPORT = 7  # reports of the other ranks to rank 0
     HELLO = 8  # setup at the start: hosts, clocks, and the comparison of the ranks' states
-    RING = 12  # a gradient, or a sum of some, sent to another worker
+    REDUCE = 12  # a gradient, or a sum of some, sent to another worker
     MEAN = 16  # the mean of a part of all gradients, sent by the rank that owns the part
     PEER = 14  # a worker's changes, sent to all other workers
     REPLICA = 13  # a checksum of state that must be identical on all ranks
@@ -64,7 +64,7 @@ class Tag(IntEnum):
 
 # Messages whose size grows with the model: in TRAINING, all tensors do; in WHOLE (initial parameters, snapshots), only the
 # floating-point vectors.
-TRAINING = frozenset({Tag.PUSH, Tag.ANSWER, Tag.NODE, Tag.GRANT, Tag.RING, Tag.MEAN, Tag.PEER})
+TRAINING = frozenset({Tag.PUSH, Tag.ANSWER, Tag.NODE, Tag.GRANT, Tag.REDUCE, Tag.MEAN, Tag.PEER})
 WHOLE = frozenset({Tag.COPY, Tag.STATE, Tag.PULL, Tag.PULLED})
 OF_MODEL = TRAINING | WHOLE
 # The span names for messages that arrive (True) or leave (False).
@@ -72,7 +72,7 @@ NAMES = {
     (Tag.PUSH, True): "receive gradients", (Tag.ANSWER, False): "send parameters",
     (Tag.PUSH, False): "send gradients", (Tag.ANSWER, True): "receive parameters",
     (Tag.PEER, False): "send changes", (Tag.PEER, True): "receive changes",
-    (Tag.RING, False): "send sums", (Tag.RING, True): "receive sums",
+    (Tag.REDUCE, False): "send sums", (Tag.REDUCE, True): "receive sums",
     (Tag.MEAN, False): "send means", (Tag.MEAN, True): "receive means",
 }  # fmt: skip
 

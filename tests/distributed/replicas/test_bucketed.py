@@ -21,7 +21,7 @@ from nmt_train.distributed.background import Stages
 from nmt_train.distributed.config import ReplicasConfig
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.plan import ReplicasPlan
-from nmt_train.distributed.replicas.bucketed import Bucketed, _shares
+from nmt_train.distributed.replicas.bucketed import Bucketed, _time_shares
 from nmt_train.distributed.replicas.reducer import Reduction, StagedReducer
 from nmt_train.distributed.replicas.reducers import REDUCERS
 from nmt_train.distributed.state import WorkerState
@@ -153,10 +153,10 @@ def test_a_drained_worker_has_given_away_what_had_piled_up() -> None:
     strategy, _, recorder = made(model, 3, 2)
     strategy.backward(model.loss(torch.ones(5, 4)), 5)
     assert not strategy.step()
-    assert strategy.mid_exchange
+    assert strategy.mid_series
     strategy.drain()
     assert recorder.given == [(22, 44), (0, 22)]
-    assert not strategy.mid_exchange
+    assert not strategy.mid_series
     assert strategy.updates == 1
 
 
@@ -274,7 +274,7 @@ def test_buckets_shorten_the_step_of_a_simulated_run(make: Make, tmp_path: Any) 
 def test_on_a_simulated_clock_buckets_with_the_embedding_are_complete_when_the_backward_pass_ends() -> None:
     layout = [("embedding", (40, 10)), ("weight", (60, 10))]
     buckets = [slice(750, 1000), slice(500, 750), slice(250, 500), slice(0, 250)]
-    assert _shares(layout, buckets) == pytest.approx([0.65, 0.25, 0.1, 0.0])  # first the output layer, which takes 0.4
+    assert _time_shares(layout, buckets) == pytest.approx([0.65, 0.25, 0.1, 0.0])  # first the output layer, which takes 0.4
     late = [slice(0, 250), slice(750, 1000), slice(500, 750), slice(250, 500)]
-    assert _shares(layout, late, 400) == pytest.approx([0.4, 0.25, 0.25, 0.1])  # without lookups, one of them at once
-    assert _shares([("bias", (1000,))], buckets) == pytest.approx([0.25] * 4)
+    assert _time_shares(layout, late, 400) == pytest.approx([0.4, 0.25, 0.25, 0.1])  # without lookups, one of them at once
+    assert _time_shares([("bias", (1000,))], buckets) == pytest.approx([0.25] * 4)

@@ -36,7 +36,7 @@ def averaged(
             for part in reversed(made.parts(ELEMENTS, parts)):
                 assert made.reduce(own[part], update, weight, part.start).divisor == 1
             found.append(own)
-        return found, made.residual.clone(), sum(transport.sent[tag][1] for tag in (Tag.RING, Tag.MEAN))
+        return found, made.residual.clone(), sum(transport.sent[tag][1] for tag in (Tag.REDUCE, Tag.MEAN))
 
     ranks = vectors.shape[1]
     return together(engine([1] * ranks), *[reduce] * ranks)

@@ -40,7 +40,7 @@ def summed(
             for part in reversed(made.parts(ELEMENTS, parts)):
                 own[part] /= made.reduce(own[part], update, 1, part.start).divisor
             found.append(own)
-        return found, made.residual.clone(), transport.sent[Tag.RING][1]
+        return found, made.residual.clone(), transport.sent[Tag.REDUCE][1]
 
     ranks = vectors.shape[1]
     return together(engine([1] * ranks), *[reduce] * ranks)
