@@ -10,7 +10,6 @@ from pydantic import AfterValidator, ConfigDict, ValidationError
 # Frozen sections are declared beside the code that they configure:
 #   @dataclass(frozen=True, config=STRICT) class XConfig: key: type = Field(default, description="... [unit]")
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True, arbitrary_types_allowed=True)
-_NOTHING: Mapping[str, str] = {}
 _WITHOUT_VALUE = ("value_error", "missing", "unexpected_keyword_argument", "string_unicode")
 
 
@@ -19,16 +18,12 @@ def as_list(value: Any) -> Any:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def one_of(registry: Mapping[str, Any], former: Mapping[str, str] = _NOTHING) -> AfterValidator:
-    """Return a validator for a key whose value is a name in `registry`; it also accepts names that are registered later.
-
-    former: names that earlier versions accepted, each with a hint on what to use instead.
-    """
+def one_of(registry: Mapping[str, Any]) -> AfterValidator:
+    """Return a validator for a key whose value is a name in `registry`; it also accepts names that are registered later."""
 
     def check(name: str) -> str:
         if name not in registry:
-            instead = f"; {former[name]}" if name in former else ""
-            raise ValueError(f"it should be {listed(registry)}, not {name!r}{instead}")
+            raise ValueError(f"it should be {listed(registry)}, not {name!r}")
         return name
 
     return AfterValidator(check)

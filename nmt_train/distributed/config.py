@@ -13,7 +13,7 @@ from nmt_train.distributed.codec import CODECS
 from nmt_train.distributed.server.update_rules import RULES
 from nmt_train.distributed.staged_join import Joining
 
-Codec = Annotated[str, one_of(CODECS, {"low-rank": "use mode powersgd instead"})]
+Codec = Annotated[str, one_of(CODECS)]
 
 
 @dataclass(frozen=True, config=STRICT)

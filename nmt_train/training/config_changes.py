@@ -41,10 +41,10 @@ def saved_keys(old: dict[str, Any]) -> dict[str, Any]:
     } | saved
 
 
-def differences(old: dict[str, Any], new: Config, by_content: bool = False) -> list[str]:
+def differences(old: dict[str, Any], new: Config) -> list[str]:
     """List the keys, with both values, whose values differ between a saved configuration and `new`; omit MAY_CHANGE keys.
 
-    by_content: `corpus_differences` compares the texts of the training corpora, so that files may have other names.
+    The files of the training corpora may have other names, because `corpus_differences` compares their texts.
     """
     before = saved_keys(old)
     if new.mode == AUTO:
@@ -55,8 +55,7 @@ def differences(old: dict[str, Any], new: Config, by_content: bool = False) -> l
         if values["optimizer.schedule"] == "cosine" and values["optimizer.cosine_until"] is None:
             spans = map(Duration.parse, values["stop.after"])
             values["optimizer.cosine_until"] = next((str(span) for span in spans if span.counts), None)
-        if by_content:
-            values["corpus.train"] = [_without_files(entry) for entry in _entries(values["corpus.train"])]
+        values["corpus.train"] = [_without_files(entry) for entry in _entries(values["corpus.train"])]
     return [
         f"{name} was {before.get(name)}, now {after.get(name)}"
         for name in sorted(before.keys() | after.keys())

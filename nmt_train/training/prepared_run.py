@@ -176,7 +176,7 @@ def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
             f"{'' if config.optimizer.name else f', which mode {config.mode} uses'}; add --optimizer.name {before}, or choose"
             " another run folder"
         )
-    changed = differences(saved.facts["config"], config, by_content=True)
+    changed = differences(saved.facts["config"], config)
     fixed = [difference for difference in changed if difference.split(" was ")[0] in FIXED]
     if fixed:
         raise UserError(

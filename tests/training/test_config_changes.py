@@ -32,24 +32,3 @@ def test_a_key_that_an_earlier_version_did_not_have_counts_as_its_default(make: 
         del old["model"][name]
     assert differences(old, make()) == []
     assert differences(old, make(model__activation="swish")) == ["model.activation was relu, now swish"]
-
-
-def test_the_former_length_of_a_cosine_in_updates_counts_as_its_new_key(make: Make) -> None:
-    old = plain(make(optimizer__schedule="cosine"))
-    old["optimizer"]["cosine_updates"] = 5000
-    del old["optimizer"]["cosine_until"]
-    assert differences(old, make(optimizer__schedule="cosine", optimizer__cosine_until="5Ku")) == []
-    shorter = make(optimizer__schedule="cosine", stop__after="6u")
-    assert differences(old, shorter) == ["optimizer.cosine_until was 5000u, now 6u"]
-    old["optimizer"]["schedule"] = "constant"
-    assert differences(old, make(optimizer__schedule="constant")) == []
-
-
-def test_a_corpus_entry_without_newer_keys_is_the_same_corpus(make: Make) -> None:
-    train = [{"files": ["a", "b"], "weight": 1.0}, {"files": ["c", "d"], "weight": 2.0}]
-    old = plain(make(corpus__train=train))
-    for entry in old["corpus"]["train"]:
-        del entry["sentence_weights"], entry["noise"]
-    assert differences(old, make(corpus__train=train)) == []
-    train[1]["weight"] = 3.0
-    assert differences(old, make(corpus__train=train))[0].startswith("corpus.train was ")
