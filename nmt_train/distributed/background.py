@@ -83,18 +83,22 @@ class BackgroundTask(Generic[T]):
 
         After NotFinite, the task continues with the next vector; other errors end it.
         """
-        with self._trace.span("waiting"):
-            while not self._done:
-                self._news.clear()
-                if self._task.done():
-                    self._task.result()
-                if not self._done:
-                    self._news.wait()
+        if not self._done:
+            with self._trace.span("waiting"):
+                self._wait()
         self.under_way -= 1
         vector, result = self._done.popleft()
         if isinstance(result, NotFinite):
             raise result
         return vector, result
+
+    def _wait(self) -> None:
+        while not self._done:
+            self._news.clear()
+            if self._task.done():
+                self._task.result()
+            if not self._done:
+                self._news.wait()
 
     def _run(self) -> None:
         begun = deque[_Begun[T]]()  # the newest first

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
+from nmt_train.distributed.background import BackgroundTask, in_one_stage
 from nmt_train.distributed.context import BuildContext
 from nmt_train.distributed.plan import ServerPlan
 from nmt_train.distributed.server.every_step import EveryStep
@@ -21,8 +22,8 @@ _PREFIX = "local_optimizer."  # name prefix, in a worker's state, of the vectors
 
 
 class Overlap(EveryStep):
-    """Accumulates gradients in the flat gradient. Whenever the background task is idle, the worker takes the received
-    parameters from it and gives it the accumulated gradient.
+    """Accumulates gradients in the flat gradient. When an exchange is over, the worker continues from the received parameters
+    (Algorithm 6), and a background task exchanges the gradient that has accumulated.
     """
 
     max_in_flight = 1
@@ -32,57 +33,57 @@ class Overlap(EveryStep):
         flat, transport = self._flat, context.transport
         self._bound, self._local_update = settings.overlap.bound, settings.overlap.local_update
         self.received = flat.parameters.clone()
-        self._payload, self._weight = flat.gradient.clone(), 0  # the gradient or update being exchanged, and its weight
+        self._payload = flat.gradient.clone()  # the gradient or update being exchanged
         self._step_gradient = flat.gradient.clone() if self._local_update == "optimizer" else None
         # What updates the model's parameters while an exchange is in flight (`overlap.local_update`). If the client turns
         # gradients into updates, the worker only adds these.
         own = self._local_update == "optimizer" or (self._local_update == "sum" and not self._client.prepares_updates)
         config = dataclasses.replace(context.plan.optimizer, smoothing=0.0)
         self._interim = Optimizer(config, flat.parameters) if own else None
-        self._in_flight = False
-        self._work, self._idle = transport.event(), transport.event()
-        self._idle.set()
-        self._task = transport.spawn("background task", self._run)
+        self._answered = False  # whether `received` is newer than the model's parameters
+        self._background = BackgroundTask[None](transport, self._trace, in_one_stage(self._send))
+
+    def _send(self, payload: Tensor, weight: int) -> None:
+        """The background task (Algorithm 5)."""
+        self._client.exchange(payload, self.received, weight)
 
     def step(self) -> bool:
-        if self._task.done():
-            self._task.result()  # raises the error of a failed exchange; otherwise, the worker would wait forever
         self._accumulated += 1
-        if not self._idle.is_set():
-            if not self._bound or self._accumulated < self._bound:
-                self._update_locally()
-                return False
-            with self._trace.span("waiting"):
-                self._idle.wait()
-        return self._swap()
+        in_flight = self._background.under_way and not self._background.ready
+        if in_flight and (not self._bound or self._accumulated < self._bound):
+            self._update_locally()
+            return False
+        self._take()
+        self._swap()
+        return True
 
     def drain(self) -> None:
         """Exchange the accumulated gradient and take the received parameters. If this raises NotFinite, call it again."""
-        self._wait()
+        self._take()
         if self._accumulated:
             self._swap()
-            self._wait()
-        if self._in_flight:
+            self._take()
+        if self._answered:
             self._flat.parameters.copy_(self.received)
-            self._in_flight = False
+            self._answered = False
         self._client.leave_round()
 
-    def _wait(self) -> None:
-        with self._trace.span("waiting"):
-            self._idle.wait()
-        if self._task.done():
-            self._task.result()
+    def _take(self) -> None:
+        """Wait for the exchange that is in flight, if any. Raises NotFinite if its update was not finite, and was not sent."""
+        if self._background.under_way:
+            self._background.take()
+            self._answered = True
 
-    def _swap(self) -> bool:
-        """Take the received parameters from the background task, and give it the accumulated gradient."""
+    def _swap(self) -> None:
+        """Continue from the received parameters, and give the accumulated gradient to the background task."""
         gradient = self._flat.gradient
         steps, self._accumulated = self._accumulated, 0
         try:
-            self.gradient_norm, self._weight = self.accumulator.join(gradient, self._clip_norm)
-            self._client.prepare(gradient, self._flat.parameters, self._weight)
+            self.gradient_norm, weight = self.accumulator.join(gradient, self._clip_norm)
+            self._client.prepare(gradient, self._flat.parameters, weight)
             with self._trace.span("swap", gradient.numel()):
                 self._payload.copy_(gradient)
-                if self._in_flight:
+                if self._answered:
                     self._flat.parameters.copy_(self.received)
             if self._local_update == "sum":
                 self._lay_over(gradient)
@@ -90,11 +91,9 @@ class Overlap(EveryStep):
             gradient.zero_()
             if self._step_gradient is not None:
                 self._step_gradient.zero_()
-        self._in_flight = True
+        self._answered = False
         self.steps[steps] += 1
-        self._idle.clear()
-        self._work.set()
-        return True
+        self._background.give(self._payload, weight)
 
     @torch.no_grad()
     def _lay_over(self, payload: Tensor) -> None:
@@ -122,14 +121,6 @@ class Overlap(EveryStep):
             raise
         self._interim.follow(self.optimizer, self.updates)
         self._interim.apply(newest)
-
-    def _run(self) -> None:
-        """The background task (Algorithm 5)."""
-        while True:
-            self._work.wait()
-            self._work.clear()
-            self._client.exchange(self._payload, self.received, self._weight)
-            self._idle.set()
 
     def state(self) -> WorkerState:
         state = super().state()

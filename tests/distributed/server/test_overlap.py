@@ -11,12 +11,15 @@ import torch
 from contexts import context
 from virtual import engine, together
 
+from nmt_train.common.errors import NotFinite
+from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.config import OverlapConfig
 from nmt_train.distributed.plan import ServerPlan
 from nmt_train.distributed.server.overlap import Overlap
 from nmt_train.distributed.transport import Event
 from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.modes.table import Server
+from nmt_train.optim.config import OptimizerConfig
 from nmt_train.trace import Trace
 
 
@@ -60,3 +63,32 @@ def test_a_worker_that_waits_for_an_exchange_is_woken_if_it_fails() -> None:
         together(engine([1]), work)
     with pytest.raises(Broken):
         work(LocalTransport())
+
+
+def test_an_update_that_is_not_finite_is_dropped_and_training_goes_on() -> None:
+    """The gradient is finite, but the worker's optimizer made an infinite update of it, which nobody has got."""
+    made_of = context(LocalTransport(), torch.ones(3), Server("overlapped"), optimizer=OptimizerConfig(clip_norm=0))
+    assert isinstance(made_of.plan.family, ServerPlan)
+    strategy, exchanged = Overlap(made_of, made_of.plan.family), list[float]()
+
+    def exchange(payload: torch.Tensor, parameters: torch.Tensor, weight: int) -> None:
+        finite(payload)
+        exchanged.append(float(payload[0]))
+
+    strategy._client.exchange = exchange  # type: ignore[method-assign]
+
+    def prepare(gradient: torch.Tensor, parameters: torch.Tensor, weight: int) -> None:
+        if gradient[0] == 2:
+            gradient.fill_(torch.inf)
+
+    strategy._client.prepare = prepare  # type: ignore[method-assign]
+    skipped = 0
+    for value in (1.0, 2.0, 3.0):
+        made_of.flat.gradient += value * strategy.accumulator.add(1)
+        try:
+            strategy.step()
+            strategy.drain()
+        except NotFinite:
+            skipped += 1
+            strategy.drain()
+    assert (exchanged, skipped) == ([1.0, 3.0], 1)

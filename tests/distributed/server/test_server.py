@@ -332,6 +332,11 @@ def overlapped(monkeypatch: pytest.MonkeyPatch, local_update: str = "none", **se
     return made, made._client, made_of.flat
 
 
+def arrived(strategy: Overlap) -> None:
+    """Wait until the exchange is over, but do not take its result."""
+    strategy._background._wait()
+
+
 def built(kind: type[T], made_of: BuildContext) -> T:
     assert isinstance(made_of.plan.family, ServerPlan)
     return kind(made_of, made_of.plan.family)
@@ -350,7 +355,7 @@ def test_while_the_courier_is_away_gradients_add_up_and_are_given_away_as_one(mo
     assert steps(strategy, flat, [1, 2, 3, 4]) == [True, False, False, False]
     assert torch.equal(flat.parameters, START)
     slow.open.set()
-    strategy._idle.wait()
+    arrived(strategy)
     assert steps(strategy, flat, [5]) == [True]
     torch.testing.assert_close(flat.parameters, START - 0.1, msg="swapped in")
     strategy.drain()
@@ -381,7 +386,7 @@ def test_local_updates_by_the_sum_are_laid_over_what_is_swapped_in(monkeypatch: 
     slow.open.set()
     steps(strategy, flat, [1])
     torch.testing.assert_close(flat.parameters, START - 0.1)
-    strategy._idle.wait()
+    arrived(strategy)
     steps(strategy, flat, [1])
     torch.testing.assert_close(flat.parameters, START - 0.2, msg="0.1 came back, 0.1 was applied here")
     strategy.drain()
@@ -428,7 +433,6 @@ def test_an_error_of_the_courier_is_raised_at_the_next_step(monkeypatch: pytest.
     with pytest.raises(AttributeError):
         for _ in itertools.count():
             steps(strategy, flat, [1])
-            strategy._wait()
 
 
 def test_a_courier_that_has_failed_is_noticed_although_nothing_bounds_its_absence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,7 +441,7 @@ def test_a_courier_that_has_failed_is_noticed_although_nothing_bounds_its_absenc
     slow.error = "broken"
     slow.open.set()
     with pytest.raises(AttributeError):
-        strategy._task.result()
+        strategy._background._task.result()
     with pytest.raises(AttributeError):
         steps(strategy, flat, [1])
 
@@ -484,7 +488,7 @@ def test_with_local_updates_one_overlapped_worker_is_alone_and_goes_on_from_a_ch
     for count, gradient in enumerate(given, 1):
         flat.gradient += gradient * strategy.accumulator.add(1)
         strategy.step()
-        strategy._idle.wait()
+        arrived(strategy)
         torch.testing.assert_close(flat.parameters, sequential(given[:count]))
     strategy.drain()
     state = strategy.state()
