@@ -20,7 +20,7 @@ from nmt_train.common.paths import expanded
 from nmt_train.common.section import STRICT, problem
 from nmt_train.common.yaml_file import merge, override, read
 from nmt_train.corpus import BatchConfig, CorpusConfig
-from nmt_train.distributed.codec.config import DroppingConfig, QsgdConfig, ThresholdConfig, TileConfig
+from nmt_train.distributed.codec.config import DroppingConfig, ThresholdConfig, TileConfig
 from nmt_train.distributed.config import (
     DownpourConfig,
     LocalConfig,
@@ -95,7 +95,6 @@ class Config:
     peers: PeersConfig = Field(default_factory=PeersConfig)
     dropping: DroppingConfig = Field(default_factory=DroppingConfig)
     threshold: ThresholdConfig = Field(default_factory=ThresholdConfig)
-    qsgd: QsgdConfig = Field(default_factory=QsgdConfig)
     tiles: TileConfig = Field(default_factory=TileConfig)
     low_rank: LowRankConfig = Field(default_factory=LowRankConfig)
     low_bit: LowBitConfig = Field(default_factory=LowBitConfig)
@@ -109,8 +108,7 @@ class Config:
     @model_validator(mode="after")
     def _check_patience(self) -> Config:
         uses = {
-            "stop.patience": self.stop.patience, "optimizer.stall_factor": self.optimizer.stall_factor != 1,
-            "validation.command": self.validation.command,
+            "stop.patience": self.stop.patience, "validation.command": self.validation.command,
         }  # fmt: skip
         for key in (key for key, used in uses.items() if used and self.validation.every is None):
             raise ValueError(f"{key} needs validations, but validation.every is null; set it, or remove {key}")

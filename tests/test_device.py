@@ -263,7 +263,7 @@ def on_the_cpu(*groups: dict[str, torch.Tensor]) -> bool:
 
 
 def settings(make: Make, mode: str) -> Config:
-    return make(mode=mode, dropping__sample=100, optimizer__smoothing=0.1, stop__after="9e")
+    return make(mode=mode, optimizer__smoothing=0.1, stop__after="9e")
 
 
 def workers(config: Config, own: torch.device, size: int) -> list[Worker]:

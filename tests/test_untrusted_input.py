@@ -295,7 +295,7 @@ def saved(vocabulary: Vocabulary, folder: Path) -> tuple[Path, Transformer, Voca
     model = Transformer(settled.model, len(vocabulary))
     flat = FlatModel(model)
     state = LeaderState(Progress(updates=5), Patience(settled.stop), vocabulary)
-    numbers = {"updates": 5, "factor": 1.0, "torch": {"step": 5.0}}
+    numbers = {"updates": 5, "torch": {"step": 5.0}}
     random = [{"cpu": torch.get_rng_state()}]
     tensors = {"parameters": flat.named(flat.parameters), "optimizer": {}, "random": named_generators(random)}
     checkpoint.save(folder / "5", tensors, {**state.facts(numbers, settled), "stages": [[[1, 2]]]}, vocabulary)
@@ -346,7 +346,7 @@ def test_any_manifest_is_gone_on_from_or_said_to_be_wrong(
         ("stages", []), ("stages", [[]]), ("stages", [[[1, 2]], []]), ("stages", [[[-1, 2]]]), ("stages", [[[1, -2]]]),
         ("stages", [[["1", "2"]]]), ("stages", [[[1]]]), ("stages", [[[1, 1 << 70]]]), ("stages", [[[1.5, 2]]]),
         ("progress", {"epochs": -1}), ("progress", {"tokens": float("nan")}), ("progress", {"seconds": "1"}),
-        ("optimizer", {"updates": -1, "factor": 1.0, "torch": {}}), ("patience", {"bleu": [1.0, -1]}),
+        ("optimizer", {"updates": -1, "torch": {}}), ("patience", {"bleu": [1.0, -1]}),
     ],
 )  # fmt: skip
 def test_a_manifest_with_wrong_numbers_is_refused(saved: tuple[Path, Transformer, Vocabulary], key: str, value: Any) -> None:

@@ -32,7 +32,7 @@ def import_model(folder: Path, out: Path) -> str:
         "progress": Progress().state(),
         "patience": {},
         "validation_pending": False,
-        "optimizer": {"updates": 0, "factor": 1.0, "torch": {}},
+        "optimizer": {"updates": 0, "torch": {}},
         "history": [{"imported": str(folder.resolve()), "parameters": digest}],
     }
     checkpoint.save(out, {"parameters": parameters}, facts, vocabulary)

@@ -65,16 +65,10 @@ def _codecs(plan: Plan, config: Config) -> str | None:
     if tiles.keep > tiles.size:
         return f"tiles.keep: {tiles.keep} elements are more than a tile has (tiles.size {tiles.size}); lower it"
     if isinstance(family, ServerPlan):
-        down = CODECS[family.down]
         for key, value in _ONLY_OF_ALL_GATHER.items():
             if family.up == "tile-top-k" and getattr(tiles, key) != value:
                 able = _modes(lambda family: isinstance(family, Replicas) and family.reducer == "all-gather")
                 return f"tiles.{key}: only for mode {able}, not {plan.mode}; set it to {shown(value)}"
-        if not (down.biased or down.lossless):
-            return (
-                f"server.down: {family.down} rounds at random, and each delta contains the error of the one"
-                " before, so the error would grow without limit; use dense, half, int8 or top-k"
-            )
     given = [codec for codec in (config.server.up, config.server.down) if codec is not None]
     if isinstance(family, AlonePlan) and not all(CODECS[codec].lossless for codec in given):
         return "server.up, server.down: one rank sends nothing; remove them, or start more ranks"

@@ -117,7 +117,7 @@ def _plan(config: Config, mode: Mode, nodes: tuple[int, ...], values: _Values) -
             async_beta1=values("optimizer.async_beta1", optimizer.async_beta1, None),
             async_warmup=values("optimizer.async_warmup", optimizer.async_warmup, None),
         ),
-        codecs=CodecConfigs(config.dropping, config.threshold, config.qsgd, config.tiles), recovery=config.recovery, reasons={},
+        codecs=CodecConfigs(config.dropping, config.threshold, config.tiles), recovery=config.recovery, reasons={},
     )  # fmt: skip
     if isinstance(family, ServerPlan):
         down = config.dropping.down
@@ -199,7 +199,7 @@ def _sent(family: Family) -> str:
 
 def _pushes(plan: Plan, server: ServerPlan) -> int:
     """How many workers' pushes are new to a worker that receives a delta after each of them has pushed once."""
-    return plan.workers - server.keeps_own(CODECS[server.up].biased)
+    return plan.workers - server.keeps_own(not CODECS[server.up].lossless)
 
 
 def _check_ranks(plan: Plan, mode: Mode, nodes: tuple[int, ...]) -> None:

@@ -44,12 +44,6 @@ class OptimizerConfig:
         " alike in every mode; null: stop.after",
     )
     minimum: float = Field(default=0.0, ge=0, description="schedule cosine: final learning rate")
-    stall_factor: float = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="factor for the learning rate after each validation without a new best; 1: no effect",
-    )
     clip_norm: float = Field(
         default=1.0, ge=0, description="maximum Euclidean norm of a gradient; larger ones are scaled down to it; 0: no clipping"
     )

@@ -9,7 +9,7 @@ from nmt_train.optim.config import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, update: int, decayed: float = 0.0) -> float:
-    """The rate of `update` (counted from 1), before any decay on stall.
+    """The rate of `update` (counted from 1).
 
     decayed: the part of `cosine_until` that training has done, from 0 to 1.
     """

@@ -28,13 +28,12 @@ class Optimizer:
         self.config, self.updates, self.decayed = config, 0, 0.0
         self._parameter = torch.nn.Parameter(parameters)
         self._torch: Any = _Still() if parameters.is_meta else OPTIMIZERS[config.name or "adam"](config, self._parameter)
-        self._factor = 1.0
         self.smoothed = parameters.clone() if config.smoothing else None
 
     @property
     def learning_rate(self) -> float:
         """The rate of the last update."""
-        return learning_rate(self.config, self.updates, self.decayed) * self._factor
+        return learning_rate(self.config, self.updates, self.decayed)
 
     @property
     def parameters(self) -> Tensor:
@@ -48,7 +47,7 @@ class Optimizer:
 
     def follow(self, other: Optimizer, updates: int) -> None:
         """Use the learning rate that `other` has after `updates` updates."""
-        self.updates, self.decayed, self._factor = updates, other.decayed, other._factor
+        self.updates, self.decayed = updates, other.decayed
 
     @torch.no_grad()
     def apply(self, gradient: Tensor, share: float = 1.0) -> None:
@@ -76,15 +75,11 @@ class Optimizer:
     def _step_size(self) -> float:
         return self.learning_rate
 
-    def stalled(self) -> None:
-        """Called after a validation without a new best: multiplies the rate by `stall_factor`."""
-        self._factor *= self.config.stall_factor
-
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """torch's flat vectors by name, and numbers; `load` continues exactly from them. They do not include `smoothed`."""
         vectors = {key: value for key, value in self._state().items() if value.shape == self._parameter.shape}
         numbers = {key: float(value) for key, value in self._state().items() if key not in vectors}
-        return vectors, {"updates": self.updates, "decayed": self.decayed, "factor": self._factor, "torch": numbers}
+        return vectors, {"updates": self.updates, "decayed": self.decayed, "torch": numbers}
 
     def everything(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return `state`, with the parameters and their running mean added to its vectors."""
@@ -97,7 +92,6 @@ class Optimizer:
         if numbers["updates"]:
             self._allocate_state()
         elif not vectors:
-            self._factor = float(numbers["factor"])
             return  # nothing else to load; some torch optimizers have vectors before the first update, which are loaded below
         expected = self.state()[0]
         if expected.keys() != vectors.keys():
@@ -112,7 +106,7 @@ class Optimizer:
             expected[name].copy_(vector)
         for name, value in numbers["torch"].items():
             self._state()[name].fill_(value)
-        self.updates, self._factor = int(numbers["updates"]), float(numbers["factor"])
+        self.updates = int(numbers["updates"])
         self.decayed = float(numbers.get("decayed", self.decayed))
 
     def zero_state(self, updates: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -131,7 +125,7 @@ class Optimizer:
         vectors = {name: vector for name, vector in packed.items() if vector.shape == self._parameter.shape}
         numbers = {name: float(value) for name, value in packed.items() if name not in vectors}
         if packed:
-            self.load(vectors, {"updates": 1, "factor": self._factor, "torch": numbers}, where)
+            self.load(vectors, {"updates": 1, "torch": numbers}, where)
 
     def _state(self) -> dict[str, Tensor]:
         return {key: value for key, value in self._torch.state.get(self._parameter, {}).items() if isinstance(value, Tensor)}

@@ -23,7 +23,6 @@ _Number = Annotated[float, Field(strict=True)]
 @dataclass
 class _Optimizer:
     updates: _Count
-    factor: _Number
     torch: dict[str, _Number]
 
 

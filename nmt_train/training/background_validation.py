@@ -21,15 +21,14 @@ from nmt_train.training.worker import Worker
 class BackgroundValidation:
     """Only rank 0 receives the copy, and only its device runs the validation; the workers' state does not change.
 
-    stalled: called after a validation without a new best. asked_to_stop: returns whether a signal asks training to stop.
+    asked_to_stop: returns whether a signal asks training to stop.
     """
 
     def __init__(
-        self, worker: Worker, run: Run, log: Log, state: LeaderState, test_sets: TestSets, stalled: Callable[[], None],
-        asked_to_stop: Callable[[], bool],
-    ) -> None:  # fmt: skip
+        self, worker: Worker, run: Run, log: Log, state: LeaderState, test_sets: TestSets, asked_to_stop: Callable[[], bool]
+    ) -> None:
         self._worker, self._run, self._log, self._state, self._test_sets = worker, run, log, state, test_sets
-        self._stalled, self._asked_to_stop = stalled, asked_to_stop
+        self._asked_to_stop = asked_to_stop
         # Whether the other workers train while this rank validates; their words of this time count, and so does the time.
         self._others_train = worker.transport.size > 1 and not worker.plan.synchronous
         # Copies, with the progress and the learning rate when they were requested.
@@ -88,8 +87,6 @@ class BackgroundValidation:
             numbers = worker.strategy.optimizer.state()[1]
             state.save_best(self._run.best(then.updates), parameters, numbers, worker.config, worker.flat)
             self._run.keep_best(then.updates, best)
-        if verdicts and all(verdict.stalled for verdict in verdicts.values()):
-            self._stalled()
 
     def _interrupted(self) -> bool:
         self._state.progress.tick(training=self._others_train)  # reading the clock tells the watchdog that this rank is alive

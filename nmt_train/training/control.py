@@ -27,7 +27,6 @@ class Order(StrEnum):
 
     EPOCHS = "epochs"  # all workers have completed this number of epochs
     REMEMBER = "remember"  # store the state of rank 0, in case another rank must become rank 0
-    STALLED = "stalled"  # a validation brought no new best
     STEP = "step"  # only with a synchronous exchange: take the next step
     DRAIN = "drain"  # finish the exchanges in flight, then wait at the barrier
     HAND_OVER = "hand over"  # send one's part of a snapshot (who joins pulls the parameters), then wait at the barrier

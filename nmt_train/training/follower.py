@@ -80,8 +80,6 @@ class Follower:
                 self._allowed += 1
             case Order.REMEMBER:
                 self._leader = facts["leader"]
-            case Order.STALLED:
-                self._worker.strategy.optimizer.stalled()
             case Order.DRAIN:
                 self._worker.drain(self)
                 self._report(met=True)

@@ -54,9 +54,7 @@ class Leader:
         self.pairs = len(worker.batches) if isinstance(worker.batches, Batches) else 0
         self._started = 0.0  # seconds of the run when this start began to train
         self._checkpoint_writer = CheckpointWriter(worker, run, state, disk=not simulated)
-        self._validation = BackgroundValidation(
-            worker, run, log, state, test_sets, self._stalled, lambda: self.signal is not None
-        )
+        self._validation = BackgroundValidation(worker, run, log, state, test_sets, lambda: self.signal is not None)
         self._held: PendingSnapshot | None = None  # the final snapshot, while the other ranks wait at the barrier
         self._skipped = False  # the present batch
         self.reason: str | None = None
@@ -209,19 +207,13 @@ class Leader:
     def _save(self, validate: bool) -> None:
         """Write a checkpoint; if `validate`, also validate the parameters that it holds."""
         pending = self._collect(validate)
-        if self._finish_validations(pending) or self.signal:  # which may have interrupted a validation
+        # Finish all requested validations, so that the checkpoint includes their results.
+        if self._validation.advance(wait=True) or self.signal:  # which may have interrupted a validation
             self.reason = self._reason_to_stop()
         self._checkpoint_writer.begin(pending)
         if self._held is not None and self.reason is None:  # a new best has reset the patience counter
             self._held = None
             self._orders.give(Order.CONTINUE)  # the other ranks have waited for this order since they sent their parts
-
-    def _finish_validations(self, pending: PendingSnapshot) -> bool:
-        """Finish all requested validations, so that the checkpoint includes their results; return whether there was one."""
-        any_was = self._validation.advance(wait=True)
-        if any_was:
-            pending.own.numbers["factor"] = self._worker.strategy.optimizer.state()[1]["factor"]
-        return any_was
 
     def _advance_background(self) -> None:
         """Write the pending checkpoint and run the pending validations if the parts of all ranks have arrived."""
@@ -284,15 +276,10 @@ class Leader:
             self._hear(wait=True)
         self._orders.leave_meeting()
 
-    def _stalled(self) -> None:
-        """Tell the optimizers of all ranks that a validation brought no new best."""
-        self._worker.strategy.optimizer.stalled()
-        self._orders.give(Order.STALLED)
-
     def _finish(self) -> None:
         """Save the final state, and order the other ranks to end."""
         pending = self._held or self._collect()
-        self._finish_validations(pending)
+        self._validation.advance(wait=True)
         if not self._checkpoint_writer.has(pending):
             self._checkpoint_writer.begin(pending)
         self._checkpoint_writer.advance(wait=True)

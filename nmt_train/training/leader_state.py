@@ -84,7 +84,7 @@ class LeaderState:
                 *initial.facts.get("history", []),
                 {"init": str(initial.path.resolve()), "updates": updates, "parameters": digest},
             ]
-        return Snapshot({"parameters": parameters}, {"updates": 0, "factor": 1.0, "torch": {}}, [], [], [])
+        return Snapshot({"parameters": parameters}, {"updates": 0, "torch": {}}, [], [], [])
 
     def begin_epoch(self, snapshot: Snapshot) -> None:
         """Let all workers continue with an epoch that has not begun: the batches of the present one have changed."""

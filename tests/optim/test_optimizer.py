@@ -119,13 +119,12 @@ def test_adamw_shrinks_parameters_beside_the_gradient() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_state_saved_and_loaded_continues_bit_for_bit(name: str) -> None:
-    config = constant(name, smoothing=0.1, schedule="inverse-sqrt", warmup=3, stall_factor=0.5)
+    config = constant(name, smoothing=0.1, schedule="inverse-sqrt", warmup=3)
     whole, steps = torch.linspace(-1, 1, 10), gradients(10)
     straight = Optimizer(config, whole)
     for number, gradient in enumerate(steps):
         straight.apply(gradient.clone())
         if number == 2:
-            straight.stalled()
             vectors, numbers = straight.state()
             saved = {key: value.clone() for key, value in vectors.items()}
             parameters, smoothed = whole.clone(), straight.smoothed.clone()  # type: ignore[union-attr]
@@ -142,7 +141,7 @@ def test_state_saved_and_loaded_continues_bit_for_bit(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_optimizer_begins_from_nothing(name: str) -> None:
     fresh = Optimizer(constant(name), torch.zeros(3))
-    fresh.load({}, {"updates": 0, "factor": 1.0, "torch": {}}, "the beginning")
+    fresh.load({}, {"updates": 0, "torch": {}}, "the beginning")
     fresh.apply(torch.ones(3))
     assert fresh.updates == 1
 
@@ -177,13 +176,6 @@ def test_a_cosine_depends_on_the_part_that_is_done_and_its_warm_up_on_updates() 
     for decayed, rate in {0.0: 1.0, 0.5: 0.6, 1.0: 0.2}.items():
         found = [learning_rate(config, update, decayed) for update in (5, 10, 100, 10_000)]
         assert found == pytest.approx([rate / 2, rate, rate, rate])
-
-
-def test_a_stalled_validation_decays_the_rate() -> None:
-    optimizer = Optimizer(constant("sgd", stall_factor=0.5), torch.zeros(2))
-    optimizer.apply(torch.ones(2))
-    optimizer.stalled()
-    assert optimizer.learning_rate == RATE / 2
 
 
 def test_smoothing_is_a_running_mean_that_forgets_its_start() -> None:

@@ -76,7 +76,7 @@ def test_without_momentum_the_outer_optimizer_makes_plain_steps_and_continues_fr
 
 
 def test_it_starts_without_momentum_from_another_mode() -> None:
-    found, numbers = optimizer(2), {"updates": 7, "factor": 1.0, "decayed": 0.0, "torch": dict[str, Any]()}
+    found, numbers = optimizer(2), {"updates": 7, "decayed": 0.0, "torch": dict[str, Any]()}
     found.load({}, numbers, "test")
     assert found.updates == 7
     assert all(not vector.any() for vector in found.state()[0].values())

@@ -20,7 +20,7 @@ LAYOUTS = st.lists(st.integers(0, 2), min_size=1, max_size=5).map(sorted)
 def snapshot(nodes: list[int], elements: int) -> tuple[Snapshot, list[slice]]:
     torch.manual_seed(0)
     full = {"parameters": torch.randn(elements), "exp_avg": torch.randn(elements)}
-    numbers = {"updates": 5, "factor": 1.0, "torch": {"step": 5.0}}
+    numbers = {"updates": 5, "torch": {"step": 5.0}}
     worker_state = [WorkerState(residual=torch.full((elements,), rank + 1.0)) for rank in range(len(nodes))]
     random = [{"cpu": torch.get_rng_state()} for _ in nodes]
     stages = [[Position(1, rank) for rank in range(len(nodes))]]
@@ -30,7 +30,7 @@ def snapshot(nodes: list[int], elements: int) -> tuple[Snapshot, list[slice]]:
 @settings(max_examples=30, deadline=None)
 @given(elements=st.integers(0, 50))
 def test_a_part_that_is_longer_than_a_message_arrives_piece_by_piece(elements: int) -> None:
-    numbers, steps = {"updates": 5, "factor": 1.0}, WorkerState(residual=torch.randn(20), own={"steps": torch.tensor([7])})
+    numbers, steps = {"updates": 5}, WorkerState(residual=torch.randn(20), own={"steps": torch.tensor([7])})
     sent = RankState({"parameters": torch.randn(elements)}, steps, {"cpu": torch.get_rng_state()}, numbers, Position(1, 2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nmt_train.training.snapshot._PIECE", 8)

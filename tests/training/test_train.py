@@ -76,7 +76,7 @@ def assert_same(left: Config, right: Config) -> None:
 
 
 ELABORATE = {
-    "batch__accumulate": 2, "optimizer__smoothing": 0.1, "optimizer__stall_factor": 0.7, "log__every": "3u",
+    "batch__accumulate": 2, "optimizer__smoothing": 0.1, "log__every": "3u",
     "validation__every": "4u", "validation__metrics": ["cross-entropy", "bleu"], "checkpoint__every": "5u",
     "stop__after": "13u", "corpus__vocabulary": {"size": 120, "sampling": 0.3},
 }  # fmt: skip
@@ -101,7 +101,7 @@ def uninterrupted(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
 def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit_at_any_update(
     uninterrupted: tuple[dict[str, Any], Config], tmp_path_factory: pytest.TempPathFactory, stops: list[int]
 ) -> None:
-    """Dropout, subword sampling, accumulation across epochs, smoothing, decay on stall, logs and patience included."""
+    """Dropout, subword sampling, accumulation across epochs, smoothing, logs and patience included."""
     values, whole = uninterrupted
     pieces = configuration.validate({**values, "run": str(tmp_path_factory.mktemp("pieces") / "run")}, {})
     for update in sorted(stops):

@@ -4,8 +4,6 @@ from nmt_train.distributed.codec.codec import Codec
 from nmt_train.distributed.codec.dense import BFloat16, Dense, Truncated
 from nmt_train.distributed.codec.half import Half
 from nmt_train.distributed.codec.int8 import Int8
-from nmt_train.distributed.codec.onebit import OneBit
-from nmt_train.distributed.codec.qsgd import Qsgd
 from nmt_train.distributed.codec.strom_threshold import StromThreshold
 from nmt_train.distributed.codec.tile_topk import TileTopK
 from nmt_train.distributed.codec.topk import TopK
@@ -16,8 +14,6 @@ CODECS: dict[str, type[Codec]] = {
     "bf16": BFloat16,
     "truncated": Truncated,
     "int8": Int8,
-    "onebit": OneBit,
-    "qsgd": Qsgd,
     "threshold": StromThreshold,
     "top-k": TopK,
     "tile-top-k": TileTopK,

@@ -15,15 +15,12 @@ from nmt_train.distributed.message import Message
 class Codec(ABC):
     """Encodes vectors as messages and decodes them. A codec's error is the vector minus the decoded message.
 
-    lossless: the error is zero.
-    biased: the expected error is not zero, so the codec needs error feedback. An unbiased codec must not use error feedback:
-    its error may be larger than the vector, and feedback would amplify it with every message.
+    lossless: the error is zero. All other codecs are used with error feedback, so their error must be smaller than the vector.
     summable: a sum of decoded vectors can be encoded again, hop by hop around a ring.
     drops: a configured share of the elements is not sent. fixed_share: this share does not depend on the number of workers.
     """
 
-    lossless: ClassVar[bool] = False
-    biased: bool = True
+    lossless: bool = False
     summable: ClassVar[bool] = False
     drops: ClassVar[bool] = False
     fixed_share: ClassVar[bool] = False

@@ -31,18 +31,6 @@ class DroppingConfig:
         description="fraction of a shard's delta that is not sent; null: chosen so that the pushes of all other workers"
         " get through (0.999 in thesis-sparse and thesis-sparse-overlap)",
     )
-    sample: int = Field(
-        default=10_000,
-        ge=100,
-        le=10**9,
-        description="number of elements from which the threshold is estimated; exact for shorter vectors",
-    )
-    excess: float = Field(
-        default=0.5,
-        ge=0,
-        le=100,
-        description="fraction by which the number of sent elements may exceed the target if the estimate is off",
-    )
     values: Literal["fp32", "fp16"] = Field(
         default="fp16", description="precision of sent values; rounding errors are kept in the residual"
     )
@@ -69,22 +57,8 @@ class ThresholdConfig:
         description="threshold; null: chosen so that about a fraction of `density` of the elements reaches it",
     )
     density: float = Field(default=0.01, gt=0, le=0.5, description="fraction of elements that is sent, if tau is null")
-    sample: int = Field(
-        default=10_000, ge=100, le=10**9, description="number of elements from which tau is estimated, if it is null"
-    )
     coding: Literal["words", "golomb-rice"] = Field(
         default="golomb-rice", description="encoding of positions and signs: words (4 bytes), or golomb-rice (codes of gaps)"
-    )
-
-
-@dataclass(frozen=True, config=STRICT)
-class QsgdConfig:
-    """Unbiased random rounding to a few levels (QSGD, Alistarh et al. 2017)."""
-
-    levels: int = Field(default=15, ge=1, le=127, description="number of levels above zero; the highest is the bucket's norm")
-    bucket: int = Field(default=128, ge=1, le=10**9, description="number of elements that share a norm")
-    coding: Literal["plain", "elias"] = Field(
-        default="elias", description="encoding of levels: plain (fixed width), or elias (Elias gamma code)"
     )
 
 
@@ -118,5 +92,4 @@ class CodecConfigs:
 
     dropping: DroppingConfig
     threshold: ThresholdConfig
-    qsgd: QsgdConfig
     tiles: TileConfig

@@ -14,7 +14,7 @@ from nmt_train.distributed.message import Message
 class Dense(Codec):
     """fp32: a message holds the vector itself, not a copy."""
 
-    lossless, biased, summable = True, False, True
+    lossless = summable = True
 
     def encode(self, vector: Tensor, update: int) -> Message:
         return Message((), (vector,))

@@ -1,4 +1,4 @@
-"""Compact codes for arrays of integers: fixed width, unary, Elias gamma and Golomb-Rice. All arrays are NumPy arrays.
+"""Compact codes for arrays of integers: fixed width, unary and Golomb-Rice. All arrays are NumPy arrays.
 
 Codes are stored in planes: first the unary parts of all numbers, then the lowest bits of all remaining parts, and so on.
 Planes take as many bits as codes stored one by one, plus up to seven bits per plane.
@@ -84,28 +84,6 @@ def _distances(packed: Bytes, values: Whole) -> int:
         if found == len(values):
             break
     return last // 8 + 1 if found == len(values) else -1
-
-
-def gamma(values: Whole) -> Bytes:
-    """The Elias gamma code of values of at least 1: the number of bits after the leading one, in unary, and these bits."""
-    lengths = np.frexp(values.astype(np.float64))[1].astype(np.int64) - 1
-    planes = [unary(lengths)]
-    for place in range(int(lengths.max(initial=0))):
-        planes.append(fixed(values[lengths > place] >> place, 1))
-    return np.concatenate(planes)
-
-
-def from_gamma(packed: Bytes, count: int) -> Whole:
-    lengths, used = from_unary(packed, count)
-    if lengths.max(initial=0) > 62:
-        raise ValueError("a number is too large")
-    values = np.left_shift(np.int64(1), lengths)
-    for place in range(int(lengths.max(initial=0))):
-        there = lengths > place
-        held = int(there.sum())
-        values[there] |= from_fixed(packed[used:], held, 1) << place
-        used += -(-held // 8)
-    return values
 
 
 def rice_width(density: float) -> int:

@@ -11,14 +11,15 @@ from torch import Tensor
 from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.codec.selection_kernels import largest_of_rows, not_below
 
+SAMPLE = 10_000  # elements from which a threshold is estimated
 _BLOCK = 1 << 18  # elements; what the loop remembers of a block fits in the cache
 
 
 class Sample:
     """Samples `size` evenly spaced elements, whose positions shift with each update, so that in time all are sampled."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, size: int = SAMPLE) -> None:
+        self.size = size
 
     def threshold(self, vector: Tensor, count: int, update: int) -> float:
         """The magnitude that about `count` elements reach; infinite if the sample has NaN. `vector` must not be empty."""
@@ -29,7 +30,7 @@ class Sample:
 
     def places(self, elements: int, update: int, device: torch.device | None = None) -> Tensor:
         """The positions of a sample of a vector."""
-        sample = min(self._size, elements)
+        sample = min(self.size, elements)
         return (torch.arange(sample, device=device) * elements // sample + 7919 * (update + 1)) % elements
 
 

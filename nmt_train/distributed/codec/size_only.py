@@ -12,7 +12,7 @@ class SizeOnly(Codec):
     """Wraps any codec for vectors that have a size but no values: messages have the right length, and decoding does nothing."""
 
     def __init__(self, codec: Codec) -> None:
-        self._codec, self.biased = codec, codec.biased
+        self._codec, self.lossless = codec, codec.lossless
 
     def encode(self, vector: Tensor, update: int) -> Message:
         return self._codec.encode_shape(vector)

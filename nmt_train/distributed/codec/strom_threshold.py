@@ -23,7 +23,7 @@ class StromThreshold(Codec):
     """
 
     def __init__(self, config: ThresholdConfig) -> None:
-        self._config, self._sample = config, Sample(config.sample)
+        self._config, self._sample = config, Sample()
 
     @classmethod
     def build(cls, configs: CodecConfigs, dropped: float) -> StromThreshold:

@@ -14,10 +14,11 @@ from nmt_train.distributed.codec.config import CodecConfigs, DroppingConfig
 from nmt_train.distributed.codec.dense import Dense
 from nmt_train.distributed.codec.finite import finite
 from nmt_train.distributed.codec.half import from_half, to_half
-from nmt_train.distributed.codec.selection import Sample, exactly, reaching
+from nmt_train.distributed.codec.selection import SAMPLE, Sample, exactly, reaching
 from nmt_train.distributed.message import Message
 
 _SPARSE, _DENSE = 1, 0
+_EXCESS = 0.5  # by which share more elements than intended may be sent if the threshold is too low
 
 
 class TopK(Codec):
@@ -27,11 +28,12 @@ class TopK(Codec):
 
     drops = True
 
-    def __init__(self, config: DroppingConfig, dropped: float) -> None:
+    def __init__(self, config: DroppingConfig, dropped: float, sample: int = SAMPLE) -> None:
+        """sample: number of elements from which the threshold is estimated; it is exact for shorter vectors."""
         self._config, self._dropped, self._dense = config, dropped, Dense()
         self._pack, self._unpack = _POSITIONS[config.indices]
         self._half = config.values == "fp16"
-        self._sample = Sample(config.sample)
+        self._sample = Sample(sample)
         # A worker's messages may be as many updates apart as there are workers. With a prime number of parts, all get a turn.
         self._parts = _prime(config.flush) if config.flush else 0
 
@@ -90,8 +92,8 @@ class TopK(Codec):
         return min(elements, math.ceil(elements * (1 - self._dropped) - 1e-6))
 
     def _largest(self, vector: Tensor, target: int, update: int) -> tuple[Tensor, Tensor]:
-        """Ascending positions, and values, of about the `target` largest elements: no zeros, and at most `excess` too many."""
-        if vector.numel() <= self._config.sample:
+        """Ascending positions, and values, of about the `target` largest elements: no zeros, and at most `_EXCESS` too many."""
+        if vector.numel() <= self._sample.size:
             return exactly(torch.arange(vector.numel(), device=vector.device), vector, target)
         threshold = self._sample.threshold(vector, target, update)
         if threshold > 0:
@@ -99,7 +101,7 @@ class TopK(Codec):
         else:
             positions = vector.nonzero().flatten()
             values = vector[positions]
-        most = math.floor(target * (1 + self._config.excess))
+        most = math.floor(target * (1 + _EXCESS))
         return (positions, values) if positions.numel() <= most else exactly(positions, values, target)
 
     def _with_part(self, part: int, positions: Tensor, vector: Tensor) -> Tensor:

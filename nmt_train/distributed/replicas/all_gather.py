@@ -21,7 +21,7 @@ from nmt_train.trace import Trace
 
 
 class GatherReducer(Reducer):
-    """Sums what all ranks have encoded; error feedback keeps what a biased codec leaves out. A rank sends n - 1 messages."""
+    """Sums what all ranks have encoded; error feedback keeps what a codec leaves out. A rank sends n - 1 messages."""
 
     codecs = "any"
 
@@ -33,7 +33,7 @@ class GatherReducer(Reducer):
     def __init__(self, transport: Messages, codec: Codec, config: TileConfig, like: Tensor, trace: Trace) -> None:
         """like: a vector of the model's size and device."""
         self._transport, self._trace, self.rate = transport, trace, config.rate
-        feeds_back = codec.biased and not codec.lossless and transport.size > 1
+        feeds_back = not codec.lossless and transport.size > 1
         self._feedback = ErrorFeedback(codec, torch.zeros_like(like), config.decay) if feeds_back else None
         self._codec: Codec = self._feedback or codec
         self._sent: Message | None = None  # the message of an exchange until its sum is applied

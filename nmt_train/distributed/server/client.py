@@ -65,7 +65,7 @@ class Client:
         self._last_count = 0  # update count of the shard that last answered or acknowledged
         self._counts: dict[int, int] = {}  # by rank: update count of its shard at its last answer
         self._last_answers: Tensor | None = None  # the parameters in these answers
-        feedback = context.codec(settings.up, plan.dropped_up).biased
+        feedback = not CODECS[settings.up].lossless
         # Whether a worker continues from all of its own updates. A delta then leaves out those that the shard has got.
         self._keeps_own = settings.keeps_own(feedback)
         recovers = transport.fault_tolerant and transport.size > 1 and plan.recovery.copies

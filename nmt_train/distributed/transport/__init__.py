@@ -33,9 +33,6 @@ class TransportConfig:
     start_deadline: float = Field(
         default=120.0, ge=1, le=86400, description="maximum time for all ranks to connect at the start [seconds]"
     )
-    chunk: int = Field(
-        default=1 << 20, ge=1 << 10, le=1 << 30, description="longer tensors are sent in chunks of this size [bytes]"
-    )
     longest: int = Field(
         default=8 << 30, ge=1 << 20, le=1 << 50, description="maximum size of a message; longer messages are rejected [bytes]"
     )

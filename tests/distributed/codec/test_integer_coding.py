@@ -31,14 +31,6 @@ def test_unary_ends_where_it_says(values: list[int], max_in_flight: bytes) -> No
     assert used == len(packed) == -(-sum(value + 1 for value in values) // 8)
 
 
-@given(values=st.lists(st.integers(1, 2**40), max_size=100))
-def test_gamma_codes_come_back_and_take_two_logarithms_and_a_bit(values: list[int]) -> None:
-    packed = bits.gamma(array(values))
-    assert bits.from_gamma(packed, len(values)).tolist() == values
-    longest = max(values, default=1).bit_length()
-    assert 8 * len(packed) <= sum(2 * value.bit_length() - 1 for value in values) + 7 * longest
-
-
 @given(values=WHOLE, width=st.integers(0, 12))
 def test_rice_codes_come_back_and_take_the_quotient_a_bit_and_the_rest(values: list[int], width: int) -> None:
     packed = bits.rice(array(values), width)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -219,16 +218,6 @@ def test_with_the_optimizer_at_the_worker_one_worker_is_the_same_as_alone() -> N
         made.prepare(update, copy, 1)
         made.exchange(update, copy, 1)
     torch.testing.assert_close(copy, sequential(given))
-
-
-def test_a_rate_that_decays_for_want_of_progress_does_so_at_the_worker_too() -> None:
-    made, copy = server(transports([0])[0], dataclasses.replace(SGD, stall_factor=0.5), sends_updates=True), START.clone()
-    for _ in range(2):
-        update = torch.ones(101)
-        made.prepare(update, copy, 1)
-        made.exchange(update, copy, 1)
-        made.optimizer.stalled()
-    torch.testing.assert_close(copy, START - 0.15)
 
 
 def test_one_channel_lets_one_rank_of_a_node_exchange_at_a_time() -> None:

@@ -22,7 +22,7 @@ from nmt_train.distributed.message import Message
 from nmt_train.distributed.transport import NAMES, Lost, Tag, TransportConfig
 from nmt_train.distributed.transport.mpi.framing import contents, pack, unpack
 from nmt_train.distributed.transport.mpi.requests import SendRequest, Slots, SumRequest, Transfer
-from nmt_train.distributed.transport.mpi.runtime import finalize, load
+from nmt_train.distributed.transport.mpi.runtime import CHUNK, finalize, load
 from nmt_train.distributed.transport.watchdog import AwakeClock
 
 PATIENCE = 10.0  # seconds
@@ -132,7 +132,7 @@ class ProgressThread:
 
     def _come_together(self) -> None:
         if self._before is None:
-            self.mpi = load(self._config.chunk)
+            self.mpi = load()
             self._comm = self.mpi.COMM_WORLD
             self.former = list(range(self._comm.size))
         else:
@@ -230,8 +230,7 @@ class ProgressThread:
             self._addressee.deliver(source, Tag(tag), line.popleft()[0])
 
     def _cut(self, payload: list[np.ndarray]) -> list[np.ndarray]:
-        size = self._config.chunk
-        return [part[start : start + size] for part in payload for start in range(0, part.size, size)]
+        return [part[start : start + CHUNK] for part in payload for start in range(0, part.size, CHUNK)]
 
     def _timed(self, tag: int, arrives: bool, finish: Callable[[], None]) -> Callable[[], None]:
         """Wrap `finish` so that it also reports the transfer to `observe`, if transfers of this kind are observed."""

@@ -13,18 +13,15 @@ from nmt_train.common.errors import UserError
 from nmt_train.common.paths import home
 
 _PATIENCE = 10  # seconds
-_EAGER, _HEADER = 4 << 20, 1 << 10  # bytes: largest eager message; header that MPI adds to it
+CHUNK, _HEADER = 1 << 20, 1 << 10  # bytes: maximum size of one MPI message; header that MPI adds to it
 
 
-def load(chunk: int) -> Any:
-    """mpi4py's MPI, initialized by the calling thread; raises UserError if none can be loaded, or if it lacks thread support.
-
-    chunk: maximum size of one MPI message [bytes].
-    """
+def load() -> Any:
+    """mpi4py's MPI, initialized by the calling thread; UserError if none can be loaded, or if it lacks thread support."""
     # Open MPI asks the receiver before it sends a message longer than this limit. Over TCP, the reply waits behind all data
     # that flows in the same direction as the reply: two ranks with much data for each other would send it in turns.
     for name in ("eager_limit", "max_send_size"):
-        os.environ.setdefault(f"OMPI_MCA_btl_tcp_{name}", str(min(chunk, _EAGER) + _HEADER))
+        os.environ.setdefault(f"OMPI_MCA_btl_tcp_{name}", str(CHUNK + _HEADER))
     if home() is None:
         os.environ["HOME"] = os.devnull  # Open MPI asks for a home folder, but does not need it
     try:
