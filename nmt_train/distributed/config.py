@@ -223,7 +223,6 @@ class LocalConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class DownpourConfig:
-    """Pushing gradients and fetching parameters independently (Dean et al. 2012)."""
+    """Pulling parameters at an interval of its own (Dean et al. 2012); batch.accumulate is that of pushes."""
 
-    push: int = Field(default=1, ge=1, le=10**9, description="steps whose gradients are combined into one push [steps]")
-    fetch: int = Field(default=1, ge=1, le=10**9, description="steps between two fetches of the parameters [steps]")
+    fetch: int = Field(default=1, ge=1, le=10**9, description="steps between two pulls of the parameters [steps]")

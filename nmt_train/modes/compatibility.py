@@ -13,6 +13,7 @@ from nmt_train.distributed.server.update_rules import RULES
 from nmt_train.modes.table import MODES, Replicas
 
 _SECTIONS = ("server", "replicas", "peers")
+_ACCUMULATING = (EVERY_STEP, "downpour")  # cadences for which batch.accumulate applies
 _ONLY_OF_ALL_GATHER = {"decay": 1.0, "rate": 1.0}  # keys of `tiles`, with their default values
 
 
@@ -47,8 +48,8 @@ def _section(plan: Plan, config: Config) -> str | None:
 
 def _steps(plan: Plan, config: Config) -> str | None:
     """Reject numbers of steps that do not fit the cadence."""
-    if config.batch.accumulate > 1 and plan.cadence != EVERY_STEP:
-        able = _modes(lambda family: getattr(family, "cadence", EVERY_STEP) == EVERY_STEP)
+    if config.batch.accumulate > 1 and plan.cadence not in _ACCUMULATING:
+        able = _modes(lambda family: getattr(family, "cadence", EVERY_STEP) in _ACCUMULATING)
         return f"batch.accumulate: mode {plan.mode} decides itself which steps it combines; remove it, or choose one of {able}"
     if plan.exchanges_once and plan.local.outer == "elastic":
         return (

@@ -21,7 +21,7 @@ from nmt_train.simulation.virtual_transport import VirtualTransport
 
 NODES, STEPS = [2, 1], 24
 OPTIONS: dict[str, Any] = {
-    "local.every": 3, "local.delay": 0, "downpour.push": 2, "downpour.fetch": 3, "threshold.density": 0.4, "dropping.up": 0.6,
+    "local.every": 3, "local.delay": 0, "downpour.fetch": 3, "threshold.density": 0.4, "dropping.up": 0.6,
     "stop.after": "9e", "optimizer.name": "sgd",
 }  # fmt: skip
 BY_SERVER = [mode for mode, row in MODES.items() if isinstance(row.family, Server)]

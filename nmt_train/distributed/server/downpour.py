@@ -15,11 +15,11 @@ _SINCE = "steps_since_pull"  # name in a worker's state
 
 
 class Downpour(EveryStep):
-    """A worker pushes the joined gradients of every `push` steps, and pulls the shards' parameters every `fetch` steps."""
+    """A worker pushes every `batch.accumulate` steps, and pulls the shards' parameters every `downpour.fetch` steps."""
 
     def __init__(self, context: BuildContext, settings: ServerPlan) -> None:
         super().__init__(context, settings)
-        self._accumulate, self._fetch = settings.downpour.push, settings.downpour.fetch
+        self._fetch = settings.downpour.fetch
         self._since = 0  # steps since the last pull
 
     def step(self) -> bool:
