@@ -14,14 +14,20 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
+from nmt_train.codec.config import DroppingConfig, ThresholdConfig, TileConfig
 from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
 from nmt_train.common.section import STRICT, problem
 from nmt_train.common.yaml_file import merge, override, read
 from nmt_train.corpus import BatchConfig, CorpusConfig
-from nmt_train.distributed.codec.config import DroppingConfig, ThresholdConfig, TileConfig
-from nmt_train.distributed.config import (
+from nmt_train.model import ModelConfig
+from nmt_train.model.metrics import ValidationConfig
+from nmt_train.optim.config import OptimizerConfig
+from nmt_train.run.checkpoint import CheckpointConfig
+from nmt_train.run.log import LogConfig
+from nmt_train.run.stopping import StopConfig
+from nmt_train.strategy.config import (
     DownpourConfig,
     LocalConfig,
     LowBitConfig,
@@ -33,13 +39,7 @@ from nmt_train.distributed.config import (
     ReplicasConfig,
     ServerConfig,
 )
-from nmt_train.distributed.transport import TransportConfig
-from nmt_train.model import ModelConfig
-from nmt_train.model.metrics import ValidationConfig
-from nmt_train.optim.config import OptimizerConfig
-from nmt_train.run.checkpoint import CheckpointConfig
-from nmt_train.run.log import LogConfig
-from nmt_train.run.stopping import StopConfig
+from nmt_train.transport import TransportConfig
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)

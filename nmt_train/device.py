@@ -17,8 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from nmt_train import shared_cores
-from nmt_train.common import container, launcher
+from nmt_train.common import container, launcher, shared_cores
 from nmt_train.common.errors import UserError
 from nmt_train.common.processor import processor
 

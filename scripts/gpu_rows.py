@@ -25,12 +25,12 @@ from safetensors.torch import load_file
 from nmt_train import config
 from nmt_train import device as devices
 from nmt_train.corpus.batch import Turn, assemble
-from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.model.transformer import Transformer
 from nmt_train.modes.table import MODES
 from nmt_train.run.log import read_metrics
 from nmt_train.simulation.cluster import Cost
 from nmt_train.training.worker import Worker
+from nmt_train.transport.local import LocalTransport
 
 NOT_RUN = "not run"  # prefix of the result of a row that could not run
 LAST_WORDS = 300  # characters of the output of a failed row

@@ -16,19 +16,19 @@ from conftest import Make
 from memory import MemoryTransport, together, transports
 
 from nmt_train import device
+from nmt_train.codec.low_bit import LowBit
 from nmt_train.common.errors import UserError
+from nmt_train.common.message import Message
 from nmt_train.config import Config
 from nmt_train.corpus.data_shard import DataShard, Position
-from nmt_train.distributed.codec.low_bit import LowBit
-from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import Aborted, Tag
-from nmt_train.distributed.transport.local import LocalTransport
+from nmt_train.launch.restarts import Host
 from nmt_train.modes.table import MODES
 from nmt_train.training import start
-from nmt_train.training.launch.restarts import Host
 from nmt_train.training.recovery import SurvivorState, recover
 from nmt_train.training.snapshot import Snapshot, contributed
 from nmt_train.training.worker import Worker
+from nmt_train.transport import Aborted, Tag
+from nmt_train.transport.local import LocalTransport
 
 GPU = torch.device("cuda", 0)
 
@@ -232,7 +232,7 @@ def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         return
     monkeypatch.setattr(device, "inherit", lambda: pretend.enter)
     monkeypatch.setattr(device, "random", lambda own: {"cpu": torch.get_rng_state()})
-    monkeypatch.setattr("nmt_train.distributed.replicas.low_bit.low_bit_for", lambda own: LowBit)
+    monkeypatch.setattr("nmt_train.replicas.low_bit.low_bit_for", lambda own: LowBit)
     with pretend.gpu():
         yield GPU
 

@@ -11,21 +11,19 @@ import torch
 from torch import Tensor
 
 from nmt_train import device
+from nmt_train.codec.codec import Codec
+from nmt_train.codec.config import DroppingConfig, ThresholdConfig
+from nmt_train.codec.dense import BFloat16, Dense
+from nmt_train.codec.error_feedback import ErrorFeedback
+from nmt_train.codec.half import Half
+from nmt_train.codec.int8 import Int8
+from nmt_train.codec.low_bit import LowBit
+from nmt_train.codec.low_bit_for import low_bit_for
+from nmt_train.codec.strom_threshold import StromThreshold
+from nmt_train.codec.topk import TopK
 from nmt_train.common.errors import NotFinite
+from nmt_train.common.message import Message
 from nmt_train.corpus.batch import assemble
-from nmt_train.distributed.codec.codec import Codec
-from nmt_train.distributed.codec.config import DroppingConfig, ThresholdConfig
-from nmt_train.distributed.codec.dense import BFloat16, Dense
-from nmt_train.distributed.codec.error_feedback import ErrorFeedback
-from nmt_train.distributed.codec.half import Half
-from nmt_train.distributed.codec.int8 import Int8
-from nmt_train.distributed.codec.low_bit import LowBit
-from nmt_train.distributed.codec.low_bit_for import low_bit_for
-from nmt_train.distributed.codec.strom_threshold import StromThreshold
-from nmt_train.distributed.codec.topk import TopK
-from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport.local import LocalTransport
-from nmt_train.distributed.transport.mpi.framing import contents, on_host
 from nmt_train.model import ModelConfig
 from nmt_train.model.beam_search import SearchConfig, search
 from nmt_train.model.transformer import Transformer
@@ -33,6 +31,8 @@ from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.optim.optimizer import Optimizer
 from nmt_train.optim.torch_optimizers import OPTIMIZERS
+from nmt_train.transport.local import LocalTransport
+from nmt_train.transport.mpi.framing import contents, on_host
 
 pytestmark = pytest.mark.gpu
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.trace import Trace, write_spans
+from nmt_train.transport.local import LocalTransport
 
 
 class Ticks(LocalTransport):

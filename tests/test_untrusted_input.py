@@ -25,13 +25,10 @@ from hypothesis import strategies as st
 
 from nmt_train import config
 from nmt_train.common.errors import UserError
+from nmt_train.common.message import DTYPES, Malformed, Message, from_bytes, from_json, to_facts, to_json
 from nmt_train.corpus.data_shard import Position
 from nmt_train.corpus.text import read_pairs
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.distributed.message import DTYPES, Malformed, Message, from_bytes, from_json, to_facts, to_json
-from nmt_train.distributed.recovery_piece import RecoveryPiece
-from nmt_train.distributed.transport import Tag
-from nmt_train.distributed.transport.mpi.framing import pack, unpack
 from nmt_train.load_model import load_model
 from nmt_train.model.transformer import Transformer
 from nmt_train.optim.flat_model import FlatModel
@@ -39,10 +36,13 @@ from nmt_train.run import checkpoint, manifest
 from nmt_train.run.progress import Progress
 from nmt_train.run.stopping import Patience
 from nmt_train.simulation import cluster_file
+from nmt_train.strategy.recovery_piece import RecoveryPiece
 from nmt_train.training.control import Report
 from nmt_train.training.leader_state import LeaderState, named_generators
 from nmt_train.training.rank_stats import Totals
 from nmt_train.training.snapshot import Header
+from nmt_train.transport import Tag
+from nmt_train.transport.mpi.framing import pack, unpack
 
 fuzzed = settings(max_examples=int(os.environ.get("NMT_TRAIN_EXAMPLES", "150")), deadline=None, derandomize=True)
 TAGS, LONGEST = frozenset(Tag), 1 << 20

@@ -75,7 +75,7 @@ def run_rank(command: Callable[[Sequence[str]], int]) -> NoReturn:
     """Run a command, and exit with its status, in a process that may be one of several ranks."""
     status = run(command)
     if launcher.launched():
-        from nmt_train.distributed.transport.mpi.runtime import leave
+        from nmt_train.transport.mpi.runtime import leave
 
         streams.finish(sys.stdout)
         leave(status)

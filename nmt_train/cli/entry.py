@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from nmt_train import cli
 from nmt_train.common import launcher
-from nmt_train.training.stop_request import PASSED_ON
+from nmt_train.launch.stop_request import PASSED_ON
 
 _CHILD = "NMT_TRAIN_CHILD"
 _PR_SET_PDEATHSIG = 1

@@ -11,8 +11,8 @@ from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
 from nmt_train.common.streams import tell
+from nmt_train.launch.restarts import read_hosts, run_once
 from nmt_train.simulation import cluster_file
-from nmt_train.training.launch.restarts import read_hosts, run_once
 
 _CLUSTER = "cluster."
 _FOLDER = "-simulated"

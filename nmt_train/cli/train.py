@@ -13,7 +13,7 @@ from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
 from nmt_train.common.streams import tell
 from nmt_train.corpus import cache
-from nmt_train.training.launch.restarts import Job, read_hosts
+from nmt_train.launch.restarts import Job, read_hosts
 
 if TYPE_CHECKING:
     from nmt_train.config import Config

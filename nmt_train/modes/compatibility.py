@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nmt_train.codec import CODECS
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config, shown
-from nmt_train.distributed.codec import CODECS
-from nmt_train.distributed.plan import EVERY_STEP, AlonePlan, Family, PeersPlan, Plan, ReplicasPlan, ServerPlan
-from nmt_train.distributed.replicas.reducers import REDUCERS
-from nmt_train.distributed.server.update_rules import RULES
 from nmt_train.modes.table import MODES, Replicas
+from nmt_train.replicas.reducers import REDUCERS
+from nmt_train.strategy.plan import EVERY_STEP, AlonePlan, Family, PeersPlan, Plan, ReplicasPlan, ServerPlan
+from nmt_train.strategy.update_rules import RULES
 
 _SECTIONS = ("server", "replicas", "peers")
 _ACCUMULATING = (EVERY_STEP, "downpour")  # cadences for which batch.accumulate applies

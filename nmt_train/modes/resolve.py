@@ -7,12 +7,17 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
+from nmt_train.codec import CODECS
+from nmt_train.codec.config import CodecConfigs
 from nmt_train.common.errors import UserError
 from nmt_train.common.plural import counted
 from nmt_train.config import Config, shown
-from nmt_train.distributed.codec import CODECS
-from nmt_train.distributed.codec.config import CodecConfigs
-from nmt_train.distributed.plan import (
+from nmt_train.modes.auto import AUTO
+from nmt_train.modes.compatibility import refuse, section_of
+from nmt_train.modes.table import MODES, Alone, Mode, Peers, Replicas, Server
+from nmt_train.optim.learning_rate import for_async_workers
+from nmt_train.replicas.reducers import REDUCERS
+from nmt_train.strategy.plan import (
     EVERY_STEP,
     LOCAL_STEPS,
     NO_LOCAL_STEPS,
@@ -25,13 +30,8 @@ from nmt_train.distributed.plan import (
     ReplicasPlan,
     ServerPlan,
 )
-from nmt_train.distributed.replicas.reducers import REDUCERS
-from nmt_train.distributed.server.update_rules import RULES
-from nmt_train.distributed.staged_join import Waves
-from nmt_train.modes.auto import AUTO
-from nmt_train.modes.compatibility import refuse, section_of
-from nmt_train.modes.table import MODES, Alone, Mode, Peers, Replicas, Server
-from nmt_train.optim.learning_rate import for_async_workers
+from nmt_train.strategy.staged_join import Waves
+from nmt_train.strategy.update_rules import RULES
 
 T = TypeVar("T")
 _ALONE, _TOGETHER = "single", "sync"  # the modes of one rank and of several if the configuration names none

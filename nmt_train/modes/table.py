@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nmt_train.distributed.plan import EVERY_STEP, LOCAL_STEPS
+from nmt_train.strategy.plan import EVERY_STEP, LOCAL_STEPS
 
 
 @dataclass(frozen=True)

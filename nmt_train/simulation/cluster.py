@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
+from nmt_train.codec import CODECS
 from nmt_train.common.section import STRICT, one_of
-from nmt_train.distributed.codec import CODECS
-from nmt_train.distributed.plan import AlonePlan, PeersPlan, Plan, ReplicasPlan, ServerPlan
 from nmt_train.simulation.units import Bandwidth, Count, Seconds, Size
+from nmt_train.strategy.plan import AlonePlan, PeersPlan, Plan, ReplicasPlan, ServerPlan
 
 _WITH_COSTS = dict.fromkeys(("low-bit", "powersgd", *CODECS))  # the first two are exchanges with codecs of their own
 

@@ -15,8 +15,6 @@ import torch
 
 from nmt_train import device
 from nmt_train.config import Config
-from nmt_train.distributed.transport import Transport
-from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.modes.auto import with_mode
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.simulation.cluster import ClusterConfig, CodecConfig, Cost, LinkConfig
@@ -24,6 +22,8 @@ from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.network import Network
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.training.worker import Make
+from nmt_train.transport import Transport
+from nmt_train.transport.local import LocalTransport
 
 _LOCAL = {"local.every": "1", "local.delay": "0"}
 # For each codec, or exchange with codecs of its own: a mode with settings in which it is used.

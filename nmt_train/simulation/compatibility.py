@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from nmt_train.codec import CODECS
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
-from nmt_train.distributed.codec import CODECS
-from nmt_train.distributed.plan import ServerPlan
-from nmt_train.distributed.server.update_rules import RULES
 from nmt_train.modes.resolve import resolve
 from nmt_train.simulation.cluster import ClusterConfig
+from nmt_train.strategy.plan import ServerPlan
+from nmt_train.strategy.update_rules import RULES
 
 
 def check(cluster: ClusterConfig, config: Config) -> None:

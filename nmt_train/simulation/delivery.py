@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import simpy
 
-from nmt_train.distributed.message import Message
-from nmt_train.distributed.server.requests import without_gradient
-from nmt_train.distributed.transport import NAMES, Ended, Tag
+from nmt_train.common.message import Message
+from nmt_train.server.requests import without_gradient
 from nmt_train.simulation.fluid import Shares
 from nmt_train.simulation.kernel import Future, Kernel
 from nmt_train.simulation.network import Network, Route
 from nmt_train.simulation.server_turns import ServerTurns
 from nmt_train.simulation.virtual_transport import VirtualTransport
+from nmt_train.transport import NAMES, Ended, Tag
 
 
 class Delivery:

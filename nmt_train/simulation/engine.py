@@ -12,8 +12,7 @@ from greenlet import GreenletExit
 from torch import Tensor
 
 from nmt_train.common.errors import UserError
-from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import Aborted, Ended, Lost, Tag, describe
+from nmt_train.common.message import Message
 from nmt_train.simulation import faults
 from nmt_train.simulation.delivery import Delivery
 from nmt_train.simulation.fluid import Shares
@@ -21,6 +20,7 @@ from nmt_train.simulation.kernel import Future, Kernel, current
 from nmt_train.simulation.network import Network
 from nmt_train.simulation.server_turns import ServerTurns
 from nmt_train.simulation.virtual_transport import VirtualTransport
+from nmt_train.transport import Aborted, Ended, Lost, Tag, describe
 
 
 class Engine:

@@ -13,8 +13,8 @@ import simpy
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from nmt_train.distributed.transport import Aborted, Ended
 from nmt_train.simulation.fluid import SECOND
+from nmt_train.transport import Aborted, Ended
 
 Callback = Callable[[simpy.Event], None]
 

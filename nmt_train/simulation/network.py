@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import simpy
 
-from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import WHOLE, Tag, of_model
+from nmt_train.common.message import Message
 from nmt_train.simulation.cluster import ClusterConfig, Cost, DeviceConfig
 from nmt_train.simulation.fluid import Capacity, Shares
+from nmt_train.transport import WHOLE, Tag, of_model
 
 _BY_TOKENS = ("forward", "backward")
 

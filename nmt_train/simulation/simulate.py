@@ -20,7 +20,7 @@ from nmt_train.common.errors import UserError
 from nmt_train.common.plural import counted
 from nmt_train.common.streams import tell
 from nmt_train.config import Config
-from nmt_train.distributed.transport import Aborted, Transport
+from nmt_train.launch.stop_request import handling
 from nmt_train.modes.resolve import choose_mode, resolve
 from nmt_train.simulation.adviser.compare import choices, compare, sizes
 from nmt_train.simulation.adviser.measure import cluster_file, machines
@@ -37,8 +37,8 @@ from nmt_train.training.fault_tolerance import Rank
 from nmt_train.training.prepared_run import opened
 from nmt_train.training.setup import maker
 from nmt_train.training.start import connect, refuse_worlds_of_one
-from nmt_train.training.stop_request import handling
 from nmt_train.training.worker import Make
+from nmt_train.transport import Aborted, Transport
 
 _ANOTHER = 1.5  # a model whose size differs by more than this factor is another one than was measured
 # --measure has nine series of steps, and should take two minutes at most.

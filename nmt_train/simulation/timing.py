@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from nmt_train.common.duration import Duration
+from nmt_train.common.message import Message
 from nmt_train.config import Config
 from nmt_train.corpus.batch import Turn
 from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import TRAINING, Tag
 from nmt_train.model.transformer import Transformer
 from nmt_train.modes.resolve import resolve
 from nmt_train.run.folder import METRICS, TIMING
@@ -34,6 +33,7 @@ from nmt_train.simulation.upkeep import Sizes, Speed, share
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.trace import Span, write_spans
 from nmt_train.training.worker import Worker
+from nmt_train.transport import TRAINING, Tag
 
 Shapes = Sequence[tuple[int, ...]]  # of the parameters of a model
 _SETTLING = 5  # first steps, which are not measured: ranks start in lockstep and drift apart

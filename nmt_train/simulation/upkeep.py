@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from nmt_train.common.duration import Duration, Pace
 from nmt_train.config import Config
-from nmt_train.distributed.plan import ServerPlan
 from nmt_train.simulation.cluster import ClusterConfig
 from nmt_train.simulation.memory import to_come, unallocated
+from nmt_train.strategy.plan import ServerPlan
 from nmt_train.training.worker import Worker
 
 

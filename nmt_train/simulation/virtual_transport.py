@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import Aborted, Ended, Tag, describe, numbered
-from nmt_train.distributed.transport.mailbox import Mailbox, count
+from nmt_train.common.message import Message
 from nmt_train.simulation.kernel import Event, Future, Kernel, Lock, current
+from nmt_train.transport import Aborted, Ended, Tag, describe, numbered
+from nmt_train.transport.mailbox import Mailbox, count
 
 
 @dataclass

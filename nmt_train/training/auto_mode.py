@@ -12,18 +12,18 @@ from typing import Protocol
 import torch
 
 from nmt_train.common import atomic_file
+from nmt_train.common.message import from_json, to_facts
 from nmt_train.common.streams import tell
 from nmt_train.config import Config, flatten, plain
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.distributed.message import from_json, to_facts
-from nmt_train.distributed.transport import Messages, Tag, Transport
 from nmt_train.modes.auto import part_of_mode, replaced, with_part
 from nmt_train.modes.resolve import choose_mode
 from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.run.folder import MACHINES
 from nmt_train.training.config_changes import saved_keys
 from nmt_train.training.worker import Make
+from nmt_train.transport import Messages, Tag, Transport
 
 _ALONE = "single"
 

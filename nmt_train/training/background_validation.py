@@ -9,13 +9,13 @@ from collections.abc import Callable
 from torch import Tensor
 
 from nmt_train.common.metric import is_worst, named
-from nmt_train.distributed.transport import Future
 from nmt_train.model.metrics import Interrupted, Scores, TestSets
 from nmt_train.run.folder import Run
 from nmt_train.run.log import Log
 from nmt_train.run.progress import Progress
 from nmt_train.training.leader_state import LeaderState
 from nmt_train.training.worker import Worker
+from nmt_train.transport import Future
 
 
 class BackgroundValidation:

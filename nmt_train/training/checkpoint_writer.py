@@ -16,18 +16,18 @@ import torch
 
 from nmt_train.common.duration import Mark, Pace
 from nmt_train.common.errors import UserError
+from nmt_train.common.message import Message, from_json, to_facts
 from nmt_train.corpus.data_shard import Position, plain
-from nmt_train.distributed.message import Message, from_json, to_facts
-from nmt_train.distributed.state import GLOBAL, Vectors
-from nmt_train.distributed.transport import Future, Tag, Transport
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.run import checkpoint
 from nmt_train.run.checkpoint import Draft
 from nmt_train.run.folder import Run
 from nmt_train.run.tensor_file import TensorFile
+from nmt_train.strategy.state import GLOBAL, Vectors
 from nmt_train.training.leader_state import LeaderState, named_generators
 from nmt_train.training.snapshot import Header, PendingSnapshot, Piece, RankState
 from nmt_train.training.worker import Worker
+from nmt_train.transport import Future, Tag, Transport
 
 
 class CheckpointWriter:

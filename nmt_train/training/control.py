@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from nmt_train.common.message import Message, from_json, to_facts
 from nmt_train.corpus.data_shard import Position
-from nmt_train.distributed.message import Message, from_json, to_facts
-from nmt_train.distributed.transport import Messages, Tag
 from nmt_train.trace import Span
 from nmt_train.training.rank_stats import Totals
+from nmt_train.transport import Messages, Tag
 
 _COUNTED = ("sentences", "tokens", "source_tokens", "skipped", "cost_tokens")  # the whole numbers of `Progress.take`
 _FIXED = 8  # numbers of a report before those

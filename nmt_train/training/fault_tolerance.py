@@ -9,13 +9,13 @@ from typing import Any
 
 from nmt_train import device
 from nmt_train.config import Config
-from nmt_train.distributed.transport import Ended, Transport
+from nmt_train.launch.stop_request import StopRequest
 from nmt_train.modes.resolve import fit
 from nmt_train.training.prepared_run import PreparedRun
 from nmt_train.training.recovery import RecoveredState, SurvivorState, recover
 from nmt_train.training.setup import follow, lead
-from nmt_train.training.stop_request import StopRequest
 from nmt_train.training.worker import Make
+from nmt_train.transport import Ended, Transport
 
 Signals = Callable[[Any], AbstractContextManager[None]]
 

@@ -6,14 +6,14 @@ import signal
 from functools import partial
 from typing import Any
 
+from nmt_train.common.message import Message, to_facts
 from nmt_train.corpus.data_shard import DataShard, from_plain, resume
-from nmt_train.distributed.message import Message, to_facts
-from nmt_train.distributed.transport import Tag
 from nmt_train.training.checkpoint_writer import hand_over
 from nmt_train.training.control import Order, Report, Reports
 from nmt_train.training.rank_stats import Totals
 from nmt_train.training.snapshot import RankState
 from nmt_train.training.worker import Worker
+from nmt_train.transport import Tag
 
 
 class Follower:

@@ -15,14 +15,13 @@ from contextlib import suppress
 from typing import Any
 
 from nmt_train.common.duration import Mark
+from nmt_train.common.message import from_json
 from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.data_shard import DataShard, Position, plain, resume
-from nmt_train.distributed.message import from_json
-from nmt_train.distributed.server.nodes import first_ranks
-from nmt_train.distributed.transport import Tag
 from nmt_train.model.metrics import TestSets
 from nmt_train.run.folder import Run
 from nmt_train.run.log import Log
+from nmt_train.server.nodes import first_ranks
 from nmt_train.trace import write_spans
 from nmt_train.training.background_validation import BackgroundValidation
 from nmt_train.training.checkpoint_writer import CheckpointWriter
@@ -32,6 +31,7 @@ from nmt_train.training.leader_state import LeaderState
 from nmt_train.training.rank_stats import RankStatistics
 from nmt_train.training.snapshot import PendingSnapshot, RankState, Snapshot, contributed
 from nmt_train.training.worker import Worker
+from nmt_train.transport import Tag
 
 
 class Leader:

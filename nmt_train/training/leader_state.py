@@ -16,12 +16,12 @@ from nmt_train.common.errors import UserError
 from nmt_train.config import Config
 from nmt_train.corpus.data_shard import Position, from_plain
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.distributed.state import Vectors, WorkerState
 from nmt_train.optim.flat_model import FlatModel, cpu_copy
 from nmt_train.run import checkpoint
 from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.run.progress import Progress
 from nmt_train.run.stopping import Patience
+from nmt_train.strategy.state import Vectors, WorkerState
 from nmt_train.training.snapshot import Snapshot
 
 _GENERATORS = ("cpu", "cuda")

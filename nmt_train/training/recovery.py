@@ -12,17 +12,17 @@ from dataclasses import astuple, dataclass, field, replace
 
 import torch
 
+from nmt_train.common.message import Message
 from nmt_train.corpus.data_shard import DataShard, Position, resume
-from nmt_train.distributed.message import Message
-from nmt_train.distributed.recovery_piece import RecoveryPiece
-from nmt_train.distributed.state import Vectors, WorkerState
-from nmt_train.distributed.strategy import Strategy
-from nmt_train.distributed.transport import Messages, Tag
 from nmt_train.optim.flat_model import cpu_copy
 from nmt_train.run.progress import Progress
+from nmt_train.strategy.recovery_piece import RecoveryPiece
+from nmt_train.strategy.state import Vectors, WorkerState
+from nmt_train.strategy.strategy import Strategy
 from nmt_train.training.recovery_plan import Facts, Inventory, Move
 from nmt_train.training.snapshot import RankState, Snapshot
 from nmt_train.training.worker import Worker
+from nmt_train.transport import Messages, Tag
 
 
 @dataclass

@@ -8,9 +8,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+from nmt_train.common.message import from_json, to_facts
 from nmt_train.corpus.data_shard import Position, from_plain
-from nmt_train.distributed.message import from_json, to_facts
-from nmt_train.distributed.transport import Lost, Messages, Tag
+from nmt_train.transport import Lost, Messages, Tag
 
 Facts = dict[str, Any]
 _PARAMETERS, _MEAN = "parameters", "smoothed"

@@ -16,22 +16,22 @@ from nmt_train.config import Config
 from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.distributed.plan import Plan
-from nmt_train.distributed.transport import Transport
+from nmt_train.launch.stop_request import StopRequest
 from nmt_train.model.metrics import TestSets
 from nmt_train.model.transformer import Transformer
 from nmt_train.run.folder import Run
 from nmt_train.run.log import Log, rewind_metrics, rewind_spans
 from nmt_train.run.progress import Progress
 from nmt_train.run.stopping import Patience, shortened
+from nmt_train.strategy.plan import Plan
 from nmt_train.training.config_changes import change_order
 from nmt_train.training.follower import Follower
 from nmt_train.training.leader import Leader
 from nmt_train.training.leader_state import LeaderState
 from nmt_train.training.prepared_run import PreparedRun
 from nmt_train.training.recovery import RecoveredState
-from nmt_train.training.stop_request import StopRequest
 from nmt_train.training.worker import Make, Worker
+from nmt_train.transport import Transport
 
 
 def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recovered: RecoveredState | None = None) -> int:

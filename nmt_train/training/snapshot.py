@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from nmt_train.common.message import DTYPES, Message, from_json, to_facts
 from nmt_train.corpus.data_shard import Position, resume
-from nmt_train.distributed.message import DTYPES, Message, from_json, to_facts
-from nmt_train.distributed.state import Vectors, WorkerState, inherited, optimizer_to_shards, optimizer_to_workers
+from nmt_train.strategy.state import Vectors, WorkerState, inherited, optimizer_to_shards, optimizer_to_workers
 
 _PIECE = 1 << 24  # elements: the longest part of a vector in one message
 _GROUPS = ("shard", "worker_state", "random")

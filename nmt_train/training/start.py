@@ -18,23 +18,23 @@ from nmt_train import config as configuration
 from nmt_train import device
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
+from nmt_train.common.message import Message, from_bytes, from_json, to_bytes, to_facts
 from nmt_train.common.paths import expanded
 from nmt_train.config import Config
 from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.distributed.message import Message, from_bytes, from_json, to_bytes, to_facts
-from nmt_train.distributed.transport import Aborted, Tag, Transport, TransportConfig, describe
-from nmt_train.distributed.transport.local import LocalTransport
+from nmt_train.launch.restarts import Host, Job, supervise
+from nmt_train.launch.stop_request import handling
 from nmt_train.modes.auto import AUTO
 from nmt_train.modes.resolve import choose_mode, resolve
 from nmt_train.training import auto_mode
 from nmt_train.training.auto_mode import Advisers, ChosenMode
 from nmt_train.training.fault_tolerance import Rank
-from nmt_train.training.launch.restarts import Host, Job, supervise
 from nmt_train.training.prepared_run import opened, taken_over
 from nmt_train.training.setup import maker
-from nmt_train.training.stop_request import handling
 from nmt_train.training.worker import Make
+from nmt_train.transport import Aborted, Tag, Transport, TransportConfig, describe
+from nmt_train.transport.local import LocalTransport
 
 _ALONE = Job()
 # Configuration keys that may differ between ranks.
@@ -93,7 +93,7 @@ def connect(config: TransportConfig) -> Transport:
     """The transport of this rank: MPI if an MPI launcher started this process, else a local one for a single rank."""
     if not launcher.launched():
         return LocalTransport()
-    from nmt_train.distributed.transport.mpi.transport import MpiTransport
+    from nmt_train.transport.mpi.transport import MpiTransport
 
     return MpiTransport(config)
 

@@ -18,15 +18,15 @@ from nmt_train.common.errors import NotFinite
 from nmt_train.config import Config
 from nmt_train.corpus.batch import Batch, Turn
 from nmt_train.corpus.data_shard import DataShard, Position
-from nmt_train.distributed.build import build
-from nmt_train.distributed.state import Vectors
-from nmt_train.distributed.strategy import MOST_UNACKNOWLEDGED
-from nmt_train.distributed.transport import Tag, Transport
+from nmt_train.modes.build import build
 from nmt_train.modes.resolve import resolve
 from nmt_train.optim.flat_model import FlatModel, cpu_copy
 from nmt_train.run.progress import Progress
+from nmt_train.strategy.state import Vectors
+from nmt_train.strategy.strategy import MOST_UNACKNOWLEDGED
 from nmt_train.trace import Trace
 from nmt_train.training.snapshot import RankState, contributed
+from nmt_train.transport import Tag, Transport
 
 LEAD = 1  # how many epochs a worker may be ahead of the slowest one
 _MOST_SKIPPED = 50  # maximum consecutive skips for non-finite values; beyond it, the parameters must be unusable

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from nmt_train.distributed.codec import CODECS as ALL_CODECS
+from nmt_train.codec import CODECS as ALL_CODECS
 from nmt_train.simulation import cluster_file
 from reproduce.pipe_sgd_equations import Symbols, symbols
 from reproduce.runs import Setup

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from nmt_train.distributed.codec.codec import Codec
+from nmt_train.codec.codec import Codec
 from nmt_train.simulation.cluster import ClusterConfig, DeviceConfig
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from nmt_train.common import atomic_file
 from nmt_train.common.errors import UserError
-from nmt_train.distributed.transport import TRAINING
 from nmt_train.run.log import events, validations
+from nmt_train.transport import TRAINING
 
 _DIGEST = "digest of the configuration and the clusters"  # a row of measures.csv
 _SPEED = "timing words/s"  # in measures.csv

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from nmt_train.distributed.codec.config import DroppingConfig, ThresholdConfig, TileConfig
-from nmt_train.distributed.codec.dense import BFloat16, Dense, Truncated
-from nmt_train.distributed.codec.half import Half
-from nmt_train.distributed.codec.int8 import Int8
-from nmt_train.distributed.codec.strom_threshold import StromThreshold
-from nmt_train.distributed.codec.tile_topk import TileTopK
-from nmt_train.distributed.codec.topk import TopK
+from nmt_train.codec.config import DroppingConfig, ThresholdConfig, TileConfig
+from nmt_train.codec.dense import BFloat16, Dense, Truncated
+from nmt_train.codec.half import Half
+from nmt_train.codec.int8 import Int8
+from nmt_train.codec.strom_threshold import StromThreshold
+from nmt_train.codec.tile_topk import TileTopK
+from nmt_train.codec.topk import TopK
 
 CODECS = {
     "dense": lambda: Dense(),

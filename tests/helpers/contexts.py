@@ -8,15 +8,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from nmt_train import config as configuration
-from nmt_train.distributed.alone import Alone
-from nmt_train.distributed.context import BuildContext
-from nmt_train.distributed.plan import ServerPlan
-from nmt_train.distributed.server.client import Client
-from nmt_train.distributed.server.per_node import PerNode
 from nmt_train.modes import resolve as modes
 from nmt_train.modes.table import Mode, Peers, Replicas, Server
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import FlatModel
+from nmt_train.server.client import Client
+from nmt_train.server.per_node import PerNode
+from nmt_train.strategy.alone import Alone
+from nmt_train.strategy.context import BuildContext
+from nmt_train.strategy.plan import ServerPlan
 from nmt_train.trace import Trace
 
 _NEEDED = {"corpus": {"train": ["source", "target"], "valid": ["source", "target"]}, "stop": {"after": "1u"}}

@@ -25,7 +25,6 @@ from nmt_train.corpus import CorpusConfig
 from nmt_train.corpus.batch import Turn
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.corpus.vocabulary import train as train_vocabulary
-from nmt_train.distributed.transport import Transport
 from nmt_train.run import checkpoint
 from nmt_train.simulation.cluster import Cost, DeviceConfig, LinkConfig
 from nmt_train.simulation.engine import Engine
@@ -34,6 +33,7 @@ from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.training.fault_tolerance import Rank
 from nmt_train.training.prepared_run import opened
 from nmt_train.training.worker import Worker
+from nmt_train.transport import Transport
 
 BATCHES, PARTS = 23, 12  # of an epoch; of the parameters
 DEVICE = DeviceConfig(forward=Cost("10ms", "1ms"), backward=Cost("20ms", "2ms"), update=Cost("1ms", "0s"))

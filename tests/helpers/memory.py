@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import Tag
-from nmt_train.distributed.transport.local import LocalTransport
+from nmt_train.common.message import Message
+from nmt_train.transport import Tag
+from nmt_train.transport.local import LocalTransport
 
 
 class MemoryTransport(LocalTransport):

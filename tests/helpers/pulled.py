@@ -11,13 +11,13 @@ from virtual import engine, together
 
 from nmt_train import config as configuration
 from nmt_train.config import Config
-from nmt_train.distributed.build import build
-from nmt_train.distributed.strategy import Strategy
-from nmt_train.distributed.transport import Transport
+from nmt_train.modes.build import build
 from nmt_train.modes.resolve import resolve
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.simulation.virtual_transport import VirtualTransport
+from nmt_train.strategy.strategy import Strategy
 from nmt_train.trace import Trace
+from nmt_train.transport import Transport
 
 START = torch.tensor([1.0, -2.0, 3.0, 0.5, -0.25])
 RATE = 0.125

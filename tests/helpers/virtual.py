@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import Tag
+from nmt_train.common.message import Message
 from nmt_train.simulation.cluster import ClusterConfig, Cost, DeviceConfig, LinkConfig
 from nmt_train.simulation.engine import Engine
 from nmt_train.simulation.network import Network
 from nmt_train.simulation.virtual_transport import VirtualTransport
+from nmt_train.transport import Tag
 
 BANDWIDTH, LATENCY = 1000.0, 0.25  # bytes per second, seconds: whole numbers of nanoseconds in all that follows
 DEVICE = DeviceConfig(forward=Cost("1s", "0s"), backward=Cost("2s", "0s"), update=Cost("0.5s", "0s"))

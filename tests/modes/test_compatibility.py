@@ -12,8 +12,8 @@ from pulled import START, Vector, settings, strategy_of, target
 from torch import Tensor
 from virtual import engine, everybody_is_here, together
 
+from nmt_train.codec import CODECS
 from nmt_train.common.errors import UserError
-from nmt_train.distributed.codec import CODECS
 from nmt_train.modes import resolve as modes
 from nmt_train.modes.table import MODES, Replicas, Server
 from nmt_train.optim.flat_model import FlatModel

@@ -11,23 +11,23 @@ from pydantic import ValidationError
 from simulated import run, words
 from torch import Tensor
 
+from nmt_train.codec import CODECS
+from nmt_train.codec.dense import Dense
 from nmt_train.common.errors import UserError
-from nmt_train.distributed.codec import CODECS
-from nmt_train.distributed.codec.dense import Dense
-from nmt_train.distributed.context import BuildContext
-from nmt_train.distributed.message import Message
-from nmt_train.distributed.plan import ReplicasPlan, ServerPlan
-from nmt_train.distributed.replicas import build as replicas
-from nmt_train.distributed.replicas.all_gather import GatherReducer
-from nmt_train.distributed.replicas.reducer import Reducer
-from nmt_train.distributed.replicas.reducers import REDUCERS
-from nmt_train.distributed.replicas.synchronous import Synchronous
-from nmt_train.distributed.server import build as server
-from nmt_train.distributed.server.every_step import EveryStep
-from nmt_train.distributed.server.update_rules import RULES, Asynchronous
+from nmt_train.common.message import Message
 from nmt_train.modes.resolve import resolve
 from nmt_train.modes.table import MODES, Mode, Replicas, Server
 from nmt_train.optim.torch_optimizers import OPTIMIZERS
+from nmt_train.replicas import build as replicas
+from nmt_train.replicas.all_gather import GatherReducer
+from nmt_train.replicas.reducer import Reducer
+from nmt_train.replicas.reducers import REDUCERS
+from nmt_train.replicas.synchronous import Synchronous
+from nmt_train.server import build as server
+from nmt_train.server.every_step import EveryStep
+from nmt_train.strategy.context import BuildContext
+from nmt_train.strategy.plan import ReplicasPlan, ServerPlan
+from nmt_train.strategy.update_rules import RULES, Asynchronous
 
 
 class Doubled(Dense):

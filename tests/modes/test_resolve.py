@@ -9,10 +9,10 @@ from conftest import Make
 
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
-from nmt_train.distributed.plan import AlonePlan, ServerPlan
 from nmt_train.modes import resolve as modes
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.learning_rate import for_async_workers
+from nmt_train.strategy.plan import AlonePlan, ServerPlan
 
 
 @pytest.mark.parametrize(

@@ -147,12 +147,12 @@ def test_an_average_of_workers_leaves_out_those_that_had_no_batch(share: int | N
 
 def test_a_bundle_of_stale_pushes_counts_each_by_its_own_share() -> None:
     """Three workers push to a shard that updates by two at a time; the last push of the third bundle is two updates old."""
-    from nmt_train.distributed.codec.dense import Dense
-    from nmt_train.distributed.message import Message
-    from nmt_train.distributed.server.shard import Shard
-    from nmt_train.distributed.server.update_rules import StalenessAware
+    from nmt_train.codec.dense import Dense
+    from nmt_train.common.message import Message
     from nmt_train.optim.config import OptimizerConfig
     from nmt_train.optim.optimizer import Optimizer
+    from nmt_train.server.shard import Shard
+    from nmt_train.strategy.update_rules import StalenessAware
 
     plain = OptimizerConfig(name="sgd", learning_rate=1.0, schedule="constant", warmup=0)
     made = Shard(Optimizer(plain, torch.zeros(1)), Dense(), None, StalenessAware(2))

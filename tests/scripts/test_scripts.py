@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from nmt_train.distributed.codec import CODECS
+from nmt_train.codec import CODECS
 from nmt_train.modes.table import MODES
 
 CHECK_GPU = runpy.run_path(str(ROOT / "scripts" / "check_gpu"))

@@ -13,11 +13,11 @@ from simulated import FAST, parameters, run
 from virtual import cluster, engine, together
 
 from nmt_train.common.errors import UserError
-from nmt_train.distributed.message import Message
-from nmt_train.distributed.server.requests import Push
-from nmt_train.distributed.transport import Tag
+from nmt_train.common.message import Message
+from nmt_train.server.requests import Push
 from nmt_train.simulation.compatibility import check
 from nmt_train.simulation.virtual_transport import VirtualTransport
+from nmt_train.transport import Tag
 
 NEARLY_ALL = 1 - 1e-12
 BEARING = ("vanilla", "overlap", "staleness-aware", "softsync", "downpour", "easgd", "thesis-sparse")

@@ -10,14 +10,14 @@ import torch
 from conftest import Make
 from memory import MemoryTransport, together, transports
 
-from nmt_train.distributed.codec.tile_topk import TileTopK
-from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport.local import LocalTransport
+from nmt_train.codec.tile_topk import TileTopK
+from nmt_train.common.message import Message
 from nmt_train.simulation import codec_costs
 from nmt_train.simulation.cluster import Cost
 from nmt_train.simulation.profile import Effort, _carrying, measure, nothing, typical
 from nmt_train.training.prepared_run import opened
 from nmt_train.training.setup import maker
+from nmt_train.transport.local import LocalTransport
 
 
 @pytest.mark.slow

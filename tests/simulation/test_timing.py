@@ -11,8 +11,8 @@ from conftest import ROOT, Make
 from simulated import REPEATED
 from virtual import cluster
 
-from nmt_train.distributed.codec.config import DroppingConfig
-from nmt_train.distributed.codec.topk import TopK
+from nmt_train.codec.config import DroppingConfig
+from nmt_train.codec.topk import TopK
 from nmt_train.simulation.cluster import CodecConfig, Cost, DeviceConfig, LinkConfig, Straggler
 from nmt_train.simulation.timing import Timing, measure
 

@@ -11,12 +11,12 @@ from conftest import Make
 from simulated import FAST, run
 from virtual import cluster
 
-from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import Tag, of_model
+from nmt_train.common.message import Message
 from nmt_train.run import checkpoint
 from nmt_train.simulation.cluster import Cost, DeviceConfig, LinkConfig
 from nmt_train.simulation.timing import Timing, measure
 from nmt_train.simulation.virtual_transport import VirtualTransport
+from nmt_train.transport import Tag, of_model
 
 ELEMENTS = 1_000_000
 DEVICE = DeviceConfig(forward=Cost("10ms", "0s"), backward=Cost("20ms", "0s"))

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from virtual import BANDWIDTH, LATENCY, cluster, engine, together
 
 from nmt_train.common.errors import UserError
-from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import Aborted, Ended, Lost, Tag
+from nmt_train.common.message import Message
 from nmt_train.simulation.cluster import Crash, Cut, Kill, LinkConfig, Straggler
 from nmt_train.simulation.timing import measure
 from nmt_train.simulation.virtual_transport import VirtualTransport
+from nmt_train.transport import Aborted, Ended, Lost, Tag
 
 
 def load(size: int) -> Message:

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from simulated import LINK, parameters, run
 
 from nmt_train.common.errors import UserError
-from nmt_train.distributed.transport import Tag
 from nmt_train.run import checkpoint
 from nmt_train.run.folder import Run
 from nmt_train.simulation.virtual_transport import VirtualTransport
@@ -24,6 +23,7 @@ from nmt_train.training import checkpoint_writer, setup
 from nmt_train.training.leader import Leader
 from nmt_train.training.start import start
 from nmt_train.training.worker import Worker
+from nmt_train.transport import Tag
 
 MODES = ["sync", "vanilla", "sparse-overlap", "low-bit", "easgd"]
 

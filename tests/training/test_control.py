@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual import engine, together
 
+from nmt_train.common.message import Message
 from nmt_train.corpus.data_shard import Position
-from nmt_train.distributed.message import Message
-from nmt_train.distributed.transport import Tag
-from nmt_train.distributed.transport.mpi.framing import pack
 from nmt_train.run.progress import Progress
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.training.control import Order, Orders, Report, Reports
 from nmt_train.training.data_balance import DataBalancer
 from nmt_train.training.rank_stats import Totals
+from nmt_train.transport import Tag
+from nmt_train.transport.mpi.framing import pack
 
 COUNTED = {"sentences": 30, "tokens": 700, "source_tokens": 650, "skipped": 1, "cost": 0.1 + 0.2, "cost_tokens": 700}
 MEASURED = {

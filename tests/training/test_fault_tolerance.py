@@ -24,18 +24,18 @@ from simulated import REPEATED, events
 from virtual import engine, together
 
 from nmt_train.config import Config
-from nmt_train.distributed.server.overlap import Overlap
-from nmt_train.distributed.state import WorkerState
-from nmt_train.distributed.transport import Lost
 from nmt_train.modes.table import MODES
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.run import checkpoint
 from nmt_train.run.folder import Run
+from nmt_train.server.overlap import Overlap
 from nmt_train.simulation.cluster import Cost, Cut, Kill, Straggler
 from nmt_train.simulation.virtual_transport import VirtualTransport
+from nmt_train.strategy.state import WorkerState
 from nmt_train.training import recovery as recover
 from nmt_train.training.data_balance import DataBalancer
 from nmt_train.training.worker import Worker
+from nmt_train.transport import Lost
 
 _GIVEN = os.environ.get("NMT_TRAIN_SEEDS", "")  # first:end
 SEEDS = range(*map(int, (_GIVEN or "0:30").split(":")))  # of each mode

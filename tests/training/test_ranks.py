@@ -403,7 +403,7 @@ survive.recover = asked
 
 def hangs(rank: int) -> list[str]:
     """It gives up after one deadline from then on, however long other things took on a busy machine."""
-    soon = "import nmt_train.distributed.transport.watchdog as watch; watch._DEADLINES, watch._TIMES = 1, 0"
+    soon = "import nmt_train.transport.watchdog as watch; watch._DEADLINES, watch._TIMES = 1, 0"
     return patched(BATCHES.format(f"if rank == {rank} and seen[0] > 5: {soon}; time.sleep(1000)"))
 
 

@@ -6,8 +6,8 @@ from itertools import permutations
 
 import pytest
 
-from nmt_train.distributed.transport import Lost
 from nmt_train.training.recovery_plan import Inventory, Source
+from nmt_train.transport import Lost
 
 WHOLE = slice(0, 10)
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt_train.corpus.data_shard import Position
-from nmt_train.distributed.state import WorkerState
 from nmt_train.optim.flat_model import partition
+from nmt_train.strategy.state import WorkerState
 from nmt_train.training.snapshot import RankState, Snapshot
 
 LAYOUTS = st.lists(st.integers(0, 2), min_size=1, max_size=5).map(sorted)

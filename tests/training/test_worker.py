@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from nmt_train.common.errors import NotFinite
 from nmt_train.corpus.batch import Turn
 from nmt_train.corpus.data_shard import DataShard, Position
-from nmt_train.distributed.transport.local import LocalTransport
 from nmt_train.training.worker import Worker
+from nmt_train.transport.local import LocalTransport
 
 
 class Words:

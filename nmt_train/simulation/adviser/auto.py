@@ -12,7 +12,6 @@ from nmt_train.common.errors import UserError
 from nmt_train.config import Config, flatten, plain
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.distributed.transport import Transport
 from nmt_train.modes.auto import part_of_mode, with_mode
 from nmt_train.run.folder import MACHINES
 from nmt_train.simulation.adviser.compare import WORTH, Comparison, Row, compare, part_of
@@ -24,6 +23,7 @@ from nmt_train.simulation.profile import Effort, nothing
 from nmt_train.simulation.timing import model_and_batches
 from nmt_train.training.auto_mode import Advice
 from nmt_train.training.worker import Make
+from nmt_train.transport import Transport
 
 _EFFORT, _SECONDS = Effort(steps=3, settling=1, rounds=1), 1.0  # of each measurement of a bandwidth
 _LONGEST = 60.0  # seconds after which no further choice is simulated

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from nmt_train.distributed.message import Message, from_json, to_json
-from nmt_train.distributed.transport import Tag, Transport
+from nmt_train.common.message import Message, from_json, to_json
+from nmt_train.transport import Tag, Transport
 
 _TRIPS = 30  # round trips whose median is the latency
 _BLOCK, _WINDOW = 1 << 20, 4  # bytes of a message, and how many are in flight

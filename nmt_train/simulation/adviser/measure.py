@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 import torch
 
+from nmt_train.common.message import from_json, to_facts
 from nmt_train.config import Config
 from nmt_train.device import memory
-from nmt_train.distributed.message import from_json, to_facts
-from nmt_train.distributed.transport import Tag, Transport
 from nmt_train.simulation import profile
 from nmt_train.simulation.adviser.links import Link, between
 from nmt_train.simulation.cluster import DeviceConfig
 from nmt_train.simulation.cluster_file import to_yaml
 from nmt_train.simulation.profile import Effort, Say
 from nmt_train.training.worker import Make
+from nmt_train.transport import Tag, Transport
 
 _ALIKE = 1.05  # devices and network cards that differ by less than this factor are described as equal
 _STEADY = 1.25  # a network whose bandwidth changes by more than this factor is not steady

@@ -1,0 +1,259 @@
+"""Local SGD and its variants: each worker makes local steps, then all workers exchange the changes of their parameters.
+
+The exchange averages the changes after a fixed number of steps (Stich 2019) or once at the end (Zinkevich et al. 2010, thesis
+2.3.1), adds them up (SparseLoCo), or an outer optimizer takes their mean as its gradient (DiLoCo, Douillard et al. 2023).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from nmt_train.common.errors import NotFinite
+from nmt_train.optim.flat_model import subtract
+from nmt_train.optim.optimizer import clip
+from nmt_train.replicas.reducer import Reduction
+from nmt_train.replicas.reducers import REDUCERS
+from nmt_train.strategy.context import BuildContext
+from nmt_train.strategy.local_steps import ChangesInFlight, LocalWork, outer_optimizer
+from nmt_train.strategy.plan import ReplicasPlan
+from nmt_train.strategy.replica_check import compare
+from nmt_train.strategy.state import WorkerState
+from nmt_train.strategy.strategy import Strategy
+
+
+class LocalSGD(Strategy):
+    """The inner optimizer, in `_work`, makes local steps with the model's parameters. The outer one, `optimizer`, updates a
+    replica of the global parameters by the changes of all workers' parameters, new minus old (see update_optimizers.py).
+
+    received: the parameters after the last exchange: the replica, and with `replicas.own_updates` also the residual, which
+    later messages add to all replicas.
+    """
+
+    def __init__(self, context: BuildContext, settings: ReplicasPlan) -> None:
+        parameters, ranks, local = context.flat.parameters, context.transport.size, settings.local
+        self._reducer = REDUCERS[settings.reducer].build(context, settings)
+        outer = outer_optimizer(local, context.plan.optimizer, parameters.clone())
+        super().__init__(context, outer, [slice(0, parameters.numel())] * ranks)
+        self._transport, self._every, self._work = context.transport, local.every, LocalWork(context)
+        self.accumulator, self.received = self._work.accumulator, parameters.clone()
+        self._sums = local.outer == "sum"
+        self._share = 1.0 if self._sums else 1 / ranks  # of a worker's change that the parameters receive
+        own = settings.own_updates and self._reducer.residual is not None
+        self._keeps_own = own and local.outer != "nesterov"
+        self._received_loaded = self._in_flight = False  # whether `received` was loaded; whether an exchange has begun
+
+    @property
+    def learning_rate(self) -> float:
+        return self._work.optimizer.learning_rate
+
+    @property
+    def mid_series(self) -> bool:
+        return self._work.begun
+
+    def step(self) -> bool:
+        self.gradient_norm = self._work.step(self.optimizer, self._add_residual)
+        return self._advance()
+
+    def skip(self) -> bool:
+        return self._advance()
+
+    def _advance(self) -> bool:
+        """After a local step; returns whether the workers have exchanged."""
+        self._work.count()
+        if self._work.since != self._every:
+            return False
+        self._exchange()
+        return True
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        since, weight = self._work.take()
+        self._in_flight = True
+        change = subtract(self._flat.parameters, self.received, out=self._flat.gradient)
+        try:
+            joined = self._reduce(change, weight)
+            self._in_flight = False  # from here on, an update that this worker has made includes the change
+            self._apply(change, joined)
+        except NotFinite:  # the change is dropped: otherwise, this worker could never exchange again
+            self._in_flight = False
+            self._continue_from_received()
+            raise
+        finally:
+            change.zero_()
+        self._continue_from_received()
+        self.steps[since] += 1
+
+    def _reduce(self, change: Tensor, weight: int) -> Reduction:
+        """Sum the changes of all workers in place. weight: see `LocalWork.take`."""
+        debt = self._debt.unsent if weight else None
+        if debt is not None:  # it is to be added to the parameters, and a mean takes only a share of what workers send
+            change.add_(debt, alpha=1 / (self._share * self._reducer.rate))
+            self._debt.unsent = None
+        with self._trace.span("sync"):
+            joined = self._reducer.reduce(change, self.updates, weight)
+        taken = 1.0 if self._share == 1.0 else 1 / (joined.weight * self._share or 1.0)
+        if debt is not None and taken != 1.0 and self._reducer.residual is None:
+            # In a mean over fewer workers, each has a larger share: the next exchange takes back what was added too much.
+            self._debt.unsent = debt * (1 - taken)
+        return joined
+
+    @torch.no_grad()
+    def _apply(self, total: Tensor, joined: Reduction) -> None:
+        """Update the replica and `received`. Raises NotFinite, on all ranks alike, if the sum is not finite."""
+        try:
+            clip(total, 0.0, 1.0 if self._sums else joined.divisor)  # without a limit, it only divides
+        except NotFinite:
+            self._reducer.undo()
+            raise
+        with self._trace.span("update", self.optimizer.cost_elements):
+            self.optimizer.apply(total)
+        self._reducer.applied()
+        self._receive()
+
+    def _receive(self) -> None:
+        self.received.copy_(self.optimizer.parameters)
+        residual = self._reducer.residual
+        if self._keeps_own and residual is not None:
+            with self._trace.span("swap", residual.numel()):
+                self.received.add_(residual, alpha=self._share)
+
+    def _continue_from_received(self) -> None:
+        self._flat.parameters.copy_(self.received)
+
+    def drain(self) -> None:
+        if self._work.begun:
+            self._exchange()
+
+    def refresh(self) -> None:
+        compare(self._transport, self.optimizer.parameters)
+        self.received.copy_(self.optimizer.parameters)
+        self._continue_from_received()
+
+    def prepare_snapshot(self) -> None:
+        if self._keeps_own:
+            compare(self._transport, self.optimizer.parameters)
+        else:
+            self.refresh()
+
+    def resume(self) -> None:
+        if self._received_loaded:
+            compare(self._transport, self.optimizer.parameters)
+        else:
+            self.refresh()
+
+    @torch.no_grad()
+    def state(self) -> WorkerState:
+        state = replace(self._work.add_to(self._debt), received=self.received if self._keeps_own else None)
+        if self._reducer.residual is not None:
+            state = replace(state, unsent=self._shared(self._reducer.residual))
+        if self._work.begun:  # local steps that an exchange has not begun to send
+            state = state.plus(WorkerState(unsent=self._shared(self._local_change() * self._reducer.rate)))
+        return state
+
+    def _shared(self, vector: Tensor) -> Tensor:
+        """What a residual or a message of this rank adds to the parameters. A share is in fp64, so that it is exact."""
+        return vector if self._share == 1.0 else vector.double() * self._share
+
+    def _local_change(self) -> Tensor:
+        """The change by the local steps of this series."""
+        return subtract(self._flat.parameters, self.received, out=torch.empty_like(self.received))
+
+    @torch.no_grad()
+    def rescue(self) -> tuple[WorkerState, WorkerState]:
+        kept, _ = super().rescue()
+        return kept, WorkerState(unsent=self._interrupted(self._local_change())) if self._in_flight else WorkerState()
+
+    def _interrupted(self, change: Tensor) -> Tensor:
+        """What an interrupted exchange of a change would have added to the parameters: the part that its message contained."""
+        sent = self._reducer.unapplied
+        return self._shared(change * self._reducer.rate if sent is None else sent)
+
+    def load(self, state: WorkerState) -> None:
+        super().load(state)
+        self._work.load(state, self.optimizer.updates)
+        self._reducer.load(state.group)
+        residual = self._reducer.residual
+        if residual is not None:  # the reducer adds it, so the next change does not include it
+            self._debt.unsent = None
+            residual.zero_()
+            if state.unsent is not None:
+                residual.copy_(state.unsent.double() / self._share)
+        self._received_loaded = self._keeps_own and state.received is not None
+        if self._received_loaded and state.received is not None:
+            self.received.copy_(state.received)
+            self._continue_from_received()
+
+
+class OverlappedLocalSGD(LocalSGD):
+    """Local steps continue while the changes by earlier ones are exchanged (see `ChangesInFlight`).
+
+    The result of an exchange is applied a fixed number of steps later, so replicas stay equal.
+    """
+
+    max_in_flight = 1
+
+    def __init__(self, context: BuildContext, settings: ReplicasPlan) -> None:
+        super().__init__(context, settings)
+        self._delay, self._changes = settings.local.delay, ChangesInFlight(context, self._reduce)
+        self._result_taken = True  # whether no step was attempted since a result was taken
+
+    @property
+    def mid_series(self) -> bool:
+        """Rank 0 decides only after a result, when all workers have made as many exchanges."""
+        return not self._result_taken
+
+    def step(self) -> bool:
+        self._result_taken = False
+        return super().step()
+
+    def skip(self) -> bool:
+        self._result_taken = False
+        return super().skip()
+
+    def _advance(self) -> bool:
+        self._work.count()
+        due = self._changes.under_way and self._work.since >= self._delay
+        if due:
+            self._take()
+        if self._work.since >= self._every and not self._changes.under_way:
+            self._give()
+        return due
+
+    def _give(self) -> None:
+        since, weight = self._work.take()
+        self._changes.give(weight)
+        self.steps[since] += 1
+
+    def _take(self) -> None:
+        """Apply the result of the exchange. If it raises NotFinite, all unsent changes are dropped."""
+        self._result_taken = True
+        try:
+            self._changes.take(self.received, self._apply)
+        except NotFinite:
+            self._continue_from_received()
+            raise
+
+    def drain(self) -> None:
+        """If this raises NotFinite, call it again."""
+        if self._changes.under_way:
+            self._take()
+        if self._work.begun:
+            self._give()
+            self._take()
+
+    def _continue_from_received(self) -> None:
+        super()._continue_from_received()
+        self._changes.begin_at(self.received)
+
+    def _local_change(self) -> Tensor:
+        return self._changes.unsent()
+
+    @torch.no_grad()
+    def rescue(self) -> tuple[WorkerState, WorkerState]:
+        kept, doubtful = super().rescue()
+        if not self._changes.under_way:
+            return kept, doubtful
+        return kept, WorkerState(unsent=self._interrupted(self._changes.sent(self.received)))

@@ -1,0 +1,343 @@
+"""A worker's client of a sharded asynchronous parameter server (thesis 3.3, 3.5, 3.6; sparse: 3.8, Algorithms 8, 9).
+
+A worker pushes a slice of its gradient to each of the shards at the same time. Each shard updates when a push arrives, and
+answers with its parameters, or with the delta since its last answer to that worker.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmt_train.codec import CODECS
+from nmt_train.codec.codec import Codec
+from nmt_train.codec.finite import finite
+from nmt_train.common.message import Message
+from nmt_train.optim.flat_model import cpu_copy, partition
+from nmt_train.optim.optimizer import Optimizer
+from nmt_train.optim.update_optimizers import UpdateAdder
+from nmt_train.optim.worker_optimizer import WorkerOptimizer
+from nmt_train.server.gathered_copy import GatheredCopy
+from nmt_train.server.node_channel import NodeChannel
+from nmt_train.server.nodes import by_node, first_ranks
+from nmt_train.server.push_codecs import PushCodecs
+from nmt_train.server.replication import Replication
+from nmt_train.server.requests import Pull, Push
+from nmt_train.server.service import ShardService
+from nmt_train.server.shard import Shard
+from nmt_train.strategy.context import BuildContext
+from nmt_train.strategy.local_steps import outer_optimizer
+from nmt_train.strategy.plan import ServerPlan
+from nmt_train.strategy.recovery_piece import RecoveryPiece
+from nmt_train.strategy.state import WorkerState
+from nmt_train.strategy.strategy import MOST_UNACKNOWLEDGED
+from nmt_train.strategy.update_rules import RULES
+from nmt_train.transport import Future, Tag
+
+_ANSWERED = "answered"  # name of the update counts of the shard's last answers in a worker's state; see `Shard.seen`
+
+
+class Client:
+    """The worker's side; `service` serves this rank's shard, and `optimizer` is the shard's.
+
+    A worker pushes a payload: a gradient, or an update by its own optimizer, if it `prepares_updates`, or by local steps.
+    keeps_received: the parameters that a worker has received may differ from the global ones, so a snapshot must contain them.
+
+    With `server.own_updates`, the worker continues from what it has received plus all updates that it has not sent yet (the
+    residuals). Shards know only the former, `_known_to_shards`, to which their deltas apply.
+    """
+
+    def __init__(self, context: BuildContext, settings: ServerPlan, max_in_flight: int) -> None:
+        plan, transport, parameters = context.plan, context.transport, context.flat.parameters
+        self._settings, self._elements = settings, parameters.numel()
+        self._pushes = settings.per == "device" or transport.rank in first_ranks(transport.nodes)  # else, it only pulls
+        self._rule = RULES[settings.rule].build(settings.bundle, settings.backup)
+        self.shards = partition(self._elements, transport.nodes, settings.shards)
+        self._shard = self.shards[transport.rank]
+        self._transport, self._trace, self._sums = transport, context.trace, plan.sums
+        self._sends_updates = settings.sends_updates
+        self.optimizer = self._shard_optimizer(context, parameters[self._shard].clone())
+        self._last_count = 0  # update count of the shard that last answered or acknowledged
+        self._counts: dict[int, int] = {}  # by rank: update count of its shard at its last answer
+        self._last_answers: Tensor | None = None  # the parameters in these answers
+        feedback = not CODECS[settings.up].lossless
+        # Whether a worker continues from all of its own updates. A delta then leaves out those that the shard has got.
+        self._keeps_own = settings.keeps_own(feedback)
+        recovers = transport.fault_tolerant and transport.size > 1 and plan.recovery.copies
+        replication = Replication(transport, self.shards, plan.recovery) if recovers else None
+        # Finished updates are each applied in full, unless the rule takes their mean.
+        shard = Shard(
+            self.optimizer, context.codec(settings.up, plan.dropped_up), self._down_codec(context), self._rule, max_in_flight,
+            self._keeps_own, self._sums or self._sends_updates,
+        )  # fmt: skip
+        self.service = ShardService(shard, transport, context.trace, replication)
+        self._make_worker(context, feedback)
+
+    def _shard_optimizer(self, context: BuildContext, parameters: Tensor) -> Optimizer:
+        plan, settings = context.plan, self._settings
+        if not settings.sends_updates:
+            return Optimizer(plan.optimizer, parameters)
+        if not settings.local_steps:
+            return UpdateAdder(plan.optimizer, parameters)
+        arrivals = 0 if self._rule.holds else max(1, plan.workers // settings.bundle)
+        return outer_optimizer(settings.local, plan.optimizer, parameters, arrivals)
+
+    def _down_codec(self, context: BuildContext) -> Codec | None:
+        """The codec of deltas; None: shards send parameters."""
+        settings = self._settings
+        return None if CODECS[settings.down].lossless else context.codec(settings.down, settings.dropped_down)
+
+    def _make_worker(self, context: BuildContext, feedback: bool) -> None:
+        """The worker's own optimizer, vectors and codecs."""
+        settings, rank, parameters = self._settings, self._transport.rank, context.flat.parameters
+        self._down = self._down_codec(context)
+        self.prepares_updates = self._pushes and self._sends_updates and not settings.local_steps
+        self._worker_optimizer = None
+        if self.prepares_updates:
+            self._worker_optimizer = WorkerOptimizer(context.plan.optimizer, parameters, self.optimizer, self._trace)
+        self._known_to_shards = parameters.clone() if self._pushes and self._keeps_own else None
+        self._bypass = settings.bypass and self.service.serves and not self._rule.holds
+        self._holders = [rank for rank, shard in enumerate(self.shards) if shard.start < shard.stop]
+        others = [other for other in self._holders if other != rank or not self._bypass]
+        # Every worker starts with a different shard; otherwise all workers would push to the same one first.
+        self._others = [other for other in others if other > rank] + [other for other in others if other <= rank]
+        # Groups of shards that the worker exchanges with one after the other.
+        self._turns = by_node(self._others, self._transport.nodes) if settings.one_node_at_a_time else [self._others]
+        self._up = PushCodecs(
+            self._others if self._pushes else (), self.shards, parameters,
+            lambda: context.codec(settings.up, context.plan.dropped_up), feedback,
+        )  # fmt: skip
+        self.keeps_received = bool(self._others)
+        self._applied: dict[int, deque[Future[Any]]] = defaultdict(deque)  # by rank, outstanding acknowledgments
+        # Of a loaded state: the received parameters; and a residual of gradients, which the next update includes.
+        self._loaded: Tensor | None = None
+        self._gradient_debt: Tensor | None = None
+        channel = settings.one_channel_per_node and settings.per == "device"
+        self._channel = NodeChannel(self._transport) if channel else None
+
+    @property
+    def updates(self) -> int:
+        """The number of updates of the global parameters that this rank knows of."""
+        return self.optimizer.updates if self.service.serves else self._last_count
+
+    @torch.no_grad()
+    def prepare(self, gradient: Tensor, parameters: Tensor, weight: int) -> None:
+        """Turn the gradient, in place, into what is pushed; does not change `parameters`, the worker's own.
+
+        weight: of the gradient in a mean (see gradient_accumulation.py); 0 if the worker had no batch, so that it is zero.
+        """
+        if weight and self._gradient_debt is not None:
+            gradient.add_(self._gradient_debt)
+            self._gradient_debt = None
+        if self._worker_optimizer is not None:
+            self._worker_optimizer.step(gradient, parameters, self.updates)
+
+    @torch.no_grad()
+    def exchange(self, payload: Tensor, parameters: Tensor, weight: int) -> None:
+        """Push the payload, which may be overwritten, and pull: update `parameters`, from which this worker last continued."""
+        with self._granted(), self._trace.span("sync"):
+            weight, received = self._push_weight(weight), parameters if self._known_to_shards is None else self._known_to_shards
+            self._prepare_push(payload)
+            for turn, ranks in enumerate(self._turns):
+                for rank in ranks:
+                    self._send(rank, payload, Push.EXCHANGE, weight)
+                if self._bypass and turn == 0:
+                    self.service.push_directly(payload[self._shard], weight, received[self._shard])
+                self._take_answers(ranks, received)
+            self._combine(received, parameters)
+
+    def _granted(self) -> AbstractContextManager[None]:
+        """The channel of the node, if its ranks share one."""
+        return nullcontext() if self._channel is None else self._channel.granted()
+
+    def _prepare_push(self, payload: Tensor) -> None:
+        """Add what is owed. Raises NotFinite before lossy codecs would, so that all shards get a push, or none does."""
+        self._up.add_debt(payload)
+        unchecked = self._settings.local_steps  # the strategy has checked a gradient
+        if (self._up.lossy or unchecked) and not payload.is_meta:
+            finite(torch.linalg.vector_norm(payload))
+
+    def _push_weight(self, weight: int) -> int:
+        """The weight of a push in a mean. For finished updates and sums of batches, it is 1 (0 without a batch)."""
+        return min(weight, 1) if self._sends_updates or self._sums else weight
+
+    def _combine(self, received: Tensor, parameters: Tensor) -> None:
+        """If the worker keeps its own updates: set `parameters` to the received ones plus those that are not sent yet."""
+        if self._known_to_shards is not None:
+            parameters.copy_(received)
+            self._up.add_residuals(parameters)
+
+    @torch.no_grad()
+    def push(self, payload: Tensor, weight: int) -> None:
+        """Push the payload, without receiving anything. Returns when it is sent."""
+        with self._granted(), self._trace.span("sync"):
+            weight = self._push_weight(weight)
+            self._prepare_push(payload)
+            self._wait_for_applied(MOST_UNACKNOWLEDGED - 1)
+            sent = [self._send(rank, payload, Push.GIVE, weight) for rank in self._others]
+            for rank in self._others:
+                self._applied[rank].append(self._transport.receive(rank, Tag.ANSWER))
+            if self._bypass:
+                self.service.push_directly(payload[self._shard], weight)
+            for done in sent:
+                done.result()
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many of the last calls of `push` may not have been applied yet."""
+        return max(map(len, self._applied.values()), default=0)
+
+    def _wait_for_applied(self, most: int) -> None:
+        """Wait until at most `most` pushes per shard are unacknowledged."""
+        for waiting in self._applied.values():
+            while len(waiting) > most:
+                with self._trace.span("waiting"):
+                    self._last_count = max(self._last_count, waiting[0].result()[1].number())
+                waiting.popleft()  # not before: if the wait fails, the push is unacknowledged
+
+    @torch.no_grad()
+    def pull(self, parameters: Tensor) -> None:
+        """Update `parameters`, which this worker last received, without pushing anything."""
+        with self._granted(), self._trace.span("sync"):
+            received = parameters if self._known_to_shards is None else self._known_to_shards
+            for turn, ranks in enumerate(self._turns):
+                for rank in ranks:
+                    self._transport.send(rank, Tag.PUSH, Message((Push.FETCH,)))
+                if self._bypass and turn == 0:
+                    self.service.copy_to(received[self._shard])
+                self._take_answers(ranks, received)
+            self._wait_for_applied(0)  # a shard answers requests in their order, so these acknowledgments have arrived
+            self._combine(received, parameters)
+
+    def _take_answers(self, ranks: Sequence[int], received: Tensor) -> None:
+        self._last_answers = received
+        answers = [(rank, self._transport.receive(rank, Tag.ANSWER)) for rank in ranks]
+        for rank, answer in answers:
+            with self._trace.span("waiting"):
+                message, part = answer.result()[1], received[self.shards[rank]]
+            with self._trace.span("decode", part.numel()):
+                self._decode(message.on(part.device), part)
+            self._last_count = self._counts[rank] = message.number()
+
+    def _decode(self, message: Message, parameters: Tensor) -> None:
+        """Apply a shard's answer to `parameters`, its slice of the received parameters."""
+        if self._down is None:
+            parameters.copy_(message.vector(parameters.numel()))
+        else:
+            self._down.add(message.without_numbers(1), parameters)
+
+    def _send(self, rank: int, payload: Tensor, kind: Push, weight: int) -> Any:
+        part = payload[self.shards[rank]]
+        with self._trace.span("encode", self._up[rank].cost_elements(part.numel())):
+            message = self._up[rank].encode(part, self.updates)
+            if self._known_to_shards is not None and self._down is not None:
+                self._up[rank].add(message, self._known_to_shards[self.shards[rank]])
+        return self._transport.send(rank, Tag.PUSH, message.and_numbers(kind, weight))
+
+    def leave_round(self) -> None:
+        """Announce that this worker pushes nothing until its next `exchange`, so that no other worker waits for it.
+
+        Returns when its shards have accepted everything that this worker has pushed.
+        """
+        if self._rule.holds:
+            for rank in self._holders:
+                self._transport.send(rank, Tag.PUSH, Message((Push.REST, 0)))
+                self._applied[rank].append(self._transport.receive(rank, Tag.ANSWER))
+        self._wait_for_applied(0)
+
+    @torch.no_grad()
+    def refresh(self, parameters: Tensor) -> None:
+        """Set `parameters` to exactly the global ones. Called while no worker has anything in flight."""
+        for rank, answer in self._ask(Pull.ALL):
+            message = answer.result()[1]
+            place = parameters[self.shards[rank]]
+            self._last_count = self._counts[rank] = message.number()
+            place.copy_(message.vector(place.numel()))
+        self._last_answers = parameters
+        if self._known_to_shards is not None:
+            self._known_to_shards.copy_(parameters)
+
+    @torch.no_grad()
+    def prepare_snapshot(self) -> None:
+        """Apply incomplete bundles of pushes, and make rounds wait for this worker again.
+
+        Called while no worker has anything in flight. The worker keeps its received parameters, and the shards keep their
+        record of them.
+        """
+        self.service.flush()
+        for _, answer in self._ask(Pull.EXPECT):
+            self._last_count = answer.result()[1].number()
+
+    @torch.no_grad()
+    def resume(self, parameters: Tensor) -> None:
+        """Continue with the parameters of the loaded state, if it has them; otherwise, `refresh`."""
+        if self._loaded is None:
+            return self.refresh(parameters)
+        received = parameters if self._known_to_shards is None else self._known_to_shards
+        received.copy_(self._loaded)
+        self._loaded = None
+        for _, answer in self._ask(Pull.HAS, received):
+            self._last_count = answer.result()[1].number()
+        self._combine(received, parameters)
+
+    def copy(self) -> Future[Tensor]:
+        wants_mean = self.optimizer.smoothed is not None
+        return GatheredCopy(
+            self._elements, [(self.shards[rank], answer) for rank, answer in self._ask(Pull.COPY, None, wants_mean)]
+        )
+
+    def _ask(self, kind: Pull, has: Tensor | None = None, wants_mean: bool = False) -> list[tuple[int, Future[Any]]]:
+        """Send a request to all shards, independently of the pushes; returns the rank and the future answer of each shard."""
+        asked = []
+        for rank in self._holders:
+            vectors = () if has is None else (has[self.shards[rank]].clone(),)
+            self._transport.send(rank, Tag.PULL, Message((kind, int(self._pushes), int(wants_mean)), vectors))
+            asked.append((rank, self._transport.receive(rank, Tag.PULLED)))
+        return asked
+
+    def piece(self) -> RecoveryPiece:
+        """A copy of this rank's shard, with its optimizer."""
+        return self.service.pieces(self._shard)[0]
+
+    def pieces(self) -> list[RecoveryPiece]:
+        """`piece`, the copies of other ranks' shards, and the parameters that this rank has received."""
+        found = self.service.pieces(self._shard, replicas=True)
+        if self._last_answers is not None:
+            for holder, updates in ((other, count) for other, count in self._counts.items() if other != self._transport.rank):
+                told = {"parameters": cpu_copy(self._last_answers[self.shards[holder]])}
+                found.append(RecoveryPiece(self.shards[holder], updates, told, exact=self._down is None))
+        return found
+
+    def state(self, parameters: Tensor) -> WorkerState:
+        """See `Strategy.state`. parameters: what this worker last received, perhaps with its own updates."""
+        unsent, gradients = self._up.unsent(), self._gradient_debt
+        received = parameters if self._known_to_shards is None else self._known_to_shards
+        answered = self.service.seen(self._transport.size)
+        return WorkerState(
+            received=received if self.keeps_received else None,
+            residual=gradients if self._sends_updates else unsent,
+            unsent=unsent if self._sends_updates else None,
+            optimizer={} if self._worker_optimizer is None else self._worker_optimizer.optimizer.packed(),
+            group={_ANSWERED: torch.tensor([self._transport.size, *answered.flatten().tolist()])},
+        )  # fmt: skip
+
+    def load(self, state: WorkerState) -> None:
+        """Continue from what `state` returned; `resume` continues with the received parameters."""
+        like = self.optimizer.parameters
+        self._up.load(state.unsent if self._sends_updates else state.residual)
+        self._gradient_debt = state.residual.to(like) if self._sends_updates and state.residual is not None else None
+        if self._worker_optimizer is not None:
+            self._worker_optimizer.optimizer.unpack(state.optimizer, "the worker's optimizer")
+        self._loaded = state.received.to(like) if self.keeps_received and state.received is not None else None
+        answered = state.group.get(_ANSWERED)
+        if answered is not None and answered[0] == self._transport.size:  # for another number of ranks it is invalid
+            self.service.load_seen(answered[1:].view(self._transport.size, -1))
+
+    def contribution(self, change: Tensor) -> Tensor:
+        """What an unsent change of this worker's parameters will add to the global ones; this is saved."""
+        return change
