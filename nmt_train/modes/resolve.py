@@ -199,7 +199,7 @@ def _sent(family: Family) -> str:
 
 def _pushes(plan: Plan, server: ServerPlan) -> int:
     """How many workers' pushes are new to a worker that receives a delta after each of them has pushed once."""
-    return plan.workers - server.keeps_own(not CODECS[server.up].lossless)
+    return plan.workers - server.keeps_own
 
 
 def _check_ranks(plan: Plan, mode: Mode, nodes: tuple[int, ...]) -> None:

@@ -14,24 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmt_train.codec import CODECS
-from nmt_train.codec.codec import Codec
 from nmt_train.codec.finite import finite
 from nmt_train.common.message import Message
 from nmt_train.optim.flat_model import cpu_copy, partition
-from nmt_train.optim.optimizer import Optimizer
-from nmt_train.optim.update_optimizers import UpdateAdder
 from nmt_train.optim.worker_optimizer import WorkerOptimizer
 from nmt_train.server.gathered_copy import GatheredCopy
 from nmt_train.server.node_channel import NodeChannel
 from nmt_train.server.nodes import by_node, first_ranks
+from nmt_train.server.own_shard import down_codec, serve, up_codec
 from nmt_train.server.push_codecs import PushCodecs
-from nmt_train.server.replication import Replication
 from nmt_train.server.requests import Pull, Push
-from nmt_train.server.service import ShardService
-from nmt_train.server.shard import Shard
 from nmt_train.strategy.context import BuildContext
-from nmt_train.strategy.local_steps import outer_optimizer
 from nmt_train.strategy.plan import ServerPlan
 from nmt_train.strategy.recovery_piece import RecoveryPiece
 from nmt_train.strategy.state import WorkerState
@@ -55,53 +48,29 @@ class Client:
     def __init__(self, context: BuildContext, settings: ServerPlan, max_in_flight: int) -> None:
         plan, transport, parameters = context.plan, context.transport, context.flat.parameters
         self._settings, self._elements = settings, parameters.numel()
-        self._pushes = settings.per == "device" or transport.rank in first_ranks(transport.nodes)  # else, it only pulls
-        self._rule = RULES[settings.rule].build(settings.bundle, settings.backup)
+        self._transport, self._trace, self._sums = transport, context.trace, plan.sums
         self.shards = partition(self._elements, transport.nodes, settings.shards)
         self._shard = self.shards[transport.rank]
-        self._transport, self._trace, self._sums = transport, context.trace, plan.sums
-        self._sends_updates = settings.sends_updates
-        self.optimizer = self._shard_optimizer(context, parameters[self._shard].clone())
+        self.service = serve(context, settings, self.shards, max_in_flight)
+        self.optimizer = self.service.optimizer
         self._last_count = 0  # update count of the shard that last answered or acknowledged
         self._counts: dict[int, int] = {}  # by rank: update count of its shard at its last answer
         self._last_answers: Tensor | None = None  # the parameters in these answers
-        feedback = not CODECS[settings.up].lossless
-        # Whether a worker continues from all of its own updates. A delta then leaves out those that the shard has got.
-        self._keeps_own = settings.keeps_own(feedback)
-        recovers = transport.fault_tolerant and transport.size > 1 and plan.recovery.copies
-        replication = Replication(transport, self.shards, plan.recovery) if recovers else None
-        # Finished updates are each applied in full, unless the rule takes their mean.
-        shard = Shard(
-            self.optimizer, context.codec(settings.up, plan.dropped_up), self._down_codec(context), self._rule, max_in_flight,
-            self._keeps_own, self._sums or self._sends_updates,
-        )  # fmt: skip
-        self.service = ShardService(shard, transport, context.trace, replication)
-        self._make_worker(context, feedback)
+        self._pushes = settings.per == "device" or transport.rank in first_ranks(transport.nodes)  # else, it only pulls
+        self._rounds = RULES[settings.rule].holds
+        self._sends_updates = settings.sends_updates
+        self._make_worker(context)
 
-    def _shard_optimizer(self, context: BuildContext, parameters: Tensor) -> Optimizer:
-        plan, settings = context.plan, self._settings
-        if not settings.sends_updates:
-            return Optimizer(plan.optimizer, parameters)
-        if not settings.local_steps:
-            return UpdateAdder(plan.optimizer, parameters)
-        arrivals = 0 if self._rule.holds else max(1, plan.workers // settings.bundle)
-        return outer_optimizer(settings.local, plan.optimizer, parameters, arrivals)
-
-    def _down_codec(self, context: BuildContext) -> Codec | None:
-        """The codec of deltas; None: shards send parameters."""
-        settings = self._settings
-        return None if CODECS[settings.down].lossless else context.codec(settings.down, settings.dropped_down)
-
-    def _make_worker(self, context: BuildContext, feedback: bool) -> None:
+    def _make_worker(self, context: BuildContext) -> None:
         """The worker's own optimizer, vectors and codecs."""
         settings, rank, parameters = self._settings, self._transport.rank, context.flat.parameters
-        self._down = self._down_codec(context)
+        self._down = down_codec(context, settings)
         self.prepares_updates = self._pushes and self._sends_updates and not settings.local_steps
         self._worker_optimizer = None
         if self.prepares_updates:
             self._worker_optimizer = WorkerOptimizer(context.plan.optimizer, parameters, self.optimizer, self._trace)
-        self._known_to_shards = parameters.clone() if self._pushes and self._keeps_own else None
-        self._bypass = settings.bypass and self.service.serves and not self._rule.holds
+        self._known_to_shards = parameters.clone() if self._pushes and settings.keeps_own else None
+        self._bypass = settings.bypass and self.service.serves and not self._rounds
         self._holders = [rank for rank, shard in enumerate(self.shards) if shard.start < shard.stop]
         others = [other for other in self._holders if other != rank or not self._bypass]
         # Every worker starts with a different shard; otherwise all workers would push to the same one first.
@@ -109,9 +78,8 @@ class Client:
         # Groups of shards that the worker exchanges with one after the other.
         self._turns = by_node(self._others, self._transport.nodes) if settings.one_node_at_a_time else [self._others]
         self._up = PushCodecs(
-            self._others if self._pushes else (), self.shards, parameters,
-            lambda: context.codec(settings.up, context.plan.dropped_up), feedback,
-        )  # fmt: skip
+            self._others if self._pushes else (), self.shards, parameters, lambda: up_codec(context, settings)
+        )
         self.keeps_received = bool(self._others)
         self._applied: dict[int, deque[Future[Any]]] = defaultdict(deque)  # by rank, outstanding acknowledgments
         # Of a loaded state: the received parameters; and a residual of gradients, which the next update includes.
@@ -244,7 +212,7 @@ class Client:
 
         Returns when its shards have accepted everything that this worker has pushed.
         """
-        if self._rule.holds:
+        if self._rounds:
             for rank in self._holders:
                 self._transport.send(rank, Tag.PUSH, Message((Push.REST, 0)))
                 self._applied[rank].append(self._transport.receive(rank, Tag.ANSWER))

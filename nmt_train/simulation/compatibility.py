@@ -32,4 +32,4 @@ def check(cluster: ClusterConfig, config: Config) -> None:
 
 def _bears_losses(server: ServerPlan) -> bool:
     """False where a delta leaves out the worker's own updates, which the shard would have to have."""
-    return not server.keeps_own(feedback=True) or CODECS[server.down].lossless
+    return not server.keeps_own or CODECS[server.down].lossless

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from nmt_train.codec import CODECS
 from nmt_train.codec.config import CodecConfigs
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.strategy.config import DownpourConfig, LowBitConfig, LowRankConfig, PipelineConfig, RecoveryConfig
@@ -92,13 +93,15 @@ class ServerPlan:
     def local_steps(self) -> bool:
         return self.cadence == LOCAL_STEPS
 
-    def keeps_own(self, feedback: bool) -> bool:
+    @property
+    def keeps_own(self) -> bool:
         """Whether a worker continues from received parameters plus all of its own updates, which deltas then leave out.
 
-        feedback: pushes use error feedback. False if bundle is above 1: a delta sent before a bundle is full does not include
-        its pushes, and would undo the worker's own updates. False with rules that apply an update only in part.
+        False if bundle is above 1: a delta sent before a bundle is full does not include its pushes, and would undo the
+        worker's own updates. False with rules that apply an update only in part, and where nothing is left out of a push.
         """
-        return self.sends_updates and feedback and self.own_updates and self.bundle == 1 and self.rule == "async"
+        in_full = self.bundle == 1 and self.rule == "async"
+        return self.sends_updates and self.own_updates and in_full and not CODECS[self.up].lossless
 
 
 @dataclass(frozen=True)
