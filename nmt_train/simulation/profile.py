@@ -19,10 +19,10 @@ from nmt_train.common.message import Message
 from nmt_train.config import Config
 from nmt_train.modes.auto import with_mode
 from nmt_train.simulation import codec_costs
-from nmt_train.simulation.adviser.links import barrier
 from nmt_train.simulation.cluster import Cost, DeviceConfig
 from nmt_train.training.worker import Make
 from nmt_train.transport import Tag, Transport
+from nmt_train.transport.collective import barrier
 from nmt_train.transport.local import LocalTransport
 
 # The mode in which each kind of work is measured: a mode in which no other work uses the device at the same time.

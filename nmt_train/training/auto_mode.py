@@ -12,7 +12,6 @@ from typing import Protocol
 import torch
 
 from nmt_train.common import atomic_file
-from nmt_train.common.message import from_json, to_facts
 from nmt_train.common.streams import tell
 from nmt_train.config import Config, flatten, plain
 from nmt_train.corpus.store import Stores
@@ -23,7 +22,8 @@ from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.run.folder import MACHINES
 from nmt_train.training.config_changes import saved_keys
 from nmt_train.training.worker import Make
-from nmt_train.transport import Messages, Tag, Transport
+from nmt_train.transport import Messages, Transport
+from nmt_train.transport.collective import broadcast
 
 _ALONE = "single"
 
@@ -89,8 +89,7 @@ def lead(
     kept = _kept(config, saved, transport.size)
     known = _known(run, transport) if kept is not None else ""
     look = transport.size > 1 and not known
-    for rank in range(1, transport.size):
-        transport.send(rank, Tag.HELLO, from_json({"look": look}))
+    broadcast(transport, {"look": look})
     cluster = known
     if look:
         _say("measuring the machines")
@@ -115,17 +114,15 @@ def lead(
                 _say(f"warning: {folder}: the comparison of the modes was not written: {error}")
 
         choice.write = write
-    chosen = {"part": part_of_mode(flatten(plain(choice.config))), "cluster": cluster}
-    for rank in range(1, transport.size):
-        transport.send(rank, Tag.HELLO, from_json(chosen))
+    broadcast(transport, {"part": part_of_mode(flatten(plain(choice.config))), "cluster": cluster})
     return choice
 
 
 def follow(config: Config, transport: Transport, own: torch.device, make: Make, adviser: Adviser) -> ChosenMode:
     """Take part in what `lead` does, as another rank."""
-    if to_facts(transport.receive(0, Tag.HELLO).result()[1], "look")["look"]:
+    if broadcast(transport, {}, "look")["look"]:
         adviser.measure(transport, own, make)
-    chosen = to_facts(transport.receive(0, Tag.HELLO).result()[1], "part", "cluster")
+    chosen = broadcast(transport, {}, "part", "cluster")
     return ChosenMode(with_part(config, chosen["part"]), adviser, chosen["cluster"], _hosts(transport))
 
 

@@ -8,9 +8,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from nmt_train.common.message import from_json, to_facts
 from nmt_train.corpus.data_shard import Position, from_plain
-from nmt_train.transport import Lost, Messages, Tag
+from nmt_train.transport import Lost, Messages
+from nmt_train.transport.collective import broadcast, gather
 
 Facts = dict[str, Any]
 _PARAMETERS, _MEAN = "parameters", "smoothed"
@@ -54,15 +54,8 @@ class Inventory:
 
     @classmethod
     def gather(cls, transport: Messages, mine: Facts, elements: int) -> Inventory:
-        """Rank 0 receives the facts of every rank and sends all of them to every rank. mine: the facts of this rank."""
-        others = range(1, transport.size)
-        if transport.rank == 0:
-            said = [mine, *(to_facts(transport.receive(rank, Tag.HELLO).result()[1], *mine) for rank in others)]
-            for rank in others:
-                transport.send(rank, Tag.HELLO, from_json({"said": said}))
-            return cls(said, elements)
-        transport.send(0, Tag.HELLO, from_json(mine))
-        return cls(to_facts(transport.receive(0, Tag.HELLO).result()[1], "said")["said"], elements)
+        """Tell all ranks the facts of every rank. mine: the facts of this rank."""
+        return cls(broadcast(transport, {"said": gather(transport, mine)}, "said")["said"], elements)
 
     @property
     def begun(self) -> bool:

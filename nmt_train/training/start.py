@@ -34,6 +34,7 @@ from nmt_train.training.prepared_run import opened, taken_over
 from nmt_train.training.setup import maker
 from nmt_train.training.worker import Make
 from nmt_train.transport import Aborted, Tag, Transport, TransportConfig, describe
+from nmt_train.transport.collective import gather
 from nmt_train.transport.local import LocalTransport
 
 _ALONE = Job()
@@ -163,12 +164,7 @@ def _compare_devices(config: Config, transport: Transport, own: torch.device) ->
     Returns the type of device of every rank on rank 0, and nothing on others.
     """
     mine = {"gpu": device.identity(own), "permitted": device.permitted(config.devices), "type": device.described(own)}
-    if transport.rank:
-        transport.send(0, Tag.HELLO, from_json(mine))
-        return []
-    others = [to_facts(transport.receive(rank, Tag.HELLO).result()[1], *mine) for rank in range(1, transport.size)]
-    by_gpu = defaultdict[tuple[int, str], list[int]](list)
-    said = [mine, *others]
+    said, by_gpu = gather(transport, mine), defaultdict[tuple[int, str], list[int]](list)
     for rank, facts in enumerate(said):
         by_gpu[transport.nodes[rank], str(facts["gpu"])].append(rank)
     for (_, gpu), ranks in by_gpu.items():

@@ -44,6 +44,6 @@ def test_validation_counts_as_training_only_if_others_train_meanwhile(ranks: int
     state: Any = SimpleNamespace(progress=progress)
     run: Any = None
     log = Log(io.StringIO(), io.StringIO())
-    validation = BackgroundValidation(worker, run, log, state, TestSets(), lambda: None, lambda: False)  # type: ignore[arg-type]
+    validation = BackgroundValidation(worker, run, log, state, TestSets(), lambda: False)  # type: ignore[arg-type]
     assert validation._measure(torch.zeros(1)) == {}
     assert (progress.seconds, progress.training_seconds) == (5.0, counted)

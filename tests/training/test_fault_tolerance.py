@@ -88,7 +88,9 @@ def kept(outcome: ledger.Outcome) -> torch.Tensor:
     """The sum of the parameters that the workers of easgd have of their own, in the form of `Outcome.applied`."""
     last = checkpoint.load(outcome.folder / "last")
     workers = (last.tensors(f"worker-{rank}") for rank in range(8) if last.has(f"worker-{rank}"))
-    return sum((state["elastic.parameters"].view_as(outcome.applied) for state in workers), torch.zeros_like(outcome.applied))
+    return sum(
+        (state["own.elastic_parameters"].view_as(outcome.applied) for state in workers), torch.zeros_like(outcome.applied)
+    )
 
 
 def troubles(draw: random.Random, nodes: list[int]) -> dict[str, Any]:

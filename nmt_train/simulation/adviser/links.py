@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from nmt_train.common.message import Message, from_json, to_json
+from nmt_train.common.message import Message
 from nmt_train.transport import Tag, Transport
+from nmt_train.transport.collective import barrier, gather
 
 _TRIPS = 30  # round trips whose median is the latency
 _BLOCK, _WINDOW = 1 << 20, 4  # bytes of a message, and how many are in flight
@@ -45,10 +46,9 @@ def between(transport: Transport, ranks: Sequence[int], seconds: float) -> Link 
     for pairs in ({first: second}, ring, {to: sender for sender, to in ring.items()}):
         found.append(_received(transport, pairs, seconds))
         barrier(transport)
+    by_rank = [facts["found"] for facts in gather(transport, {"found": found})]
     if transport.rank:
-        transport.send(0, Tag.HELLO, from_json(found))
         return None
-    by_rank = [found, *(to_json(transport.receive(rank, Tag.HELLO).result()[1]) for rank in range(1, transport.size))]
     # A slow card also slows down what its neighbor receives from it, but not what it receives from its other neighbor.
     return Link(by_rank[first][0], by_rank[second][-3], tuple(max(by_rank[rank][-2:]) for rank in ranks))
 
@@ -95,15 +95,3 @@ def _send(transport: Transport, to: int, seconds: float) -> None:
     for done in under_way:
         done.result()
     transport.send(to, Tag.PUSH, Message((_END,)))
-
-
-def barrier(transport: Transport, said: int = 0) -> int:
-    """Wait until all ranks have come here; returns what rank 0 has said."""
-    if transport.rank:
-        transport.send(0, Tag.REPORT, Message())
-        return transport.receive(0, Tag.CONTROL).result()[1].number()
-    for rank in range(1, transport.size):
-        transport.receive(rank, Tag.REPORT).result()
-    for rank in range(1, transport.size):
-        transport.send(rank, Tag.CONTROL, Message((said,)))
-    return said

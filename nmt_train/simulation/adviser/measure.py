@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from nmt_train.common.message import from_json, to_facts
 from nmt_train.config import Config
 from nmt_train.device import memory
 from nmt_train.simulation import profile
@@ -17,7 +16,8 @@ from nmt_train.simulation.cluster import DeviceConfig
 from nmt_train.simulation.cluster_file import to_yaml
 from nmt_train.simulation.profile import Effort, Say
 from nmt_train.training.worker import Make
-from nmt_train.transport import Tag, Transport
+from nmt_train.transport import Transport
+from nmt_train.transport.collective import gather
 
 _ALIKE = 1.05  # devices and network cards that differ by less than this factor are described as equal
 _STEADY = 1.25  # a network whose bandwidth changes by more than this factor is not steady
@@ -78,11 +78,9 @@ def machines(
     later = between(transport, first, seconds) if len(first) > 1 else None
     here = transport.nodes.count(transport.nodes[transport.rank])
     mine = {"memory": memory(own, config.devices, here), "costs": dataclasses.asdict(costs)}
+    found = gather(transport, mine)
     if transport.rank:
-        transport.send(0, Tag.HELLO, from_json(mine))
         return None
-    others = (to_facts(transport.receive(rank, Tag.HELLO).result()[1], *mine) for rank in range(1, transport.size))
-    found = [mine, *others]
     devices = [DeviceConfig(**its["costs"]) for its in found]
     tokens = float(config.batch.tokens if config.batch.sentences is None else _SENTENCE * config.batch.sentences)
     return Measured(
