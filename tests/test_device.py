@@ -186,6 +186,7 @@ def test_spans_wait_for_the_gpu_of_their_rank(monkeypatch: pytest.MonkeyPatch) -
     assert device.settle(torch.device("cpu")) is None
 
 
+@pytest.mark.slow
 def test_tasks_have_ended_before_a_rank_goes_on_after_a_failure() -> None:
     transport = LocalTransport()
     tasks = [

@@ -102,6 +102,7 @@ VECTORS = st.builds(
 )
 
 
+@pytest.mark.slow
 @fuzzed
 @given(data=st.data())
 def test_any_message_is_a_report_or_malformed(data: st.DataObject) -> None:
@@ -217,6 +218,7 @@ def folder() -> Any:
         yield Path(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", READERS)
 @fuzzed
 @given(data=st.data())
@@ -254,6 +256,7 @@ BOMB = "{a0: &a0 [x, x, x, x, x, x, x, x, x, x], " + ", ".join(
 ) + "}"  # fmt: skip
 
 
+@pytest.mark.slow
 def test_text_on_the_command_line_or_in_a_value_that_repeats_itself_without_end_is_refused(folder: Path) -> None:
     path = folder / "config.yml"
     path.write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
@@ -320,6 +323,7 @@ def test_a_manifest_of_which_anything_was_changed_is_found_by_its_checksum(saved
         file.write_text(before, encoding="utf-8")
 
 
+@pytest.mark.slow
 @fuzzed
 @given(data=st.data())
 def test_any_manifest_is_gone_on_from_or_said_to_be_wrong(

@@ -47,6 +47,7 @@ def call(command: Any, *arguments: Any, stdin: bytes = b"", monkeypatch: pytest.
     return cli.run(command.command, [str(argument) for argument in arguments])
 
 
+@pytest.mark.slow
 def test_several_config_files_are_no_repetition(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other.yml"
     other.write_text("mode: sync\n", encoding="utf-8")
@@ -257,6 +258,7 @@ def test_options_of_a_figure_are_not_abbreviated(run: Path, capsys: pytest.Captu
     assert "--out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_path_may_begin_with_the_home_folder(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -280,6 +282,7 @@ def test_plots_of_a_real_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     ]
 
 
+@pytest.mark.slow
 def test_a_simulated_run_is_a_run_like_any_other(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = tmp_path / "there"
     common = ["--config", run.with_suffix(".yml"), "--run", there, "--cluster", CLUSTERS / "thesis-2x1.yml"]
@@ -329,6 +332,7 @@ def test_nobody_takes_the_times_of_another_model_for_those_of_this_one(
         assert bool(re.search(warning, capsys.readouterr().err)) == warned
 
 
+@pytest.mark.slow
 def test_timing_needs_neither_the_configuration_nor_the_optimizer_of_the_run_in_its_folder(run: Path, tmp_path: Path) -> None:
     common = ["--config", run.with_suffix(".yml"), "--run", tmp_path / "there", "--cluster", CLUSTERS / "thesis-2x1.yml"]
     assert call(simulate, *common, "--mode", "downpour", "--stop.after", "3u") == 0
@@ -351,6 +355,7 @@ def test_a_pipe_is_no_corpus(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "pipe: is a pipe, but a corpus is read several times; write it to a file first" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_timing_keeps_the_trace_of_a_training_run(run: Path, tmp_path: Path) -> None:
     common = ["--config", run.with_suffix(".yml"), "--run", tmp_path / "there", "--cluster", CLUSTERS / "thesis-2x1.yml"]
     common += ["--mode", "sync", "--stop.after", "2u"]
@@ -464,6 +469,7 @@ def test_every_mistake_before_training_is_one_sentence_with_status_2(
     assert "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_overwriting_forgets_nothing_until_the_new_configuration_is_found_good(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -583,6 +589,7 @@ def test_bad_text_on_standard_input_is_named_by_line(
     assert "standard input, line 2: not UTF-8" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_vocabulary_of_another_model_is_refused(
     run: Path, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

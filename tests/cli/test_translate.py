@@ -90,6 +90,7 @@ def test_n_best_prints_n_lines_also_for_an_empty_one(run: Path, translated: Any)
     assert all(line.startswith("1 |||  |||") for line in lines[3:6])
 
 
+@pytest.mark.slow
 def test_an_ensemble_of_one_model_twice_is_that_model(run: Path, demo: Path, translated: Any) -> None:
     text = (demo / "test.en").read_bytes()
     assert translated(text, "--model", run)[1] == translated(text, "--model", run, run / "last")[1]
@@ -148,6 +149,7 @@ def test_scores_are_the_log_probabilities_whose_mean_is_the_cross_entropy(
     assert "--score is for one model; there are 2" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_models_are_compared_by_resampling(run: Path, demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = Run(run).checkpoints()
     test = ["--test", str(demo / "valid.en"), str(demo / "valid.de"), "--beam", "1"]

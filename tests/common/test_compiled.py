@@ -13,6 +13,8 @@ import pytest
 from nmt_train.common.compiled import zeros_below
 from nmt_train.common.processor import processor
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import resource
 import sys
@@ -62,7 +64,6 @@ def test_functions_are_compiled_even_if_the_disk_is_full(tmp_path: Path) -> None
     assert not any(run(tmp_path, "full").rglob("*.total-*.nbc"))
 
 
-@pytest.mark.slow
 def test_another_version_of_what_a_function_calls_has_another_folder(tmp_path: Path) -> None:
     """numba itself would keep using the machine code of the former version."""
     import nmt_train

@@ -55,6 +55,7 @@ def test_threads_that_end_or_begin_do_not_change_the_share(clock: Clock) -> None
     assert clock.cores.shared
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="only Linux counts how long threads wait for a core")
 def test_idle_threads_are_started_and_ended_and_no_result_changes() -> None:
     """There are more compute threads than cores, which is when GNU OpenMP spins less."""

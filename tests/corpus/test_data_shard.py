@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ def test_batch_i_goes_to_worker_i_mod_n() -> None:
     assert [number for number, *_ in DataShard(1, 3).pick(0, iter("abcdefgh"))] == [1, 4, 7]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     total=st.integers(1, 30),

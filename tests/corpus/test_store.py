@@ -117,6 +117,7 @@ def test_also_where_the_cache_cannot_even_be_read(files: list[str], vocabulary: 
     assert open_stores(config, vocabulary, tmp_path / "run").paths[0].parent == tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_many_corpora_keep_one_file_open_each_and_are_not_read_into_memory(
     files: list[str], vocabulary: Vocabulary, tmp_path: Path
 ) -> None:

@@ -123,6 +123,7 @@ print(hashlib.sha256(train(corpus).model).hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_a_vocabulary_of_a_sample_of_the_corpus_is_the_same_in_every_process(demo: Path) -> None:
     command = [sys.executable, "-c", SAMPLED, f"{demo}/train.en", f"{demo}/train.de"]
     digests = {subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)}

@@ -251,6 +251,7 @@ def test_an_mpirun_without_ranks_here_is_killed_after_an_error(monkeypatch: pyte
     assert launch._wait(job, launch.Signs(error=True)) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_an_mpirun_without_ranks_here_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_GRACE", 0.1)
     monkeypatch.setattr(launch, "_LOOK", 0.05)

@@ -165,6 +165,7 @@ def best(model: Table, beam: int, normalization: float, longest: int, n_best: in
 CASES = given(seed=st.integers(0, 10**6), beam=st.integers(2, 8), normalization=st.sampled_from([0.0, 0.6, 1.0, 2.0]))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @CASES
 def test_a_beam_is_never_worse_than_greedy_search(seed: int, beam: int, normalization: float) -> None:
@@ -174,6 +175,7 @@ def test_a_beam_is_never_worse_than_greedy_search(seed: int, beam: int, normaliz
     assert wide.score >= greedy.score or not greedy.ended
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @CASES
 def test_a_beam_as_large_as_the_space_finds_the_optimum(seed: int, beam: int, normalization: float) -> None:
@@ -184,6 +186,7 @@ def test_a_beam_as_large_as_the_space_finds_the_optimum(seed: int, beam: int, no
     assert [hypothesis.score for hypothesis in found] == pytest.approx(sorted(scores.values(), reverse=True)[:beam], abs=1e-4)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @CASES
 def test_the_search_ends_no_sooner_than_its_result_is_certain(seed: int, beam: int, normalization: float) -> None:

@@ -157,6 +157,7 @@ def test_dropped_words_are_dropped_whole() -> None:
     assert 0.1 < float((kept == 0).float().mean()) < 0.3
 
 
+@pytest.mark.slow
 def test_training_overfits_a_batch_to_near_zero_loss() -> None:
     network = model(label_smoothing=0.0)
     batch = assemble(sentences(4, 6, 5, 7), sentences(5, 5, 4, 6, seed=2))

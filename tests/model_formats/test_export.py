@@ -156,6 +156,7 @@ def test_ctranslate2_translates_as_we_do(trained: Path, demo: Path, tmp_path: Pa
     assert sum(map(str.__eq__, found, wanted)) >= (len(wanted) if quantize is None else 0.6 * len(wanted))
 
 
+@pytest.mark.slow
 def test_ctranslate2s_own_converter_understands_the_hugging_face_folder(trained: Path, demo: Path, tmp_path: Path) -> None:
     assert call(trained, tmp_path / "hf", "--to", "huggingface") == 0
     ctranslate2.converters.TransformersConverter(str(tmp_path / "hf")).convert(str(tmp_path / "ct2"))
@@ -184,6 +185,7 @@ def test_the_readme_of_a_folder_runs_as_it_stands(trained: Path, tmp_path: Path,
     assert done.stdout.startswith("['")
 
 
+@pytest.mark.slow
 def test_the_mean_of_checkpoints_is_exported(trained: Path, tmp_path: Path) -> None:
     assert call(trained, tmp_path / "out", "--to", "huggingface", "--average", "2") == 0
     model, vocabulary = ours(trained, 2)
@@ -193,6 +195,7 @@ def test_the_mean_of_checkpoints_is_exported(trained: Path, tmp_path: Path) -> N
     assert len(vocabulary) == len(theirs)
 
 
+@pytest.mark.slow
 def test_others_may_read_what_the_umask_allows(trained: Path, tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
@@ -213,6 +216,7 @@ def test_transformers_4_cannot_load_what_it_would_get_wrong(tmp_path: Path, voca
         assert known == (norm == "post" or tied == "all",) * 2
 
 
+@pytest.mark.slow
 def test_mistakes_have_their_sentence_and_leave_nothing(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,6 +241,7 @@ def test_mistakes_have_their_sentence_and_leave_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged", "file"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_has_its_sentence_and_leaves_nothing(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,6 +254,7 @@ def test_a_full_disk_has_its_sentence_and_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["tokenizers", "ctranslate2"])
 def test_without_the_package_it_says_how_to_get_it(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str

@@ -89,6 +89,7 @@ def test_a_new_one_is_registered_in_one_place_and_trains(
     assert words(run(make, tmp_path / "run", [1, 1], stop__after="12u", **options)) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PARTS)
 def test_a_new_part_is_registered_in_one_place_and_trains_in_a_new_mode(
     make: Make, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -72,6 +72,7 @@ def test_named_tensors_load_back_and_those_of_another_model_are_refused() -> Non
         flat.load({**saved, "7.bias": torch.zeros(1)}, target, "here")
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 5), min_size=1, max_size=6), st.data())
 def test_a_limited_number_of_ranks_holds_shards_one_of_each_node_first(

@@ -179,6 +179,7 @@ def test_a_sum_that_is_not_finite_ends_training_with_a_sentence(make: Make, tmp_
         )
 
 
+@pytest.mark.slow
 def test_workers_in_step_stop_at_an_epoch_with_every_batch_used(make: Make, tmp_path: Path) -> None:
     config = dataclasses.replace(make(mode="sync", stop__after="2e", batch__tokens=300), run=str(tmp_path / "alone"))
     assert start(config, False, False) == 0

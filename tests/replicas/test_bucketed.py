@@ -262,6 +262,7 @@ def test_on_a_simulated_clock_a_bucket_sets_out_when_its_share_of_the_backward_p
     assert parts == pytest.approx(2 / 4 + 4 * 2 * 2.25 + update)  # the network is slower: it begins after a quarter
 
 
+@pytest.mark.slow
 def test_buckets_shorten_the_step_of_a_simulated_run(make: Make, tmp_path: Any) -> None:
     times = {}
     for buckets in (1, 8):

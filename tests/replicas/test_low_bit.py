@@ -86,6 +86,7 @@ def test_the_mean_is_about_right_at_once() -> None:
     assert cosine > 0.75
 
 
+@pytest.mark.slow
 def test_batches_count_by_their_tokens() -> None:
     vectors = torch.tensor([1.0, -1.0])[:, None].expand(300, 2, ELEMENTS)
     mean = sum(averaged(vectors, [3, 1])[0][0][100:]) / 200

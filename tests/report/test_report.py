@@ -90,6 +90,7 @@ def traced(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_figures_need_no_backend_of_a_notebook() -> None:
     own = os.environ | {"MPLBACKEND": "module://no_such_package.backend"}
     command = [sys.executable, "-c", "from nmt_train.report.figure import new_figure; new_figure(1, 1)"]
@@ -121,6 +122,7 @@ def test_timeline_draws_a_window(traced: Path, tmp_path: Path) -> None:
     timeline.plot(traced, 2.0, 3.0, tmp_path / "t.svg")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "clock"), [("", "wall-clock"), ("simulated.yml", "virtual"), ("timing.json", "virtual")])
 def test_timeline_says_which_clock_it_shows(file: str, clock: str, traced: Path, tmp_path: Path) -> None:
     if file:

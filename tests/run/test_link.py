@@ -154,6 +154,7 @@ def test_a_file_of_another_program_is_not_changed(
     assert file.read_text(encoding="utf-8") == FOREIGN[name]
 
 
+@pytest.mark.slow
 def test_an_empty_log_of_the_shell_and_a_run_that_has_made_no_checkpoint_are_no_foreign_files(
     make: Make, tmp_path: Path
 ) -> None:

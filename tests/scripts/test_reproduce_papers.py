@@ -247,6 +247,7 @@ def test_initial_parameters_do_not_count_as_messages(tmp_path: Path) -> None:
     assert collected(SeededRuns, tmp_path).measure(papers.SYNC, "bytes/message") == 7
 
 
+@pytest.mark.slow
 def test_the_page_has_every_claim_and_every_picture(tmp_path: Path) -> None:
     for setup in papers.TIMED:
         timed(tmp_path, setup, 100, sent=4.0)

@@ -125,6 +125,7 @@ class Slept:
         self.finished.touch()
 
 
+@pytest.mark.slow
 def test_the_reproduction_ends_runs_that_are_good_enough_and_does_not_repeat_them(tmp_path: Path) -> None:
     jobs = [Slept(tmp_path, "short", ends=True), Slept(tmp_path, "long")]
     for _ in range(2):
@@ -191,11 +192,13 @@ def test_what_was_found_on_a_gpu_is_written_into_its_place_as_often_as_one_likes
     assert "nothing" not in written[0]
 
 
+@pytest.mark.slow
 def test_the_training_loop_of_check_gpu_runs_also_without_a_gpu(tmp_path: Path) -> None:
     row = next(row for row in CHECK_GPU["ROWS"] if row.cpu and "base" in row.name)
     assert "words/s" in row.work("cpu", tmp_path)
 
 
+@pytest.mark.slow
 def test_a_row_of_check_gpu_that_hangs_is_ended_with_all_that_it_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def work(transport: Any) -> None:
     strategy.step()
 
 
+@pytest.mark.slow
 def test_a_worker_that_waits_for_an_exchange_is_woken_if_it_fails() -> None:
     with pytest.raises(Broken):
         together(engine([1]), work)

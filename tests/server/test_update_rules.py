@@ -143,6 +143,7 @@ def test_every_batch_is_done_once_whoever_rests_when(make: Make, tmp_path: Path,
         assert words(folder) == words(reference)
 
 
+@pytest.mark.slow
 def test_with_a_backup_a_straggler_holds_nobody_up(make: Make, tmp_path: Path) -> None:
     from simulated import LINK, events
 

@@ -36,6 +36,7 @@ def test_a_slow_card_is_not_blamed_on_its_neighbors() -> None:
     assert link.all == pytest.approx([10e6, 5e6, 10e6, 10e6], rel=0.05)
 
 
+@pytest.mark.slow
 def test_devices_that_share_a_bus_are_slower_while_all_send() -> None:
     link = found([3], [0, 1, 2], bus="600 MB/s")
     assert link.one == pytest.approx(600e6, rel=0.05)

@@ -91,6 +91,7 @@ def test_a_step_that_took_unusually_long_is_left_out() -> None:
     assert typical(usual) == usual
 
 
+@pytest.mark.slow
 def test_several_ranks_measure_what_messages_cost_and_when_they_are_noticed(make: Make) -> None:
     config = make()
     with opened(config, False, False) as ready:

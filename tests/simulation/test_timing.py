@@ -73,6 +73,7 @@ def test_a_worker_is_charged_for_the_codec_it_uses(
     assert seconds(device, changes) > seconds(DEVICE, changes)
 
 
+@pytest.mark.slow
 def test_times_and_bytes_of_every_mode_are_the_golden_ones(make: Make) -> None:
     """A portable part of scripts/golden. NMT_TRAIN_GOLDEN=write makes the table again."""
     lines = ["mode seconds spans and bytes of each rank"]

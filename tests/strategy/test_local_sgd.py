@@ -228,6 +228,7 @@ def test_simuparallel_averages_once_at_the_end() -> None:
     assert torch.equal(found[0][-1], found[1][-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", ["1e", "20t"])
 def test_more_local_steps_than_the_run_has_are_refused(make: Make, tmp_path: Path, stop: str) -> None:
     changes = {"mode": "local-sgd", "local__every": 1000, "stop__after": stop}
@@ -259,6 +260,7 @@ def test_deltas_of_a_server_replace_the_way_of_a_worker_as_whole_parameters_do(m
         torch.testing.assert_close(deltas[rank][24], dense[rank][24], rtol=0, atol=5e-3)
 
 
+@pytest.mark.slow
 def test_a_run_that_averages_once_ends_validated_with_what_all_have_in_common(make: Make, tmp_path: Path) -> None:
     folder = run(
         make, tmp_path / "run", [1, 1], mode="simuparallel", local__every=None, stop__after="3e", validation__every="1e"
@@ -283,6 +285,7 @@ def test_a_run_goes_on_in_any_other_mode(make: Make, tmp_path: Path, chain: tupl
     assert json.loads((folder / "last" / "checkpoint.json").read_text())["progress"]["epochs"] == len(chain)
 
 
+@pytest.mark.slow
 def test_local_steps_continue_the_learning_rate_of_another_mode_on_every_rank(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ def changed(nodes: list[int], seed: int, config: ThresholdConfig) -> list[tuple[
     return together(engine(nodes, seed, device=costs), *[work] * sum(nodes))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     nodes=st.lists(st.integers(1, 3), min_size=1, max_size=3), seed=st.integers(0, 10**6),
@@ -153,6 +154,7 @@ def test_after_equally_many_changes_that_are_not_the_same_all_take_one_replica()
     assert len({move.source.rank for move in moves}) == 1
 
 
+@pytest.mark.slow
 def test_every_batch_is_done_once(make: Make, tmp_path: Path) -> None:
     reference = run(make, tmp_path / "reference", [1], stop__after="2e")
     folder = run(make, tmp_path / "run", [2, 1], shuffle_seed=1, mode="strom", stop__after="2e")

@@ -73,6 +73,7 @@ def test_a_run_continues_on_another_corpus_only_if_forced_and_then_begins_an_epo
     assert "--force: epoch 2 begins" in log(config)
 
 
+@pytest.mark.slow
 def test_the_same_text_elsewhere_is_the_same_corpus(make: Make, corpus: Path, tmp_path: Path) -> None:
     def config(folder: str, files: list[Any], until: str) -> Config:
         changed = make(corpus__train=[{"files": files}], stop__after=until, **SAME)
@@ -157,6 +158,7 @@ def test_a_best_value_belongs_to_the_set_and_the_settings_that_it_was_measured_w
         assert saved["cross-entropy"][0] == events(Path(config("6u").run), "validation")[-1]["cross-entropy"]
 
 
+@pytest.mark.slow
 def test_the_same_names_with_other_text_are_another_validation_set(make: Make, corpus: Path) -> None:
     values = {**VALIDATED, "corpus__valid": [f"{corpus}/valid.en", f"{corpus}/valid.de"]}
     config = make(**values, stop__after="4u")

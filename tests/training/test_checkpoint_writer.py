@@ -75,6 +75,7 @@ def test_no_message_of_a_checkpoint_grows_with_the_model_and_the_run_resumes_bit
     assert equal(whole / "checkpoints" / "10", pieces / "checkpoints" / "10")
 
 
+@pytest.mark.slow
 def test_a_rank_that_sees_the_run_folder_writes_the_state_of_its_worker_there(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state_messages: list[int]
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_rank_that_sees_the_run_folder_writes_the_state_of_its_worker_there(
     assert sum(state_messages) < over_the_network / 2
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_write_to_the_run_folder_sends_its_state(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,13 +12,14 @@ from simulated import events, parameters, run
 
 from nmt_train.common.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 FALLING = {
     "optimizer__schedule": "cosine", "optimizer__warmup": 0, "optimizer__async_warmup": 0, "optimizer__learning_rate": 0.001,
     "batch__tokens": 200, "validation__every": "1000t",
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "nodes"),
     [
@@ -56,7 +57,6 @@ def test_another_length_that_changes_the_curve_is_refused(make: Make, tmp_path: 
     assert events(folder, "validation")[-1]["learning_rate"] < 1e-6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"mode": "sync"}, {"mode": "vanilla", "server__bypass": False}, {"mode": "local-sgd"}])
 def test_a_resumed_run_continues_on_the_same_curve(make: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
     curve: dict[str, Any] = {**FALLING, "optimizer__cosine_until": "2e", **changes}

@@ -127,6 +127,7 @@ def test_a_simulated_run_says_so_everywhere(make: Make, tmp_path: Path, monkeypa
     assert labels == ["virtual time (seconds)"]
 
 
+@pytest.mark.slow
 def test_a_simulation_has_a_folder_of_its_own_unless_one_is_named(make: Make, tmp_path: Path) -> None:
     config = make(stop__after="3u", validation__every=None)
     file, clusters = tmp_path / "mine.yml", tmp_path / "cluster.yml"

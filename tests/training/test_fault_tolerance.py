@@ -246,6 +246,7 @@ def test_a_checkpoint_holds_every_push_in_all_shards_or_in_none(make: Make, seed
     assert set(resumed.trained.values()) == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["vanilla", "overlap", "downpour"])
 def test_what_a_slow_worker_has_left_is_trained_by_the_others(make: Make, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     def seconds() -> float:

@@ -58,6 +58,7 @@ def test_every_mode_begins_with_it(make: Make, tmp_path: Path, mode: str) -> Non
     assert events(fine, "validation")[0]["cross-entropy"] == pytest.approx(cross_entropy(source / "last"))
 
 
+@pytest.mark.slow
 def test_its_history_names_where_it_comes_from_through_generations(make: Make, tmp_path: Path) -> None:
     first = trained(make, tmp_path, "first")
     second = trained(make, tmp_path, "second", init=str(first))
@@ -70,6 +71,7 @@ def test_its_history_names_where_it_comes_from_through_generations(make: Make, t
     assert f"init: {second / 'checkpoints' / '6'}" in (third / "config.yml").read_text()
 
 
+@pytest.mark.slow
 def test_it_resumes_without_its_source(make: Make, tmp_path: Path) -> None:
     source = trained(make, tmp_path)
     whole = trained(make, tmp_path, "whole", init=str(source))
@@ -157,6 +159,7 @@ def test_a_restart_that_does_not_find_its_run_is_refused_until_the_machine_that_
         assert prepared.saved is None
 
 
+@pytest.mark.slow
 def test_a_run_that_has_begun_otherwise_does_not_change_its_beginning(make: Make, tmp_path: Path) -> None:
     source = trained(make, tmp_path)
     begun = trained(make, tmp_path, "begun")

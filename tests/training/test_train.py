@@ -154,6 +154,7 @@ class interrupted_after:  # noqa: N801 - reads as a phrase
         self.patch.undo()
 
 
+@pytest.mark.slow
 def test_a_signal_during_validation_puts_it_off_to_the_restart(
     uninterrupted: tuple[dict[str, Any], Config], tmp_path: Path
 ) -> None:
@@ -192,6 +193,7 @@ def assert_put_off(pieces: Config, whole: Config) -> None:
     assert {"best-cross-entropy", "last"} <= links[0].keys()
 
 
+@pytest.mark.slow
 def test_killed_at_once_the_run_continues_from_its_last_checkpoint(
     uninterrupted: tuple[dict[str, Any], Config], tmp_path: Path
 ) -> None:
@@ -296,6 +298,7 @@ def test_sigkill_while_saving_all_the_time_leaves_a_good_checkpoint(make: Make, 
         reached = saved
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_said_aloud_and_the_one_before_is_used(
     uninterrupted: tuple[dict[str, Any], Config], tmp_path: Path
 ) -> None:
@@ -537,6 +540,7 @@ def test_checkpoints_can_be_read_although_the_cost_of_a_skipped_batch_was_not_fi
     assert all(event["cost"] < 100 for event in events(config) if event["event"] == "train")
 
 
+@pytest.mark.slow
 def test_an_epoch_whose_last_batch_is_skipped_ends_the_run_too(make: Make) -> None:
     batches = make(stop__after="1e", log__every="1u")
     assert run(batches) == 0
@@ -548,6 +552,7 @@ def test_an_epoch_whose_last_batch_is_skipped_ends_the_run_too(make: Make) -> No
     assert (progress["updates"], progress["skipped"], progress["epochs"], progress["batches"]) == (number - 1, 1, 1, 0)
 
 
+@pytest.mark.slow
 def test_a_stage_does_not_end_training_before_the_next_one_begins(make: Make, demo: Path) -> None:
     """When a stage ends, the next one has not begun, so no validation of the next one can have been no better."""
     files = [f"{demo}/train.en", f"{demo}/train.de"]
@@ -559,6 +564,7 @@ def test_a_stage_does_not_end_training_before_the_next_one_begins(make: Make, de
     assert final(config)[0]["progress"]["epochs"] == 3
 
 
+@pytest.mark.slow
 def test_but_not_for_ever(make: Make) -> None:
     config = make(stop__after="100u", optimizer__not_finite="skip", checkpoint__every="1u")
     with poisoned(range(3, 1000), float("nan")), pytest.raises(NotFinite, match=r"update 3, .*; 50 were skipped before it"):

@@ -150,6 +150,7 @@ def tagged(demo: Path, *tags: str) -> list[dict[str, Any]]:
     return [{"files": [f"{demo}/train.en", f"{demo}/train.de"], "tag": tag} for tag in tags]
 
 
+@pytest.mark.slow
 def test_a_tag_stands_before_every_source_of_a_validation_set_as_in_training(
     make: Make, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +203,7 @@ def said_to_be_exchanged(make: Make, run: Path, train: list[Any], valid: dict[st
     return "are its files exchanged?" in (run / "train.log").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_validation_set_with_its_files_exchanged_is_pointed_out(make: Make, tmp_path: Path) -> None:
     draw = random.Random(1)
     for language, words in LANGUAGES.items():

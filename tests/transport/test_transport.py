@@ -57,6 +57,7 @@ def test_messages_of_a_sender_and_tag_keep_their_order_and_others_do_not_get_in_
     assert left.sent[Tag.ANSWER] == [3, 24]
 
 
+@pytest.mark.slow
 def test_whoever_waits_is_woken_when_the_wire_closes_or_a_task_fails() -> None:
     transport = LocalTransport()
     waiting = transport.receive(None, Tag.PUSH)
@@ -94,6 +95,7 @@ def test_clocks_of_two_hosts_are_aligned_by_the_quickest_round_trip() -> None:
     assert offset == pytest.approx(1000.0, abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_rank_that_stops_while_clocks_are_aligned_is_named() -> None:
     first, second = transports((0, 1))
     with pytest.raises(Lost, match=r"rank 1 of 2 did not connect within 0.1 s \(transport.start_deadline\)"):
