@@ -307,7 +307,7 @@ def test_timing_alone_prints_a_line_per_machine(run: Path, tmp_path: Path, capsy
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", [["--timing-only", 5], ["--compare"], ["--stop.after", "2u"]], ids=str)
+@pytest.mark.parametrize("what", [["--timing-only", 5], ["--stop.after", "2u"]], ids=str)
 def test_nobody_takes_the_times_of_another_model_for_those_of_this_one(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], what: list[str | int]
 ) -> None:

@@ -166,7 +166,6 @@ def test_scancel_and_the_time_limit_save_and_the_same_command_continues(make: Ma
     ("script", "how", "options"),
     [
         ("cpu.sh", "--signal=USR1", ()),
-        ("mpirun.sh", "--batch --signal=USR1", ()),
         ("one-machine.sh", "--signal=USR1", ("--export=ALL,DEVICES=cpu x 2",)),
     ],
 )

@@ -25,13 +25,11 @@ from nmt_train.transport.local import LocalTransport
     "changes",
     [
         {},
-        {"batch__accumulate": 3},
         {"mode": "sparse", "server__up": "half"},
         {"server__per": "node", "overlap__bound": 2},
-        {"mode": "powersgd", "low_rank__dense_updates": 100},
         {"mode": "sync", "replicas__buckets": 4, "replicas__algorithm": "butterfly"},
     ],
-    ids=["as it is", "accumulating", "with another codec", "per node", "dense at first", "in parts"],
+    ids=["as it is", "with another codec", "per node", "in parts"],
 )
 def test_a_profile_has_a_price_for_all_kinds_of_work_whatever_is_configured(make: Make, changes: dict[str, Any]) -> None:
     config = make(**changes)

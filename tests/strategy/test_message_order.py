@@ -25,7 +25,7 @@ from nmt_train.simulation.virtual_transport import VirtualTransport
 ELEMENTS, STEPS = 37, 6
 START = torch.arange(ELEMENTS, dtype=torch.float32)
 LAYOUTS = st.lists(st.integers(1, 3), min_size=1, max_size=3)  # devices of each machine
-ORDERS = int(os.environ.get("NMT_TRAIN_ORDERS", "200"))
+ORDERS = int(os.environ.get("NMT_TRAIN_ORDERS", "50"))
 OPTIONS: dict[str, Any] = {
     "server.bypass": st.booleans(),
     "server.bundle": st.integers(1, 3),

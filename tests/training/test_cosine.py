@@ -23,9 +23,7 @@ FALLING = {
 @pytest.mark.parametrize(
     ("mode", "nodes"),
     [
-        ("single", [1]), ("vanilla", [1, 1]), ("overlap", [1, 1]), ("sparse-overlap", [2, 1]), ("sync", [1, 1]),
-        ("pipe", [1, 1]), ("powersgd", [1, 1]), ("local-sgd", [1, 1]), ("easgd", [1, 1]), ("strom", [1, 1]),
-        ("softsync", [1, 1, 1]),
+        ("single", [1]), ("sparse-overlap", [2, 1]), ("sync", [1, 1]), ("local-sgd", [1, 1]), ("strom", [1, 1]),
     ],
 )  # fmt: skip
 def test_the_rate_depends_on_the_words_only(make: Make, tmp_path: Path, mode: str, nodes: list[int]) -> None:
