@@ -44,6 +44,7 @@ class LocalSGD(Strategy):
         own = settings.own_updates and self._reducer.residual is not None
         self._keeps_own = own and local.outer != "nesterov"
         self._received_loaded = self._in_flight = False  # whether `received` was loaded; whether an exchange has begun
+        self._debt_left: Tensor | None = None  # what remains of the debt after the exchange that includes it
 
     @property
     def learning_rate(self) -> float:
@@ -54,8 +55,14 @@ class LocalSGD(Strategy):
         return self._work.begun
 
     def step(self) -> bool:
-        self.gradient_norm = self._work.step(self.optimizer, self._add_residual)
+        self.gradient_norm = self._work.step(self.optimizer, self._with_residual)
         return self._advance()
+
+    def _with_residual(self, gradient: Tensor, weight: int) -> None:
+        """Include a loaded residual in a local step."""
+        if weight and self._debt.residual is not None:
+            gradient.add_(self._debt.residual)
+            self._debt.residual = None
 
     def skip(self) -> bool:
         return self._advance()
@@ -91,13 +98,12 @@ class LocalSGD(Strategy):
         debt = self._debt.unsent if weight else None
         if debt is not None:  # it is to be added to the parameters, and a mean takes only a share of what workers send
             change.add_(debt, alpha=1 / (self._share * self._reducer.rate))
-            self._debt.unsent = None
+            self._debt_included = True
         with self._trace.span("sync"):
             joined = self._reducer.reduce(change, self.updates, weight)
         taken = 1.0 if self._share == 1.0 else 1 / (joined.weight * self._share or 1.0)
-        if debt is not None and taken != 1.0 and self._reducer.residual is None:
-            # In a mean over fewer workers, each has a larger share: the next exchange takes back what was added too much.
-            self._debt.unsent = debt * (1 - taken)
+        # In a mean over fewer workers, each has a larger share: the next exchange takes back what was added too much.
+        self._debt_left = debt * (1 - taken) if debt is not None and taken != 1.0 else None
         return joined
 
     @torch.no_grad()
@@ -106,8 +112,11 @@ class LocalSGD(Strategy):
         try:
             clip(total, 0.0, 1.0 if self._sums else joined.divisor)  # without a limit, it only divides
         except NotFinite:
+            self._debt_included = False  # the next change includes it
             self._reducer.undo()
             raise
+        if self._debt_included:
+            self._debt.unsent, self._debt_included = self._debt_left, False
         with self._trace.span("update", self.optimizer.cost_elements):
             self.optimizer.apply(total)
         self._reducer.applied()
@@ -146,7 +155,10 @@ class LocalSGD(Strategy):
 
     @torch.no_grad()
     def state(self) -> WorkerState:
-        state = replace(self._work.add_to(self._debt), received=self.received if self._keeps_own else None)
+        return self._state(self._debt)
+
+    def _state(self, debt: WorkerState) -> WorkerState:
+        state = replace(self._work.add_to(debt), received=self.received if self._keeps_own else None)
         if self._reducer.residual is not None:
             state = replace(state, unsent=self._shared(self._reducer.residual))
         if self._work.begun:  # local steps that an exchange has not begun to send
@@ -163,13 +175,19 @@ class LocalSGD(Strategy):
 
     @torch.no_grad()
     def rescue(self) -> tuple[WorkerState, WorkerState]:
-        kept, _ = super().rescue()
-        return kept, WorkerState(unsent=self._interrupted(self._local_change())) if self._in_flight else WorkerState()
-
-    def _interrupted(self, change: Tensor) -> Tensor:
-        """What an interrupted exchange of a change would have added to the parameters: the part that its message contained."""
+        change = self._change_in_flight()
+        if change is None:
+            return self.state().of_survivor(), WorkerState()
+        # What the exchange would have added to the parameters: the part of the change that its message contained, and the debt.
         sent = self._reducer.unapplied
-        return self._shared(change * self._reducer.rate if sent is None else sent)
+        doubtful = WorkerState(unsent=self._shared(change * self._reducer.rate if sent is None else sent))
+        if not self._debt_included:
+            return self.state().of_survivor(), doubtful
+        return self._state(replace(self._debt, unsent=None)).of_survivor(), doubtful.plus(WorkerState(unsent=self._debt.unsent))
+
+    def _change_in_flight(self) -> Tensor | None:
+        """What an exchange that has been interrupted exchanged, without the debt."""
+        return self._local_change() if self._in_flight else None
 
     def load(self, state: WorkerState) -> None:
         super().load(state)
@@ -251,9 +269,5 @@ class OverlappedLocalSGD(LocalSGD):
     def _local_change(self) -> Tensor:
         return self._changes.unsent()
 
-    @torch.no_grad()
-    def rescue(self) -> tuple[WorkerState, WorkerState]:
-        kept, doubtful = super().rescue()
-        if not self._changes.under_way:
-            return kept, doubtful
-        return kept, WorkerState(unsent=self._interrupted(self._changes.sent(self.received)))
+    def _change_in_flight(self) -> Tensor | None:
+        return self._changes.sent(self.received) if self._changes.under_way else None

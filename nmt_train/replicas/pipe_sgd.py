@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from nmt_train.common.errors import NotFinite
 from nmt_train.replicas.reducer import Reduction
 from nmt_train.replicas.synchronous import Synchronous
 from nmt_train.strategy.background import BackgroundTask, in_one_stage
@@ -50,6 +51,10 @@ class PipeSGD(Synchronous):
         vector, joined = self._background.take()
         try:
             self._apply(vector, joined)
+            self._pay_residual()
+        except NotFinite:
+            self._debt_included = False
+            raise
         finally:
             self._free.append(vector)
         self.steps[1] += 1

@@ -68,7 +68,7 @@ class Synchronous(Strategy):
 
     def rescue(self) -> tuple[WorkerState, WorkerState]:
         kept, doubtful = super().rescue()
-        if self._reducer.late_residual:  # an incomplete sum has left it unchanged, but may have sent it
+        if self._reducer.late_residual or self._debt_included:  # an incomplete sum may have sent it, but left it unchanged
             return replace(kept, residual=None), WorkerState(residual=kept.residual)
         return kept, doubtful
 

@@ -11,6 +11,7 @@ from collections import Counter
 
 from torch import Tensor
 
+from nmt_train.common.errors import NotFinite
 from nmt_train.optim.gradient_accumulation import GradientAccumulator
 from nmt_train.optim.optimizer import Optimizer
 from nmt_train.strategy.context import BuildContext
@@ -41,6 +42,7 @@ class Strategy(ABC):
         self._accumulated = 0  # steps whose gradients have not been exchanged
         # The residual and the unsent update of a loaded state, perhaps of another mode, until an exchange includes them.
         self._debt = WorkerState()
+        self._debt_included = False  # in the gradient or change that is exchanged now
 
     @property
     def updates(self) -> int:
@@ -96,6 +98,10 @@ class Strategy(ABC):
         steps, self._accumulated = self._accumulated, 0
         try:
             self._exchange()
+            self._pay_residual()
+        except NotFinite:  # dropped; the next gradient includes the debt
+            self._debt_included = False
+            raise
         finally:
             self._flat.gradient.zero_()
         self.steps[steps] += 1
@@ -153,7 +159,12 @@ class Strategy(ABC):
         """Add a loaded residual to a gradient. weight: of the gradient; 0 if there was no batch, so that it stays zero."""
         if weight and self._debt.residual is not None:
             gradient.add_(self._debt.residual)
-            self._debt.residual = None
+            self._debt_included = True
+
+    def _pay_residual(self) -> None:
+        """The gradient has been applied."""
+        if self._debt_included:
+            self._debt.residual, self._debt_included = None, False
 
 
 def _moved(vector: Tensor | None, like: Tensor) -> Tensor | None:

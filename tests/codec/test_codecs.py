@@ -323,7 +323,7 @@ for codec in (*(make() for make in (CODECS | ROUNDED).values()), *low_bit):
 @pytest.mark.slow
 def test_compiled_functions_are_called_with_the_same_types_only(tmp_path: Path) -> None:
     """Otherwise processes that compile at the same time could mix up on disk what they compile for different types."""
-    helpers = str(Path(__file__).parents[2] / "helpers")
+    helpers = str(Path(__file__).parents[1] / "helpers")
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "NUMBA_CACHE_DIR": "", "PYTHONPATH": helpers}
     subprocess.run([sys.executable, "-c", ENCODE_WITH_ALL], env=environment, check=True)
     numbers = [path.name.split(".")[-2] for path in tmp_path.rglob("*.nbc")]  # NAME.1.nbc: for the first types
