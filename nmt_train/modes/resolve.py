@@ -267,7 +267,8 @@ def fit(config: Config, nodes: tuple[int, ...]) -> Config:
     if peers.join is not None:
         peers = dataclasses.replace(peers, join=peers.join.at_most(ranks))
     fitting = dataclasses.replace(config, server=server, peers=peers)
-    family, workers = resolve(fitting).family, _workers(config, nodes)
+    mode, workers = _row(choose_mode(fitting, ranks)), _workers(config, nodes)
+    family = _family(fitting, mode, nodes, _Values(mode))
     if isinstance(family, ServerPlan) and family.backup >= workers:
         fitting = dataclasses.replace(fitting, server=dataclasses.replace(server, backup=workers - 1))
     return fitting

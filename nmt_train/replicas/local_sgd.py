@@ -23,6 +23,8 @@ from nmt_train.strategy.replica_check import compare
 from nmt_train.strategy.state import WorkerState
 from nmt_train.strategy.strategy import Strategy
 
+_KEEPS_OWN = "keeps_own"  # says, in the state of a worker, that `received` includes its residual
+
 
 class LocalSGD(Strategy):
     """The inner optimizer, in `_work`, makes local steps with the model's parameters. The outer one, `optimizer`, updates a
@@ -43,7 +45,9 @@ class LocalSGD(Strategy):
         self._share = 1.0 if self._sums else 1 / ranks  # of a worker's change that the parameters receive
         own = settings.own_updates and self._reducer.residual is not None
         self._keeps_own = own and local.outer != "nesterov"
-        self._received_loaded = self._in_flight = False  # whether `received` was loaded; whether an exchange has begun
+        self._continues = self._in_flight = (
+            False  # whether the loaded state was of this strategy; whether an exchange has begun
+        )
         self._debt_left: Tensor | None = None  # what remains of the debt after the exchange that includes it
 
     @property
@@ -124,10 +128,13 @@ class LocalSGD(Strategy):
 
     def _receive(self) -> None:
         self.received.copy_(self.optimizer.parameters)
-        residual = self._reducer.residual
-        if self._keeps_own and residual is not None:
-            with self._trace.span("swap", residual.numel()):
-                self.received.add_(residual, alpha=self._share)
+        if self._keeps_own:
+            with self._trace.span("swap", self.received.numel()):
+                self._include_residual()
+
+    def _include_residual(self) -> None:
+        if self._reducer.residual is not None:
+            self.received.add_(self._reducer.residual, alpha=self._share)
 
     def _continue_from_received(self) -> None:
         self._flat.parameters.copy_(self.received)
@@ -148,17 +155,18 @@ class LocalSGD(Strategy):
             self.refresh()
 
     def resume(self) -> None:
-        if self._received_loaded:
-            compare(self._transport, self.optimizer.parameters)
-        else:
-            self.refresh()
+        self.refresh()
+        if self._continues:
+            self._include_residual()
+            self._continue_from_received()
 
     @torch.no_grad()
     def state(self) -> WorkerState:
         return self._state(self._debt)
 
     def _state(self, debt: WorkerState) -> WorkerState:
-        state = replace(self._work.add_to(debt), received=self.received if self._keeps_own else None)
+        keeps_own = {_KEEPS_OWN: torch.ones(1)} if self._keeps_own else {}
+        state = replace(self._work.add_to(debt), group=self._reducer.state() | keeps_own)
         if self._reducer.residual is not None:
             state = replace(state, unsent=self._shared(self._reducer.residual))
         if self._work.begun:  # local steps that an exchange has not begun to send
@@ -199,10 +207,7 @@ class LocalSGD(Strategy):
             residual.zero_()
             if state.unsent is not None:
                 residual.copy_(state.unsent.double() / self._share)
-        self._received_loaded = self._keeps_own and state.received is not None
-        if self._received_loaded and state.received is not None:
-            self.received.copy_(state.received)
-            self._continue_from_received()
+        self._continues = self._keeps_own and _KEEPS_OWN in state.group
 
 
 class OverlappedLocalSGD(LocalSGD):

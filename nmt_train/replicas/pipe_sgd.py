@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nmt_train.common.errors import NotFinite
 from nmt_train.replicas.reducer import Reduction
 from nmt_train.replicas.synchronous import Synchronous
 from nmt_train.strategy.background import BackgroundTask, in_one_stage
@@ -40,6 +39,7 @@ class PipeSGD(Synchronous):
 
     def _give(self) -> None:
         _, weight = self._prepare()
+        self._pay_residual()  # the next gradient is given before this one is applied
         vector = self._free.pop()
         with self._trace.span("swap", vector.numel()):
             vector.copy_(self._flat.gradient)
@@ -51,10 +51,6 @@ class PipeSGD(Synchronous):
         vector, joined = self._background.take()
         try:
             self._apply(vector, joined)
-            self._pay_residual()
-        except NotFinite:
-            self._debt_included = False
-            raise
         finally:
             self._free.append(vector)
         self.steps[1] += 1

@@ -55,6 +55,7 @@ class Synchronous(Strategy):
         self.gradient_norm = clip(gradient, self._clip_norm, joined.divisor)  # the mean of all ranks
         if self._sums and joined.weight > 1:  # batch.reduction: sum
             gradient.mul_(joined.weight)
+        self._pay_residual()  # from here on, an update that this worker has made includes it
         with self._trace.span("update", self.optimizer.cost_elements):
             self.optimizer.apply(gradient)
 

@@ -32,7 +32,7 @@ from nmt_train.strategy.strategy import MOST_UNACKNOWLEDGED
 from nmt_train.strategy.update_rules import RULES
 from nmt_train.transport import Future, Tag
 
-_ANSWERED = "answered"  # name of the update counts of the shard's last answers in a worker's state; see `Shard.seen`
+ANSWERED = "answered"  # name of the update counts of the shard's last answers in a worker's state; see `Shard.seen`
 
 
 class Client:
@@ -226,7 +226,7 @@ class Client:
             place = parameters[self.shards[rank]]
             self._last_count = self._counts[rank] = message.number()
             place.copy_(message.vector(place.numel()))
-        self._last_answers = parameters
+        self._last_answers, self._loaded = parameters, None
         if self._known_to_shards is not None:
             self._known_to_shards.copy_(parameters)
 
@@ -241,11 +241,15 @@ class Client:
         for _, answer in self._ask(Pull.EXPECT):
             self._last_count = answer.result()[1].number()
 
+    @property
+    def restores(self) -> bool:
+        """Whether the loaded state has the parameters that this worker had received."""
+        return self._loaded is not None
+
     @torch.no_grad()
     def resume(self, parameters: Tensor) -> None:
-        """Continue with the parameters of the loaded state, if it has them; otherwise, `refresh`."""
-        if self._loaded is None:
-            return self.refresh(parameters)
+        """If it `restores`: continue with these parameters instead of calling `refresh`."""
+        assert self._loaded is not None
         received = parameters if self._known_to_shards is None else self._known_to_shards
         received.copy_(self._loaded)
         self._loaded = None
@@ -291,7 +295,7 @@ class Client:
             residual=gradients if self._sends_updates else unsent,
             unsent=unsent if self._sends_updates else None,
             optimizer={} if self._worker_optimizer is None else self._worker_optimizer.optimizer.packed(),
-            group={_ANSWERED: torch.tensor([self._transport.size, *answered.flatten().tolist()])},
+            group={ANSWERED: torch.tensor([self._transport.size, *answered.flatten().tolist()])},
         )  # fmt: skip
 
     def load(self, state: WorkerState) -> None:
@@ -302,7 +306,7 @@ class Client:
         if self._worker_optimizer is not None:
             self._worker_optimizer.optimizer.unpack(state.optimizer, "the worker's optimizer")
         self._loaded = state.received.to(like) if self.keeps_received and state.received is not None else None
-        answered = state.group.get(_ANSWERED)
+        answered = state.group.get(ANSWERED)
         if answered is not None and answered[0] == self._transport.size:  # for another number of ranks it is invalid
             self.service.load_seen(answered[1:].view(self._transport.size, -1))
 

@@ -55,6 +55,8 @@ class EveryStep(Strategy):
             self.refresh()
 
     def resume(self) -> None:
+        if not self._client.restores:
+            return self.refresh()
         self._client.resume(self.received)
         self._continue_from_received()
 

@@ -70,9 +70,14 @@ class Overlap(EveryStep):
 
     def _take(self) -> None:
         """Wait for the exchange that is in flight, if any. Raises NotFinite if its update was not finite, and was not sent."""
-        if self._background.under_way:
+        if not self._background.under_way:
+            return
+        try:
             self._background.take()
-            self._answered = True
+        except NotFinite:
+            self._flat.parameters.copy_(self.received)  # the model's may include this update (`overlap.local_update`)
+            raise
+        self._answered = True
 
     def _swap(self) -> None:
         """Continue from the received parameters, and give the accumulated gradient to the background task."""

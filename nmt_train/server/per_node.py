@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nmt_train.codec.finite import finite
 from nmt_train.common.message import Message
-from nmt_train.server.client import Client
+from nmt_train.server.client import ANSWERED, Client
 from nmt_train.strategy.context import BuildContext
 from nmt_train.strategy.plan import ServerPlan
 from nmt_train.strategy.recovery_piece import RecoveryPiece
@@ -139,10 +139,14 @@ class PerNode(Client):
         return change / len(self._members) if self._local_steps else change
 
     def state(self, parameters: Tensor) -> WorkerState:
-        state = super().state(parameters)
         if self._of_node is not None:
-            return state
-        return replace(state, received=None, own={_RECEIVED: parameters} if self.keeps_received else {})
+            return super().state(self._of_node)
+        state = super().state(parameters)
+        group = state.group | ({_RECEIVED: parameters} if self.keeps_received else {})
+        return replace(state, received=None, group=group)
 
     def load(self, state: WorkerState) -> None:
-        super().load(state if self._of_node is not None else replace(state, received=state.own.get(_RECEIVED)))
+        if self._of_node is None:
+            same_ranks = ANSWERED in state.group and state.group[ANSWERED][0] == self._transport.size
+            state = replace(state, received=state.group.get(_RECEIVED) if same_ranks else None)
+        super().load(state)

@@ -62,6 +62,7 @@ class Strom(Strategy):
         self._worker_optimizer.step(gradient, parameters, self.updates)  # the gradient becomes an update
         with self._trace.span("sync"):
             self._wait_for_the_last()
+            self._pay_residual()  # from here on, the codec has it
             with self._trace.span("encode", self._codec.cost_elements(gradient.numel())):
                 message = self._codec.encode(gradient, self.updates)
             self._leaving = [self._transport.send(rank, Tag.PEER, message.and_numbers(_CHANGE)) for rank in self._others]

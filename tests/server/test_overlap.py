@@ -92,4 +92,5 @@ def test_an_update_that_is_not_finite_is_dropped_and_training_goes_on() -> None:
         except NotFinite:
             skipped += 1
             strategy.drain()
+        assert torch.isfinite(made_of.flat.parameters).all()
     assert (exchanged, skipped) == ([1.0, 3.0], 1)

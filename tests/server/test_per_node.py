@@ -84,3 +84,19 @@ def test_what_a_rank_says_to_have_exactly_are_the_parameters_after_as_many_updat
         assert len(pieces) > 1
         for piece in (piece for piece in pieces if piece.exact):
             torch.testing.assert_close(piece.vectors["parameters"], (START - RATE * piece.updates)[piece.place])
+
+
+def test_survivors_of_a_node_continue_from_the_parameters_of_the_shards() -> None:
+    """Not from those that they had received: these may have been lost with the shard that sent them."""
+    chosen, room = settings("vanilla", {"server.per": "node"}), engine([2, 2])
+
+    def work(transport: VirtualTransport) -> bool:
+        made = strategy_of(chosen, FlatModel(Vector()), transport)
+        made.refresh()
+        everybody_is_here(transport)
+        made.prepare_snapshot()
+        assert made.state().vectors()
+        made.load(made.rescue()[0])
+        return made._client.restores  # type: ignore[attr-defined]
+
+    assert together(room, *[work] * 4) == [False] * 4

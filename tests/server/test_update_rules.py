@@ -193,6 +193,8 @@ def test_a_round_of_nodes_never_waits_for_fewer_than_there_are_left(make: Make) 
     assert modes.fit(config, (0, 0, 1, 1)).server.backup == 1
     assert modes.fit(config, (0, 0, 1, 1, 2)).server.backup == 2
     assert modes.fit(make(mode="backup"), (0,)).server.backup == 0
+    several_devices = make(mode="single", server__rule="rounds", server__backup=2)
+    assert modes.fit(several_devices, (0, 0)).server.backup == 1
 
 
 @pytest.mark.parametrize(
