@@ -1,1 +1,1 @@
-"""The table of modes, and the code that builds training objects from its rows."""
+"""The table of modes, and the code that makes a plan, and then a strategy, from its rows."""

@@ -1,1 +1,1 @@
-"""Distributed training: schedules (when), exchanges (with which ranks), codecs (how encoded) and transports (over what)."""
+"""Strategies, which turn a worker's gradients into new parameters together with the other ranks; their plan and their state."""
