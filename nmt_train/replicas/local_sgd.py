@@ -45,9 +45,8 @@ class LocalSGD(Strategy):
         self._share = 1.0 if self._sums else 1 / ranks  # of a worker's change that the parameters receive
         own = settings.own_updates and self._reducer.residual is not None
         self._keeps_own = own and local.outer != "nesterov"
-        self._continues = self._in_flight = (
-            False  # whether the loaded state was of this strategy; whether an exchange has begun
-        )
+        self._continues = False  # whether the loaded state was of this strategy
+        self._in_flight = False  # whether an exchange has begun
         self._debt_left: Tensor | None = None  # what remains of the debt after the exchange that includes it
 
     @property

@@ -285,7 +285,7 @@ class Trials:
         return self.words_trained(trial) / float(self.found[trial][-1]["seconds"])
 
     def lasting(self, tuned: Trial, seconds: float) -> Trial:
-        """A run with these settings, of as many words (in thousands) as `tuned` has in so many virtual seconds."""
+        """A run with these settings, over the words, in whole thousands, that `tuned` reads in these virtual seconds."""
         return replace(tuned, words=1000 * round(self.pace(tuned) * seconds / 1000))
 
     def best(self, trials: Iterable[Trial], most: int) -> list[Trial]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 def finish(arguments: Sequence[str], environment: Mapping[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
     """Run a command to its end. One that takes longer than `seconds` is killed with all its processes; AssertionError has
-    what they have said, and the stacks of those that run Python.
+    what they have said, and the stacks of the ones running Python.
     """
     process = subprocess.Popen(
         arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,

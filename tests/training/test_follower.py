@@ -64,7 +64,7 @@ class Pair:
         self.follower = Follower(self.worker)  # type: ignore[arg-type]
 
     def after(self, *orders: Order | tuple[Order, dict[str, Any]]) -> bool:
-        """Whether the follower goes on to a step after these orders."""
+        """Whether the follower takes another step after these orders."""
         for order in orders:
             kind, facts = order if isinstance(order, tuple) else (order, {})
             self.orders.give(kind, **facts)

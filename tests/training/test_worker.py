@@ -19,7 +19,7 @@ from nmt_train.transport.local import LocalTransport
 
 
 class Words:
-    """A batch of so many words, whose loss is this. A stream of them is an epoch of three."""
+    """A batch of this many words with this loss. A stream of them is an epoch of three."""
 
     def __init__(self, words: int, loss: float) -> None:
         self.target_tokens, self.source_tokens, self.loss = words, words, loss
