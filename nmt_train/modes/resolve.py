@@ -39,7 +39,7 @@ _OPTIMIZER, _BUCKETS = "adam", 8  # more buckets begin earlier; 8 are as fast as
 # Values with which these keys have no effect; they are not worth a reason.
 _WITHOUT_EFFECT = {
     "optimizer.name": _OPTIMIZER, "local.outer": "none", "local.delay": 0, "server.rule": "async", "server.bundle": 1,
-    "server.backup": 0, "server.one_node_at_a_time": False, "replicas.buckets": 1,
+    "server.backup": 0, "server.bypass": "device", "server.one_node_at_a_time": False, "replicas.buckets": 1,
 }  # fmt: skip
 
 
@@ -171,7 +171,8 @@ def _server(config: Config, row: Server, nodes: tuple[int, ...], values: _Values
         own_updates=server.own_updates, local=_local(config, row.cadence, values), overlap=OverlapPlan(overlap.bound, update),
         shards=values("server.shards", server.shards, None) or max(1, len(nodes)), rule=rule,
         bundle=values("server.bundle", server.bundle, RULES[rule].bundle), backup=values("server.backup", server.backup, 0),
-        per=server.per, bypass=server.bypass, one_channel_per_node=server.one_channel_per_node,
+        per=server.per, bypass=values("server.bypass", server.bypass, "device"),
+        one_channel_per_node=server.one_channel_per_node,
         one_node_at_a_time=values("server.one_node_at_a_time", server.one_node_at_a_time, False), downpour=config.downpour,
     )  # fmt: skip
 
@@ -239,7 +240,7 @@ def _added_up(plan: Plan) -> int:
 def _reasons(plan: Plan, config: Config, ranks: int, chosen: Mapping[str, Any], apart: int) -> dict[str, str]:
     """See `Plan.reasons`. chosen: the values that were left to the mode. apart: how many workers' updates are added up."""
     own, family = f"mode {plan.mode}", plan.family
-    exchanges = not isinstance(family, AlonePlan) and (ranks > 1 or not config.server.bypass)
+    exchanges = not isinstance(family, AlonePlan) and (ranks > 1 or config.server.bypass == "none")
     found = {}
     for key in ("beta1", "warmup"):
         before, after = getattr(config.optimizer, key), getattr(plan.optimizer, key)

@@ -59,11 +59,11 @@ class Mode:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-# The thesis's own sparse algorithms: the optimizer at the shards, 99.9% dropped both ways, deltas that include the worker's own
-# updates, and none of our rules for asynchronous workers.
+# The thesis's own sparse algorithms: the optimizer at the shards, 99.9% dropped both ways, but nothing inside a machine, deltas that
+# include the worker's own updates, and none of our rules for asynchronous workers.
 _AS_THE_THESIS = {
-    "dropping.up": 0.999, "dropping.down": 0.999, "server.one_node_at_a_time": True, "optimizer.async_beta1": "unchanged",
-    "optimizer.async_warmup": "unchanged",
+    "dropping.up": 0.999, "dropping.down": 0.999, "server.bypass": "node", "server.one_node_at_a_time": True,
+    "optimizer.async_beta1": "unchanged", "optimizer.async_warmup": "unchanged",
 }  # fmt: skip
 MODES = {
     "single": Mode(Alone(), "thesis 3.1, 3.5", nodes=1),

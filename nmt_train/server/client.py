@@ -6,7 +6,6 @@ answers with its parameters, or with the delta since its last answer to that wor
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,14 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nmt_train.codec.codec import Codec
+from nmt_train.codec.dense import Dense
 from nmt_train.codec.finite import finite
 from nmt_train.common.message import Message
 from nmt_train.optim.flat_model import cpu_copy, partition
 from nmt_train.optim.worker_optimizer import WorkerOptimizer
-from nmt_train.server.gathered_copy import GatheredCopy
+from nmt_train.server.acknowledgments import Acknowledgments
 from nmt_train.server.node_channel import NodeChannel
-from nmt_train.server.nodes import by_node, first_ranks
+from nmt_train.server.nodes import by_node, first_ranks, same_node
 from nmt_train.server.own_shard import down_codec, serve, up_codec
+from nmt_train.server.pulls import Pulls
 from nmt_train.server.push_codecs import PushCodecs
 from nmt_train.server.requests import Pull, Push
 from nmt_train.strategy.context import BuildContext
@@ -47,30 +49,31 @@ class Client:
 
     def __init__(self, context: BuildContext, settings: ServerPlan, max_in_flight: int) -> None:
         plan, transport, parameters = context.plan, context.transport, context.flat.parameters
-        self._settings, self._elements = settings, parameters.numel()
-        self._transport, self._trace, self._sums = transport, context.trace, plan.sums
-        self.shards = partition(self._elements, transport.nodes, settings.shards)
+        self._settings, self._transport, self._trace, self._sums = settings, transport, context.trace, plan.sums
+        self.shards = partition(parameters.numel(), transport.nodes, settings.shards)
         self._shard = self.shards[transport.rank]
         self.service = serve(context, settings, self.shards, max_in_flight)
         self.optimizer = self.service.optimizer
         self._last_count = 0  # update count of the shard that last answered or acknowledged
         self._counts: dict[int, int] = {}  # by rank: update count of its shard at its last answer
         self._last_answers: Tensor | None = None  # the parameters in these answers
+        self._unacknowledged = Acknowledgments(transport, context.trace)
         self._pushes = settings.per == "device" or transport.rank in first_ranks(transport.nodes)  # else, it only pulls
+        self._pulls = Pulls(transport, self.shards, self._pushes)
         self._rounds = RULES[settings.rule].holds
-        self._sends_updates = settings.sends_updates
         self._make_worker(context)
 
     def _make_worker(self, context: BuildContext) -> None:
         """The worker's own optimizer, vectors and codecs."""
         settings, rank, parameters = self._settings, self._transport.rank, context.flat.parameters
+        self._near = same_node(rank, self._transport.nodes) if settings.bypass == "node" else frozenset[int]()
         self._down = down_codec(context, settings)
-        self.prepares_updates = self._pushes and self._sends_updates and not settings.local_steps
+        self.prepares_updates = self._pushes and settings.sends_updates and not settings.local_steps
         self._worker_optimizer = None
         if self.prepares_updates:
             self._worker_optimizer = WorkerOptimizer(context.plan.optimizer, parameters, self.optimizer, self._trace)
         self._known_to_shards = parameters.clone() if self._pushes and settings.keeps_own else None
-        self._bypass = settings.bypass and self.service.serves and not self._rounds
+        self._bypass = settings.bypass != "none" and self.service.serves and not self._rounds
         self._holders = [rank for rank, shard in enumerate(self.shards) if shard.start < shard.stop]
         others = [other for other in self._holders if other != rank or not self._bypass]
         # Every worker starts with a different shard; otherwise all workers would push to the same one first.
@@ -78,10 +81,10 @@ class Client:
         # Groups of shards that the worker exchanges with one after the other.
         self._turns = by_node(self._others, self._transport.nodes) if settings.one_node_at_a_time else [self._others]
         self._up = PushCodecs(
-            self._others if self._pushes else (), self.shards, parameters, lambda: up_codec(context, settings)
-        )
+            self._others if self._pushes else (), self.shards, parameters,
+            lambda rank: Dense() if rank in self._near else up_codec(context, settings),
+        )  # fmt: skip
         self.keeps_received = bool(self._others)
-        self._applied: dict[int, deque[Future[Any]]] = defaultdict(deque)  # by rank, outstanding acknowledgments
         # Of a loaded state: the received parameters; and a residual of gradients, which the next update includes.
         self._loaded: Tensor | None = None
         self._gradient_debt: Tensor | None = None
@@ -132,7 +135,7 @@ class Client:
 
     def _push_weight(self, weight: int) -> int:
         """The weight of a push in a mean. For finished updates and sums of batches, it is 1 (0 without a batch)."""
-        return min(weight, 1) if self._sends_updates or self._sums else weight
+        return min(weight, 1) if self._settings.sends_updates or self._sums else weight
 
     def _combine(self, received: Tensor, parameters: Tensor) -> None:
         """If the worker keeps its own updates: set `parameters` to the received ones plus those that are not sent yet."""
@@ -148,8 +151,7 @@ class Client:
             self._prepare_push(payload)
             self._wait_for_applied(MOST_UNACKNOWLEDGED - 1)
             sent = [self._send(rank, payload, Push.GIVE, weight) for rank in self._others]
-            for rank in self._others:
-                self._applied[rank].append(self._transport.receive(rank, Tag.ANSWER))
+            self._unacknowledged.expect(self._others)
             if self._bypass:
                 self.service.push_directly(payload[self._shard], weight)
             for done in sent:
@@ -158,15 +160,10 @@ class Client:
     @property
     def unacknowledged(self) -> int:
         """How many of the last calls of `push` may not have been applied yet."""
-        return max(map(len, self._applied.values()), default=0)
+        return self._unacknowledged.most
 
     def _wait_for_applied(self, most: int) -> None:
-        """Wait until at most `most` pushes per shard are unacknowledged."""
-        for waiting in self._applied.values():
-            while len(waiting) > most:
-                with self._trace.span("waiting"):
-                    self._last_count = max(self._last_count, waiting[0].result()[1].number())
-                waiting.popleft()  # not before: if the wait fails, the push is unacknowledged
+        self._last_count = max(self._last_count, self._unacknowledged.wait(most))
 
     @torch.no_grad()
     def pull(self, parameters: Tensor) -> None:
@@ -189,21 +186,25 @@ class Client:
             with self._trace.span("waiting"):
                 message, part = answer.result()[1], received[self.shards[rank]]
             with self._trace.span("decode", part.numel()):
-                self._decode(message.on(part.device), part)
+                self._decode(rank, message.on(part.device), part)
             self._last_count = self._counts[rank] = message.number()
 
-    def _decode(self, message: Message, parameters: Tensor) -> None:
+    def _delta_codec(self, rank: int) -> Codec | None:
+        """The codec of the deltas that a rank's shard answers with; None: it answers with its parameters."""
+        return None if rank in self._near else self._down
+
+    def _decode(self, rank: int, message: Message, parameters: Tensor) -> None:
         """Apply a shard's answer to `parameters`, its slice of the received parameters."""
-        if self._down is None:
+        if (codec := self._delta_codec(rank)) is None:
             parameters.copy_(message.vector(parameters.numel()))
         else:
-            self._down.add(message.without_numbers(1), parameters)
+            codec.add(message.without_numbers(1), parameters)
 
     def _send(self, rank: int, payload: Tensor, kind: Push, weight: int) -> Any:
         part = payload[self.shards[rank]]
         with self._trace.span("encode", self._up[rank].cost_elements(part.numel())):
             message = self._up[rank].encode(part, self.updates)
-            if self._known_to_shards is not None and self._down is not None:
+            if self._known_to_shards is not None and self._delta_codec(rank) is not None:
                 self._up[rank].add(message, self._known_to_shards[self.shards[rank]])
         return self._transport.send(rank, Tag.PUSH, message.and_numbers(kind, weight))
 
@@ -215,13 +216,13 @@ class Client:
         if self._rounds:
             for rank in self._holders:
                 self._transport.send(rank, Tag.PUSH, Message((Push.REST, 0)))
-                self._applied[rank].append(self._transport.receive(rank, Tag.ANSWER))
+            self._unacknowledged.expect(self._holders)
         self._wait_for_applied(0)
 
     @torch.no_grad()
     def refresh(self, parameters: Tensor) -> None:
         """Set `parameters` to exactly the global ones. Called while no worker has anything in flight."""
-        for rank, answer in self._ask(Pull.ALL):
+        for rank, answer in self._pulls.ask(Pull.ALL):
             message = answer.result()[1]
             place = parameters[self.shards[rank]]
             self._last_count = self._counts[rank] = message.number()
@@ -238,7 +239,7 @@ class Client:
         record of them.
         """
         self.service.flush()
-        for _, answer in self._ask(Pull.EXPECT):
+        for _, answer in self._pulls.ask(Pull.EXPECT):
             self._last_count = answer.result()[1].number()
 
     @property
@@ -253,24 +254,12 @@ class Client:
         received = parameters if self._known_to_shards is None else self._known_to_shards
         received.copy_(self._loaded)
         self._loaded = None
-        for _, answer in self._ask(Pull.HAS, received):
+        for _, answer in self._pulls.ask(Pull.HAS, received):
             self._last_count = answer.result()[1].number()
         self._combine(received, parameters)
 
     def copy(self) -> Future[Tensor]:
-        wants_mean = self.optimizer.smoothed is not None
-        return GatheredCopy(
-            self._elements, [(self.shards[rank], answer) for rank, answer in self._ask(Pull.COPY, None, wants_mean)]
-        )
-
-    def _ask(self, kind: Pull, has: Tensor | None = None, wants_mean: bool = False) -> list[tuple[int, Future[Any]]]:
-        """Send a request to all shards, independently of the pushes; returns the rank and the future answer of each shard."""
-        asked = []
-        for rank in self._holders:
-            vectors = () if has is None else (has[self.shards[rank]].clone(),)
-            self._transport.send(rank, Tag.PULL, Message((kind, int(self._pushes), int(wants_mean)), vectors))
-            asked.append((rank, self._transport.receive(rank, Tag.PULLED)))
-        return asked
+        return self._pulls.copy(wants_mean=self.optimizer.smoothed is not None)
 
     def piece(self) -> RecoveryPiece:
         """A copy of this rank's shard, with its optimizer."""
@@ -282,7 +271,7 @@ class Client:
         if self._last_answers is not None:
             for holder, updates in ((other, count) for other, count in self._counts.items() if other != self._transport.rank):
                 told = {"parameters": cpu_copy(self._last_answers[self.shards[holder]])}
-                found.append(RecoveryPiece(self.shards[holder], updates, told, exact=self._down is None))
+                found.append(RecoveryPiece(self.shards[holder], updates, told, exact=self._delta_codec(holder) is None))
         return found
 
     def state(self, parameters: Tensor) -> WorkerState:
@@ -292,8 +281,8 @@ class Client:
         answered = self.service.seen(self._transport.size)
         return WorkerState(
             received=received if self.keeps_received else None,
-            residual=gradients if self._sends_updates else unsent,
-            unsent=unsent if self._sends_updates else None,
+            residual=gradients if self._settings.sends_updates else unsent,
+            unsent=unsent if self._settings.sends_updates else None,
             optimizer={} if self._worker_optimizer is None else self._worker_optimizer.optimizer.packed(),
             group={ANSWERED: torch.tensor([self._transport.size, *answered.flatten().tolist()])},
         )  # fmt: skip
@@ -301,8 +290,8 @@ class Client:
     def load(self, state: WorkerState) -> None:
         """Continue from what `state` returned; `resume` continues with the received parameters."""
         like = self.optimizer.parameters
-        self._up.load(state.unsent if self._sends_updates else state.residual)
-        self._gradient_debt = state.residual.to(like) if self._sends_updates and state.residual is not None else None
+        self._up.load(state.unsent if self._settings.sends_updates else state.residual)
+        self._gradient_debt = state.residual.to(like) if self._settings.sends_updates and state.residual is not None else None
         if self._worker_optimizer is not None:
             self._worker_optimizer.optimizer.unpack(state.optimizer, "the worker's optimizer")
         self._loaded = state.received.to(like) if self.keeps_received and state.received is not None else None

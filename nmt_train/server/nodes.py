@@ -10,6 +10,11 @@ def first_ranks(nodes: Sequence[int]) -> list[int]:
     return [rank for rank, node in enumerate(nodes) if nodes.index(node) == rank]
 
 
+def same_node(rank: int, nodes: Sequence[int]) -> frozenset[int]:
+    """The ranks of a rank's node, with itself."""
+    return frozenset(other for other, node in enumerate(nodes) if node == nodes[rank])
+
+
 def by_node(ranks: Sequence[int], nodes: Sequence[int]) -> list[list[int]]:
     """Group ranks by their nodes, in the order of each node's first rank in `ranks`; at least one group, which may be empty."""
     groups: dict[int, list[int]] = {}

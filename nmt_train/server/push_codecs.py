@@ -14,13 +14,14 @@ from nmt_train.codec.error_feedback import ErrorFeedback
 class PushCodecs:
     """Maps the rank of a shard to the codec of what is pushed to it.
 
-    shards: the slice of the parameters of each rank. make: a new codec; all but lossless ones keep what they do not send.
+    shards: the slice of the parameters of each rank. make: a new codec for the shard of a rank; all but lossless ones keep what
+    they do not send.
     """
 
-    def __init__(self, ranks: Iterable[int], shards: Sequence[slice], parameters: Tensor, make: Callable[[], Codec]) -> None:
+    def __init__(self, ranks: Iterable[int], shards: Sequence[slice], parameters: Tensor, make: Callable[[int], Codec]) -> None:
         self._shards, self._codecs, self._like = shards, dict[int, Codec](), parameters
         for rank in ranks:
-            codec = make()
+            codec = make(rank)
             self._codecs[rank] = codec if codec.lossless else ErrorFeedback(codec, torch.zeros_like(parameters[shards[rank]]))
         self.lossy = any(not codec.lossless for codec in self._codecs.values())
         self._debt: Tensor | None = None  # the part of a loaded vector that no codec keeps; the next push includes it

@@ -94,7 +94,7 @@ class ShardService:
         return waiting
 
     def _answer(self, rank: int) -> Message:
-        with self._trace.span("encode", self._shard.cost_elements):
+        with self._trace.span("encode", self._shard.cost_elements(rank)):
             return self._shard.answer(rank)
 
     @torch.no_grad()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nmt_train.codec.codec import Codec
+from nmt_train.codec.dense import Dense
 from nmt_train.common.message import Message
 from nmt_train.optim.flat_model import subtract
 from nmt_train.optim.optimizer import Optimizer
@@ -23,6 +24,7 @@ class Shard:
     delay: see `Traffic`.
     knows_own: pushes are updates that the worker has already applied to its copy, so deltas contain only others' updates.
     sums: an update uses the sum of its pushes; otherwise their mean by weight (see gradient_accumulation.py).
+    near: workers that exchange with this shard in full precision (thesis 4.2.2: those of its own machine).
     """
 
     def __init__(
@@ -34,10 +36,11 @@ class Shard:
         delay: int = 0,
         knows_own: bool = False,
         sums: bool = False,
+        near: frozenset[int] = frozenset(),
     ) -> None:
         self.optimizer, self.staleness = optimizer, Counter[int]()
-        self._up, self._down, self._rule = up, down, rule
-        self.knows_own = knows_own and down is not None
+        self._up, self._down, self._rule, self._near = up, down, rule, near
+        self._knows_own = knows_own
         self._parameters = optimizer.parameters
         self._gradient = torch.zeros_like(self._parameters)
         self._sums = sums and not rule.mean
@@ -51,14 +54,15 @@ class Shard:
 
     def push(self, worker: int, message: Message, answer: bool = True, weight: int = 1) -> list[int]:
         """Accept a worker's gradient, and update if the rule says so; return the workers that must be answered now."""
-        if self.knows_own:
-            self._up.add(message, self._held[worker])
+        up = Dense() if worker in self._near else self._up
+        if self._knows_own and self._delta_codec(worker) is not None:
+            up.add(message, self._held[worker])
         if (share := self._share(worker)) is None:
             return [worker] if answer else []
         if self._weights:
-            self._up.add(message, self._gradient, self._scale(share, weight))
+            up.add(message, self._gradient, self._scale(share, weight))
         else:
-            self._up.decode(message, self._gradient)
+            up.decode(message, self._gradient)
         return self._pushed(worker, self._gradient, answer, share, weight)
 
     def push_directly(self, worker: int, gradient: Tensor, weight: int = 1) -> list[int]:
@@ -116,17 +120,21 @@ class Shard:
         """Record an answer to the worker; return it: the update count, and the parameters or their encoded delta."""
         updates = self.optimizer.updates
         self._seen[worker].append(updates)
-        if self._down is None:
+        if (codec := self._delta_codec(worker)) is None:
             return Message((updates,), (self._parameters.clone(),))
         held = self._held[worker]
-        message = self._down.encode(subtract(self._parameters, held, out=torch.empty_like(held)), updates)
-        self._down.add(message, held)
+        message = codec.encode(subtract(self._parameters, held, out=torch.empty_like(held)), updates)
+        codec.add(message, held)
         return message.and_numbers(updates)
 
-    @property
-    def cost_elements(self) -> int:
-        """The number of elements that encoding an answer processes (see `Codec.cost_elements`)."""
-        return 0 if self._down is None else self._down.cost_elements(self._parameters.numel())
+    def _delta_codec(self, worker: int) -> Codec | None:
+        """The codec of the deltas that this worker gets; None: it gets the parameters themselves."""
+        return None if worker in self._near else self._down
+
+    def cost_elements(self, worker: int) -> int:
+        """The number of elements that encoding an answer to this worker processes (see `Codec.cost_elements`)."""
+        codec = self._delta_codec(worker)
+        return 0 if codec is None else codec.cost_elements(self._parameters.numel())
 
     def copy_to(self, worker: int, parameters: Tensor) -> None:
         """Answer the worker of this rank directly: copy the parameters."""
@@ -143,7 +151,7 @@ class Shard:
             self.expect(worker)
         self._seen[worker].clear()
         self._seen[worker].append(self.optimizer.updates)
-        if self._down is not None:
+        if self._delta_codec(worker) is not None:
             self._held[worker] = self._parameters.clone()
         return Message((self.optimizer.updates,), (self._parameters.clone(),))
 
@@ -156,7 +164,7 @@ class Shard:
         if worker not in self._seen:
             self._seen[worker].clear()
             self._seen[worker].append(self.optimizer.updates)
-        if self._down is not None:
+        if self._delta_codec(worker) is not None:
             self._held[worker] = parameters.to(self._parameters, copy=True)
 
     def seen(self, workers: int) -> Tensor:

@@ -128,6 +128,12 @@ class ScaleConfig:
     """Charge costs as if the model had a different size."""
 
     parameters: Count = Field(description="model size that transfers, updates, encoding and decoding are charged for")
+    network_bytes: float = Field(
+        default=1.0,
+        gt=0,
+        description="fraction of the bytes of messages between machines that is charged, for experiments in which workers send"
+        " more than what they are charged for",
+    )
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)

@@ -40,7 +40,7 @@ class Delivery:
         self._entry, self._start, self._line = transport.departs(to, tag, message), transport.now(), transport.lines[to]
         self._ends = ends = (transport.original_rank, self._receiver.original_rank)
         self._route, self._copies = network.route(*ends), network.copies(*ends)
-        self._size, self._bytes = network.size(tag, message), message.bytes
+        self._size, self._bytes = network.size(tag, message, *ends), message.bytes
         self._here, self._there = (network.nodes[rank] for rank in ends)
         self._takes_turns = network.cluster.one_client_at_a_time and self._here != self._there
 

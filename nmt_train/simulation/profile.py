@@ -122,7 +122,7 @@ class _Steps:
 
 def _train(config: Config, mode: str, make: Make, effort: Effort) -> tuple[Done, float, int]:
     """Returns what was done, the seconds of a step, and the number of the model's parameters."""
-    apart = {} if mode == "single" else {"server.bypass": "false"}
+    apart = {} if mode == "single" else {"server.bypass": "none"}
     config = dataclasses.replace(with_mode(config, mode, apart), trace=True)  # so that spans wait for the work of a GPU
     transport = _Watched()
     worker = make(config, transport)

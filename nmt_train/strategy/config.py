@@ -47,7 +47,12 @@ class ServerConfig:
         le=10**6,
         description="number of ranks that hold a shard, spread over as many machines as possible; null: all",
     )
-    bypass: bool = Field(default=True, description="a worker accesses the shard of its own rank directly, without encoding")
+    bypass: Literal["none", "device", "node"] | None = Field(
+        default=None,
+        description="which shards a worker exchanges with in full precision: device (its own rank's, directly), node (also those"
+        " of its machine's other ranks, thesis 4.2.2), none; null: as in the mode (device, but node in thesis-sparse and"
+        " thesis-sparse-overlap)",
+    )
     per: Literal["device", "node"] = Field(
         default="device", description="who exchanges: every device, or all devices of a node together (thesis 3.7)"
     )

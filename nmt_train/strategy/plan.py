@@ -82,7 +82,7 @@ class ServerPlan:
     bundle: int
     backup: int
     per: str
-    bypass: bool
+    bypass: str
     one_channel_per_node: bool
     one_node_at_a_time: bool
     local: LocalPlan

@@ -69,11 +69,16 @@ def command(
     )  # fmt: skip
 
 
-def arguments(about: str | None, name: str, page: str) -> argparse.Namespace:
-    """The options of a script that reproduces experiments. name: of the folder of its runs; page: what it writes in docs."""
+def arguments(about: str | None, name: str, page: str, **flags: str) -> argparse.Namespace:
+    """The options of a script that reproduces experiments.
+
+    name: of the folder of its runs. page: what it writes in docs. flags: further options without a value, and their help.
+    """
     options = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--timings", action="store_true", help="only words/s, without training")
     options.add_argument("--write", action="store_true", help="only write the page, from the CSV files and finished runs")
+    for flag, what in flags.items():
+        options.add_argument(f"--{flag}", action="store_true", help=what)
     options.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, help="number of simultaneous runs")
     options.add_argument("--folder", type=Path, default=ROOT / "runs" / name)
     options.add_argument("--output", type=Path, default=ROOT / "docs" / page)

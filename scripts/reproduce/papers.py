@@ -53,7 +53,7 @@ def pipe(seconds: float, codec: str) -> Setup:
 
 
 def by_server(seconds: float) -> Setup:
-    return at_batch(seconds, "vanilla", "server.rule=rounds", "server.shards=1", "server.bypass=false")
+    return at_batch(seconds, "vanilla", "server.rule=rounds", "server.shards=1", "server.bypass=none")
 
 
 WIDTHS = (2, 3, 5, 9)

@@ -24,7 +24,7 @@ BOUND = ("overlap.bound=2",)
 # It counts its local steps as updates, so this warm-up takes as many words of all workers as that of other modes.
 ONCE = Setup("simuparallel", "7x1", ("optimizer.warmup=57",))
 # Every shard is reached over the network, also the worker's own, as in Figure 4.11.
-REMOTE = ("server.bypass=false",)
+REMOTE = ("server.bypass=none",)
 # As in the thesis: no rules for asynchronous workers, no local updates, one machine after the other, 8 bytes per element.
 _DENSE = (
     "optimizer.async_beta1=unchanged", "optimizer.async_warmup=unchanged", "overlap.local_update=none",

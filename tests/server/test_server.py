@@ -91,14 +91,14 @@ def test_ranks_without_a_shard_take_part_and_know_how_many_updates_there_were(sh
     assert sum(made.optimizer.parameters.numel() > 0 for made in servers) == shards
 
 
-@pytest.mark.parametrize("bypass", [True, False])
-def test_a_bypassed_shard_gets_and_gives_the_same_as_one_over_the_wire(bypass: bool) -> None:
+@pytest.mark.parametrize("bypass", ["device", "none"])
+def test_a_bypassed_shard_gets_and_gives_the_same_as_one_over_the_wire(bypass: str) -> None:
     made, copy = server(transports([0])[0], bypass=bypass), START.clone()
     given = gradients(4)
     for gradient in given:
         made.exchange(gradient.clone(), copy, 1)
     assert torch.equal(copy, sequential(given))
-    assert bool(made._transport.sent) is not bypass
+    assert bool(made._transport.sent) is (bypass == "none")
 
 
 def test_every_push_counts_whatever_the_order() -> None:
@@ -138,7 +138,7 @@ def test_an_overlapped_gradient_is_of_the_parameters_before_the_last_answer() ->
 
 
 def test_sparse_workers_and_shards_agree_on_what_was_sent_and_owe_the_rest() -> None:
-    left, right = (server(transport, SGD, sparse=True, bypass=False) for transport in transports([0, 1]))
+    left, right = (server(transport, SGD, sparse=True, bypass="none") for transport in transports([0, 1]))
     copy, other = START.clone(), START.clone()
     left.refresh(copy)
     right.refresh(other)
@@ -151,6 +151,32 @@ def test_sparse_workers_and_shards_agree_on_what_was_sent_and_owe_the_rest() -> 
     torch.testing.assert_close(parameters, START - 0.1 * (sum(given) - owed), atol=1e-6, rtol=0)
     left.refresh(copy)
     assert torch.equal(copy, parameters)
+
+
+@pytest.mark.parametrize("sends_updates", [False, True])
+def test_inside_a_machine_nothing_is_dropped(sends_updates: bool) -> None:
+    """Thesis 4.2.2. Workers 0 and 1 share a machine: of their slices, each has the exact parameters; worker 2 has deltas."""
+    made = [server(its, SGD, True, sends_updates, bypass="node") for its in transports([0, 0, 1])]
+    copies = [START.clone() for _ in made]
+    for its, copy in zip(made, copies, strict=True):
+        its.refresh(copy)
+    given = gradients(6)
+    for turn, gradient in enumerate(given):
+        its, copy = made[turn % 3], copies[turn % 3]
+        its.prepare(gradient, copy, 1)
+        its.exchange(gradient, copy, 1)
+        if turn % 3 < 2:
+            inside = slice(0, made[1].shards[1].stop)
+            assert torch.equal(copy[inside], torch.cat([made[0].optimizer.parameters, made[1].optimizer.parameters]))
+    assert [set(its.service._shard._held) for its in made] == [{2}, {2}, {0, 1}]
+    unsent = [its.state(copy) for its, copy in zip(made, copies, strict=True)]
+    owed = [state.unsent if sends_updates else state.residual for state in unsent]
+    assert not owed[0][inside].any()
+    assert owed[0].any()
+    for its, copy in zip(made, copies, strict=True):
+        its.refresh(copy)
+    sent = sum(owed) if sends_updates else -0.1 * sum(owed)
+    torch.testing.assert_close(copies[0], START - 0.1 * sum(gradients(6)) - sent, atol=1e-6, rtol=0)
 
 
 def test_residuals_of_a_shard_that_is_now_bypassed_are_not_lost() -> None:

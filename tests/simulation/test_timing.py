@@ -13,7 +13,7 @@ from virtual import cluster
 
 from nmt_train.codec.config import DroppingConfig
 from nmt_train.codec.topk import TopK
-from nmt_train.simulation.cluster import CodecConfig, Cost, DeviceConfig, LinkConfig, Straggler
+from nmt_train.simulation.cluster import CodecConfig, Cost, DeviceConfig, LinkConfig, ScaleConfig, Straggler
 from nmt_train.simulation.timing import Timing, measure
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -168,6 +168,26 @@ def test_transfers_that_take_turns_move_about_as_much_as_those_that_share(make: 
 def test_devices_on_one_bus_are_slower_than_on_their_own_connections(make: Make) -> None:
     apart, together = (timed(make, [4], 20, places, mode="single").words_per_second for places in ({}, {"bus": 2e5}))
     assert together < 0.8 * apart
+
+
+def test_inside_a_machine_the_thesis_pays_the_bus_for_dense_exchanges(make: Make) -> None:
+    """Thesis 4.2.2: shards of the same machine are reached without dropping, and their messages use the bus."""
+    slow, near, far = (
+        timed(make, [2, 2], 20, {"bus": bus}, mode="thesis-sparse", server__bypass=bypass).words_per_second
+        for bus, bypass in (("40 kB/s", "node"), ("1 GB/s", "node"), ("40 kB/s", "device"))
+    )
+    assert slow < 0.8 * near
+    assert slow < 0.8 * far
+
+
+def test_a_charge_of_a_hundredth_costs_as_much_as_a_hundredth_of_the_elements(make: Make) -> None:
+    def speed(dropped: float, charged: float) -> float:
+        places = {"scale": ScaleConfig(6000 * 100, charged)}
+        more = {"mode": "thesis-sparse", "dropping__up": dropped, "dropping__down": dropped, "dropping__indices": "int32"}
+        return timed(make, [1, 1], 20, places, **more).words_per_second
+
+    assert speed(0.9, 0.01) == pytest.approx(speed(0.999, 1.0), rel=0.01)
+    assert speed(0.9, 1.0) < 0.5 * speed(0.999, 1.0)
 
 
 def test_jitter_is_the_same_for_the_same_seed_and_another_for_another(make: Make) -> None:

@@ -27,7 +27,7 @@ START = torch.arange(ELEMENTS, dtype=torch.float32)
 LAYOUTS = st.lists(st.integers(1, 3), min_size=1, max_size=3)  # devices of each machine
 ORDERS = int(os.environ.get("NMT_TRAIN_ORDERS", "50"))
 OPTIONS: dict[str, Any] = {
-    "server.bypass": st.booleans(),
+    "server.bypass": st.sampled_from(("none", "device", "node")),
     "server.bundle": st.integers(1, 3),
     "server.per": st.sampled_from(["device", "node"]),
     "server.one_channel_per_node": st.booleans(),

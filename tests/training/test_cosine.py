@@ -55,7 +55,7 @@ def test_another_length_that_changes_the_curve_is_refused(make: Make, tmp_path: 
     assert events(folder, "validation")[-1]["learning_rate"] < 1e-6
 
 
-@pytest.mark.parametrize("changes", [{"mode": "sync"}, {"mode": "vanilla", "server__bypass": False}, {"mode": "local-sgd"}])
+@pytest.mark.parametrize("changes", [{"mode": "sync"}, {"mode": "vanilla", "server__bypass": "none"}, {"mode": "local-sgd"}])
 def test_a_resumed_run_continues_on_the_same_curve(make: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
     curve: dict[str, Any] = {**FALLING, "optimizer__cosine_until": "2e", **changes}
     whole = run(make, tmp_path / "whole", [1, 1], stop__after="2e", **curve)
