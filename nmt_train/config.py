@@ -28,7 +28,6 @@ from nmt_train.run.checkpoint import CheckpointConfig
 from nmt_train.run.log import LogConfig
 from nmt_train.run.stopping import StopConfig
 from nmt_train.strategy.config import (
-    DownpourConfig,
     LocalConfig,
     LowBitConfig,
     LowRankConfig,
@@ -89,7 +88,6 @@ class Config:
     overlap: OverlapConfig = Field(default_factory=OverlapConfig)
     pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
     local: LocalConfig = Field(default_factory=LocalConfig)
-    downpour: DownpourConfig = Field(default_factory=DownpourConfig)
     server: ServerConfig = Field(default_factory=ServerConfig)
     replicas: ReplicasConfig = Field(default_factory=ReplicasConfig)
     peers: PeersConfig = Field(default_factory=PeersConfig)
@@ -107,9 +105,7 @@ class Config:
 
     @model_validator(mode="after")
     def _check_patience(self) -> Config:
-        uses = {
-            "stop.patience": self.stop.patience, "validation.command": self.validation.command,
-        }  # fmt: skip
+        uses = {"stop.patience": self.stop.patience, "validation.command": self.validation.command}
         for key in (key for key, used in uses.items() if used and self.validation.every is None):
             raise ValueError(f"{key} needs validations, but validation.every is null; set it, or remove {key}")
         return self
@@ -220,7 +216,6 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
 _ELSEWHERE = {
     **dict.fromkeys(("lr", "optimizer.lr", "learning_rate"), "did you mean optimizer.learning_rate?"),
     **dict.fromkeys(("batch_size", "batch.size"), "did you mean batch.tokens, or batch.sentences?"),
-    "optimizer.cosine_updates": "write optimizer.cosine_until: 50Ku",
     **dict.fromkeys(("epochs", "max_epochs", "stop.epochs"), "write stop.after: 10e"),
     **dict.fromkeys(("updates", "max_updates", "stop.updates"), "write stop.after: 5000u"),
     **dict.fromkeys(

@@ -73,7 +73,6 @@ def small(demo: Path, run: Path) -> dict[str, Any]:
         "optimizer": {"learning_rate": 0.01, "warmup": 5},
         "validation": {"every": None, "metrics": ["cross-entropy"]},
         "stop": {"after": "6u"},
-        "log": {"first": []},  # no lines that depend on how fast the machine is
     }
 
 

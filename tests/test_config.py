@@ -42,7 +42,7 @@ def test_the_command_line_overrides_later_files_which_override_earlier_ones_whic
         ("model: {dim: 100, heads: 3}", "dim 100 is not a multiple of heads 3"),
         ("log: {every: 5}", "line 6: log.every: '5' is not a duration"),
         ("seed: 1\nseed: 2", "line 7: seed is given twice"),
-        ("recovery:\n  - {copies: true, copies: false}", "line 7: recovery.copies is given twice"),
+        ("recovery:\n  - {every: true, every: false}", "line 7: recovery.every is given twice"),
         ("seed: [1", "not YAML"),
         ("run: &r {x: *r}", "nested too deeply, or contains itself"),
         ("stop.after: 5u", "line 6: stop.after: in a file, keys are nested, not dotted: write `after:` below `stop:`"),

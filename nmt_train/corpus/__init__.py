@@ -35,20 +35,13 @@ class VocabularyConfig:
         le=1,
         description="fraction of the corpus's characters that pieces cover; rarer characters become unknown pieces",
     )
-    sample_lines: int = Field(
-        default=1_000_000,
-        ge=101,
-        le=10**9,
-        description="maximum number of random lines to train the vocabulary on; at most 50 million characters, which bound the"
-        " memory [lines]",
-    )
     sampling: float = Field(
         default=0.0,
         ge=0,
         le=100,
-        description="subword regularization (unigram only): segmentations are drawn with weight probability^sampling; 0: off",
+        description="subword regularization (unigram only): one of the 16 best segmentations is drawn with weight"
+        " probability^sampling; 0: off",
     )
-    sampling_candidates: int = Field(default=16, ge=2, le=1000, description="sampling: draw from this many best segmentations")
 
     @model_validator(mode="after")
     def _check_sampling(self) -> VocabularyConfig:
@@ -161,12 +154,6 @@ class CorpusConfig:
     cache: str | None = Field(
         default=None,
         description="folder for tokenized corpora and vocabularies; null: nmt_train in $XDG_CACHE_HOME or ~/.cache",
-    )
-    cache_limit: float = Field(
-        default=100.0,
-        gt=0,
-        description="the tokenized corpora that were used longest ago are removed above this size, or above half of the space"
-        " that is free without them, if that is less [GB]",
     )
     window: int = Field(
         default=100_000,

@@ -23,6 +23,8 @@ from nmt_train.corpus.store import Stores
 from nmt_train.corpus.survey import refuse_left_out
 from nmt_train.corpus.vocabulary import UNKNOWN, Vocabulary, VocabularyPair
 
+_CANDIDATES = 16  # segmentations of which one is sampled
+
 
 class _Begun(NamedTuple):
     """An epoch that began with another distribution: its completed batches, and all of them."""
@@ -103,7 +105,6 @@ class Batches:
         check_settings(corpus, batch, vocabulary)
         self._label, self._longest = corpus.label, corpus.max_length
         self._window, self._sampling = corpus.window, corpus.vocabulary.sampling
-        self._candidates = corpus.vocabulary.sampling_candidates
         self._noise = [part.noise for part in corpus.parts]
         lengths = stores.lengths()
         self._lengths = tuple(np.concatenate(side) if len(side) > 1 else side[0] for side in zip(*lengths, strict=True))
@@ -244,7 +245,7 @@ class Batches:
                 source[row], target[row] = self._noisy(pair, source[row], target[row], random)
         if self._sampling:
             source, target = (
-                [np.array(self._vocabulary.resample(ids, self._sampling, self._candidates, random)) for ids in side]
+                [np.array(self._vocabulary.resample(ids, self._sampling, _CANDIDATES, random)) for ids in side]
                 for side in (source, target)
             )
         batch = assemble(source, target, tuple(int(pair) for pair in pairs))

@@ -29,6 +29,7 @@ from nmt_train.corpus.vocabulary import Vocabulary
 
 _FORMAT = 2
 _CHUNK = 20_000  # pairs tokenized at a time
+_CACHE = 100e9  # bytes of tokenized corpora and vocabularies in a cache, at most
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def open_stores(config: CorpusConfig, vocabulary: Vocabulary, fallback: Path, su
     def make_room(coming: int) -> None:
         for folder in folders[:-1]:
             with suppress(OSError):  # a folder that does not exist yet, or cannot be read
-                cache.make_room(folder, config.cache_limit * 1e9, coming)
+                cache.make_room(folder, _CACHE, coming)
 
     stores = [
         open_store(part, config.label(number), vocabulary, folders, config.max_ratio, prepare)

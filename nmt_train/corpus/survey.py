@@ -17,6 +17,7 @@ from nmt_train.corpus.text import read_pairs, refuse_empty, weights_of
 Item = TypeVar("Item")
 
 _LONG = 4000  # characters of a line
+SAMPLE_LINES = 1_000_000  # random ones, to train a vocabulary on
 _CHARACTERS = 50_000_000  # of the lines to train a vocabulary on; SentencePiece takes about 25 bytes for each
 _PAIRS = 10_000  # sampled to estimate how many pairs are over-long
 _SURE = 3.0  # standard errors of that estimate
@@ -67,7 +68,7 @@ class Survey:
     @cached_property
     def _drawn(self) -> _Drawn:
         corpus, total = self._corpus, 0
-        lines, pairs = Sample[str](corpus.vocabulary.sample_lines, _CHARACTERS), Sample[tuple[str, str]](_PAIRS, float("inf"))
+        lines, pairs = Sample[str](SAMPLE_LINES, _CHARACTERS), Sample[tuple[str, str]](_PAIRS, float("inf"))
         for number, part in enumerate(corpus.parts):
             key, text, count = corpus.label(number), [False, False], 0
             for count, pair in enumerate(read_pairs(part.files, key, corpus.max_ratio), 1):  # noqa: B007

@@ -21,7 +21,7 @@ from nmt_train.common.errors import UserError, unreadable
 from nmt_train.common.paths import expanded
 from nmt_train.common.streams import tell
 from nmt_train.corpus import CorpusConfig, VocabularyConfig, cache
-from nmt_train.corpus.survey import Survey
+from nmt_train.corpus.survey import SAMPLE_LINES, Survey
 from nmt_train.corpus.text import LONGEST_LINE, clean
 
 PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
@@ -198,7 +198,7 @@ def trained(config: CorpusConfig, folders: Sequence[Path], survey: Survey) -> Vo
     vocabulary = config.vocabulary
     settings = [sentencepiece.__version__, vocabulary.size, vocabulary.type, vocabulary.character_coverage, _tags(config)]
     text = [cache.fingerprints(part, config.label(number)) for number, part in enumerate(config.parts)]
-    name = cache.name("vocabulary", [*settings, vocabulary.sample_lines, text])
+    name = cache.name("vocabulary", [*settings, SAMPLE_LINES, text])
 
     def read(entry: Path) -> Vocabulary:
         with cache.hold(entry):
@@ -247,7 +247,7 @@ def train(config: CorpusConfig, survey: Survey | None = None) -> Vocabulary:
     except RuntimeError as error:
         if "sentences_.empty()" in str(error):
             raise UserError("corpus.train: no pair has text on both sides; check the files") from None
-        raise UserError(f"corpus.vocabulary.size: {_explain(str(error), vocabulary, len(lines))}") from None
+        raise UserError(f"corpus.vocabulary.size: {_explain(str(error), vocabulary)}") from None
     return Vocabulary(output.getvalue(), "the vocabulary just trained")
 
 
@@ -269,12 +269,11 @@ def _in_thread(work: Callable[[], object]) -> None:
     done.result()
 
 
-def _explain(message: str, vocabulary: VocabularyConfig, lines: int) -> str:
-    """Translate SentencePiece's error message into the terms of the configuration; lines: how many it was trained on."""
+def _explain(message: str, vocabulary: VocabularyConfig) -> str:
+    """Translate SentencePiece's error message into the terms of the configuration."""
     largest = re.search(r"value <= (\d+)", message)
     if largest:
-        more = ", or raise corpus.vocabulary.sample_lines" * (lines >= vocabulary.sample_lines)
-        return f"{vocabulary.size} pieces are more than this corpus can fill; set it to {largest[1]} or less{more}"
+        return f"{vocabulary.size} pieces are more than this corpus can fill; set it to {largest[1]} or less"
     if "required_chars" in message or "smaller than required" in message:
         return f"{vocabulary.size} pieces are fewer than the characters of this corpus need; choose a larger size"
     return f"{vocabulary.size} pieces could not be trained on this corpus; choose a smaller size ({message[-160:]})"

@@ -11,7 +11,7 @@ from nmt_train.config import Config, flatten, leaves, plain, validate
 AUTO = "auto"
 # The sections that belong to a mode. A choice replaces them, because each choice was measured with its settings.
 SECTIONS = (
-    "server", "replicas", "peers", "overlap", "pipeline", "local", "downpour", "dropping", "threshold", "tiles",
+    "server", "replicas", "peers", "overlap", "pipeline", "local", "dropping", "threshold", "tiles",
     "low_rank", "low_bit",
 )  # fmt: skip
 _ACCUMULATE = "batch.accumulate"

@@ -130,12 +130,6 @@ def _server(plan: Plan, config: Config) -> str | None:
             f"server.bundle: with server.rule {family.rule}, shards add up a bundle, but local.outer nesterov needs"
             " its mean; set server.rule: softsync"
         )
-    dropping = next((codec for codec in (family.up, family.down) if CODECS[codec].drops), None)
-    if outer == "nesterov" and dropping and family.own_updates:
-        return (
-            f"server.own_updates: with {dropping}, a worker would continue from updates in full that local.outer nesterov"
-            " applies in part; set server.own_updates: false"
-        )
     if outer == "sum" and rule.mean:
         return f"local.outer: sum adds up deltas, but server.rule {family.rule} takes their mean; remove one of them"
     if outer == "sum" and family.per == "node":

@@ -168,12 +168,12 @@ def _server(config: Config, row: Server, nodes: tuple[int, ...], values: _Values
         cadence=row.cadence, up=up, down=down, dropped_down=0.0,
         # A single rank sends its gradients to the shard without loss.
         sends_updates=row.cadence == LOCAL_STEPS or (row.optimizer == "worker" and len(nodes) != 1),
-        own_updates=server.own_updates, local=_local(config, row.cadence, values), overlap=OverlapPlan(overlap.bound, update),
+        local=_local(config, row.cadence, values), overlap=OverlapPlan(overlap.bound, update),
         shards=values("server.shards", server.shards, None) or max(1, len(nodes)), rule=rule,
         bundle=values("server.bundle", server.bundle, RULES[rule].bundle), backup=values("server.backup", server.backup, 0),
         per=server.per, bypass=values("server.bypass", server.bypass, "device"),
         one_channel_per_node=server.one_channel_per_node,
-        one_node_at_a_time=values("server.one_node_at_a_time", server.one_node_at_a_time, False), downpour=config.downpour,
+        one_node_at_a_time=values("server.one_node_at_a_time", server.one_node_at_a_time, False), pull_every=server.pull_every,
     )  # fmt: skip
 
 

@@ -59,8 +59,8 @@ class Mode:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-# The thesis's own sparse algorithms: the optimizer at the shards, 99.9% dropped both ways, but nothing inside a machine, deltas that
-# include the worker's own updates, and none of our rules for asynchronous workers.
+# The thesis's own sparse algorithms: the optimizer at the shards, 99.9% dropped both ways, but nothing inside a machine,
+# deltas that include the worker's own updates, and none of our rules for asynchronous workers.
 _AS_THE_THESIS = {
     "dropping.up": 0.999, "dropping.down": 0.999, "server.bypass": "node", "server.one_node_at_a_time": True,
     "optimizer.async_beta1": "unchanged", "optimizer.async_warmup": "unchanged",

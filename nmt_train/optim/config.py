@@ -36,8 +36,9 @@ class OptimizerConfig:
         " (warmup itself); null: warmup times n^(2/3), divided by n if it counts a worker's own local steps, but unchanged in"
         " thesis-sparse and thesis-sparse-overlap [updates]",
     )
-    step_every: int = Field(default=10_000, ge=1, le=10**9, description="schedule step: interval between two decays [updates]")
-    step_factor: float = Field(default=0.5, gt=0, le=1, description="schedule step: factor of each decay")
+    step_every: int = Field(
+        default=10_000, ge=1, le=10**9, description="schedule step: the rate is halved at this interval [updates]"
+    )
     cosine_until: Duration | None = Field(
         default=None,
         description="schedule cosine: when the rate reaches minimum, as 20e, 300Mt or 50Ku; in epochs or tokens, the rate falls"
@@ -56,9 +57,6 @@ class OptimizerConfig:
         " thesis-sparse and thesis-sparse-overlap",
     )
     beta2: float = Field(default=0.98, ge=0, lt=1, description="adam, adamw: decay of the running mean of squared gradients")
-    decay: float = Field(
-        default=0.9, ge=0, lt=1, description="rmsprop, adadelta: decay of the running mean of squared gradients"
-    )
     epsilon: float | None = Field(
         default=None, gt=0, description="added to denominators; null: torch's default for the optimizer"
     )

@@ -22,7 +22,7 @@ def learning_rate(config: OptimizerConfig, update: int, decayed: float = 0.0) ->
     if config.schedule == "inverse-sqrt":
         return config.learning_rate * math.sqrt(max(config.warmup, 1) / max(update, 1))
     if config.schedule == "step":
-        return config.learning_rate * config.step_factor ** ((update - config.warmup) // config.step_every)
+        return config.learning_rate * 0.5 ** ((update - config.warmup) // config.step_every)
     return config.learning_rate
 
 

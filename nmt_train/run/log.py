@@ -9,22 +9,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Any, TextIO
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from nmt_train.common import atomic_file as durable
 from nmt_train.common import launcher
-from nmt_train.common.duration import Duration
+from nmt_train.common.duration import Duration, Mark
 from nmt_train.common.errors import UserError, remedy
 from nmt_train.common.metric import is_worst
 from nmt_train.common.plural import counted
-from nmt_train.common.section import STRICT, as_list
+from nmt_train.common.section import STRICT
 from nmt_train.common.streams import tell
 from nmt_train.run.progress import Progress
 from nmt_train.run.progress_bar import ProgressBar
 from nmt_train.run.stopping import Verdict
+
+_EARLY = (10, 30, 60)  # log lines are also written this many seconds after training has begun
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -32,22 +34,18 @@ class LogConfig:
     """The logs that training writes."""
 
     every: Duration = Field(
-        default=Duration.parse("100u"), description="interval between two log lines, as 100u, 1e, 50Kt or 1m"
-    )
-    first: Annotated[list[Duration], BeforeValidator(as_list)] = Field(
-        default=[Duration.parse(text) for text in ("10s", "30s", "1m")],
-        description="further log lines after these times since training began or continued; []: none",
+        default=Duration.parse("100u"),
+        description="interval between two log lines, as 100u, 1e, 50Kt or 1m; further ones follow 10, 30 and 60 seconds after"
+        " training has begun or continued",
     )
     tensorboard: bool = Field(
         default=False, description="also write TensorBoard events (needs: pip install '.[tensorboard]' in the project's folder)"
     )
 
-    @model_validator(mode="after")
-    def _check_first(self) -> LogConfig:
-        for span in self.first:
-            if span.unit not in "smh":
-                raise ValueError(f"first: {span} is not a time; write 30s or 1m")
-        return self
+    def due(self, before: Mark, now: Mark, started: float) -> bool:
+        """Whether there is a log line between two marks. started: seconds of the run when this start began to train."""
+        early = any(before.seconds - started < seconds <= now.seconds - started for seconds in _EARLY)
+        return early or self.every.crossed(before, now)
 
 
 @plain_dataclass

@@ -43,8 +43,8 @@ class Client:
     A worker pushes a payload: a gradient, or an update by its own optimizer, if it `prepares_updates`, or by local steps.
     keeps_received: the parameters that a worker has received may differ from the global ones, so a snapshot must contain them.
 
-    With `server.own_updates`, the worker continues from what it has received plus all updates that it has not sent yet (the
-    residuals). Shards know only the former, `_known_to_shards`, to which their deltas apply.
+    If the plan `keeps_own` updates, the worker continues from what it has received plus all updates that it has not sent yet
+    (the residuals). Shards know only the former, `_known_to_shards`, to which their deltas apply.
     """
 
     def __init__(self, context: BuildContext, settings: ServerPlan, max_in_flight: int) -> None:
@@ -88,8 +88,7 @@ class Client:
         # Of a loaded state: the received parameters; and a residual of gradients, which the next update includes.
         self._loaded: Tensor | None = None
         self._gradient_debt: Tensor | None = None
-        channel = settings.one_channel_per_node and settings.per == "device"
-        self._channel = NodeChannel(self._transport) if channel else None
+        self._channel = NodeChannel(self._transport) if settings.one_channel_per_node and settings.per == "device" else None
 
     @property
     def updates(self) -> int:
@@ -129,8 +128,7 @@ class Client:
     def _prepare_push(self, payload: Tensor) -> None:
         """Add what is owed. Raises NotFinite before lossy codecs would, so that all shards get a push, or none does."""
         self._up.add_debt(payload)
-        unchecked = self._settings.local_steps  # the strategy has checked a gradient
-        if (self._up.lossy or unchecked) and not payload.is_meta:
+        if (self._up.lossy or self._settings.local_steps) and not payload.is_meta:  # else, the strategy has checked it
             finite(torch.linalg.vector_norm(payload))
 
     def _push_weight(self, weight: int) -> int:
@@ -149,7 +147,7 @@ class Client:
         with self._granted(), self._trace.span("sync"):
             weight = self._push_weight(weight)
             self._prepare_push(payload)
-            self._wait_for_applied(MOST_UNACKNOWLEDGED - 1)
+            self._last_count = max(self._last_count, self._unacknowledged.wait(MOST_UNACKNOWLEDGED - 1))
             sent = [self._send(rank, payload, Push.GIVE, weight) for rank in self._others]
             self._unacknowledged.expect(self._others)
             if self._bypass:
@@ -162,9 +160,6 @@ class Client:
         """How many of the last calls of `push` may not have been applied yet."""
         return self._unacknowledged.most
 
-    def _wait_for_applied(self, most: int) -> None:
-        self._last_count = max(self._last_count, self._unacknowledged.wait(most))
-
     @torch.no_grad()
     def pull(self, parameters: Tensor) -> None:
         """Update `parameters`, which this worker last received, without pushing anything."""
@@ -176,7 +171,8 @@ class Client:
                 if self._bypass and turn == 0:
                     self.service.copy_to(received[self._shard])
                 self._take_answers(ranks, received)
-            self._wait_for_applied(0)  # a shard answers requests in their order, so these acknowledgments have arrived
+            # A shard answers requests in their order, so these acknowledgments have arrived.
+            self._last_count = max(self._last_count, self._unacknowledged.wait(0))
             self._combine(received, parameters)
 
     def _take_answers(self, ranks: Sequence[int], received: Tensor) -> None:
@@ -217,7 +213,7 @@ class Client:
             for rank in self._holders:
                 self._transport.send(rank, Tag.PUSH, Message((Push.REST, 0)))
             self._unacknowledged.expect(self._holders)
-        self._wait_for_applied(0)
+        self._last_count = max(self._last_count, self._unacknowledged.wait(0))
 
     @torch.no_grad()
     def refresh(self, parameters: Tensor) -> None:

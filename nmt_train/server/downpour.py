@@ -15,11 +15,11 @@ _SINCE = "steps_since_pull"  # name in a worker's state
 
 
 class Downpour(EveryStep):
-    """A worker pushes every `batch.accumulate` steps, and pulls the shards' parameters every `downpour.fetch` steps."""
+    """A worker pushes every `batch.accumulate` steps, and pulls the shards' parameters every `server.pull_every` steps."""
 
     def __init__(self, context: BuildContext, settings: ServerPlan) -> None:
         super().__init__(context, settings)
-        self._fetch = settings.downpour.fetch
+        self._pull_every = settings.pull_every
         self._since = 0  # steps since the last pull
 
     def step(self) -> bool:
@@ -27,7 +27,7 @@ class Downpour(EveryStep):
         try:
             return super().step()
         finally:
-            if self._since >= self._fetch:
+            if self._since >= self._pull_every:
                 self._since = 0
                 self._client.pull(self._flat.parameters)
 

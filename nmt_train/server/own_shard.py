@@ -24,7 +24,7 @@ def serve(context: BuildContext, settings: ServerPlan, shards: Sequence[slice], 
     """Serve this rank's slice of the parameters. shards: the slice of every rank. max_in_flight: see `Strategy`."""
     plan, transport = context.plan, context.transport
     rule = RULES[settings.rule].build(settings.bundle, settings.backup)
-    recovers = transport.fault_tolerant and transport.size > 1 and plan.recovery.copies
+    recovers = transport.fault_tolerant and transport.size > 1
     replication = Replication(transport, shards, plan.recovery) if recovers else None
     optimizer = _optimizer(context, settings, rule, context.flat.parameters[shards[transport.rank]].clone())
     sums = plan.sums or settings.sends_updates  # finished updates are each applied in full, unless the rule takes their mean

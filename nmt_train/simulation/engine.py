@@ -108,14 +108,15 @@ class Engine:
             whole = torch.stack([its for its, _ in now]).sum(0)
             for its, _ in now:
                 its.copy_(whole)
-        elements = vector.numel() * self.network.scale if vector.numel() > 1 else 0  # a single number is not model data
+        elements = vector.numel() if vector.numel() > 1 else 0  # a single number is not model data
         size = 2 * (ranks - 1) / ranks * elements * vector.element_size()
         for peer, (_, summed) in zip(transport.peers, now, strict=True):
             ends = peer.original_rank, transport.peers[(peer.rank + 1) % ranks].original_rank
             route = self.network.route(*ends)
-            self.network.burden(self.shares, *ends, size / self.network.scale, 2 * (ranks - 1))
+            self.network.burden(self.shares, *ends, size, 2 * (ranks - 1))
             late = 2 * (ranks - 1) * (route.latency + self.network.response(*ends))
-            passed = self.network.transfer(self.shares, size, route) if route.capacities else self.kernel.env.timeout(0)
+            charged = self.network.charged(size, *ends)
+            passed = self.network.transfer(self.shares, charged, route) if route.capacities else self.kernel.env.timeout(0)
             passed.callbacks.append(partial(self._summed, late, summed))
 
     def _summed(self, late: float, done: Future, event: simpy.Event) -> None:

@@ -37,7 +37,7 @@ class Network:
     ) -> None:
         self.cluster, self.nodes = cluster, cluster.ranks()
         self.scale = cluster.scale.parameters / elements if cluster.scale else 1.0
-        self._between = self.scale * (cluster.scale.network_bytes if cluster.scale else 1.0)
+        self._charged_between = cluster.scale.network_bytes if cluster.scale else 1.0
         self._only_training = only_training or cluster.snapshots == "free"
         self._costs = cluster.device or DeviceConfig()
         self.devices = [Capacity(1.0) for _ in self.nodes]
@@ -64,8 +64,11 @@ class Network:
 
     def size(self, tag: Tag, message: Message, start: int, end: int) -> float:
         """The number of bytes charged for a message from one rank to another."""
-        scale = self.scale if self.nodes[start] == self.nodes[end] else self._between
-        return 0.0 if self._only_training and tag in WHOLE else of_model(tag, message) * scale
+        return 0.0 if self._only_training and tag in WHOLE else self.charged(of_model(tag, message), start, end)
+
+    def charged(self, size: float, start: int, end: int) -> float:
+        """The number of bytes charged for `size` bytes of the model's vectors."""
+        return size * self.scale * (1.0 if self.nodes[start] == self.nodes[end] else self._charged_between)
 
     def route(self, start: int, end: int) -> Route:
         one, other = self.nodes[start], self.nodes[end]

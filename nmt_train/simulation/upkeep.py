@@ -30,7 +30,7 @@ class Sizes:
         part, states = worker.part(), unallocated(worker.strategy.optimizer)
         shard = sum(vector.nbytes for vector in part.shard.values()) + (states if part.shard else 0)
         kept = sum(vector.nbytes for vector in part.worker_state.vectors().values()) + to_come(worker.strategy) - states
-        sharded = worker.config.recovery.copies and isinstance(worker.plan.family, ServerPlan)
+        sharded = isinstance(worker.plan.family, ServerPlan)
         return cls(shard + kept, shard if sharded and worker.transport.size > 1 else 0.0)
 
 

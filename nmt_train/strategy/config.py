@@ -49,8 +49,8 @@ class ServerConfig:
     )
     bypass: Literal["none", "device", "node"] | None = Field(
         default=None,
-        description="which shards a worker exchanges with in full precision: device (its own rank's, directly), node (also those"
-        " of its machine's other ranks, thesis 4.2.2), none; null: as in the mode (device, but node in thesis-sparse and"
+        description="which shards a worker exchanges with in full precision: none, device (its own rank's, directly) or node"
+        " (also those of its machine's other ranks, thesis 4.2.2); null: as in the mode (device, but node in thesis-sparse and"
         " thesis-sparse-overlap)",
     )
     per: Literal["device", "node"] = Field(
@@ -64,11 +64,7 @@ class ServerConfig:
         description="a worker exchanges with the shards of one machine, waits for their answers, then exchanges with the next"
         " machine (thesis 3.3); null: as in the mode (false, but true in thesis-sparse and thesis-sparse-overlap)",
     )
-    own_updates: bool = Field(
-        default=True,
-        description="modes whose workers send updates: a worker continues from the received parameters plus all of its own"
-        " updates, including those not sent yet; no effect if bundle is above 1, or with another rule than async",
-    )
+    pull_every: int = Field(default=1, ge=1, le=10**9, description="downpour: steps between two pulls of parameters [steps]")
     join: Joining | None = Field(
         default=None,
         description="number of workers that train, and since when: {4: 0u, 8: 2000u} is 4 at first, 8 after 2,000 updates;"
@@ -153,11 +149,10 @@ def _interval(given: Any) -> Duration:
 
 @dataclass(frozen=True, config=STRICT)
 class RecoveryConfig:
-    """Copies of shards, from which training continues after processes have ended (mpirun --with-ft ulfm)."""
+    """Copies of shards in other machines' memory, from which training continues after processes have ended (mpirun --with-ft
+    ulfm).
+    """
 
-    copies: int = Field(
-        default=1, ge=0, le=1, description="number of copies of each shard, with its optimizer, in another machine's memory"
-    )
     every: Annotated[Duration, BeforeValidator(_interval), PlainSerializer(str)] = Field(
         default=Duration.parse("30s"),
         description="interval between two copies of a shard, as 100u or 30s; a time is lengthened to 20 times what the last"
@@ -224,10 +219,3 @@ class LocalConfig:
     )
     outer_rate: float = Field(default=0.7, gt=0, description="nesterov: the outer learning rate")
     outer_momentum: float = Field(default=0.9, ge=0, lt=1, description="nesterov: the outer momentum")
-
-
-@dataclass(frozen=True, config=STRICT)
-class DownpourConfig:
-    """Pulling parameters at an interval of its own (Dean et al. 2012); batch.accumulate is that of pushes."""
-
-    fetch: int = Field(default=1, ge=1, le=10**9, description="steps between two pulls of the parameters [steps]")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nmt_train.codec import CODECS
 from nmt_train.codec.config import CodecConfigs
 from nmt_train.optim.config import OptimizerConfig
-from nmt_train.strategy.config import DownpourConfig, LowBitConfig, LowRankConfig, PipelineConfig, RecoveryConfig
+from nmt_train.strategy.config import LowBitConfig, LowRankConfig, PipelineConfig, RecoveryConfig
 from nmt_train.strategy.staged_join import Waves
 from nmt_train.strategy.update_rules import RULES
 
@@ -76,7 +76,6 @@ class ServerPlan:
     down: str
     dropped_down: float
     sends_updates: bool
-    own_updates: bool
     shards: int
     rule: str
     bundle: int
@@ -87,7 +86,7 @@ class ServerPlan:
     one_node_at_a_time: bool
     local: LocalPlan
     overlap: OverlapPlan
-    downpour: DownpourConfig
+    pull_every: int
 
     @property
     def local_steps(self) -> bool:
@@ -98,10 +97,11 @@ class ServerPlan:
         """Whether a worker continues from received parameters plus all of its own updates, which deltas then leave out.
 
         False if bundle is above 1: a delta sent before a bundle is full does not include its pushes, and would undo the
-        worker's own updates. False with rules that apply an update only in part, and where nothing is left out of a push.
+        worker's own updates. False with rules and outer optimizers that apply an update only in part, and where nothing is
+        left out of a push.
         """
-        in_full = self.bundle == 1 and self.rule == "async"
-        return self.sends_updates and self.own_updates and in_full and not CODECS[self.up].lossless
+        in_full = self.bundle == 1 and self.rule == "async" and self.local.outer != "nesterov"
+        return self.sends_updates and in_full and not CODECS[self.up].lossless
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from nmt_train.modes.resolve import optimizer_name
 # Keys that may change when a run continues, without --force.
 MAY_CHANGE = (
     "run", "init", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
-    "corpus.max_skipped", "corpus.max_ratio", "corpus.cache", "corpus.cache_limit", "corpus.vocabulary.sample_lines", "mode",
+    "corpus.max_skipped", "corpus.max_ratio", "corpus.cache", "mode",
     "optimizer.async_beta1", "optimizer.async_warmup", *SECTIONS, "transport", "recovery",
 )  # fmt: skip
 # Keys that decide which pairs are in which batch of an epoch; a position in the data has no meaning after a change of them.

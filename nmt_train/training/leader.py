@@ -93,7 +93,7 @@ class Leader:
     def start_first_batch(self, recovered: bool) -> None:
         """Run a validation that a signal postponed; unless training is over, let the other ranks start their first batch.
 
-        recovered: training continues without ranks that have ended; `log.first` does not apply again.
+        recovered: training continues without ranks that have ended; no early log lines are written again.
         """
         self.reason = self._reason_to_stop()
         if self._state.validation_pending:
@@ -183,8 +183,7 @@ class Leader:
         if self._log.bar is not None:
             self._log.bar.advance(progress, config.stop.share(progress, self.pairs))
         self.reason = self._reason_to_stop()
-        early = any(before.seconds - self._started < span.amount <= now.seconds - self._started for span in config.log.first)
-        if early or config.log.every.crossed(before, now):
+        if config.log.due(before, now, self._started):
             words = progress.words()
             self._log.train(progress, strategy.gradient_norm, strategy.learning_rate)
             self._statistics.log(self._log, progress, words)

@@ -70,16 +70,13 @@ def second(found: Runs) -> list[Setup]:
 
 
 def chosen(found: Runs, visits: int) -> Settings:
-    """The settings with the lowest cross-entropy at the end, as the mean over both clusters. Raises Missing without the runs."""
+    """The settings with the lowest cross-entropy at the end, as the mean over both clusters. Raises Missing without runs."""
     return _ranked(found, visits, CLUSTERS)[0]
 
 
 def _ranked(found: Runs, visits: int, clusters: tuple[str, ...]) -> list[Settings]:
     """Best first. Of several clusters, those settings that were tried on all."""
-    if clusters == CLUSTERS:
-        tried = _ranked(found, visits, CLUSTERS[:1])[:BEST]
-    else:
-        tried = list(TRIED)
+    tried = _ranked(found, visits, CLUSTERS[:1])[:BEST] if clusters == CLUSTERS else TRIED
 
     def end(settings: Settings) -> float:
         return mean(found.after(sparse(cluster, visits, settings), WORDS) for cluster in clusters)

@@ -33,7 +33,7 @@ CLUSTERS = ROOT / "configs" / "clusters"
 def run(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short, traced run with two checkpoints."""
     values = small(demo, tmp_path_factory.mktemp("commands") / "run")
-    values |= {"trace": True, "stop": {"after": "8u"}, "checkpoint": {"every": "4u"}, "log": {"every": "2u", "first": []}}
+    values |= {"trace": True, "stop": {"after": "8u"}, "checkpoint": {"every": "4u"}, "log": {"every": "2u"}}
     values["validation"] = {"every": "4u", "metrics": ["cross-entropy", "bleu"]}
     path = Path(values["run"]).with_suffix(".yml")
     path.write_text(json.dumps(values), encoding="utf-8")
@@ -425,7 +425,6 @@ def text(demo: Path, name: str) -> bytes:
         ({"optimizer.minimum": 5}, "optimizer.minimum is 5, above optimizer.learning_rate"),
         ({"batch.accumulate": 1000, "stop.after": "1e"}, "batch.accumulate: 1000 batches for an update are more than"),
         ({"recovery.every": "2e"}, "copies are made after a number of updates or a time: write 100u, 30s or 2m"),
-        ({"recovery.copies": 2}, "recovery.copies: "),
         ({"mode": "backup", "server.one_channel_per_node": "true"}, "one_channel_per_node: lets one rank of a node"),
         ({"mode": "downpour", "server.per": "node"}, "server.per: node lets a node's devices exchange together"),
         ({"threshold.tau": 0}, "threshold.tau: it should be greater than 0"),

@@ -12,7 +12,6 @@ from conftest import small
 
 from nmt_train import __version__, cli, config
 from nmt_train.cli import export, import_model, plot, simulate, train, translate, validate
-from nmt_train.common.errors import UserError
 
 
 def said(capsys: pytest.CaptureFixture[str], command: Any, *arguments: str) -> str:
@@ -99,10 +98,5 @@ def test_the_names_of_other_programs_lead_to_ours(name: str, hint: str) -> None:
 def test_a_single_value_is_a_list_of_one(demo: Path, tmp_path: Path) -> None:
     values = small(demo, tmp_path / "run")
     values["validation"]["metrics"] = "bleu"
-    values["log"]["first"] = "5s"
     loaded = config.validate(values, {})
     assert loaded.validation.metrics == ["bleu"]
-    assert [str(span) for span in loaded.log.first] == ["5s"]
-    values["log"]["first"] = "5u"
-    with pytest.raises(UserError, match="log: first: 5u is not a time; write 30s or 1m"):
-        config.validate(values, {})

@@ -117,8 +117,10 @@ def test_files_that_are_no_vocabulary_of_ours_are_named(tmp_path: Path, vocabula
 SAMPLED = """
 import hashlib, sys
 from nmt_train.corpus import CorpusConfig, VocabularyConfig
+from nmt_train.corpus import survey
 from nmt_train.corpus.vocabulary import train
-corpus = CorpusConfig(train=sys.argv[1:], valid=["a", "b"], vocabulary=VocabularyConfig(size=100, sample_lines=300))
+survey.SAMPLE_LINES = 300
+corpus = CorpusConfig(train=sys.argv[1:], valid=["a", "b"], vocabulary=VocabularyConfig(size=100))
 print(hashlib.sha256(train(corpus).model).hexdigest())
 """
 

@@ -21,7 +21,7 @@ from nmt_train.simulation.virtual_transport import VirtualTransport
 
 NODES, STEPS = [2, 1], 24
 OPTIONS: dict[str, Any] = {
-    "local.every": 3, "local.delay": 0, "downpour.fetch": 3, "threshold.density": 0.4, "dropping.up": 0.6,
+    "local.every": 3, "local.delay": 0, "threshold.density": 0.4, "dropping.up": 0.6,
     "stop.after": "9e", "optimizer.name": "sgd",
 }  # fmt: skip
 BY_SERVER = [mode for mode, row in MODES.items() if isinstance(row.family, Server)]
@@ -29,9 +29,9 @@ REPLICAS = [mode for mode, row in MODES.items() if isinstance(row.family, Replic
 PAIRS = [*itertools.product([*BY_SERVER, *REPLICAS], CODECS)]
 
 
-def sent(mode: str, codec: str) -> dict[str, str]:
-    """The setting by which workers send with this codec."""
-    return {"server.up" if mode in BY_SERVER else "replicas.codec": codec}
+def sent(mode: str, codec: str) -> dict[str, Any]:
+    """The setting by which workers send with this codec, and how often they pull."""
+    return {"server.up": codec, "server.pull_every": 3} if mode in BY_SERVER else {"replicas.codec": codec}
 
 
 def trained(mode: str, codec: str) -> list[Tensor]:
@@ -73,7 +73,6 @@ def test_a_key_of_another_section_is_refused(mode: str, own: str) -> None:
             "server.backup: .* would count as late",
         ),
         ("easgd", {"local.every": 0}, "local.every: with local.outer elastic"),
-        ("diloco-async", {"server.down": "top-k"}, "server.own_updates: with top-k"),
         (
             "sparse-local-async",
             {"server.up": "tile-top-k", "tiles.rate": 4.0},
@@ -111,7 +110,7 @@ def test_which_codecs_a_mode_accepts_is_known() -> None:
             pass
     summed = {"sync": 5, "powersgd": 5, "pipe": 5, "local-sgd": 5, "simuparallel": 5, "diloco": 5}
     one = {"low-bit": 1, "backup": 1}
-    assert {mode: count for mode, count in counts.items() if count != len(CODECS)} == summed | one | {"diloco-async": 6}
+    assert {mode: count for mode, count in counts.items() if count != len(CODECS)} == summed | one
 
 
 @pytest.mark.parametrize("mode", MODES)

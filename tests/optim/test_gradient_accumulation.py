@@ -87,7 +87,7 @@ PRODUCTS: dict[str, tuple[str, list[int], list[Share], dict[str, Any], float]] =
     "softsync": ("softsync", [1, 2], UNEQUAL, {"server.bundle": 3}, 1e-6),
     "bundles": ("vanilla", [1, 2], UNEQUAL, {"server.bundle": 3}, 1e-6),
     "a node's devices": ("vanilla", [3], UNEQUAL, {"server.per": "node"}, 1e-6),
-    "pushes of several steps": ("downpour", [1], [[3, 17, 6]], {"batch.accumulate": 3, "downpour.fetch": 3}, 1e-6),
+    "pushes of several steps": ("downpour", [1], [[3, 17, 6]], {"batch.accumulate": 3, "server.pull_every": 3}, 1e-6),
 }
 
 

@@ -162,7 +162,7 @@ def test_state_of_another_optimizer_or_size_is_refused() -> None:
         ({"schedule": "constant", "warmup": 0}, {1: 1.0, 1000: 1.0}),
         ({"schedule": "constant", "warmup": 10}, {1: 0.1, 5: 0.5, 10: 1.0, 50: 1.0}),
         ({"schedule": "inverse-sqrt", "warmup": 100}, {50: 0.5, 100: 1.0, 400: 0.5, 10_000: 0.1}),
-        ({"schedule": "step", "warmup": 0, "step_every": 10, "step_factor": 0.5}, {9: 1.0, 10: 0.5, 25: 0.25}),
+        ({"schedule": "step", "warmup": 0, "step_every": 10}, {9: 1.0, 10: 0.5, 25: 0.25}),
     ],
 )
 def test_learning_rate_schedules(changes: dict[str, object], rates: dict[int, float]) -> None:

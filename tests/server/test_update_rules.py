@@ -109,7 +109,7 @@ def test_rounds_that_wait_for_all_are_sync() -> None:
 
 def test_one_pull_and_push_after_another_without_waiting_is_what_downpour_does() -> None:
     """One worker that pushes the mean of two gradients and fetches after every third step, followed by hand."""
-    found = trained("downpour", [1], 7, {"batch.accumulate": 2, "downpour.fetch": 3, "optimizer.name": "sgd"})[0]
+    found = trained("downpour", [1], 7, {"batch.accumulate": 2, "server.pull_every": 3, "optimizer.name": "sgd"})[0]
     server = worker = START
     piled: list[torch.Tensor] = []
     for step in range(7):
@@ -135,7 +135,7 @@ def test_an_elastic_worker_and_the_center_go_the_same_way_towards_each_other() -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"mode": "backup", "server__backup": 0}, {"mode": "softsync"}, {"mode": "downpour"},
-                                     {"mode": "downpour", "batch__accumulate": 3, "downpour__fetch": 2}])  # fmt: skip
+                                     {"mode": "downpour", "batch__accumulate": 3, "server__pull_every": 2}])  # fmt: skip
 def test_every_batch_is_done_once_whoever_rests_when(make: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
     reference = run(make, tmp_path / "reference", [1], stop__after="2e")
     for seed in range(3):

@@ -48,7 +48,7 @@ def test_as_much_is_charged_as_a_simulated_run_sends_for_a_checkpoint(
     monkeypatch.setattr(VirtualTransport, "send", recorded)
     folder = run(make, tmp_path / "run", [1, 1], mode=mode, stop__after="6u", places=FAST)
     shapes = [tuple(tensor.shape) for tensor in checkpoint.load(folder / "last").tensors("parameters").values()]
-    config = make(mode=mode, checkpoint__every="10m", recovery__copies=0, local__every=3)
+    config = make(mode=mode, checkpoint__every="10m", recovery__every="99h", local__every=3)
     upkeep = measure(config, cluster([1, 1], DEVICE, **LINKS), shapes, [10, 30], 8).upkeep
     assert 600 * upkeep / (1 - upkeep) * 1e6 == pytest.approx(sum(sent), rel=0.01, abs=200)
 

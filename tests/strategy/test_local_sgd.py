@@ -101,10 +101,6 @@ def test_what_cannot_be_combined_is_refused(changes: dict[str, Any], words: str)
         ({"local.outer": "sum", "server.rule": "rounds"}, r"local.outer: sum .*; remove one"),
         ({"local.outer": "elastic", "local.delay": 1}, r"local.delay: with local.outer elastic, .*; set local.delay: 0"),
         ({"server.bundle": 2}, r"server.bundle: with server.rule async, .*; set server.rule: softsync"),
-        (
-            {"server.up": "top-k", "server.down": "top-k"},
-            r"server.own_updates: with top-k, .*; set server.own_updates: false",
-        ),
     ],
 )
 def test_what_cannot_be_combined_at_a_server_is_refused(changes: dict[str, Any], words: str) -> None:
@@ -251,7 +247,7 @@ def test_diloco_takes_the_mean_way_as_the_gradient_of_nesterovs_momentum() -> No
         assert torch.equal(found[0][step], found[1][step])
 
 
-@pytest.mark.parametrize("more", [{"server.rule": "softsync", "server.bundle": 2}, {"server.own_updates": False}])
+@pytest.mark.parametrize("more", [{"server.rule": "softsync", "server.bundle": 2}, {}])
 def test_deltas_of_a_server_replace_the_way_of_a_worker_as_whole_parameters_do(more: dict[str, Any]) -> None:
     options = {"local.every": 4, "server.up": "dense", **more}
     dense = trained("diloco-async", [1, 1], 24, options | {"server.down": "dense"})

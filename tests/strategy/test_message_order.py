@@ -31,7 +31,6 @@ OPTIONS: dict[str, Any] = {
     "server.bundle": st.integers(1, 3),
     "server.per": st.sampled_from(["device", "node"]),
     "server.one_channel_per_node": st.booleans(),
-    "server.own_updates": st.booleans(),
     "overlap.bound": st.integers(0, 2),
     "overlap.local_update": st.sampled_from(["none", "sum", "optimizer"]),
     "dropping.up": st.sampled_from([0.5, 0.9]),

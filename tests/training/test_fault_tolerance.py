@@ -160,7 +160,7 @@ def test_a_bundle_of_pushes_that_is_not_complete_is_not_lost(make: Make, seed: i
 @pytest.mark.parametrize("seed", [*SEEDS[::10], 4, 8, 680])
 def test_pushes_that_a_worker_has_given_away_are_not_lost(make: Make, seed: int) -> None:
     """With several pushes between two answers, a shard may not have applied the last ones."""
-    check(make, "downpour", seed, downpour__fetch=5)
+    check(make, "downpour", seed, server__pull_every=5)
 
 
 def test_local_steps_are_not_applied_twice_if_a_shard_ends_before_the_first_exchange(make: Make) -> None:
@@ -234,7 +234,7 @@ def test_a_checkpoint_holds_every_push_in_all_shards_or_in_none(make: Make, seed
     slow = dataclasses.replace(ledger.DEVICE, update=Cost("60ms", "0s"))
     draw = random.Random(f"checkpoint {seed}")
     nodes = [draw.choice([1, 1, 2]) for _ in range(draw.randint(2, 3))]
-    options = {"batch__accumulate": 2, "downpour__fetch": 3, "log__every": "10u", "checkpoint__every": "4u"}
+    options = {"batch__accumulate": 2, "server__pull_every": 3, "log__every": "10u", "checkpoint__every": "4u"}
     half = ledger.plain(make(mode="downpour", stop__after="9u", **options))
     outcome = ledger.train(half, nodes, overwrite=True, device=slow)
     for path in Run(outcome.folder).checkpoints():
