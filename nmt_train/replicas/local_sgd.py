@@ -17,6 +17,7 @@ from nmt_train.optim.optimizer import clip
 from nmt_train.replicas.reducer import Reduction
 from nmt_train.replicas.reducers import REDUCERS
 from nmt_train.strategy.context import BuildContext
+from nmt_train.strategy.debt import Debt
 from nmt_train.strategy.local_steps import ChangesInFlight, LocalWork, outer_optimizer
 from nmt_train.strategy.plan import ReplicasPlan
 from nmt_train.strategy.replica_check import compare
@@ -47,6 +48,7 @@ class LocalSGD(Strategy):
         self._keeps_own = own and local.outer != "nesterov"
         self._continues = False  # whether the loaded state was of this strategy
         self._in_flight = False  # whether an exchange has begun
+        self._residual = Debt()  # of gradients, of a loaded state
         self._debt_left: Tensor | None = None  # what remains of the debt after the exchange that includes it
 
     @property
@@ -63,9 +65,8 @@ class LocalSGD(Strategy):
 
     def _with_residual(self, gradient: Tensor, weight: int) -> None:
         """Include a loaded residual in a local step."""
-        if weight and self._debt.residual is not None:
-            gradient.add_(self._debt.residual)
-            self._debt.residual = None
+        if weight:
+            self._residual.include(gradient)
 
     def skip(self) -> bool:
         return self._advance()
@@ -116,8 +117,10 @@ class LocalSGD(Strategy):
             clip(total, 0.0, 1.0 if self._sums else joined.divisor)  # without a limit, it only divides
         except NotFinite:
             self._debt_included = False  # the next change includes it
+            self._residual.settle(sent=False)
             self._reducer.undo()
             raise
+        self._residual.settle(sent=True)
         if self._debt_included:
             self._debt.unsent, self._debt_included = self._debt_left, False
         with self._trace.span("update", self.optimizer.cost_elements):
@@ -165,7 +168,7 @@ class LocalSGD(Strategy):
 
     def _state(self, debt: WorkerState) -> WorkerState:
         keeps_own = {_KEEPS_OWN: torch.ones(1)} if self._keeps_own else {}
-        state = replace(self._work.add_to(debt), group=self._reducer.state() | keeps_own)
+        state = replace(self._work.add_to(debt), residual=self._residual.left, group=self._reducer.state() | keeps_own)
         if self._reducer.residual is not None:
             state = replace(state, unsent=self._shared(self._reducer.residual))
         if self._work.begun:  # local steps that an exchange has not begun to send
@@ -198,6 +201,7 @@ class LocalSGD(Strategy):
 
     def load(self, state: WorkerState) -> None:
         super().load(state)
+        self._residual, self._debt.residual = Debt(self._debt.residual), None
         self._work.load(state, self.optimizer.updates)
         self._reducer.load(state.group)
         residual = self._reducer.residual

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from nmt_train.codec.codec import Codec
 from nmt_train.codec.dense import Dense
-from nmt_train.codec.finite import finite
 from nmt_train.common.message import Message
 from nmt_train.optim.flat_model import cpu_copy, partition
 from nmt_train.optim.worker_optimizer import WorkerOptimizer
@@ -81,13 +81,11 @@ class Client:
         # Groups of shards that the worker exchanges with one after the other.
         self._turns = by_node(self._others, self._transport.nodes) if settings.one_node_at_a_time else [self._others]
         self._up = PushCodecs(
-            self._others if self._pushes else (), self.shards, parameters,
+            self._others if self._pushes else (), self.shards, parameters, settings.sends_updates,
             lambda rank: Dense() if rank in self._near else up_codec(context, settings),
         )  # fmt: skip
         self.keeps_received = bool(self._others)
-        # Of a loaded state: the received parameters; and a residual of gradients, which the next update includes.
-        self._loaded: Tensor | None = None
-        self._gradient_debt: Tensor | None = None
+        self._loaded: Tensor | None = None  # the received parameters of a loaded state
         self._channel = NodeChannel(self._transport) if settings.one_channel_per_node and settings.per == "device" else None
 
     @property
@@ -101,9 +99,8 @@ class Client:
 
         weight: of the gradient in a mean (see gradient_accumulation.py); 0 if the worker had no batch, so that it is zero.
         """
-        if weight and self._gradient_debt is not None:
-            gradient.add_(self._gradient_debt)
-            self._gradient_debt = None
+        if weight:
+            self._up.gradient_debt.include(gradient)
         if self._worker_optimizer is not None:
             self._worker_optimizer.step(gradient, parameters, self.updates)
 
@@ -127,9 +124,10 @@ class Client:
 
     def _prepare_push(self, payload: Tensor) -> None:
         """Add what is owed. Raises NotFinite before lossy codecs would, so that all shards get a push, or none does."""
-        self._up.add_debt(payload)
-        if (self._up.lossy or self._settings.local_steps) and not payload.is_meta:  # else, the strategy has checked it
-            finite(torch.linalg.vector_norm(payload))
+        self._up.debt.include(payload)
+        if self._up.lossy or self._settings.local_steps:  # else, the strategy has checked it
+            self._up.check(payload)
+        self._up.settle(sent=True)
 
     def _push_weight(self, weight: int) -> int:
         """The weight of a push in a mean. For finished updates and sums of batches, it is 1 (0 without a batch)."""
@@ -272,13 +270,11 @@ class Client:
 
     def state(self, parameters: Tensor) -> WorkerState:
         """See `Strategy.state`. parameters: what this worker last received, perhaps with its own updates."""
-        unsent, gradients = self._up.unsent(), self._gradient_debt
         received = parameters if self._known_to_shards is None else self._known_to_shards
         answered = self.service.seen(self._transport.size)
-        return WorkerState(
+        return replace(
+            self._up.state(),
             received=received if self.keeps_received else None,
-            residual=gradients if self._settings.sends_updates else unsent,
-            unsent=unsent if self._settings.sends_updates else None,
             optimizer={} if self._worker_optimizer is None else self._worker_optimizer.optimizer.packed(),
             group={ANSWERED: torch.tensor([self._transport.size, *answered.flatten().tolist()])},
         )  # fmt: skip
@@ -286,8 +282,7 @@ class Client:
     def load(self, state: WorkerState) -> None:
         """Continue from what `state` returned; `resume` continues with the received parameters."""
         like = self.optimizer.parameters
-        self._up.load(state.unsent if self._settings.sends_updates else state.residual)
-        self._gradient_debt = state.residual.to(like) if self._settings.sends_updates and state.residual is not None else None
+        self._up.load(state)
         if self._worker_optimizer is not None:
             self._worker_optimizer.optimizer.unpack(state.optimizer, "the worker's optimizer")
         self._loaded = state.received.to(like) if self.keeps_received and state.received is not None else None

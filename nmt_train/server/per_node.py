@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nmt_train.codec.finite import finite
 from nmt_train.common.message import Message
 from nmt_train.server.client import ANSWERED, Client
 from nmt_train.strategy.context import BuildContext
@@ -51,10 +50,12 @@ class PerNode(Client):
 
     def exchange(self, gradient: Tensor, parameters: Tensor, weight: int) -> None:
         """Raises NotFinite if a change of parameters by local steps is not finite; the node then waits for this rank's next."""
-        if self._local_steps and not gradient.is_meta:
-            finite(torch.linalg.vector_norm(gradient))
-        if self._of_node is None and weight:
-            self._up.add_debt(gradient, times=len(self._members))  # the node's update will contain only a share of it
+        if self._local_steps:
+            self._up.check(gradient)
+        if self._of_node is None:
+            if weight:  # the node's update will contain only a share of it
+                self._up.debt.include(gradient, times=len(self._members))
+            self._up.settle(sent=True)
         self._transport.send(self._members[0], Tag.NODE, Message((_GIVE, weight), (gradient,)))
         message = self._transport.receive(self._members[0], Tag.GRANT).result()[1]
         self._told = message.number()

@@ -200,6 +200,25 @@ def test_what_another_mode_owed_is_given_once_and_saved_until_then() -> None:
     assert made.state(copy).residual is None
 
 
+@pytest.mark.parametrize("sends_updates", [False, True])
+def test_what_another_mode_owed_outlives_a_push_that_is_not_finite(sends_updates: bool) -> None:
+    """Of rank 0, half is owed to its own shard, which no codec keeps. As an update, it is what SGD makes of the residual."""
+    left, right = (server(its, SGD, sparse=True, sends_updates=sends_updates) for its in transports([0, 1]))
+    copy = START.clone()
+    for made in (right, left):
+        made.refresh(copy)
+    left.load(WorkerState(residual=torch.ones(101)))
+    left.prepare(gradient := torch.zeros(101), copy, 1)
+    gradient[0] = torch.inf
+    with pytest.raises(NotFinite):
+        left.exchange(gradient, copy, 1)
+    assert torch.equal(left.state(copy).residual, torch.ones(101))
+    for _ in range(2):
+        left.prepare(gradient := torch.zeros(101), copy, 1)
+        left.exchange(gradient, copy, 1)
+        torch.testing.assert_close(left.optimizer.parameters, START[:50] - 0.1)
+
+
 def test_one_rank_applies_what_another_mode_owed_once() -> None:
     made = alone(LocalTransport(), START, SGD)
     made.load(WorkerState(residual=torch.ones(101)))

@@ -193,6 +193,42 @@ def test_a_worker_that_has_diverged_drops_its_local_steps_and_starts_again_from_
     assert all(parameters.abs().max() < 100 for _, parameters in found)
 
 
+@pytest.mark.parametrize("options", [{"local.delay": 0}, {"local.delay": 1}])
+@pytest.mark.parametrize("mode", ["local-sgd", "diloco-async"])
+def test_a_residual_in_local_steps_that_are_dropped_is_owed_again(mode: str, options: dict[str, Any]) -> None:
+    """Of an earlier mode, which sent gradients: it is in one local step, and sent with the change by that step."""
+    chosen = settings(
+        mode, {"local.every": 2, "optimizer.name": "sgd", "optimizer.clip_norm": 0, "local.outer": "none"} | options
+    )
+
+    def work(transport: VirtualTransport) -> None:
+        flat, ones = FlatModel(Vector()), torch.ones(5)
+        strategy = strategy_of(chosen, flat, transport)
+        strategy.load(WorkerState(residual=ones))
+        strategy.refresh()
+        start = flat.parameters.clone()
+
+        def step() -> None:
+            strategy.accumulator.add(1)
+            strategy.step()
+
+        step()
+        assert strategy.state().residual is None
+        flat.parameters[0] = torch.inf
+        with pytest.raises(NotFinite):
+            step()
+            strategy.drain()
+        assert torch.equal(strategy.state().residual, ones)
+        step()
+        step()
+        strategy.drain()
+        strategy.refresh()
+        torch.testing.assert_close(flat.parameters, start - RATE * ones)
+        assert strategy.state().residual is None
+
+    together(engine([1]), work)
+
+
 @pytest.mark.parametrize("mode", ["local-sgd", "sparse-local"])
 def test_an_unsent_change_of_an_earlier_start_is_applied_once_although_another_worker_has_no_batch(mode: str) -> None:
     options = {"local.every": 1, "local.delay": 0, "local.outer": "none", "replicas.codec": "dense"}
