@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numba
 import numpy as np
 
 from nmt_train.common.paths import user_cache
@@ -39,34 +39,50 @@ def _folder() -> str:
     return "" if cache is None else str(cache / "compiled" / f"{version.hexdigest()[:16]}-{processor()}")
 
 
-numba.config.CACHE_DIR = numba.config.CACHE_DIR or _folder()  # type: ignore[attr-defined]
-
-
 def compiled(function: Function) -> Function:
     """The function as machine code."""
-    return _compiled(function, set())
+    return cast(Function, _Compiled(function, set()))
 
 
 def compiled_sums(function: Function) -> Function:
     """The same for a function that may add up its sums in any order, so that their last bits depend on the processor."""
-    return _compiled(function, _ANY_ORDER)
+    return cast(Function, _Compiled(function, _ANY_ORDER))
 
 
 def part_of_sums(function: Function) -> Function:
     """A part of functions with `compiled_sums`, compiled again in each of them. Otherwise, its sums would be rounded in one way
     when the machine code is new, and in another one when it comes from the disk.
     """
-    return cast(Function, numba.njit(function, inline="always", nogil=True, error_model="numpy", fastmath=_ANY_ORDER))
+    return cast(Function, _Compiled(function, _ANY_ORDER, inline=True))
 
 
-def _compiled(function: Function, relaxed: set[str]) -> Function:
-    def made(on_disk: bool) -> Any:
-        return numba.njit(function, cache=on_disk, nogil=True, error_model="numpy", fastmath=relaxed)
+class _Compiled:
+    """A function that is compiled when it is called first: importing numba takes half a second, and few commands need it."""
 
+    def __init__(self, function: Callable[..., object], relaxed: set[str], inline: bool = False) -> None:
+        self._function, self._relaxed, self._inline = function, relaxed, inline
+
+    def __call__(self, *arguments: object) -> object:
+        return self._machine_code(*arguments)
+
+    @cached_property
+    def _machine_code(self) -> Any:
+        import numba
+
+        known = self._function.__globals__
+        for name in self._function.__code__.co_names:
+            if isinstance(part := known.get(name), _Compiled):
+                known[name] = part._machine_code  # numba can compile calls of its own functions only
+        numba.config.CACHE_DIR = numba.config.CACHE_DIR or _folder()  # type: ignore[attr-defined]
+        made = partial(numba.njit, self._function, nogil=True, error_model="numpy", fastmath=self._relaxed)
+        return made(inline="always") if self._inline else _kept_on_disk(made)
+
+
+def _kept_on_disk(made: Callable[..., Any]) -> Any:
     try:
-        result = made(on_disk=True)
+        result = made(cache=True)
     except RuntimeError:  # no folder is writable
-        return cast(Function, made(on_disk=False))
+        return made()
     save = result._cache.save_overload
 
     def save_if_possible(*arguments: object) -> None:
@@ -74,7 +90,7 @@ def _compiled(function: Function, relaxed: set[str]) -> Function:
             save(*arguments)
 
     result._cache.save_overload = save_if_possible
-    return cast(Function, result)
+    return result
 
 
 # The top six bits of a product with this number are different for each power of two.
