@@ -56,6 +56,10 @@ def _steps(plan: Plan, config: Config) -> str | None:
             "local.every: with local.outer elastic, an exchange moves the saved parameters by a share of what workers learned,"
             " so a single exchange at the end loses the rest; set local.every, for example to 10"
         )
+    if plan.local.delay and plan.local.outer == "elastic":
+        return "local.delay: with local.outer elastic, a worker needs the center as it is at that moment; set local.delay: 0"
+    if plan.local.delay and plan.exchanges_once:
+        return "local.delay: with local.every 0, the only exchange is at the end, and no steps follow; set local.delay: 0"
     if plan.exchanges_once and all(span.unit == "u" for span in config.stop.after):
         return f"stop.after: counts updates, but mode {plan.mode} makes only one, at the end; use epochs, target tokens or time"
     return None
@@ -101,14 +105,6 @@ def _replicas(plan: Plan, config: Config) -> str | None:
             f"local.delay: {family.local.delay} steps are more than local.every ({family.local.every}), so two exchanges would"
             f" be in flight; set local.delay to at most {family.local.every}, or raise local.every"
         )
-    return _delay(plan)
-
-
-def _delay(plan: Plan) -> str | None:
-    if plan.local.delay and plan.local.outer == "elastic":
-        return "local.delay: with local.outer elastic, a worker needs the center as it is at that moment; set local.delay: 0"
-    if plan.local.delay and plan.exchanges_once:
-        return "local.delay: with local.every 0, the only exchange is at the end, and no steps follow; set local.delay: 0"
     return None
 
 
@@ -134,7 +130,12 @@ def _server(plan: Plan, config: Config) -> str | None:
         return f"local.outer: sum adds up deltas, but server.rule {family.rule} takes their mean; remove one of them"
     if outer == "sum" and family.per == "node":
         return "local.outer: sum adds up deltas, but server.per node takes their mean; set local.outer: none"
-    return _delay(plan) or (_rounds(family) if rule.holds else _no_rounds(family))
+    if family.backup and not rule.holds:
+        return (
+            f"server.backup: discards late pushes to rounds, but server.rule {family.rule} has none; set"
+            " server.rule: rounds, or server.backup: 0"
+        )
+    return _rounds(family) if rule.holds else None
 
 
 def _rounds(server: ServerPlan) -> str | None:
@@ -160,15 +161,6 @@ def _rounds(server: ServerPlan) -> str | None:
         return (
             f"server.backup: discards late pushes, which with server.up {server.up} also contain parts of earlier gradients;"
             " use server.up: dense, or server.backup: 0"
-        )
-    return None
-
-
-def _no_rounds(server: ServerPlan) -> str | None:
-    if server.backup:
-        return (
-            f"server.backup: discards late pushes to rounds, but server.rule {server.rule} has none; set"
-            " server.rule: rounds, or server.backup: 0"
         )
     return None
 
