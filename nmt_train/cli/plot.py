@@ -38,14 +38,18 @@ def parser() -> cli.Parser:
         )  # fmt: skip
         _add_output(curves, ".png, .svg or .pdf", "in the run folder; with several RUNs, in the working directory")
     spans = kinds.add_parser("timeline", help="what every rank does in a time window, from a trace")
-    spans.add_argument("run", type=expanded, metavar="RUN")
     spans.add_argument(
-        "--start", type=cli.finite, default=None, metavar="S", help="start of the window [seconds] (default: after ten steps)"
+        "runs", nargs="+", type=expanded, metavar="RUN", help="several: one row each, what the worker of rank 0 does"
     )
     spans.add_argument(
-        "--seconds", type=cli.finite, default=None, metavar="S", help="length of the window [seconds] (default: ten steps)"
-    )
-    _add_output(spans, ".png, .svg or .pdf")
+        "--start", type=cli.finite, default=None, metavar="S",
+        help="start of the window, of a single RUN [seconds] (default: after ten steps)",
+    )  # fmt: skip
+    spans.add_argument(
+        "--seconds", type=cli.finite, default=None, metavar="S",
+        help="length of the window [seconds] (default: ten steps; with several RUNs, two of the slowest)",
+    )  # fmt: skip
+    _add_output(spans, ".png, .svg or .pdf", "in the run folder; with several RUNs, in the working directory")
     trace = kinds.add_parser("trace", help="export a trace for other programs")
     trace.add_argument("run", type=expanded, metavar="RUN")
     trace.add_argument("--chrome", action="store_true", required=True, help="Trace Event JSON, for ui.perfetto.dev")
@@ -73,8 +77,12 @@ def command(arguments: Sequence[str]) -> int:
     try:
         if "metric" in given:
             written = convergence.plot(runs, given.metric, given.clock, output)
+        elif given.kind == "timeline" and len(runs) > 1:
+            if given.start is not None:
+                raise UserError("--start: of a single RUN only; with several, every window begins after ten steps")
+            written = timeline.compare(runs, given.seconds, output)
         elif given.kind == "timeline":
-            written = timeline.plot(given.run, given.start, given.seconds, output)
+            written = timeline.plot(runs[0], given.start, given.seconds, output)
         else:
             written = timeline.chrome(given.run, output)
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,34 +44,75 @@ def plot(run: Path, start: float | None, seconds: float | None, output: Path) ->
     Returns [output]. Raises UserError if the run has no trace, or if the window is not inside it.
     """
     spans = read_spans(run)
-    origin = spans[0]["start"]
     first, length = window(spans, start, seconds)
     rows = _rows(spans)
     figure, axes = new_figure(width=10, height=1.6 + 0.55 * len(rows))
     seen: dict[str, Any] = {}
     for span in spans:
-        left, right = span["start"] - origin - first, span["end"] - origin - first
-        if right < 0 or left > length:
-            continue
-        color = TASK_COLORS.get(span["name"], "#9c9c9c")
-        seen[span["name"]] = axes.barh(
-            rows.index((span["rank"], span["thread"])), right - left, left=left, height=0.62, color=color,
-            edgecolor=color, linewidth=0.5,  # so that short spans are visible
-        )  # fmt: skip
+        _bar(axes, rows.index((span["rank"], span["thread"])), span, spans[0]["start"] + first, length, seen)
     nodes = {span["rank"]: span.get("node", 0) for span in spans}
     several = len(set(nodes.values())) > 1
     labels = [f"{f'node {nodes[rank]}, ' if several else ''}rank {rank}, {_thread(thread)}" for rank, thread in rows]
-    axes.set_yticks(range(len(rows)), labels)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel(f"{_clock([run])} time (seconds, from second {first:.1f} of the trace)")
+    _finish(figure, axes, labels, length, seen)
+    save_figure(figure, output)
+    return [output]
+
+
+def compare(runs: Sequence[Path], seconds: float | None, output: Path) -> list[Path]:
+    """Draw what the worker of rank 0 does, one row per run, in windows of the same length.
+
+    seconds: the length; None: two steps of the slowest run. Returns [output]. Raises UserError if a run has no trace.
+    """
+    traces = {run: read_spans(run) for run in runs}
+    length = seconds or 2 / _STEPS * max(window(spans, None, None)[1] for spans in traces.values())
+    if length <= 0:
+        raise UserError(f"--seconds {seconds:g}: the window must be longer than zero")
+    figure, axes = new_figure(width=10, height=1.6 + 0.55 * len(runs))
+    labels, seen = [], dict[str, Any]()
+    for row, (run, spans) in enumerate(traces.items()):
+        lead, start = _rows(spans)[0], spans[0]["start"] + window(spans, None, None)[0]
+        own = [span for span in spans if (span["rank"], span["thread"]) == lead]
+        for span in own:
+            _bar(axes, row, span, start, length, seen)
+        labels.append(f"{run.resolve().name}\ncomputes {_computes(own, start, length):.0%}")
+    axes.set_xlabel(f"{_clock(runs)} time (seconds)")
+    _finish(figure, axes, labels, length, seen)
+    save_figure(figure, output)
+    return [output]
+
+
+def _computes(spans: list[Span], start: float, length: float) -> float:
+    """The share of a window that these spans spend in forward and backward passes."""
+    passes = (span for span in spans if span["name"] in ("forward", "backward"))
+    return sum(max(0.0, min(span["end"], start + length) - max(span["start"], start)) for span in passes) / length
+
+
+def _bar(axes: Any, row: int, span: Span, start: float, length: float, seen: dict[str, Any]) -> None:
+    """Draw a span, if it is inside the window that begins at `start`. seen: a bar of every name, for the legend."""
+    left, right = span["start"] - start, span["end"] - start
+    if right < 0 or left > length:
+        return
+    color = TASK_COLORS.get(span["name"], "#9c9c9c")
+    seen[span["name"]] = axes.barh(
+        row, right - left, left=left, height=0.62, color=color,
+        edgecolor=color, linewidth=0.5,  # so that short spans are visible
+    )  # fmt: skip
+
+
+def _clock(runs: Sequence[Path]) -> str:
+    return "virtual" if all(map(is_simulation, runs)) else "wall-clock"
+
+
+def _finish(figure: Any, axes: Any, labels: list[str], length: float, seen: dict[str, Any]) -> None:
+    """Add the names of the rows, and the legend."""
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.set_xlim(0, length)
-    clock = "virtual" if is_simulation(run) else "wall-clock"
-    axes.set_xlabel(f"{clock} time (seconds, from second {first:.1f} of the trace)")
     axes.grid(axis="y", visible=False)
     names = sorted(seen, key=lambda name: ([*TASK_COLORS, name].index(name), name))
     columns = min(len(names), 6)
     figure.legend([seen[name] for name in names], names, loc="outside upper center", ncols=columns, frameon=False)
-    save_figure(figure, output)
-    return [output]
 
 
 _STEPS = 10  # in a window by default; as many come before it, to warm up caches and allocators

@@ -57,11 +57,11 @@ def test_compressed_files_are_read_and_damaged_ones_named(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_compressed_file_that_grows_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "_SMALL", 10_000)
-    bomb = file(tmp_path, "bomb.gz", gzip.compress(b"\n" * 1_000_000))
+    bomb = file(tmp_path, "bomb.gz", gzip.compress(b"\n" * 100_000))
     with pytest.raises(UserError, match=r"bomb\.gz: its text is more than 200 times as long as the file.*corpus\.max_ratio"):
         list(read_lines(bomb))
-    assert len(list(read_lines(bomb, ratio=2000))) == 1_000_000
-    assert len(list(read_pairs([bomb, bomb], "corpus.train", ratio=2000))) == 1_000_000
+    assert len(list(read_lines(bomb, ratio=2000))) == 100_000
+    assert len(list(read_pairs([bomb, bomb], "corpus.train", ratio=2000))) == 100_000
     assert len(list(read_lines(file(tmp_path, "small.gz", gzip.compress(b"\n" * 10_000))))) == 10_000
     assert len(list(read_lines(file(tmp_path, "plain", b"\n" * 20_000)))) == 20_000
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -129,6 +130,17 @@ def test_timeline_says_which_clock_it_shows(file: str, clock: str, traced: Path,
         (traced / file).touch()
     (picture,) = timeline.plot(traced, None, None, tmp_path / "t.svg")
     assert f"<!-- {clock} time (seconds" in picture.read_text(encoding="utf-8")
+
+
+def test_several_runs_are_compared_by_what_their_first_workers_do(traced: Path, tmp_path: Path) -> None:
+    """Of every second, the worker computes for 0.9 s."""
+    shutil.copytree(traced, tmp_path / "other")
+    (picture,) = timeline.compare([traced, tmp_path / "other"], None, tmp_path / "t.svg")
+    text = picture.read_text(encoding="utf-8")
+    assert text.count("computes 90%") == 2
+    assert "other" in text
+    with pytest.raises(UserError, match="--seconds -1: the window must be longer than zero"):
+        timeline.compare([traced, traced], -1, tmp_path / "t.svg")
 
 
 def test_timeline_refuses_windows_outside_the_trace_and_runs_without_one(traced: Path, tmp_path: Path) -> None:

@@ -44,8 +44,11 @@ def machines(bandwidth: str, nodes: list[int] | None = None) -> ClusterConfig:
     return cluster(nodes or [1, 1, 1], DEVICE, network=link, inside=link, scale=scale, crashes=[Crash(0, "1s")])
 
 
+SOME = ("single", "sync", "low-bit", "sparse-local", "overlap", "vanilla", "strom")  # all kinds, and some of unknown words
+
+
 def compared(make: Make, given: ClusterConfig) -> Comparison:
-    wanted = [(choice, machines) for machines in sizes(given) for choice in choices()]
+    wanted = [(choice, machines) for machines in sizes(given) for choice in choices() if choice.mode in SOME]
     return compare(make(), given, [(60, 100)], [400, 500, 600], wanted)
 
 
@@ -182,7 +185,7 @@ def test_one_machine_is_not_said_to_be_faster_if_it_is_about_as_fast() -> None:
 
 
 def test_auto_on_the_devices_of_one_machine(adviser: AutoAdviser) -> None:
-    advice = adviser.choose(described(machines("100 GB/s", [4])))
+    advice = adviser.choose(described(machines("100 GB/s", [2])))
     assert advice.config.mode == "sync"
     assert "words/s" in advice.sentences[-1]
 

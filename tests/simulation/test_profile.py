@@ -24,12 +24,10 @@ from nmt_train.transport.local import LocalTransport
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"mode": "sparse", "server__up": "half"},
-        {"server__per": "node", "overlap__bound": 2},
+        {"mode": "sparse", "server__up": "half", "server__per": "node", "overlap__bound": 2},
         {"mode": "sync", "replicas__buckets": 4, "replicas__algorithm": "butterfly"},
     ],
-    ids=["as it is", "with another codec", "per node", "in parts"],
+    ids=["server", "replicas"],
 )
 def test_a_profile_has_a_price_for_all_kinds_of_work_whatever_is_configured(make: Make, changes: dict[str, Any]) -> None:
     config = make(**changes)
