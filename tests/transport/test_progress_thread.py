@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from memory import together
 from mpi_in_memory import BEAT, PATIENCE, Comm, World
 
 from nmt_train.common.errors import UserError
@@ -81,7 +82,8 @@ def test_a_long_message_is_sent_when_its_last_piece_is_taken_and_state_leaves_ro
 def test_a_vector_is_replaced_by_the_sum_of_all_ranks(world: World) -> None:
     vector, done = np.arange(3.0), LocalFuture(lambda: None)
     world.thread().post(SumRequest(vector, done))
-    done.result()
+    wait([done], PATIENCE)
+    assert done.done()
     assert vector.tolist() == [1.0, 2.0, 3.0]
 
 
@@ -101,14 +103,14 @@ def test_a_frame_that_is_malformed_or_too_long_ends_every_wait_with_its_sentence
     world.comm.put(2, frame)
     for waits in (transport.receive(1, Tag.PUSH).result, transport.receive(None, Tag.ANSWER).result, transport.event().wait):
         with pytest.raises(Malformed, match=f"a message from rank 2 is not as it should be: .*{said}.*; check that all ranks"):
-            waits()
+            together(waits)
 
 
 def test_an_error_of_mpi_ends_every_wait_and_says_where(world: World) -> None:
     transport = world.transport()
     world.comm.broken = RuntimeError("MPI_ERR_OTHER")
     with pytest.raises(UserError, match=r"MPI failed on host .*: MPI_ERR_OTHER"):
-        transport.receive(1, Tag.PUSH).result()
+        together(transport.receive(1, Tag.PUSH).result)
 
 
 def test_each_rank_gets_a_heartbeat_eight_times_per_deadline_but_no_second_while_one_is_in_flight(world: World) -> None:
@@ -148,10 +150,10 @@ def test_a_rank_that_is_silent_past_the_deadline_is_named_to_whoever_waits_for_i
     waiting.alive()
     for waits in (transport.receive(2, Tag.PUSH).result, transport.receive(None, Tag.PUSH).result, transport.event().wait):
         with pytest.raises(Lost, match=r"rank 2 on host host2 has been silent for 9 s \(transport.deadline\); training"):
-            waits()
+            together(waits)
     world.now = 15.1
     with pytest.raises(Lost, match="rank 1 on host host1 has been silent for 8 s"):
-        waiting.result()
+        together(waiting.result)
 
 
 def test_pieces_of_a_long_message_are_signs_of_life(world: World) -> None:
@@ -184,7 +186,7 @@ def test_a_failure_is_told_to_all_ranks_and_one_of_another_rank_ends_every_wait(
     world.comm.put(2, pack(ABORT, 0, Message()))
     for waits in waiting:
         with pytest.raises(Aborted, match="rank 2 on host host2 failed"):
-            waits()
+            together(waits)
     transport.fail(UserError("no such file"))
     assert [world.comm.message(rank)[0] for rank in (1, 2)] == [ABORT, ABORT]
 
@@ -212,7 +214,7 @@ def test_closing_ends_every_wait(world: World) -> None:
     transport.close()
     for waits in waiting:
         with pytest.raises(Aborted, match="the transport is closed"):
-            waits()
+            together(waits)
 
 
 def test_survivors_are_numbered_anew_and_only_hear_each_other(world: World) -> None:
