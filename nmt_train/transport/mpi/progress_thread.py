@@ -185,7 +185,7 @@ class ProgressThread:
 
         transfer = Transfer(letter.to, False, self._timed(letter.tag, False, finish))
         self._track(self._comm.Isend([frame, self.mpi.BYTE], letter.to, 0), transfer)
-        # Send bulk messages one piece at a time, so that training's own messages can go between the pieces.
+        # At most two pieces of a bulk message are under way, so that training's own messages can go between the pieces.
         pieces = [] if short else self._cut(payload)
         at_once = 1 if letter.tag in (Tag.STATE, Tag.COPY, Tag.PULLED) else len(pieces)
         transfer.later.extend((piece, slot) for piece in pieces[at_once:])
@@ -264,7 +264,7 @@ class ProgressThread:
             transfer.open -= 1
             if transfer.arrives:
                 self.heard[transfer.peer] = self.awake.now()
-            if transfer.later and transfer.open <= 1:  # the request of its header may still be open
+            if transfer.later and transfer.open <= 1:
                 piece, slot = transfer.later.popleft()
                 self._send(piece, slot, transfer)
             elif not transfer.open:
