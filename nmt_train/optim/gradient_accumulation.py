@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nmt_train.optim.optimizer import clip
+from nmt_train.optim.optimizer import divide_and_clip
 
 
 class GradientAccumulator:
@@ -56,7 +56,7 @@ class GradientAccumulator:
         accumulation begins in this case too.
         """
         divisor, weight = self.take()
-        norm = clip(gradient, clip_norm, divisor)
+        norm = divide_and_clip(gradient, clip_norm, divisor)
         if self._sums and weight > 1:
             gradient.mul_(weight)
         return norm, weight

@@ -150,7 +150,7 @@ class _Still:
         pass
 
 
-def clip(gradient: Tensor, limit: float, divisor: float) -> float:
+def divide_and_clip(gradient: Tensor, limit: float, divisor: float) -> float:
     """Divide a gradient by `divisor`, then clip its norm to `limit` (0: no limit), both in place.
 
     Returns the norm after dividing and before clipping. Raises NotFinite if the norm is infinite or not a number, and then

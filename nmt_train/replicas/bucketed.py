@@ -25,8 +25,9 @@ class Bucketed(Synchronous):
     """Sends buckets of about equal size, usually from the end of the vector, where the last layers are, to its beginning.
 
     The gradient of a tied embedding is complete only when the backward pass ends, because of the lookups of words; the part of
-    the output layer is the first to be computed. If the exchange permits it, the part of the lookups is left for the next
-    exchange, and the buckets of the embedding are sent first. Of several accumulated steps, only the last has late lookups.
+    the output layer is the first to be computed. With reducer low-bit (`Reducer.late_lookups`), the part of the lookups is left
+    for the next exchange, and the buckets of the embedding are sent first. Of several accumulated steps, only the last has late
+    lookups.
 
     If tasks cannot run while another task computes, as on a simulated clock, the worker sends the buckets after the backward
     pass, each after the share of the time of the pass after which it would be complete (see `_time_shares`).
@@ -37,7 +38,7 @@ class Bucketed(Synchronous):
         late, elements = self._reducer.late_lookups, self._flat.gradient.numel()
         # The gradient of the newest lookups (empty if lookups are not late); and whether an older one was not finite.
         self._lookups = self._flat.separate_lookups() if late else self._flat.gradient.new_zeros(0)
-        self._lost, early = False, self._lookups.numel()
+        self._lookups_not_finite, early = False, self._lookups.numel()
         buckets = self._reducer.parts(elements, settings.buckets)
         self._buckets = sorted(buckets, key=lambda place: (place.stop > early, -place.start))
         self._time_shares = _time_shares(self._flat.layout, self._buckets, early)
@@ -62,7 +63,7 @@ class Bucketed(Synchronous):
             (loss if factor == divisor else loss * (factor / divisor)).backward()
         for share in shares:
             if self._waiting:
-                self._give()
+                self._send_next()
             if share and self._waiting:  # already computed; a simulated clock advances here
                 with self._trace.span("backward", tokens, 1 / share):
                     pass
@@ -71,8 +72,8 @@ class Bucketed(Synchronous):
         """Begin an exchange, perhaps before the last gradient is computed; returns the divisor that makes the sum the mean."""
         self._begun = True
         divisor, self._weight = self._prepare()
-        if self._lost and self._weight:  # all workers alike drop this exchange, and say so
-            self._flat.gradient[0], self._lost = torch.nan, False
+        if self._lookups_not_finite and self._weight:  # all workers alike drop this exchange, and say so
+            self._flat.gradient[0], self._lookups_not_finite = torch.nan, False
         self._waiting.extend(self._buckets)
         self._missing = {bucket.start: bucket.stop - bucket.start for bucket in self._buckets}
         return divisor
@@ -82,9 +83,9 @@ class Bucketed(Synchronous):
         for bucket in self._waiting:
             self._missing[bucket.start] -= max(0, min(bucket.stop, place.stop) - max(bucket.start, place.start))
         while self._waiting and not self._missing[self._waiting[0].start]:
-            self._give()
+            self._send_next()
 
-    def _give(self) -> None:
+    def _send_next(self) -> None:
         bucket = self._waiting.popleft()
         self._background.give(self._flat.gradient[bucket], self._weight, self.updates, bucket.start)
 
@@ -103,7 +104,7 @@ class Bucketed(Synchronous):
         if not self._begun:  # the last step had no batch, or was not known to be the last
             self._begin()
         while self._waiting:
-            self._give()
+            self._send_next()
         with self._trace.span("sync"):
             while self._background.under_way:
                 _, joined = self._background.take()
@@ -121,7 +122,7 @@ class Bucketed(Synchronous):
         if lookups.is_meta or math.isfinite(torch.linalg.vector_norm(lookups)):
             self._reducer.add_late(lookups)
         else:
-            self._lost = True
+            self._lookups_not_finite = True
         with self._trace.span("swap", lookups.numel()):
             pass  # charged only now, because a simulated worker may end here
 

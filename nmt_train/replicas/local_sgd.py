@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
 from nmt_train.optim.flat_model import subtract
-from nmt_train.optim.optimizer import clip
+from nmt_train.optim.optimizer import divide_and_clip
 from nmt_train.replicas.reducer import Reduction
 from nmt_train.replicas.reducers import REDUCERS
 from nmt_train.strategy.context import BuildContext
@@ -43,12 +43,12 @@ class LocalSGD(Strategy):
         self._transport, self._every, self._work = context.transport, local.every, LocalWork(context)
         self.accumulator, self.received = self._work.accumulator, parameters.clone()
         self._sums = local.outer == "sum"
-        self._share = 1.0 if self._sums else 1 / ranks  # of a worker's change that the parameters receive
+        self._share = 1.0 if self._sums else 1 / ranks  # of a worker's change in what the outer optimizer gets
         own = settings.own_updates and self._reducer.residual is not None
-        self._keeps_own = own and local.outer != "nesterov"
+        self._keeps_own = own and local.outer != "nesterov"  # which applies what the residual holds in part, and later again
         self._continues = False  # whether the loaded state was of this strategy
         self._in_flight = False  # whether an exchange has begun
-        self._residual = Debt()  # of gradients, of a loaded state
+        self._gradient_debt = Debt()  # the residual of a loaded state, which is in the next local step
         self._debt_left: Tensor | None = None  # what remains of the debt after the exchange that includes it
 
     @property
@@ -66,7 +66,7 @@ class LocalSGD(Strategy):
     def _with_residual(self, gradient: Tensor, weight: int) -> None:
         """Include a loaded residual in a local step."""
         if weight:
-            self._residual.include(gradient)
+            self._gradient_debt.include(gradient)
 
     def skip(self) -> bool:
         return self._advance()
@@ -83,10 +83,10 @@ class LocalSGD(Strategy):
     def _exchange(self) -> None:
         since, weight = self._work.take()
         self._in_flight = True
-        change = subtract(self._flat.parameters, self.received, out=self._flat.gradient)
+        change = subtract(self._flat.parameters, self.received, out=self._flat.gradient)  # its memory is free now
         try:
             joined = self._reduce(change, weight)
-            self._in_flight = False  # from here on, an update that this worker has made includes the change
+            self._in_flight = False  # `rescue` no longer counts the change as doubtful
             self._apply(change, joined)
         except NotFinite:  # the change is dropped: otherwise, this worker could never exchange again
             self._in_flight = False
@@ -100,7 +100,7 @@ class LocalSGD(Strategy):
     def _reduce(self, change: Tensor, weight: int) -> Reduction:
         """Sum the changes of all workers in place. weight: see `LocalWork.take`."""
         debt = self._debt.unsent if weight else None
-        if debt is not None:  # it is to be added to the parameters, and a mean takes only a share of what workers send
+        if debt is not None:  # all of it counts, but a mean takes only a share of what workers send
             change.add_(debt, alpha=1 / (self._share * self._reducer.rate))
             self._debt_included = True
         with self._trace.span("sync"):
@@ -114,13 +114,13 @@ class LocalSGD(Strategy):
     def _apply(self, total: Tensor, joined: Reduction) -> None:
         """Update the replica and `received`. Raises NotFinite, on all ranks alike, if the sum is not finite."""
         try:
-            clip(total, 0.0, 1.0 if self._sums else joined.divisor)  # without a limit, it only divides
+            divide_and_clip(total, 0.0, 1.0 if self._sums else joined.divisor)  # no limit: it only divides
         except NotFinite:
             self._debt_included = False  # the next change includes it
-            self._residual.settle(sent=False)
+            self._gradient_debt.settle(sent=False)
             self._reducer.undo()
             raise
-        self._residual.settle(sent=True)
+        self._gradient_debt.settle(sent=True)
         if self._debt_included:
             self._debt.unsent, self._debt_included = self._debt_left, False
         with self._trace.span("update", self.optimizer.cost_elements):
@@ -168,7 +168,7 @@ class LocalSGD(Strategy):
 
     def _state(self, debt: WorkerState) -> WorkerState:
         keeps_own = {_KEEPS_OWN: torch.ones(1)} if self._keeps_own else {}
-        state = replace(self._work.add_to(debt), residual=self._residual.left, group=self._reducer.state() | keeps_own)
+        state = replace(self._work.add_to(debt), residual=self._gradient_debt.left, group=self._reducer.state() | keeps_own)
         if self._reducer.residual is not None:
             state = replace(state, unsent=self._shared(self._reducer.residual))
         if self._work.begun:  # local steps that an exchange has not begun to send
@@ -185,6 +185,7 @@ class LocalSGD(Strategy):
 
     @torch.no_grad()
     def rescue(self) -> tuple[WorkerState, WorkerState]:
+        """See `Strategy.rescue`: the second part is the change that is being exchanged, with the debt that it includes."""
         change = self._change_in_flight()
         if change is None:
             return self.state().of_survivor(), WorkerState()
@@ -201,7 +202,7 @@ class LocalSGD(Strategy):
 
     def load(self, state: WorkerState) -> None:
         super().load(state)
-        self._residual, self._debt.residual = Debt(self._debt.residual), None
+        self._gradient_debt, self._debt.residual = Debt(self._debt.residual), None
         self._work.load(state, self.optimizer.updates)
         self._reducer.load(state.group)
         residual = self._reducer.residual

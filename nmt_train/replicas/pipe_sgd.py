@@ -39,7 +39,7 @@ class PipeSGD(Synchronous):
 
     def _give(self) -> None:
         _, weight = self._prepare()
-        self._pay_residual()  # the next gradient is given before this one is applied
+        self._pay_debt()  # the next gradient is given before this one is applied
         vector = self._free.pop()
         with self._trace.span("swap", vector.numel()):
             vector.copy_(self._flat.gradient)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nmt_train.optim.optimizer import Optimizer, clip
+from nmt_train.optim.optimizer import Optimizer, divide_and_clip
 from nmt_train.replicas.reducer import Reduction
 from nmt_train.replicas.reducers import REDUCERS
 from nmt_train.strategy.context import BuildContext
@@ -29,7 +29,7 @@ class Synchronous(Strategy):
         whole = slice(0, parameters.numel())
         self._reducer = REDUCERS[settings.reducer].build(context, settings)
         super().__init__(context, Optimizer(context.plan.optimizer, parameters), [whole] * context.transport.size)
-        self._sums, self._transport = context.plan.sums, context.transport
+        self._sums_gradients, self._transport = context.plan.sums, context.transport
 
     def _exchange(self) -> None:
         gradient, (_, weight) = self._flat.gradient, self._prepare()
@@ -38,7 +38,7 @@ class Synchronous(Strategy):
         self._apply(gradient, joined)
 
     def _prepare(self) -> tuple[float, int]:
-        """Make the flat gradient the mean of this worker's batches, plus what it owes.
+        """Make the flat gradient the mean of this worker's batches, plus what it owes; `Bucketed` adds the last batch later.
 
         Returns the divisor that made it the mean, and its weight in the mean of all workers: its target tokens, or its number
         of batches if gradients are summed; 0 without a batch.
@@ -46,16 +46,16 @@ class Synchronous(Strategy):
         divisor, weight = self.accumulator.take()
         if divisor != 1.0:
             self._flat.gradient.div_(divisor)
-        self._add_residual(self._flat.gradient, weight)
+        self._add_debt(self._flat.gradient, weight)
         return divisor, weight
 
     @torch.no_grad()
     def _apply(self, gradient: Tensor, joined: Reduction) -> None:
         """Update by what the reducer returned. Raises NotFinite, on all ranks alike, if it contains infinities or NaN."""
-        self.gradient_norm = clip(gradient, self._clip_norm, joined.divisor)  # the mean of all ranks
-        if self._sums and joined.weight > 1:  # batch.reduction: sum
+        self.gradient_norm = divide_and_clip(gradient, self._clip_norm, joined.divisor)  # it is now the mean of all ranks
+        if self._sums_gradients and joined.weight > 1:  # batch.reduction: sum
             gradient.mul_(joined.weight)
-        self._pay_residual()  # from here on, an update that this worker has made includes it
+        self._pay_debt()  # from here on, an update that this worker has made includes it
         with self._trace.span("update", self.optimizer.cost_elements):
             self.optimizer.apply(gradient)
 
@@ -69,7 +69,9 @@ class Synchronous(Strategy):
 
     def rescue(self) -> tuple[WorkerState, WorkerState]:
         kept, doubtful = super().rescue()
-        if self._reducer.late_residual or self._debt_included:  # an incomplete sum may have sent it, but left it unchanged
+        if (
+            self._reducer.late_residual or self._debt_included
+        ):  # the interrupted sum may have sent the residual, which still has all
             return replace(kept, residual=None), WorkerState(residual=kept.residual)
         return kept, doubtful
 

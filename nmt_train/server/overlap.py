@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
-from nmt_train.optim.optimizer import Optimizer, clip
+from nmt_train.optim.optimizer import Optimizer, divide_and_clip
 from nmt_train.server.every_step import EveryStep
 from nmt_train.strategy.background import BackgroundTask, in_one_stage
 from nmt_train.strategy.context import BuildContext
@@ -117,7 +117,7 @@ class Overlap(EveryStep):
         newest = self._flat.gradient - self._step_gradient
         self._step_gradient.copy_(self._flat.gradient)
         try:
-            clip(newest, self._clip_norm, self.accumulator.factor)
+            divide_and_clip(newest, self._clip_norm, self.accumulator.factor)
         except NotFinite:  # the accumulated gradient is not finite either
             self.accumulator.take()
             self._accumulated = 0

@@ -16,7 +16,7 @@ class Alone(Strategy):
         """Update in place: nothing is sent."""
         gradient = self._flat.gradient
         self.gradient_norm, weight = self.accumulator.join(gradient, self._clip_norm)
-        self._add_residual(gradient, weight)
+        self._add_debt(gradient, weight)
         with self._trace.span("update", gradient.numel()):
             self.optimizer.apply(gradient)
 

@@ -40,7 +40,8 @@ class Strategy(ABC):
         self._flat, self._trace, self._clip_norm = context.flat, context.trace, context.plan.optimizer.clip_norm
         self._rank, self._accumulate = context.transport.rank, context.plan.accumulate
         self._accumulated = 0  # steps whose gradients have not been exchanged
-        # The residual and the unsent update of a loaded state, perhaps of another mode, until an exchange includes them.
+        # What the worker owes from a loaded state, perhaps of another mode, until an exchange includes it: a residual of
+        # gradients, and an unsent update of parameters.
         self._debt = WorkerState()
         self._debt_included = False  # in the gradient or change that is exchanged now
 
@@ -98,7 +99,7 @@ class Strategy(ABC):
         steps, self._accumulated = self._accumulated, 0
         try:
             self._exchange()
-            self._pay_residual()
+            self._pay_debt()
         except NotFinite:  # dropped; the next gradient includes the debt
             self._debt_included = False
             raise
@@ -145,7 +146,7 @@ class Strategy(ABC):
     def rescue(self) -> tuple[WorkerState, WorkerState]:
         """After other ranks have ended, perhaps during an exchange: what this worker continues with, in two parts.
 
-        It keeps the first part in any case. The second part is what the interrupted exchange has sent. If another rank has
+        It keeps the first part in any case. The second part is what the interrupted exchange may have sent. If another rank has
         completed that update, it includes the second part, which must not be sent again; otherwise, this worker keeps it, too.
         """
         return self.state().of_survivor(), WorkerState()
@@ -155,14 +156,14 @@ class Strategy(ABC):
         like = self.optimizer.parameters
         self._debt = WorkerState(residual=_moved(state.residual, like), unsent=_moved(state.unsent, like))
 
-    def _add_residual(self, gradient: Tensor, weight: int) -> None:
+    def _add_debt(self, gradient: Tensor, weight: int) -> None:
         """Add a loaded residual to a gradient. weight: of the gradient; 0 if there was no batch, so that it stays zero."""
         if weight and self._debt.residual is not None:
             gradient.add_(self._debt.residual)
             self._debt_included = True
 
-    def _pay_residual(self) -> None:
-        """The gradient has been applied."""
+    def _pay_debt(self) -> None:
+        """The gradient that includes the debt is applied: it is not owed any more."""
         if self._debt_included:
             self._debt.residual, self._debt_included = None, False
 

@@ -31,9 +31,12 @@ _CHANGE, _ALL = 1, 0  # first number of a message: it is a change, or the sender
 class Strom(Strategy):
     """Every rank holds all parameters; checkpoints save those of rank 0.
 
+    If a rank ends, the others continue from the replica with the most changes. A change that has been sent is not owed again,
+    because others may have it; the log says how many updates are lost.
+
     A rank's own optimizer (`_worker_optimizer`) turns its gradient into a change, of which it sends the elements that reach the
     threshold; the rest stays in the residual of `_codec`. `optimizer` adds the changes of all ranks to the replica: exactly in
-    `_exact`, from which `_publish` copies them to fp32.
+    `_sums`, from which `_publish` copies them to fp32.
     """
 
     def __init__(self, context: BuildContext, settings: PeersPlan) -> None:
@@ -41,7 +44,7 @@ class Strom(Strategy):
         replica = UpdateAdder(plan.optimizer, parameters.clone())
         super().__init__(context, replica, [slice(0, parameters.numel())] * transport.size)
         self._transport, self._own_updates = transport, settings.own_updates
-        self._exact = torch.empty_like(parameters, dtype=torch.float64)  # the parameters, rounded to multiples of GRAIN
+        self._sums = torch.empty_like(parameters, dtype=torch.float64)  # the parameters, rounded to multiples of GRAIN
         self._codec = ErrorFeedback(context.codec(settings.up, plan.dropped_up), torch.zeros_like(parameters))
         self._worker_optimizer = WorkerOptimizer(plan.optimizer, parameters, self.optimizer, context.trace)
         # Every rank starts with a different peer; otherwise all ranks would send to the same one first.
@@ -58,11 +61,11 @@ class Strom(Strategy):
     def _exchange(self) -> None:
         gradient, parameters = self._flat.gradient, self._flat.parameters
         self.gradient_norm, weight = self.accumulator.join(gradient, self._clip_norm)
-        self._add_residual(gradient, weight)
+        self._add_debt(gradient, weight)
         self._worker_optimizer.step(gradient, parameters, self.updates)  # the gradient becomes an update
         with self._trace.span("sync"):
             self._wait_for_the_last()
-            self._pay_residual()  # from here on, the codec has it
+            self._pay_debt()  # the codec keeps what it does not send
             with self._trace.span("encode", self._codec.cost_elements(gradient.numel())):
                 message = self._codec.encode(gradient, self.updates)
             self._leaving = [self._transport.send(rank, Tag.PEER, message.and_numbers(_CHANGE)) for rank in self._others]
@@ -89,14 +92,14 @@ class Strom(Strategy):
                 left.result()
 
     def _add_change(self, message: Message) -> None:
-        with self._trace.span("decode", self._exact.numel()):
-            self._codec.add(message, self._exact)
+        with self._trace.span("decode", self._sums.numel()):
+            self._codec.add(message, self._sums)
         self.optimizer.updates += 1
         self._unpublished += 1
 
     def _publish(self) -> None:
         """Copy the exact sums to the parameters. Each change since the last call counts as an update in the running mean."""
-        self.optimizer.parameters.copy_(self._exact)
+        self.optimizer.parameters.copy_(self._sums)
         self.optimizer.smooth(self._unpublished)
         self._unpublished = 0
 
@@ -130,13 +133,13 @@ class Strom(Strategy):
 
     def _round(self) -> None:
         """Set the exact sums to the fp32 parameters, rounded to multiples of GRAIN: a checkpoint has only the fp32 ones."""
-        torch.div(self.optimizer.parameters.double(), GRAIN, out=self._exact).round_().mul_(GRAIN)
+        torch.div(self.optimizer.parameters.double(), GRAIN, out=self._sums).round_().mul_(GRAIN)
 
     @torch.no_grad()
     def pieces(self) -> list[RecoveryPiece]:
         with self._lock:
-            self.optimizer.parameters.copy_(self._exact)
-            # Not exact: two ranks with the same number of changes need not have the same changes.
+            self.optimizer.parameters.copy_(self._sums)
+            # `exact` is False: two ranks with the same number of changes need not have the same changes.
             return [replace(self.piece(), exact=False)]
 
     def state(self) -> WorkerState:

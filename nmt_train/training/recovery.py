@@ -1,8 +1,8 @@
 """Recovery from ended ranks: the surviving ranks combine the state that they hold and redistribute it among themselves.
 
 Every rank tells all others what it has: its shard, the copies that it keeps, and the last parameters that it received from the
-other shards. From this, all ranks derive the same plan of transfers. For every part of the parameters, the plan prefers exact
-versions, and among these the newest one.
+other shards; or, where every rank has all parameters, its replica. From this, all ranks derive the same plan of transfers. For
+every part of the parameters, the plan prefers exact versions, and among these the newest one.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch import Tensor
 from nmt_train.common.errors import NotFinite, UserError
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.learning_rate import learning_rate
-from nmt_train.optim.optimizer import Optimizer, clip
+from nmt_train.optim.optimizer import Optimizer, divide_and_clip
 
 NAMES = ["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adadelta", "adam", "adamw"]
 RATE, MOMENTUM, DECAY, EPSILON = 0.05, 0.9, 0.9, 1e-12
@@ -192,13 +192,13 @@ def test_smoothing_is_a_running_mean_that_forgets_its_start() -> None:
 
 def test_clipping_averages_then_shortens_and_reports_the_norm_before() -> None:
     gradient = torch.tensor([6.0, 8.0])
-    assert clip(gradient, limit=1.0, divisor=2) == pytest.approx(5.0)
+    assert divide_and_clip(gradient, limit=1.0, divisor=2) == pytest.approx(5.0)
     torch.testing.assert_close(gradient, torch.tensor([0.6, 0.8]))
     gradient = torch.tensor([0.3, 0.4])
-    assert clip(gradient, limit=1.0, divisor=1) == pytest.approx(0.5)
+    assert divide_and_clip(gradient, limit=1.0, divisor=1) == pytest.approx(0.5)
     assert gradient.tolist() == pytest.approx([0.3, 0.4])
     gradient = torch.tensor([30.0, 40.0])
-    clip(gradient, limit=0.0, divisor=1)
+    divide_and_clip(gradient, limit=0.0, divisor=1)
     assert gradient.tolist() == [30.0, 40.0]
 
 
@@ -206,7 +206,7 @@ def test_clipping_averages_then_shortens_and_reports_the_norm_before() -> None:
 def test_a_gradient_that_is_not_finite_is_refused_untouched(value: float) -> None:
     gradient = torch.tensor([1.0, value])
     with pytest.raises(NotFinite):
-        clip(gradient, 1.0, 1)
+        divide_and_clip(gradient, 1.0, 1)
     assert gradient[0] == 1.0
 
 

@@ -131,7 +131,7 @@ def test_replicas_that_have_come_apart_are_found_at_the_next_checkpoint() -> Non
         made = strategy(transport, ThresholdConfig())
         made.refresh()
         if transport.rank == 1:
-            made._exact[7] += 2**-10
+            made._sums[7] += 2**-10
         made.refresh()
 
     with pytest.raises(UserError, match="have different parameters"):
@@ -144,7 +144,7 @@ def test_after_equally_many_changes_that_are_not_the_same_all_take_one_replica()
     def work(transport: VirtualTransport) -> dict[str, Any]:
         made = strategy(transport, ThresholdConfig())
         made.refresh()
-        made._exact[transport.rank] += GRAIN
+        made._sums[transport.rank] += GRAIN
         made.optimizer.updates += 1
         return {"pieces": [piece.facts() for piece in made.pieces()]}
 
