@@ -1,7 +1,7 @@
 """All-reduce of gradients in one or 1.6 bits per element (Zheng et al. 2019, Algorithm 2; Tang et al. 2019, DoubleSqueeze).
 
-Every rank owns a part of the vector. It receives the others' compressed parts, computes the mean, compresses it, and sends it
-to all. Both compressions have error feedback.
+Every rank owns a share of the vector. Of this share, it receives what the others have, compressed, computes the mean,
+compresses it, and sends it to all. Both compressions have error feedback.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from nmt_train.trace import Trace
 from nmt_train.transport import Messages, Tag
 
 
-class _Owned(NamedTuple):
-    """What one rank owns of a part of the vector. place: in the part. up, down: the codecs of both directions."""
+class _Share(NamedTuple):
+    """What one rank owns of a vector, or of a bucket of it. place: in the bucket. up, down: the codecs of both directions."""
 
     place: slice
     up: Codec
@@ -40,17 +40,18 @@ class _Owned(NamedTuple):
 class LowBitReducer(StagedReducer):
     """Approximates the mean over all ranks; what both compressions leave out stays in the residuals.
 
-    A rank adds its residual to its vector. The part that it owns needs no compression on the way up. What the compressed mean
-    leaves out of this part becomes the owner's residual, times the number of ranks, so that it adds the same to the next mean.
+    A rank adds its residual to its vector. The share that it owns needs no compression on the way up. What the compressed mean
+    leaves out of this share becomes the owner's residual, times the number of ranks, so that it adds as much to the next mean
+    (if all ranks have the same weight).
 
-    A vector may be reduced in parts, which end between rows of matrices, and in stages. Residuals change when the last part has
-    been reduced, and by `add_late`. An interrupted exchange, or a mean that is not finite, leaves them unchanged.
+    A vector may be reduced in buckets, which end between rows of matrices, and in stages. Residuals change when the last bucket
+    has been reduced, and by `add_late`. An interrupted exchange, or a mean that is not finite, leaves them unchanged.
 
     layout: names and shapes of the parameters in the order of the vector.
     """
 
     codecs = "own"
-    late_residual = True
+    keeps_residual_until_complete = True
 
     @classmethod
     def build(cls, context: BuildContext, settings: ReplicasPlan) -> Reducer:
@@ -79,7 +80,7 @@ class LowBitReducer(StagedReducer):
         self._reduced, self._finite = 0, True  # of the present vector: elements reduced so far; whether all means were finite
         self._scratch = like.new_empty(3, 0)  # of the codecs
         self._kind = low_bit_for(like.device)
-        self._owned: dict[tuple[int, int], list[_Owned]] = {}  # of the ranks, by the part of the vector
+        self._shares: dict[tuple[int, int], list[_Share]] = {}  # of all ranks, by the bucket
         rank, size = transport.rank, transport.size
         self._others = [*range(rank + 1, size), *range(rank)]
 
@@ -88,7 +89,7 @@ class LowBitReducer(StagedReducer):
         return [place for place in self._cut(slice(0, elements), most) if place.start < place.stop]
 
     def _cut(self, place: slice, parts: int) -> list[slice]:
-        """Cut a part of the vector between rows into this number of slices, some of which may be empty."""
+        """Cut a bucket between rows into this number of slices, some of which may be empty."""
         length = place.stop - place.start
         inner = [self._nearest(place.start + length * part // parts) for part in range(1, parts)]
         ends = [place.start, *(min(max(end, place.start), place.stop) for end in inner), place.stop]
@@ -99,16 +100,16 @@ class LowBitReducer(StagedReducer):
         start, rows, columns = self._matrices[bisect.bisect_right(self._matrices, (place, math.inf)) - 1]
         return start + min(rows, round((place - start) / max(1, columns))) * columns
 
-    def _owned_by(self, place: slice) -> list[_Owned]:
-        found = self._owned.get((place.start, place.stop))
+    def _shares_of(self, place: slice) -> list[_Share]:
+        found = self._shares.get((place.start, place.stop))
         if found is None:
-            parts = self._cut(place, self._transport.size)
-            largest = max(part.stop - part.start for part in parts)
+            shares = self._cut(place, self._transport.size)
+            largest = max(share.stop - share.start for share in shares)
             if self._scratch.shape[1] < largest:
                 self._scratch = self._residual.new_empty(3, largest)
-                self._owned.clear()  # their codecs would keep the smaller one
-            found = self._owned[place.start, place.stop] = [
-                _Owned(slice(part.start - place.start, part.stop - place.start), *self._codecs(part)) for part in parts
+                self._shares.clear()  # their codecs would keep the smaller one
+            found = self._shares[place.start, place.stop] = [
+                _Share(slice(share.start - place.start, share.stop - place.start), *self._codecs(share)) for share in shares
             ]
         return found
 
@@ -123,11 +124,11 @@ class LowBitReducer(StagedReducer):
 
     @torch.no_grad()
     def stages(self, vector: Tensor, update: int, weight: int = 1, start: int = 0) -> Stages[Reduction]:
-        """Three stages: send, average, receive means."""
+        """Three stages: send, average, receive means; it yields between them."""
         if not self._others:
-            return Reduction(1.0, weight)
+            return Reduction(divisor=1.0, weight=weight)
         place = slice(start, start + vector.numel())
-        shares, left_out = self._owned_by(place), self._next_residual[place]
+        shares, left_out = self._shares_of(place), self._next_residual[place]
         sent = self._send_up(vector, self._residual[place], left_out, shares, update, weight)
         yield
         mean, total = self._mean(vector, left_out, shares[self._transport.rank], update, weight)
@@ -144,10 +145,10 @@ class LowBitReducer(StagedReducer):
         self._reduced += vector.numel()
         if self._reduced == self._residual.numel():
             self._complete()
-        return Reduction(1.0, total)
+        return Reduction(divisor=1.0, weight=total)
 
     def _send_up(
-        self, vector: Tensor, residual: Tensor, left_out: Tensor, shares: Sequence[_Owned], update: int, weight: int
+        self, vector: Tensor, residual: Tensor, left_out: Tensor, shares: Sequence[_Share], update: int, weight: int
     ) -> list[Any]:
         """Add the residual to `vector`, and send each other rank its share; `left_out` becomes the new residual."""
         if not weight:  # without a batch, the residual waits for the next gradient
@@ -166,12 +167,12 @@ class LowBitReducer(StagedReducer):
             sent.append(self._transport.send(rank, Tag.REDUCE, message))
         return sent
 
-    def _mean(self, vector: Tensor, left_out: Tensor, mine: _Owned, update: int, weight: int) -> tuple[Message, int]:
-        """Receive the others' parts of this rank's share; return the encoded mean, and the total weight.
+    def _mean(self, vector: Tensor, left_out: Tensor, mine: _Share, update: int, weight: int) -> tuple[Message, int]:
+        """Receive what the others have of this rank's share; return the encoded mean, and the total weight.
 
         In this share, `vector` becomes the decoded mean, and `left_out` what the mean leaves out, times the number of ranks.
         """
-        own, residual, messages = vector[mine.place], left_out[mine.place], self._receive(Tag.REDUCE)
+        own, own_left_out, messages = vector[mine.place], left_out[mine.place], self._receive(Tag.REDUCE)
         total = weight + sum(message.number(1) for message in messages.values())
         with self._trace.span("decode", own.numel() * len(messages)):
             own.mul_(weight / max(1, total))
@@ -183,10 +184,10 @@ class LowBitReducer(StagedReducer):
         with self._trace.span("encode", own.numel()):
             message = encoded(mine.down, own, update, total)
             if self._finite_or_nan(message, own):
-                new = residual if weight else torch.empty_like(residual)
+                new = own_left_out if weight else torch.empty_like(own_left_out)
                 mine.down.split(message.without_numbers(2), own, new, scale=self._transport.size)
-                if not weight:  # the old residual waits for the next gradient
-                    residual.add_(new)
+                if not weight:  # it has the old residual, which waits for the next gradient
+                    own_left_out.add_(new)
         return message, total
 
     def _finite_or_nan(self, mean: Message, into: Tensor) -> bool:
@@ -203,7 +204,7 @@ class LowBitReducer(StagedReducer):
             return {rank: future.result()[1] for rank, future in sorted(coming.items())}
 
     def _complete(self) -> None:
-        """Called when all parts have been reduced. All ranks know alike whether the mean is finite."""
+        """Called when all buckets have been reduced. All ranks know alike whether the mean is finite."""
         if self._finite:
             self._residual, self._next_residual = self._next_residual, self._residual
         self._reduced, self._finite = 0, True

@@ -105,7 +105,7 @@ class LowRankReducer(StagedReducer):
     benefit, are averaged without compression. inner: the reducer for the factors and the uncompressed parameters.
     """
 
-    late_residual = True
+    keeps_residual_until_complete = True
 
     @classmethod
     def build(cls, context: BuildContext, settings: ReplicasPlan) -> Reducer:

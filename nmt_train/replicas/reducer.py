@@ -42,13 +42,13 @@ class Reducer(ABC):
 
     codecs: which values of `replicas.codec` it can use: summable (codecs whose sums can be encoded again), any, or own (none,
     because it has codecs of its own).
-    late_residual: the residual changes when all parts of a vector have been reduced, not when they are encoded.
+    keeps_residual_until_complete: the residual changes when all parts of a vector have been reduced, not when they are encoded.
     late_lookups: the gradients of lookups in a tied embedding may be added to the next vector, by `add_late`.
     rate: what it multiplies vectors by.
     """
 
     codecs: ClassVar[str] = "summable"
-    late_residual: ClassVar[bool] = False
+    keeps_residual_until_complete: ClassVar[bool] = False
     late_lookups: bool = False
     rate: float = 1.0
 

@@ -70,7 +70,7 @@ class Synchronous(Strategy):
     def rescue(self) -> tuple[WorkerState, WorkerState]:
         kept, doubtful = super().rescue()
         if (
-            self._reducer.late_residual or self._debt_included
+            self._reducer.keeps_residual_until_complete or self._debt_included
         ):  # the interrupted sum may have sent the residual, which still has all
             return replace(kept, residual=None), WorkerState(residual=kept.residual)
         return kept, doubtful

@@ -147,7 +147,8 @@ class Strategy(ABC):
         """After other ranks have ended, perhaps during an exchange: what this worker continues with, in two parts.
 
         It keeps the first part in any case. The second part is what the interrupted exchange may have sent. If another rank has
-        completed that update, it includes the second part, which must not be sent again; otherwise, this worker keeps it, too.
+        completed that update, the update includes the second part, which must not be sent again; otherwise, this worker keeps
+        the second part, too.
         """
         return self.state().of_survivor(), WorkerState()
 

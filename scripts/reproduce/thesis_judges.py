@@ -1,8 +1,8 @@
 """Judges of the thesis's claims (Neckermann 2017, chapter 4): each says what the runs found, and which clauses hold.
 
 docs/thesis.md says when limits were set and corrected. A number is confirmed within 10% ("about 40%": 1.26 to 1.54), "as fast
-as" is 0.9 to 1.1, "slower" is below 0.9, "much worse" below 2/3, "barely" below 1.1, "practically nothing" below 1.25, "linear"
-is within 5%, and "more than linear" never falls and ends at least 1% higher.
+as" is 0.9 to 1.1, "slower" is below 0.9, "much worse" below 2/3, "barely" below 1.1, "practically nothing" below 1.1, "linear"
+is within 5%, "more than linear" never falls and ends at least 1% higher, and "above" may be 0.1% below.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from reproduce.claims import Clause, Judged, spread
 from reproduce.runs import Setup
 from reproduce.thesis import BASE, BOUND, NEAR, ONCE, OURS, REMOTE, Ratio, Results, Version
 
-_EXACT, _ALIKE = 0.1, (0.9, 1.1)
+_EXACT, _ALIKE, _SAME = 0.1, (0.9, 1.1), 0.999
 
 
 def _about(times: float) -> tuple[float, float]:
@@ -60,7 +60,7 @@ def t2(found: Results) -> Judged:
 
 def t3(found: Results) -> Judged:
     speeds = [found.per_node("vanilla", f"4x{n}") for n in (1, 2, 3, 4)]
-    return _speeds(speeds, "words/s of a node with 1 to 4 devices"), [Clause("under 25% more", max(speeds) < 1.25 * speeds[0])]
+    return _speeds(speeds, "words/s of a node with 1 to 4 devices"), [Clause("under 10% more", max(speeds) < 1.1 * speeds[0])]
 
 
 def t4(found: Results) -> Judged:
@@ -86,9 +86,9 @@ def t6(found: Results) -> Judged:
 
 def _scaling(found: Results, mode: str) -> Judged:
     devices = [found.per_node(mode, f"4x{n}") for n in (1, 2, 3, 4)]
-    nodes = [found.speed(Setup(mode, f"{n}x2")) / n for n in (2, 3, 4, 5)]
+    nodes = [found.speed(Setup("single", "1x2")), *(found.speed(Setup(mode, f"{n}x2")) / n for n in (2, 3, 4, 5))]
     text = (
-        _speeds(devices, "words/s of a node with 1 to 4 devices") + "; " + _speeds(nodes, "words/s per node with 2 to 5 nodes")
+        _speeds(devices, "words/s of a node with 1 to 4 devices") + "; " + _speeds(nodes, "words/s per node with 1 to 5 nodes")
     )
     linear = all(speed > 0.95 * n * devices[0] for n, speed in enumerate(devices, 1))
     superlinear = nodes == sorted(nodes) and nodes[-1] > 1.01 * nodes[0]
@@ -98,8 +98,8 @@ def _scaling(found: Results, mode: str) -> Judged:
 
 def t7(found: Results) -> Judged:
     text, clauses = _scaling(found, "overlap")
-    above = all(found.per_node("overlap", f"4x{n}") > found.speed(Setup("single", f"1x{n}")) for n in (1, 2, 3, 4))
-    return text, [*clauses, Clause("each node above the single node", above)]
+    above = {n: found.per_node("overlap", f"4x{n}") > _SAME * found.speed(Setup("single", f"1x{n}")) for n in (1, 2, 3, 4)}
+    return text, [*clauses, *(Clause(f"a node of {n} above the single node", its) for n, its in above.items())]
 
 
 def t8(found: Results) -> Judged:
@@ -158,7 +158,9 @@ def t13(version: Version, found: Results) -> Judged:
         found.clause("2x2 slower", ratios["2x2"], high=_ALIKE[0]), found.clause("3x2 is 1.70x", ratios["3x2"], *_about(1.7)),
         found.clause("4x2 is as fast as 1x8", eight, *_ALIKE),
     ]  # fmt: skip
-    return f"{_shown(ratios, '1x2')}; 4x2 relative to 1x8: {eight}", clauses
+    alone = found.faster(version.sparse, "3x2")
+    text = f"{_shown(ratios, '1x2')}; 4x2 relative to 1x8: {eight}; 3x2 relative to 1x1: {alone}"
+    return text, [*clauses, _meaningful(found.clause("3x2 faster than 1x1, so that this means something", alone, 1.0))]
 
 
 def t14(version: Version, found: Results) -> Judged:
@@ -174,7 +176,9 @@ def t15(version: Version, found: Results) -> Judged:
         found.clause("3x1 little faster", gains["3x1"], 1.0, _ALIKE[1]), found.clause("4x1 as fast", gains["4x1"], *_ALIKE),
     ]  # fmt: skip
     clauses += [found.clause(f"{name} 30% faster", gains[name], *_about(1.3)) for name in ("3x2", "4x2")]
-    return _shown(gains, "no overlap"), clauses
+    alone = found.faster(version.sparse_overlap, "4x1")
+    clauses.append(_meaningful(found.clause("4x1 faster than 1x1, so that this means something", alone, 1.0)))
+    return f"{_shown(gains, 'no overlap')}; 4x1 relative to 1x1: {alone}", clauses
 
 
 def t16(version: Version, found: Results) -> Judged:
