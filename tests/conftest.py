@@ -23,6 +23,7 @@ torch.set_num_threads(1)  # small matrices: a second thread only adds noise besi
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)  # slow ones first: then all processes end together
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

