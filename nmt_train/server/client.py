@@ -76,7 +76,7 @@ class Client:
         self._bypass = settings.bypass != "none" and self.service.serves and not self._rounds
         self._holders = [rank for rank, shard in enumerate(self.shards) if shard.start < shard.stop]
         others = [other for other in self._holders if other != rank or not self._bypass]
-        # Every worker starts with a different shard; otherwise all workers would push to the same one first.
+        # Shards that are reached by messages. Every worker starts with another one, so that not all push to the same one first.
         self._others = [other for other in others if other > rank] + [other for other in others if other <= rank]
         # Groups of shards that the worker exchanges with one after the other.
         self._turns = by_node(self._others, self._transport.nodes) if settings.one_node_at_a_time else [self._others]
@@ -106,7 +106,7 @@ class Client:
 
     @torch.no_grad()
     def exchange(self, payload: Tensor, parameters: Tensor, weight: int) -> None:
-        """Push the payload, which may be overwritten, and pull: update `parameters`, from which this worker last continued."""
+        """Push the payload, which may be overwritten, and pull: update `parameters`, which an earlier exchange has set."""
         with self._granted(), self._trace.span("sync"):
             weight, received = self._push_weight(weight), parameters if self._known_to_shards is None else self._known_to_shards
             self._prepare_push(payload)
@@ -198,7 +198,7 @@ class Client:
         part = payload[self.shards[rank]]
         with self._trace.span("encode", self._up[rank].cost_elements(part.numel())):
             message = self._up[rank].encode(part, self.updates)
-            if self._known_to_shards is not None and self._delta_codec(rank) is not None:
+            if self._known_to_shards is not None and self._delta_codec(rank) is not None:  # the shard's deltas leave it out
                 self._up[rank].add(message, self._known_to_shards[self.shards[rank]])
         return self._transport.send(rank, Tag.PUSH, message.and_numbers(kind, weight))
 

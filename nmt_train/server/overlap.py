@@ -23,7 +23,7 @@ _PREFIX = "local_optimizer."  # name prefix, in a worker's state, of the vectors
 
 class Overlap(EveryStep):
     """Accumulates gradients in the flat gradient. When an exchange is over, the worker continues from the received parameters
-    (Algorithm 6), and a background task exchanges the gradient that has accumulated.
+    (Algorithm 6), and a background task exchanges the gradient that has accumulated, or the client's update by it.
     """
 
     max_in_flight = 1
@@ -41,9 +41,9 @@ class Overlap(EveryStep):
         config = dataclasses.replace(context.plan.optimizer, smoothing=0.0)
         self._interim = Optimizer(config, flat.parameters) if own else None
         self._answered = False  # whether `received` is newer than the model's parameters
-        self._background = BackgroundTask[None](transport, self._trace, in_one_stage(self._send))
+        self._background = BackgroundTask[None](transport, self._trace, in_one_stage(self._exchange_payload))
 
-    def _send(self, payload: Tensor, weight: int) -> None:
+    def _exchange_payload(self, payload: Tensor, weight: int) -> None:
         """The background task (Algorithm 5)."""
         self._client.exchange(payload, self.received, weight)
 

@@ -65,7 +65,7 @@ class PushCodecs:
         self.gradient_debt.settle(sent)
 
     def state(self) -> WorkerState:
-        """All that has not been sent."""
+        """All that has not been sent: of gradients, or of updates by which gradients were replaced."""
         unsent, gradients = self._unsent(), self.gradient_debt.left
         return WorkerState(residual=gradients, unsent=unsent) if self._updates else WorkerState(residual=unsent)
 

@@ -20,7 +20,7 @@ _NAMED = ("optimizer", "own", "group")  # those that are several
 @dataclass
 class WorkerState:
     """received: the parameters (elements,) that a worker last received, if they may differ from the global ones.
-    residual, unsent: the part of its gradients, or of its finished updates, that the worker has not sent yet (elements,).
+    residual: the part of its gradients that the worker has not sent yet; unsent: the part of its finished updates (elements,).
     optimizer: the state of its own optimizer, if it computes updates (see `Optimizer.packed`). own: what else its strategy
     keeps. group: what has a meaning only among the same ranks.
     """
