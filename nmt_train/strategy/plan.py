@@ -97,11 +97,13 @@ class ServerPlan:
         """Whether a worker continues from received parameters plus all of its own updates, which deltas then leave out.
 
         False if bundle is above 1: a delta sent before a bundle is full does not include its pushes, and would undo the
-        worker's own updates. False with rules and outer optimizers that apply an update only in part, and where nothing is
-        left out of a push.
+        worker's own updates. False with rules that apply an update only in part, where nothing is left out of a push, and where
+        elements are dropped on the way to or from an outer optimizer that applies them in part.
         """
-        in_full = self.bundle == 1 and self.rule == "async" and self.local.outer != "nesterov"
-        return self.sends_updates and in_full and not CODECS[self.up].lossless
+        in_full = self.bundle == 1 and self.rule == "async"
+        drops = any(CODECS[codec].drops for codec in (self.up, self.down))
+        in_part = self.local.outer == "nesterov" and drops
+        return self.sends_updates and in_full and not in_part and not CODECS[self.up].lossless
 
 
 @dataclass(frozen=True)
