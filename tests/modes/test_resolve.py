@@ -174,3 +174,17 @@ def test_workers_whose_pushes_are_bundled_count_as_one(make: Make) -> None:
     config = make(mode="vanilla", server__bundle=2, optimizer__warmup=100, optimizer__beta1=0.9)
     optimizer = modes.resolve(config, (0, 1, 2)).optimizer
     assert (optimizer.beta1, optimizer.warmup) == (0.9, 100)
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes", "keeps"),
+    [
+        ("sparse", {}, True), ("sparse", {"server__up": "dense"}, False), ("sparse", {"server__bundle": 2}, False),
+        ("vanilla", {}, False), ("diloco-async", {}, True), ("diloco-async", {"server__down": "top-k"}, False),
+    ],
+)  # fmt: skip
+def test_a_worker_keeps_its_own_updates_where_they_are_applied_in_full(
+    make: Make, mode: str, changes: dict[str, Any], keeps: bool
+) -> None:
+    """With diloco-async, only what is dropped could be applied in part for good: the rest is in the next delta."""
+    assert served(make(mode=mode, **changes), (0, 1)).keeps_own is keeps
