@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from nmt_train import config as configuration
 from nmt_train.config import Config
@@ -20,6 +21,9 @@ ROOT = Path(__file__).parent.parent
 Make = Callable[..., Config]
 
 torch.set_num_threads(1)  # small matrices: a second thread only adds noise beside other processes
+
+settings.register_profile("untimed", deadline=None)  # the first call of a function may compile it
+settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
