@@ -69,9 +69,8 @@ class Synchronous(Strategy):
 
     def rescue(self) -> tuple[WorkerState, WorkerState]:
         kept, doubtful = super().rescue()
-        if (
-            self._reducer.keeps_residual_until_complete or self._debt_included
-        ):  # the interrupted sum may have sent the residual, which still has all
+        sent = self._reducer.keeps_residual_until_complete or self._debt_included
+        if sent:  # perhaps, by the interrupted sum; the residual still has all
             return replace(kept, residual=None), WorkerState(residual=kept.residual)
         return kept, doubtful
 

@@ -65,9 +65,10 @@ def compare(runs: Sequence[Path], seconds: float | None, output: Path) -> list[P
     seconds: the length; None: two steps of the slowest run. Returns [output]. Raises UserError if a run has no trace.
     """
     traces = {run: read_spans(run) for run in runs}
-    length = seconds or 2 / _STEPS * max(window(spans, None, None)[1] for spans in traces.values())
+    slowest = max(window(spans, None, None)[1] for spans in traces.values())
+    length = 2 / _STEPS * slowest if seconds is None else seconds
     if length <= 0:
-        raise UserError(f"--seconds {seconds:g}: the window must be longer than zero")
+        raise UserError(f"--seconds {length:g}: the window must be longer than zero")
     figure, axes = new_figure(width=10, height=1.6 + 0.55 * len(runs))
     labels, seen = [], dict[str, Any]()
     for row, (run, spans) in enumerate(traces.items()):

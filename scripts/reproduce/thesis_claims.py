@@ -41,7 +41,7 @@ DENSE: tuple[Claim[Results], ...] = (
 )  # fmt: skip
 _SMALL = (
     "with 99.9% dropped, an element travels about twice in these runs, and about 100 times in the thesis's: a run that sends"
-    " more for the same price learns much more per word (lab-notebook.md, being tested)"
+    " more for the same price learns more per word (lab-notebook.md, being tested)"
 )
 # Row, source, what the thesis says, judge, and the reasons if it does not hold: for the thesis's algorithms, and for ours.
 _OF_VERSIONS: tuple[tuple[str, str, str, Callable[[Version, Results], Judged], tuple[str, str]], ...] = (

@@ -15,7 +15,8 @@ from statistics import mean
 from reproduce.runs import Missing, Runs, Setup
 
 WORDS, SEED, DENSITY = 1_500_000, 0, 0.001
-# Share of the elements that is sent, by visits of a run of 1,600 updates per device: as long as 1x1 needs for `WORDS`.
+# Share of the elements that is sent, named by the visits of a run that takes as long as 1x1 needs for `WORDS` (1,600 updates
+# per device). The runs here have `WORDS` of all devices, so a quarter of these visits on 4x1, and an eighth on 4x2.
 SENT = {2: 0.001, 20: 0.0125, 100: 0.0625}
 CLUSTERS, BEST = ("4x1", "4x2"), 3  # of the settings on 4x1, the best ones for each number of visits are also tried on 4x2
 
@@ -85,7 +86,7 @@ def _ranked(found: Runs, visits: int, clusters: tuple[str, ...]) -> list[Setting
 
 
 def table(found: Runs) -> Iterator[str]:
-    """Markdown: cross-entropy of every run at its end, and the time at which one device with its best settings has it."""
+    """Markdown: cross-entropy of every run at its end, and the virtual time that it took."""
     yield "| visits | beta2 | schedule | rate | 4x1 | 4x2 |\n|---|---|---|---|---|---|"
     rows = [(str(visits), its, [sparse(cluster, visits, its) for cluster in CLUSTERS]) for visits in SENT for its in TRIED]
     rows += [("one device", its, [one_device(its)]) for its in TRIED]
