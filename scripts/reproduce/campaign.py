@@ -81,8 +81,13 @@ def arguments(about: str | None, name: str, page: str, **flags: str) -> argparse
         options.add_argument(f"--{flag}", action="store_true", help=what)
     options.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, help="number of simultaneous runs")
     options.add_argument("--folder", type=Path, default=ROOT / "runs" / name)
-    options.add_argument("--output", type=Path, default=ROOT / "docs" / page)
-    return options.parse_args()
+    options.add_argument(
+        "--output", type=Path, help=f"the page, with its CSV files and pictures beside it; default: docs/{page}"
+    )
+    options.add_argument("--fresh", action="store_true", help="use no results of others: write the page into --folder")
+    given = options.parse_args()
+    given.output = given.output or (given.folder / page if given.fresh else ROOT / "docs" / page)
+    return given
 
 
 def digest(config: str, *clusters: str, also: object = None) -> str:

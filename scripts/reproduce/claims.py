@@ -17,6 +17,8 @@ from reproduce.runs import Missing, Runs
 
 HOLDS, IN_PART, NOT, INCONCLUSIVE, FITTED = "holds", "holds in part", "does not hold", "inconclusive", "fitted"
 
+_PLURAL = {HOLDS: "hold", IN_PART: "hold in part", NOT: "do not hold"}
+
 
 @dataclass(frozen=True)
 class Clause:
@@ -84,16 +86,21 @@ def judged(claim: Claim[Found], found: Found) -> Judged:
 
 def table(claims: Sequence[Claim[Found]], found: Found, source: str, whose: str) -> list[str]:
     """Lines of Markdown; source, whose: the headers of the columns for the source and for the claim."""
-    lines = [f"| row | {source} | {whose} | here | verdict |", "|---|---|---|---|---|"]
+    lines = [f"| row | {source} | {whose} | here | verdict | why |", "|---|---|---|---|---|---|"]
     for claim in claims:
         text, clauses = judged(claim, found)
-        said = verdict(clauses) if clauses else "-"
-        if clauses and claim.why:
-            said += f": {claim.why}"
-        if clauses and claim.fitted:
-            said += f": {claim.fitted}" if said == FITTED else f"; fitted: {claim.fitted}"
-        lines.append(f"| {claim.id} | {claim.source} | {claim.says} | {text} | {said} |")
+        reasons = [claim.why] * bool(claim.why) + [f"fitted: {claim.fitted}"] * bool(claim.fitted)
+        said, why = (verdict(clauses), "; ".join(reasons)) if clauses else ("-", "")
+        lines.append(f"| {claim.id} | {claim.source} | {claim.says} | {text} | {said} | {why} |")
     return [*lines, ""]
+
+
+def tally(claims: Sequence[Claim[Found]], found: Found) -> str:
+    """How many claims have which verdict, as in `3 hold, 1 does not hold`."""
+    said = [verdict(clauses).split(" (")[0] for claim in claims if (clauses := judged(claim, found)[1])]
+    counts = [(kind, said.count(kind)) for kind in (HOLDS, IN_PART, NOT, FITTED, INCONCLUSIVE)]
+    parts = [f"{count} {kind if count == 1 else _PLURAL.get(kind, kind)}" for kind, count in counts if count]
+    return ", ".join([*parts, *[f"{len(claims) - len(said)} not run yet"] * (len(said) < len(claims))])
 
 
 def spread(values: Sequence[float], unit: str = "", decimals: int = 2) -> str:

@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,7 +110,7 @@ class Runs:
     def collect(self, runs: Path) -> None:
         """Add the finished runs of the folder `runs` (timing/<name>, training/<name>), and write both files."""
         for path in sorted(runs.glob("timing/*/timing.json")):
-            for name, value in _timed(json.loads(path.read_text(encoding="utf-8"))):
+            for name, value in self.measures(path):
                 self._measures[path.parent.name, f"timing {name}"] = value
         for run in sorted(path.parent for path in runs.glob("training/*/finished")):
             self._curves[run.name] = [
@@ -127,6 +128,10 @@ class Runs:
         write_csv(self.folder / CURVES, [["run", "seconds", "words", "cross-entropy"], *curves])
         measures = [[*key, f"{value:.6g}"] for key, value in sorted(self._measures.items())]
         write_csv(self.folder / MEASURES, [["run", "measure", "value"], ["", _DIGEST, self._digest], *measures])
+
+    def measures(self, timing: Path) -> Iterator[tuple[str, float]]:
+        """Numbers of a simulation of the timing, from its file timing.json."""
+        return _timed(json.loads(timing.read_text(encoding="utf-8")))
 
     def timed(self, setup: Setup) -> bool:
         """Whether its words/s are known: from a run folder, or from the files, which may be of another machine."""
@@ -183,12 +188,12 @@ def _timed(values: dict[str, Any]) -> Iterator[tuple[str, float]]:
     yield "workers", len(ranks)
     yield "elements", values["elements"]
     yield "bytes/word of the first rank", ranks[0]["sent"] / (ranks[0]["words_per_second"] * ranks[0]["seconds"])
-    main = [rank["spent"].get("MainThread", {}) for rank in ranks]
-    computed = [
-        (its.get("forward", 0.0) + its.get("backward", 0.0)) / rank["seconds"] for its, rank in zip(main, ranks, strict=True)
-    ]
-    yield "smallest share of forward and backward", min(computed)
-    yield "share of exchanges", sum(its.get("sync", 0.0) for its in main) / sum(rank["seconds"] for rank in ranks)
+    shares = Counter[str]()
+    for rank in ranks:
+        for thread, spans in rank["spent"].items():
+            for name, seconds in spans.items():
+                shares[f"share of {thread}: {name}"] += seconds / rank["seconds"] / len(ranks)
+    yield from shares.items()
 
 
 def _reported(run: Path) -> Iterator[tuple[str, float]]:

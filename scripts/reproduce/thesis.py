@@ -1,30 +1,34 @@
-"""The thesis's experiments (Neckermann 2017, chapter 4): which runs, on which clusters, and what they found.
-
-The rows exist twice: with the thesis's algorithms (THESIS), and with our versions of its sparse modes (OURS).
-"""
+"""The thesis's experiments (Neckermann 2017, chapter 4): which runs, on which clusters, and what they found."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
+from typing import Any
 
+from nmt_train.report.timeline import read_spans
 from reproduce.claims import Clause, spread
 from reproduce.runs import Setup, fitted
 from reproduce.seeded import SEEDS, SeededRuns
+from reproduce.thesis_settings import sending
 
 WORDS, LATE = 1_500_000, 0.95  # of the runs of 1x1; the share after which their cross-entropy is the target
 _CAP, _LONG_CAP = 1.12, 1.6  # longest time of a run, relative to 1x1; long: if it should take 1.5 times as long (T17)
 SPARE = 0.01  # added to the cross-entropy at the end of a run, so that the line through its validations reaches it
 STEPS = 400  # of every rank in a timing: with 40, words/s differed by up to 5% from those of training
 NEAR = 0.1  # a ratio of times nearer to a limit than this is judged by three seeds
+VISITS = 100  # of an element, in a run that takes as long as one of 1x1 (see thesis_settings.py)
 
+SPARSE, SPARSE_OVERLAP = "thesis-sparse", "thesis-sparse-overlap"
+BASE = Setup("single", "1x1")
 BOUND = ("overlap.bound=2",)
 # It counts its local steps as updates, so this warm-up takes as many words of all workers as that of other modes.
 ONCE = Setup("simuparallel", "7x1", ("optimizer.warmup=57",))
-# Every shard is reached over the network, also the worker's own, as in Figure 4.11.
-REMOTE = ("server.bypass=none",)
+REMOTE = ("server.bypass=none",)  # messages also to the worker's own shard, as in Figure 4.11
+CENTRAL = ("server.shards=1",)  # one server for all, as in section 3.2
 # As in the thesis: no rules for asynchronous workers, no local updates, one machine after the other, 8 bytes per element.
 _DENSE = (
     "optimizer.async_beta1=unchanged", "optimizer.async_warmup=unchanged", "overlap.local_update=none",
@@ -32,42 +36,28 @@ _DENSE = (
 )  # fmt: skip
 _ELEMENTS = ("dropping.values=fp32", "dropping.indices=int32")
 ALWAYS: dict[str, tuple[str, ...]] = {
-    "single": _DENSE, "vanilla": _DENSE, "overlap": _DENSE, "thesis-sparse": _ELEMENTS, "thesis-sparse-overlap": _ELEMENTS,
+    "single": _DENSE, "vanilla": _DENSE, "overlap": _DENSE, SPARSE: _ELEMENTS, SPARSE_OVERLAP: _ELEMENTS,
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Version:
-    """The names of two modes: the thesis's algorithms, or ours. title: of its table."""
-
-    sparse: str
-    sparse_overlap: str
-    title: str
-
-
-THESIS = Version("thesis-sparse", "thesis-sparse-overlap", "The thesis's algorithms")
-OURS = Version("sparse", "sparse-overlap", "Our versions of the sparse modes")
-BASE = Setup("single", "1x1")
+# Training runs are shorter than the thesis's; they send more, and pay for 0.1%. Timings send 0.1%.
+IN_TRAINING: dict[str, tuple[str, ...]] = {SPARSE: sending(VISITS), SPARSE_OVERLAP: sending(VISITS)}
 
 
 def timed() -> list[Setup]:
     """The setups whose words/s are simulated, without training."""
     found = [Setup("single", f"1x{n}") for n in (1, 2, 3, 4, 8)]
-    for mode in ("vanilla", "overlap", *_sparse()):
+    for mode in ("vanilla", "overlap", SPARSE, SPARSE_OVERLAP):
         found += [Setup(mode, name) for name in ("2x1", "4x1", "4x2", "4x3", "4x4", "2x2", "3x2", "5x2")]
-    found += [Setup(mode, name) for mode in _sparse() for name in ("3x1", "7x1")]
-    for version in (THESIS, OURS):
-        found += [Setup(version.sparse, name, REMOTE) for name in ("2x1", "1x2")]
-    return [*found, Setup("vanilla", "2x1", REMOTE)]
+    found += [Setup("vanilla", name, options) for name in ("2x1", "4x1", "7x1") for options in (REMOTE, CENTRAL)]
+    return [*found, Setup("overlap", "3x1"), Setup(SPARSE, "2x1", REMOTE)]
 
 
 def trained() -> list[Setup]:
-    """The setups that are trained besides 1x1, most important first; each version of the sparse modes has the same clusters."""
-    found = [Setup("single", name) for name in ("1x4", "1x2", "1x8")]
-    for version in (THESIS, OURS):
-        found += [Setup(version.sparse_overlap, name) for name in ("7x1", "3x1", "4x2")]
-        found += [Setup(version.sparse, name) for name in ("4x1", "3x1", "2x1", "2x2", "3x2", "4x2")]
-        found += [Setup(version.sparse_overlap, name) for name in ("3x2", "4x1")]
+    """The setups that are trained besides 1x1, most important first."""
+    found = [Setup(SPARSE, name) for name in ("4x1", "2x1", "3x1")]
+    found += [Setup(SPARSE_OVERLAP, name) for name in ("7x1", "3x1", "4x2", "4x1")]
+    found += [Setup("single", name) for name in ("1x4", "1x2", "1x8")]
+    found += [Setup(SPARSE, name) for name in ("2x2", "3x2", "4x2")]
+    found += [Setup(SPARSE_OVERLAP, "3x2")]
     found += [Setup("vanilla", name) for name in ("2x1", "2x2", "4x1", "4x2")]
     found += [Setup("overlap", name) for name in ("2x1", "2x2", "4x1")]
     found += [Setup("overlap", name, BOUND) for name in ("2x2", "2x1")]
@@ -77,10 +67,6 @@ def trained() -> list[Setup]:
 def longest(setup: Setup) -> float:
     """The longest time of a training run, relative to 1x1."""
     return _LONG_CAP if setup.mode == "overlap" and BOUND[0] not in setup.options else _CAP
-
-
-def _sparse() -> list[str]:
-    return [mode for version in (THESIS, OURS) for mode in (version.sparse, version.sparse_overlap)]
 
 
 @dataclass(frozen=True)
@@ -99,7 +85,18 @@ class Ratio:
 
 
 class Results(SeededRuns):
-    """What the thesis compares: words/s of a node, and times to a target."""
+    """What the thesis compares: words/s of a node, what threads do, and times to a target."""
+
+    def measures(self, timing: Path) -> Iterator[tuple[str, float]]:
+        """Also how long an exchange with one shard takes, of the same machine and of another, if there is a trace."""
+        yield from super().measures(timing)
+        if (timing.parent / "trace").exists():
+            for where, seconds in exchanges(read_spans(timing.parent)).items():
+                yield f"seconds of an exchange with {where}", mean(seconds)
+
+    def share(self, setup: Setup, *spans: str) -> float:
+        """Of the time of a rank that takes these spans, each `thread: name`, as the mean over ranks."""
+        return sum(self.measure(setup, f"timing share of {its}") for its in spans)
 
     def per_node(self, mode: str, cluster: str) -> float:
         return self.speed(Setup(mode, cluster)) / int(cluster.split("x")[0])
@@ -141,3 +138,18 @@ class Results(SeededRuns):
             return {}
         base = mean(fitted(self.curve(BASE.with_seed(seed)), WORDS) for seed in SEEDS)
         return {its: self.after(its, WORDS) / base - 1 for its in known}
+
+
+def exchanges(spans: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """Seconds of each exchange with one shard (encode, wait, decode), of a worker that exchanges with one after the other."""
+    found: dict[str, list[float]] = {}
+    for rank in {span["rank"] for span in spans}:
+        its = [span for span in spans if span["rank"] == rank]
+        sent = {span["start"]: span["end"] - span["start"] for span in its if span["name"] == "send gradients"}
+        ours = [span for span in its if span["thread"] == "MainThread" and span["name"] in ("encode", "waiting", "decode")]
+        ours.sort(key=lambda span: span["start"])
+        for encode, waiting, decode in zip(ours, ours[1:], ours[2:], strict=False):
+            if encode["name"] == "encode" and waiting["start"] in sent:  # what needs no network is sent in no time
+                where = "another machine" if sent[waiting["start"]] else "the same machine"
+                found.setdefault(where, []).append(decode["end"] - encode["start"])
+    return found

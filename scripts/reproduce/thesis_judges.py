@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from reproduce.claims import Clause, Judged, spread
 from reproduce.runs import Setup
-from reproduce.thesis import BASE, BOUND, NEAR, ONCE, OURS, REMOTE, Ratio, Results, Version
+from reproduce.thesis import BASE, BOUND, CENTRAL, NEAR, ONCE, REMOTE, SPARSE, SPARSE_OVERLAP, Ratio, Results
 
 _EXACT, _ALIKE, _SAME = 0.1, (0.9, 1.1), 0.999
 
@@ -80,7 +80,7 @@ def t5(found: Results) -> Judged:
 
 
 def t6(found: Results) -> Judged:
-    share = found.measure(Setup("overlap", "2x1"), "timing smallest share of forward and backward")
+    share = found.share(Setup("overlap", "2x1"), "MainThread: forward", "MainThread: backward")
     return f"{share:.1%} in forward and backward", [Clause("over 99%", share > 0.99)]
 
 
@@ -115,35 +115,34 @@ def t9(found: Results) -> Judged:
     return _shown(gains, "no bound"), clauses
 
 
-def t10(version: Version, found: Results) -> Judged:
-    remote, local = (found.measure(Setup(version.sparse, name, REMOTE), "timing share of exchanges") for name in ("2x1", "1x2"))
-    sent = [
-        found.measure(Setup(mode, "2x1", REMOTE), "timing bytes/word of the first rank") for mode in (version.sparse, "vanilla")
-    ]
-    share = sent[0] / sent[1]
-    longer = remote / (1 - remote) / (local / (1 - local))  # relative to the time without exchanges
-    text = (
-        f"relative to the rest of the time, exchanges take {remote / (1 - remote):.3f} between two machines and"
-        f" {local / (1 - local):.3f} inside one, so {longer:.2f} times as long; {share:.3%} of the bytes"
+def t10(found: Results) -> Judged:
+    its, dense = Setup(SPARSE, "2x1", REMOTE), Setup("vanilla", "2x1", REMOTE)
+    other, same = (
+        found.measure(its, f"timing seconds of an exchange with {where}") for where in ("another machine", "the same machine")
     )
-    clauses = [Clause("barely slower", longer < 1.1), Clause("about 0.02%", 0.00018 <= share <= 0.00022)]
-    return text, clauses
+    of = "timing bytes/word of the first rank"
+    share = found.measure(its, of) / found.measure(dense, of)
+    text = (
+        f"an exchange with a shard takes {1000 * same:.0f} ms in the same machine and {1000 * other:.0f} ms in another,"
+        f" {other / same:.2f} times as long; {share:.3%} of the bytes"
+    )
+    return text, [Clause("barely slower", other < 1.1 * same), Clause("about 0.02%", 0.00018 <= share <= 0.00022)]
 
 
-def t11(version: Version, found: Results) -> Judged:
-    speeds = [found.speed(Setup(version.sparse, f"{n}x2")) / n for n in (2, 3, 4, 5)]
+def t11(found: Results) -> Judged:
+    speeds = [found.speed(Setup(SPARSE, f"{n}x2")) / n for n in (2, 3, 4, 5)]
     clauses = [Clause("linear from 3 nodes on", all(speed > 0.95 * speeds[1] for speed in speeds[2:]))]
     return _speeds(speeds, "words/s per node with 2 to 5 nodes of two devices"), clauses
 
 
-def t12(version: Version, found: Results) -> Judged:
-    ratios = {name: found.faster(version.sparse, name) for name in ("2x1", "3x1", "4x1")}
-    four = found.faster(version.sparse, "4x1", than=Setup("single", "1x4"))
+def t12(found: Results) -> Judged:
+    ratios = {name: found.faster(SPARSE, name) for name in ("2x1", "3x1", "4x1")}
+    four = found.faster(SPARSE, "4x1", than=Setup("single", "1x4"))
     clauses = [
         found.clause(f"{name} is {times:.2f}x", ratios[name], *_about(times))
         for name, times in (("2x1", 1.25), ("3x1", 1.8), ("4x1", 2.5))
     ]
-    more = found.faster(version.sparse, "4x1", than=Setup(version.sparse, "3x1"))
+    more = found.faster(SPARSE, "4x1", than=Setup(SPARSE, "3x1"))
     clauses += [
         found.clause("4x1 is as fast as 1x4", four, *_ALIKE),
         found.clause("4x1 is 1.40x as fast as 3x1", more, *_about(1.4)),
@@ -151,44 +150,39 @@ def t12(version: Version, found: Results) -> Judged:
     return f"{_shown(ratios)}; 4x1 relative to 1x4: {four}, to 3x1: {more}", clauses
 
 
-def t13(version: Version, found: Results) -> Judged:
-    ratios = {name: found.faster(version.sparse, name, than=Setup("single", "1x2")) for name in ("2x2", "3x2")}
-    eight = found.faster(version.sparse, "4x2", than=Setup("single", "1x8"))
+def t13(found: Results) -> Judged:
+    ratios = {name: found.faster(SPARSE, name, than=Setup("single", "1x2")) for name in ("2x2", "3x2")}
+    eight = found.faster(SPARSE, "4x2", than=Setup("single", "1x8"))
     clauses = [
         found.clause("2x2 slower", ratios["2x2"], high=_ALIKE[0]), found.clause("3x2 is 1.70x", ratios["3x2"], *_about(1.7)),
         found.clause("4x2 is as fast as 1x8", eight, *_ALIKE),
     ]  # fmt: skip
-    alone = found.faster(version.sparse, "3x2")
+    alone = found.faster(SPARSE, "3x2")
     text = f"{_shown(ratios, '1x2')}; 4x2 relative to 1x8: {eight}; 3x2 relative to 1x1: {alone}"
-    return text, _meaningful(clauses, found.clause("3x2 faster than 1x1, so that this means something", alone, 1.0))
+    return text, _meaningful(clauses, found.clause("3x2 faster than 1x1, or the rest says nothing", alone, 1.0))
 
 
-def t14(version: Version, found: Results) -> Judged:
-    return _scaling(found, version.sparse_overlap)
+def t14(found: Results) -> Judged:
+    return _scaling(found, SPARSE_OVERLAP)
 
 
-def t15(version: Version, found: Results) -> Judged:
-    gains = {
-        name: found.ratio(Setup(version.sparse, name), Setup(version.sparse_overlap, name))
-        for name in ("3x1", "4x1", "3x2", "4x2")
-    }
+def t15(found: Results) -> Judged:
+    gains = {name: found.ratio(Setup(SPARSE, name), Setup(SPARSE_OVERLAP, name)) for name in ("3x1", "4x1", "3x2", "4x2")}
     clauses = [
         found.clause("3x1 little faster", gains["3x1"], 1.0, _ALIKE[1]), found.clause("4x1 as fast", gains["4x1"], *_ALIKE),
     ]  # fmt: skip
     clauses += [found.clause(f"{name} 30% faster", gains[name], *_about(1.3)) for name in ("3x2", "4x2")]
-    alone = found.faster(version.sparse_overlap, "4x1")
+    alone = found.faster(SPARSE_OVERLAP, "4x1")
     text = f"{_shown(gains, 'no overlap')}; 4x1 relative to 1x1: {alone}"
-    return text, _meaningful(clauses, found.clause("4x1 faster than 1x1, so that this means something", alone, 1.0))
+    return text, _meaningful(clauses, found.clause("4x1 faster than 1x1, or the rest says nothing", alone, 1.0))
 
 
-def t16(version: Version, found: Results) -> Judged:
-    ratios = {name: found.faster(version.sparse_overlap, name) for name in ("3x1", "4x2", "7x1")}
-    fitted = version == OURS  # its warm-up was chosen on 7x1 and 4x2
+def t16(found: Results) -> Judged:
+    ratios = {name: found.faster(SPARSE_OVERLAP, name) for name in ("3x1", "4x2", "7x1")}
     return _shown(ratios), [
-        replace(found.clause("7x1 is 5x", ratios["7x1"], *_about(5.0)), fitted=fitted),
-        found.clause("3x1 is above 2x", ratios["3x1"], 2.0),
-        replace(found.clause("4x2 is about 4x", ratios["4x2"], *_about(4.0)), fitted=fitted),
-    ]
+        found.clause("7x1 is 5x", ratios["7x1"], *_about(5.0)), found.clause("3x1 is above 2x", ratios["3x1"], 2.0),
+        found.clause("4x2 is about 4x", ratios["4x2"], *_about(4.0)),
+    ]  # fmt: skip
 
 
 def t17(found: Results) -> Judged:
@@ -201,14 +195,13 @@ def t18(found: Results) -> Judged:
     return _shown(ratios, "vanilla"), [found.clause(f"{name} faster", its, _ALIKE[1]) for name, its in ratios.items()]
 
 
-def t19(version: Version, found: Results) -> Judged:
+def t19(found: Results) -> Judged:
     without, both, alone = (
-        found.faster(version.sparse_overlap, "3x2", than=than)
-        for than in (Setup(version.sparse, "4x2"), Setup(version.sparse_overlap, "4x2"), BASE)
+        found.faster(SPARSE_OVERLAP, "3x2", than=than) for than in (Setup(SPARSE, "4x2"), Setup(SPARSE_OVERLAP, "4x2"), BASE)
     )
     text = f"speed of 3x2 with overlap relative to 4x2 without: {without}, to 4x2 with overlap: {both}, to 1x1: {alone}"
     clauses = [found.clause(f"as fast as 4x2 {how}", its, *_ALIKE) for how, its in (("without", without), ("with it", both))]
-    return text, _meaningful(clauses, found.clause("faster than 1x1, so that this means something", alone, 1.0))
+    return text, _meaningful(clauses, found.clause("faster than 1x1, or the rest says nothing", alone, 1.0))
 
 
 def _meaningful(clauses: Sequence[Clause], guard: Clause) -> list[Clause]:
@@ -217,8 +210,8 @@ def _meaningful(clauses: Sequence[Clause], guard: Clause) -> list[Clause]:
     return [*its, replace(guard, fitted=True)]
 
 
-def t20(version: Version, found: Results) -> Judged:
-    speeds = [found.per_node(version.sparse, f"4x{n}") for n in (1, 2, 3, 4)]
+def t20(found: Results) -> Judged:
+    speeds = [found.per_node(SPARSE, f"4x{n}") for n in (1, 2, 3, 4)]
     gains = [speeds[0], *(b - a for a, b in pairwise(speeds))]
     clauses = [
         Clause("every further GPU adds less", _less_and_less(gains)),
@@ -227,34 +220,97 @@ def t20(version: Version, found: Results) -> Judged:
     return _speeds(speeds, "words/s of a node with 1 to 4 devices"), clauses
 
 
-def t21(version: Version, found: Results) -> Judged:
-    two, three = (found.speed(Setup(version.sparse, f"{n}x2")) / n for n in (2, 3))
+def t21(found: Results) -> Judged:
+    two, three = (found.speed(Setup(SPARSE, f"{n}x2")) / n for n in (2, 3))
     return _speeds([two, three], "words/s per node with 2 and 3 nodes"), [Clause("2 nodes slower", two < 0.95 * three)]
 
 
-def t22(version: Version, found: Results) -> Judged:
-    ours = Setup(version.sparse_overlap, ONCE.cluster)
+def t22(found: Results) -> Judged:
+    ours = Setup(SPARSE_OVERLAP, ONCE.cluster)
     values = found.later(ours, ONCE)
     text = f"cross-entropy of {ONCE.cluster} after the same time, relative to that of SimuParallelSGD: {spread(values)}"
     once, alone = found.curve(ONCE)[-1], found.after(BASE, found.curve(ONCE)[-1]["seconds"], "seconds")
     text = f"{text}; that of SimuParallelSGD is {once['cross-entropy']:.3f}, that of 1x1 {alone:.3f}"
-    gains = Clause("SimuParallelSGD is better than 1x1, so that this means something", once["cross-entropy"] < alone)
+    gains = Clause("SimuParallelSGD is better than 1x1, or the rest says nothing", once["cross-entropy"] < alone)
     return text, [found.decide("lower", (ONCE, ours), values, NEAR, high=1.0), replace(gains, fitted=True)]
 
 
-def t23(version: Version, found: Results) -> Judged:
+def t23(found: Results) -> Judged:
     nodes, alone = (
-        [found.per_node(mode, name.format(n)) for n in (1, 2, 3, 4)]
-        for mode, name in ((version.sparse, "4x{}"), ("single", "1x{}"))
+        [found.per_node(mode, name.format(n)) for n in (1, 2, 3, 4)] for mode, name in ((SPARSE, "4x{}"), ("single", "1x{}"))
     )
     text = _speeds(nodes, "words/s of a node with 1 to 4 devices") + "; " + _speeds(alone, "of a single node")
     pairs = enumerate(zip(nodes, alone, strict=True), 1)
     return text, [Clause(f"{n} device{'s' * (n > 1)}", node < its) for n, (node, its) in pairs]
 
 
-def t24(version: Version, found: Results) -> Judged:
-    shares = [
-        found.speed(Setup(version.sparse_overlap, f"4x{n}")) / found.speed(Setup("overlap", f"4x{n}")) for n in (1, 2, 3, 4)
-    ]
+def t24(found: Results) -> Judged:
+    shares = [found.speed(Setup(SPARSE_OVERLAP, f"4x{n}")) / found.speed(Setup("overlap", f"4x{n}")) for n in (1, 2, 3, 4)]
     text = f"words/s relative to overlap, 1 to 4 devices per node: {', '.join(f'{share:.3f}' for share in shares)}"
     return text, [Clause("slightly below", all(0.9 < share < 1 for share in shares))]
+
+
+def t25(found: Results) -> Judged:
+    forward, backward, update = (found.share(BASE, f"MainThread: {name}") for name in ("forward", "backward", "update"))
+    text = f"forward {forward:.1%} of the time, backward {backward:.1%}, update {update:.1%}"
+    clauses = [Clause("backward longest", backward > max(forward, update)), Clause("update under 10%", update < 0.1)]
+    return text, [replace(clause, fitted=True) for clause in clauses]  # the costs of forward, backward and update are assumed
+
+
+def t26(found: Results) -> Judged:
+    # Relative to the forward pass, which takes as long on any number of devices.
+    sync, update = (
+        found.share(Setup("single", cluster), f"MainThread: {name}")
+        / found.share(Setup("single", cluster), "MainThread: forward")
+        for cluster, name in (("1x4", "sync"), ("1x1", "update"))
+    )
+    text = f"relative to a forward pass: sync of four devices {sync:.2f}, update of one {update:.2f}"
+    return text, [Clause("sync longer", sync > update)]
+
+
+def t27(found: Results) -> Judged:
+    its = Setup("vanilla", "2x1")
+    sync, forward, backward = (found.share(its, f"MainThread: {name}") for name in ("sync", "forward", "backward"))
+    exchange = found.share(its, "network in: receive gradients", "network out: send parameters")
+    update = found.share(its, "server: update")
+    text = f"client: sync {sync:.1%} of the time, forward {forward:.1%}, backward {backward:.1%}; "
+    text += f"server: exchanging {exchange:.1%}, update {update:.1%}"
+    clauses = [Clause("sync is the client's longest", sync > max(forward, backward))]
+    return text, [*clauses, Clause("exchanging is the server's", exchange > update)]
+
+
+def t28(found: Results) -> Judged:
+    idle = 1 - found.share(Setup("overlap", "2x1"), "background task: sync")
+    busy = {name: _serving(found, Setup("overlap", name)) for name in ("2x1", "3x1")}
+    text = f"2x1: the communication thread waits for {idle:.1%} of the time for the next gradient; servers are busy for "
+    text += ", ".join(f"{share:.1%} ({name})" for name, share in busy.items())
+    return text, [Clause("10% or more of waiting", idle > 0.1), Clause("3x1 keeps servers busy (90%)", busy["3x1"] > 0.9)]
+
+
+def _serving(found: Results, setup: Setup) -> float:
+    return found.share(
+        setup, "network in: receive gradients", "server: update", "server: encode", "network out: send parameters"
+    )
+
+
+def t29(found: Results) -> Judged:
+    # As many of one kind as of the other: a worker of 2x1 syncs with one remote shard, a shard serves one remote worker.
+    its = Setup(SPARSE_OVERLAP, "2x1")
+    sync, update = found.share(its, "background task: sync"), found.share(its, "server: update", "server: encode")
+    text = f"an exchange of the client takes {sync / update:.1f} times as long as an update of the server"
+    return text, [Clause("client longer", sync > update)]
+
+
+def t30(found: Results) -> Judged:
+    speeds = {name: found.speed(Setup("vanilla", name, CENTRAL)) for name in ("2x1", "4x1", "7x1")}
+    more = speeds["7x1"] / speeds["4x1"]
+    return _speeds(list(speeds.values()), "words/s of 2, 4 and 7 nodes"), [Clause("7 nodes add under 10% to 4", more < 1.1)]
+
+
+def t31(found: Results) -> Judged:
+    sent = {
+        name: found.measure(Setup("vanilla", name, REMOTE), "timing bytes/word of the first rank")
+        for name in ("2x1", "4x1", "7x1")
+    }
+    text = "MB that a node sends per word, with 2, 4 and 7 nodes: " + ", ".join(f"{its / 1e6:.2f}" for its in sent.values())
+    return text, [Clause("constant (within 5%)", max(sent.values()) < 1.05 * min(sent.values()))]

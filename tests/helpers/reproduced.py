@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,11 +12,14 @@ from reproduce.runs import Runs, Setup
 Found = TypeVar("Found", bound=Runs)
 
 
-def timed(folder: Path, setup: Setup, speed: float, workers: int = 4, sent: float = 0.0, **spent: float) -> None:
-    """A timing of 10 s with this speed of each worker [words/s], this traffic [bytes/word] and these spans of each [s]."""
+def timed(
+    folder: Path, setup: Setup, speed: float, workers: int = 4, sent: float = 0.0,
+    spans: Mapping[str, Mapping[str, float]] | None = None,
+) -> None:  # fmt: skip
+    """A timing of 10 s with this speed of each worker [words/s] and traffic [bytes/word]; spans: by thread and name [s]."""
     path = folder / "timing" / setup.name / "timing.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    rank = {"sent": sent * 10 * speed, "words_per_second": speed, "seconds": 10, "spent": {"MainThread": spent}}
+    rank = {"sent": sent * 10 * speed, "words_per_second": speed, "seconds": 10, "spent": spans or {}}
     path.write_text(json.dumps({"words_per_second": speed * workers, "elements": 1000, "ranks": [rank] * workers}))
 
 
