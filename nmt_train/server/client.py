@@ -21,7 +21,7 @@ from nmt_train.optim.flat_model import cpu_copy, partition
 from nmt_train.optim.worker_optimizer import WorkerOptimizer
 from nmt_train.server.acknowledgments import Acknowledgments
 from nmt_train.server.node_channel import NodeChannel
-from nmt_train.server.nodes import by_node, first_ranks, same_node
+from nmt_train.server.nodes import by_node, dense_ranks, first_ranks
 from nmt_train.server.own_shard import down_codec, serve, up_codec
 from nmt_train.server.pulls import Pulls
 from nmt_train.server.push_codecs import PushCodecs
@@ -66,7 +66,7 @@ class Client:
     def _make_worker(self, context: BuildContext) -> None:
         """The worker's own optimizer, vectors and codecs."""
         settings, rank, parameters = self._settings, self._transport.rank, context.flat.parameters
-        self._near = same_node(rank, self._transport.nodes) if settings.bypass == "node" else frozenset[int]()
+        self._near = dense_ranks(rank, self._transport.nodes, settings.bypass)
         self._down = down_codec(context, settings)
         self.prepares_updates = self._pushes and settings.sends_updates and not settings.local_steps
         self._worker_optimizer = None

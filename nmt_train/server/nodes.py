@@ -10,9 +10,9 @@ def first_ranks(nodes: Sequence[int]) -> list[int]:
     return [rank for rank, node in enumerate(nodes) if nodes.index(node) == rank]
 
 
-def same_node(rank: int, nodes: Sequence[int]) -> frozenset[int]:
-    """The ranks of a rank's node, with itself."""
-    return frozenset(other for other, node in enumerate(nodes) if node == nodes[rank])
+def dense_ranks(rank: int, nodes: Sequence[int], bypass: str) -> frozenset[int]:
+    """The ranks with which a rank exchanges in full precision by messages: with bypass `node`, those of its node, and itself."""
+    return frozenset(other for other, node in enumerate(nodes) if bypass == "node" and node == nodes[rank])
 
 
 def by_node(ranks: Sequence[int], nodes: Sequence[int]) -> list[list[int]]:

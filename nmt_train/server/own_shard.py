@@ -10,7 +10,7 @@ from nmt_train.codec import CODECS
 from nmt_train.codec.codec import Codec
 from nmt_train.optim.optimizer import Optimizer
 from nmt_train.optim.update_optimizers import UpdateAdder
-from nmt_train.server.nodes import same_node
+from nmt_train.server.nodes import dense_ranks
 from nmt_train.server.replication import Replication
 from nmt_train.server.service import ShardService
 from nmt_train.server.shard import Shard
@@ -29,7 +29,7 @@ def serve(context: BuildContext, settings: ServerPlan, shards: Sequence[slice], 
     optimizer = _optimizer(context, settings, rule, context.flat.parameters[shards[transport.rank]].clone())
     sums = plan.sums or settings.sends_updates  # finished updates are each applied in full, unless the rule takes their mean
     up, down = up_codec(context, settings), down_codec(context, settings)
-    near = same_node(transport.rank, transport.nodes) if settings.bypass == "node" else frozenset[int]()
+    near = dense_ranks(transport.rank, transport.nodes, settings.bypass)
     shard = Shard(optimizer, up, down, rule, max_in_flight, settings.keeps_own, sums, near)
     return ShardService(shard, transport, context.trace, replication)
 

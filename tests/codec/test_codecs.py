@@ -48,7 +48,7 @@ def both(codec: Codec, vector: torch.Tensor, update: int) -> tuple[torch.Tensor,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CODECS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rounds=st.lists(VECTORS, min_size=1, max_size=3), update=st.integers(0, 20))
 def test_decoded_plus_residual_is_the_input_and_what_was_owed(name: str, rounds: list[list[float]], update: int) -> None:
     size = len(rounds[0])
@@ -62,7 +62,7 @@ def test_decoded_plus_residual_is_the_input_and_what_was_owed(name: str, rounds:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROUNDED)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rounds=st.lists(VECTORS, min_size=1, max_size=3))
 def test_decoded_plus_residual_is_so_to_rounding(name: str, rounds: list[list[float]]) -> None:
     size = len(rounds[0])
@@ -115,7 +115,7 @@ def test_thresholds_are_whole_numbers_of_grains_so_that_sums_do_not_depend_on_th
         assert grains == round(grains) >= 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(vector=VECTORS, dropped=st.floats(0.5, 0.999), sample=st.sampled_from([100, 10_000]))
 def test_never_much_more_than_the_target_is_sent(vector: list[float], dropped: float, sample: int) -> None:
     codec = TopK(DroppingConfig(), dropped, sample)
@@ -194,7 +194,7 @@ def test_with_a_part_in_full_in_every_message_no_element_waits_for_ever(parts: i
     assert longest <= {100: 101, 103: 103, 200: 211}[parts]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sets(st.integers(0, 100_000), max_size=300))
 def test_gaps_tell_positions(places: set[int]) -> None:
     positions = torch.tensor(sorted(places), dtype=torch.int64)
@@ -269,7 +269,7 @@ def test_half_precision_is_of_the_largest_element_not_of_one(size: float) -> Non
     assert float(((decoded - vector).abs() / vector.abs()).max()) < 2**-10
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 40), st.lists(st.sampled_from([0.0, 0.01, 1.0, 30.0]), min_size=1, max_size=4))
 def test_the_largest_of_rows_are_those_of_a_stable_sort_whatever_came_before(seed: int, keep: int, scales: list[float]) -> None:
     """Also if many elements are equal, and if vectors become larger or smaller from call to call."""

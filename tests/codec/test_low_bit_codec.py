@@ -87,7 +87,7 @@ NUMBERS = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, -0.0, 1e-30, 1e
 @pytest.mark.slow
 @on_all_devices
 @pytest.mark.parametrize("values", [2, 3])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(numbers=st.lists(NUMBERS, min_size=24, max_size=24))
 def test_what_is_left_out_is_never_larger_than_what_was_to_be_sent(
     kind: type[LowBit], values: int, numbers: list[float]

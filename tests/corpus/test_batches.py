@@ -40,7 +40,7 @@ def batches_of(stores: Stores, vocabulary: Vocabulary, tokens: int = 64, seed: i
 LENGTHS = st.lists(st.tuples(st.integers(0, 35), st.integers(0, 35)), min_size=1, max_size=120)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=LENGTHS, epoch=st.integers(0, 3), window=st.integers(1, 50))
 def test_every_kept_pair_is_in_exactly_one_batch_of_an_epoch_and_every_batch_fits(
     vocabulary: Vocabulary, lengths: list[tuple[int, int]], epoch: int, window: int

@@ -29,7 +29,7 @@ def test_batch_i_goes_to_worker_i_mod_n() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     total=st.integers(1, 30),
     sizes=st.lists(st.tuples(st.integers(1, 5), st.booleans()), min_size=1, max_size=5),

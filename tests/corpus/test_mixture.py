@@ -38,7 +38,7 @@ def given_by(found: np.ndarray, sizes: list[int]) -> list[int]:
     return [int(count) for count in np.bincount(np.searchsorted(np.cumsum(sizes), found, side="right"), minlength=len(sizes))]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(sizes=st.lists(st.integers(1, 60), min_size=2, max_size=4), weights=st.lists(st.integers(1, 9), min_size=4, max_size=4))
 def test_shares_are_those_of_the_weights_to_the_pair_and_every_pair_comes_equally_often(
     sizes: list[int], weights: list[int]

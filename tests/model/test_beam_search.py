@@ -166,7 +166,7 @@ CASES = given(seed=st.integers(0, 10**6), beam=st.integers(2, 8), normalization=
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @CASES
 def test_a_beam_is_never_worse_than_greedy_search(seed: int, beam: int, normalization: float) -> None:
     model = Table(seed)
@@ -176,7 +176,7 @@ def test_a_beam_is_never_worse_than_greedy_search(seed: int, beam: int, normaliz
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @CASES
 def test_a_beam_as_large_as_the_space_finds_the_optimum(seed: int, beam: int, normalization: float) -> None:
     model, longest = Table(seed), 4
@@ -187,7 +187,7 @@ def test_a_beam_as_large_as_the_space_finds_the_optimum(seed: int, beam: int, no
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @CASES
 def test_the_search_ends_no_sooner_than_its_result_is_certain(seed: int, beam: int, normalization: float) -> None:
     model = Table(seed)
@@ -195,7 +195,7 @@ def test_the_search_ends_no_sooner_than_its_result_is_certain(seed: int, beam: i
     assert short == whole[:2]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @CASES
 def test_n_best_lists_are_sorted_and_have_no_translation_twice(seed: int, beam: int, normalization: float) -> None:
     found = best(Table(seed), beam, normalization, longest=7, n_best=beam)

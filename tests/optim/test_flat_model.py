@@ -73,7 +73,7 @@ def test_named_tensors_load_back_and_those_of_another_model_are_refused() -> Non
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 5), min_size=1, max_size=6), st.data())
 def test_a_limited_number_of_ranks_holds_shards_one_of_each_node_first(
     elements: int, devices: list[int], data: st.DataObject
@@ -94,7 +94,7 @@ def test_a_limited_number_of_ranks_holds_shards_one_of_each_node_first(
     assert sum(shard.stop - shard.start for shard in shards) == elements
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_shards_tile_the_parameters_and_nodes_carry_the_same(elements: int, devices: list[int]) -> None:
     nodes = [node for node, count in enumerate(devices) for _ in range(count)]

@@ -90,7 +90,7 @@ def summed(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(nodes=st.lists(st.integers(1, 3), min_size=1, max_size=3), elements=st.integers(0, 40), seed=st.integers(0, 99))
 @pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

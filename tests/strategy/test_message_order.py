@@ -96,7 +96,7 @@ def train(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["vanilla", "overlap", "sparse", "sparse-overlap"])
-@settings(max_examples=ORDERS, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=ORDERS, suppress_health_check=[HealthCheck.too_slow])
 @given(
     nodes=LAYOUTS,
     seed=st.integers(0, 10**6),
@@ -113,7 +113,7 @@ def test_every_gradient_reaches_the_parameters_once(mode: str, nodes: list[int],
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["vanilla", "overlap", "sparse", "sparse-overlap"])
-@settings(max_examples=max(1, ORDERS // 4), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=max(1, ORDERS // 4), suppress_health_check=[HealthCheck.too_slow])
 @given(
     nodes=LAYOUTS,
     seed=st.integers(0, 10**6),

@@ -74,7 +74,7 @@ def changed(nodes: list[int], seed: int, config: ThresholdConfig) -> list[tuple[
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     nodes=st.lists(st.integers(1, 3), min_size=1, max_size=3), seed=st.integers(0, 10**6),
     tau=st.sampled_from([None, 0.01, 0.3]), coding=st.sampled_from(["words", "golomb-rice"]),

@@ -27,7 +27,7 @@ def snapshot(nodes: list[int], elements: int) -> tuple[Snapshot, list[slice]]:
     return Snapshot(full, numbers, worker_state, random, stages), partition(elements, nodes)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(elements=st.integers(0, 50))
 def test_a_part_that_is_longer_than_a_message_arrives_piece_by_piece(elements: int) -> None:
     numbers, steps = {"updates": 5}, WorkerState(residual=torch.randn(20), own={"steps": torch.tensor([7])})
@@ -46,7 +46,7 @@ def test_a_part_that_is_longer_than_a_message_arrives_piece_by_piece(elements: i
         assert all(torch.equal(before[name], after[name]) and before[name].dtype == after[name].dtype for name in before)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(before=LAYOUTS, after=LAYOUTS, elements=st.integers(1, 50))
 def test_shards_and_residuals_survive_another_layout(before: list[int], after: list[int], elements: int) -> None:
     whole, _ = snapshot(before, elements)

@@ -96,7 +96,7 @@ def uninterrupted(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(stops=st.lists(st.integers(1, 12), min_size=1, max_size=3, unique=True))
 def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit_at_any_update(
     uninterrupted: tuple[dict[str, Any], Config], tmp_path_factory: pytest.TempPathFactory, stops: list[int]

@@ -19,7 +19,7 @@ from nmt_train.transport.mpi.torch_group import Group
 TENSORS = st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 20)), max_size=4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     tag=st.sampled_from(Tag),
     numbers=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4),
