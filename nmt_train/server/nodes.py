@@ -11,7 +11,7 @@ def first_ranks(nodes: Sequence[int]) -> list[int]:
 
 
 def dense_ranks(rank: int, nodes: Sequence[int], bypass: str) -> frozenset[int]:
-    """The ranks with which a rank exchanges in full precision by messages: with bypass `node`, those of its node, and itself."""
+    """With which ranks a rank exchanges messages in full precision: with bypass `node`, those of its node, and itself."""
     return frozenset(other for other, node in enumerate(nodes) if bypass == "node" and node == nodes[rank])
 
 
