@@ -21,7 +21,7 @@ from nmt_train.common.paths import expanded
 from nmt_train.common.section import STRICT, problem
 from nmt_train.common.yaml_file import merge, override, read
 from nmt_train.corpus import BatchConfig, CorpusConfig
-from nmt_train.model import ModelConfig
+from nmt_train.model import SIZES, ModelConfig
 from nmt_train.model.metrics import ValidationConfig
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.run.checkpoint import CheckpointConfig
@@ -73,7 +73,9 @@ class Config:
         description="CPU threads of each rank; 0: OMP_NUM_THREADS, else a share of the cores of the machine or container",
     )
     precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="number format of matrix products: fp32, or bf16 (autocast)"
+        default="fp32",
+        description="number format of matrix products: fp32 (on a GPU, TF32), bf16 (autocast), or auto (bf16 if a step is"
+        " faster with it on this device, measured at the start)",
     )
     compile: bool = Field(
         default=False, description="use torch.compile for the model: the start takes minutes, then steps are faster on a GPU"
@@ -102,6 +104,8 @@ class Config:
     validation: ValidationConfig = Field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     log: LogConfig = Field(default_factory=LogConfig)
+    # Names of keys of OPEN that are `auto`: until the start has decided them, each has the value that it has on a CPU.
+    undecided: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _check_patience(self) -> Config:
@@ -136,6 +140,9 @@ class Config:
 
 
 _SECTIONS = TypeAdapter(Config)
+# Keys that are `auto` unless they are given: the start decides them by the device and the corpus (training/defaults.py).
+OPEN = ("precision", "batch.tokens", "model.preset", "optimizer.learning_rate", "optimizer.warmup")
+_AUTO = "auto"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,11 +159,13 @@ class Key:
 def entries(section: Any = Config, prefix: str = "") -> Iterator[Key | str]:
     """Yield every leaf in order of appearance; before the leaves of a section, yield the string `name: description`."""
     for name, info in section.__pydantic_fields__.items():
+        if name == "undecided":
+            continue
         if dataclasses.is_dataclass(info.annotation) and info.annotation is not Duration:
             yield f"{prefix}{name}: {' '.join((info.annotation.__doc__ or '').split())}"
             yield from entries(info.annotation, f"{prefix}{name}.")
         else:
-            default = info.get_default(call_default_factory=True)
+            default = _AUTO if prefix + name in OPEN else info.get_default(call_default_factory=True)
             shown = str(info.annotation).replace("nmt_train.common.duration.", "")
             yield Key(prefix + name, shown, default, info.is_required(), info.description or "")
 
@@ -192,8 +201,9 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
     for name in flatten(values):
         if name not in known and not any(name.startswith(key + ".") for key in known):
             raise UserError(f"{where.get(name, 'config')}: {unknown(name)}")
+    values, undecided = _without_auto(values, where)
     try:
-        return _SECTIONS.validate_python(values)
+        return _SECTIONS.validate_python({**values, "undecided": undecided})
     except ValidationError as error:
         kind, path, text = problem(error)
         if not path:  # several keys contradict each other; the text begins with the first
@@ -209,7 +219,40 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
         if kind == "missing":
             file = next(iter(where.values()), "config").split(",")[0]
             raise UserError(f"{place if several else file}: {subject} is missing; set it") from None
-        raise UserError(f"{place}: {subject}: {text}; see nmt-train --help") from None
+        more = ", or auto" if name in OPEN else ""
+        raise UserError(f"{place}: {subject}: {text}{more}; see nmt-train --help") from None
+
+
+def _without_auto(values: dict[str, Any], where: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """The values without those that are `auto`, and which keys of OPEN the start has to decide.
+
+    Raises UserError if a preset is to be decided, but one of the sizes that it sets is given.
+    """
+    sections = {name for name in values if isinstance(values[name], dict)}
+    values = {name: dict(value) if name in sections else value for name, value in values.items()}
+    undecided = []
+    for name in OPEN:
+        section, _, key = name.rpartition(".")
+        its = values.get(section, {}) if section else values
+        # The size of a batch may be given in sentences, and that of a model by its parts, which belong to preset small.
+        instead = {"batch.tokens": ("sentences",), "model.preset": SIZES}.get(name, ())
+        if isinstance(its, dict) and its.get(key, _AUTO) == _AUTO:
+            wanted, given = its.pop(key, None), [other for other in instead if its.get(other) is not None]
+            if wanted and given and name == "model.preset":
+                place = where.get(f"model.{given[0]}", "config")
+                raise UserError(f"{place}: model.preset auto would replace model.{given[0]}; remove one of the two")
+            if wanted or not given:
+                undecided.append(name)
+    return values, undecided
+
+
+def decided(config: Config, found: Mapping[str, Any]) -> Config:
+    """The configuration with values (dotted keys) for keys that it leaves open; UserError if one is not valid."""
+    values = plain(config)
+    for name, value in found.items():
+        section, _, key = name.rpartition(".")
+        (values[section] if section else values)[key] = value
+    return validate(values, {})
 
 
 # Names that other programs use, with what to use instead.
@@ -246,6 +289,12 @@ def unknown(name: str, options: Iterable[str] = ()) -> str:
 def plain(config: Any) -> dict[str, Any]:
     """Convert the configuration to nested dictionaries of YAML types; `validate` reads them back."""
     result: dict[str, Any] = _SECTIONS.dump_python(config, mode="json")
+    for name in result.pop("undecided"):
+        section, _, key = name.rpartition(".")
+        (result[section] if section else result)[key] = _AUTO
+        if name == "model.preset":  # which decides the sizes
+            for size in SIZES:
+                del result["model"][size]
     return result
 
 

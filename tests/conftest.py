@@ -68,6 +68,7 @@ def small(demo: Path, run: Path) -> dict[str, Any]:
         "run": str(run),
         "threads": 1,
         "devices": "cpu",
+        "precision": "fp32",
         "corpus": {
             "train": [f"{demo}/train.en", f"{demo}/train.de"],
             "valid": [f"{demo}/valid.en", f"{demo}/valid.de"],

@@ -210,7 +210,11 @@ class BatchConfig:
     """Batch size (`sentences` if given, else `tokens`), and how an update combines batches."""
 
     tokens: int = Field(
-        default=2048, ge=1, le=10**9, description="maximum of a batch's sentences times its longest target [target tokens]"
+        default=2048,
+        ge=1,
+        le=10**9,
+        description="maximum of a batch's sentences times its longest target; auto: 2048 on a CPU; on a GPU, as many as fit, up"
+        " to the size for which the preset's learning rate was chosen [target tokens]",
     )
     sentences: int | None = Field(
         default=None,

@@ -24,6 +24,7 @@ from nmt_train.corpus.survey import refuse_left_out
 from nmt_train.corpus.vocabulary import UNKNOWN, Vocabulary, VocabularyPair
 
 _CANDIDATES = 16  # segmentations of which one is sampled
+_SAMPLE = 2000  # batches, of which the largest is found
 
 
 class _Begun(NamedTuple):
@@ -45,7 +46,7 @@ class LeftOut:
         return f"{self.empty:,} with an empty side, {self.long:,} over-long, of {self.total:,} pairs"
 
 
-def check_settings(corpus: CorpusConfig, batch: BatchConfig, vocabulary: Vocabulary) -> None:
+def check_settings(corpus: CorpusConfig, vocabulary: Vocabulary) -> None:
     """Raise UserError if no batches can be made with this vocabulary, whatever the text is."""
     if corpus.vocabulary.sampling and not vocabulary.can_resample():
         raise UserError(
@@ -54,7 +55,6 @@ def check_settings(corpus: CorpusConfig, batch: BatchConfig, vocabulary: Vocabul
         )
     if any(part.noise for part in corpus.parts) and isinstance(vocabulary, VocabularyPair):
         raise UserError("corpus.train: noise needs one SentencePiece model for both sides; remove it")
-    check_batch_size(corpus, batch)
 
 
 def check_batch_size(corpus: CorpusConfig, batch: BatchConfig) -> None:
@@ -102,7 +102,8 @@ class Batches:
 
     def __init__(self, stores: Stores, corpus: CorpusConfig, batch: BatchConfig, vocabulary: Vocabulary, seed: int) -> None:
         self.stores, self._config, self._vocabulary, self._seed = stores, batch, vocabulary, seed
-        check_settings(corpus, batch, vocabulary)
+        check_settings(corpus, vocabulary)
+        check_batch_size(corpus, batch)
         self._label, self._longest = corpus.label, corpus.max_length
         self._window, self._sampling = corpus.window, corpus.vocabulary.sampling
         self._noise = [part.noise for part in corpus.parts]
@@ -179,6 +180,14 @@ class Batches:
             if left <= tokens or epoch >= self.mixture.last_stage:  # from then on, all epochs are alike
                 return epoch + left / tokens
             left, epoch = left - tokens, epoch + 1
+
+    def largest(self) -> Batch:
+        """Of the first batches of an epoch, a sample of all, the one with the most pieces, padding included."""
+
+        def pieces(pairs: np.ndarray) -> int:
+            return len(pairs) * sum(int(lengths[pairs].max()) + 1 for lengths in self._lengths)
+
+        return self._assemble(max(itertools.islice(self.groups(0), _SAMPLE), key=pieces), [self._seed])
 
     def described(self, batch: Batch) -> str:
         """Which lines of which training corpora a batch consists of."""

@@ -17,13 +17,18 @@ PRESETS: dict[str, dict[str, Any]] = {
     "big": {"encoder_layers": 6, "decoder_layers": 6, "dim": 1024, "ffn_dim": 4096, "heads": 16, "dropout": 0.3},
 }
 Preset = Literal["tiny", "small", "base", "big"]
+SIZES = tuple(PRESETS["small"])  # the keys that a preset sets
 
 
 @dataclass(frozen=True, config=STRICT)
 class ModelConfig:
     """An encoder-decoder transformer (Vaswani et al. 2017); the preset sets the sizes that no other key sets."""
 
-    preset: Preset = Field(default="small", description="default sizes: tiny, small, base or big; keys below override")
+    preset: Preset = Field(
+        default="small",
+        description="default sizes: tiny, small, base or big, which the keys below override; auto: by the size of the corpus,"
+        " but small if one of the sizes is given",
+    )
     encoder_layers: int = Field(default=3, ge=1, le=1000, description="layers of the encoder")
     decoder_layers: int = Field(default=3, ge=1, le=1000, description="layers of the decoder")
     dim: int = Field(default=256, ge=2, le=10**6, description="width of embeddings and layers [elements, even]")

@@ -22,13 +22,18 @@ class OptimizerConfig:
         default=None, description=f"{listed(OPTIMIZERS)}; null: as in the mode (adam, but adagrad in downpour)"
     )
     learning_rate: float = Field(
-        default=3e-4, gt=0, description="peak of the learning-rate schedule; adadelta needs about 1, adagrad about 0.02"
+        default=3e-4,
+        gt=0,
+        description="peak of the learning-rate schedule; auto: by model.preset and the tokens of an update (docs/guide.md)",
     )
     schedule: Literal["constant", "inverse-sqrt", "step", "cosine"] = Field(
         default="inverse-sqrt", description="learning rate after the warm-up: constant, inverse-sqrt, step or cosine"
     )
     warmup: int = Field(
-        default=4000, ge=0, le=10**9, description="length of the linear rise from zero to learning_rate [updates]"
+        default=4000,
+        ge=0,
+        le=10**9,
+        description="length of the linear rise from zero to learning_rate; auto: by model.preset [updates]",
     )
     async_warmup: Annotated[int, Field(ge=0, le=10**9)] | Unchanged | None = Field(
         default=None,

@@ -33,6 +33,7 @@ from nmt_train.simulation.profile import Effort, Say, nothing
 from nmt_train.simulation.profile import measure as measure_device
 from nmt_train.simulation.timing import Timing, count, measure, model_and_batches, shapes_of
 from nmt_train.simulation.virtual_transport import VirtualTransport
+from nmt_train.training.defaults import without_device
 from nmt_train.training.fault_tolerance import Rank
 from nmt_train.training.prepared_run import opened
 from nmt_train.training.setup import maker
@@ -56,6 +57,7 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
     own = device.prepare(config.devices, config.threads)
     start = time.perf_counter()
     with opened(config, force, overwrite, described(cluster), given.mode is None) as ready:
+        config = without_device(config, ready.stores, cluster.ranks(), ready.saved, ready.initial)
         elements = count(shapes_of(config, ready.vocabulary))
         _warn_of_other_model(cluster, elements)
         network = Network(cluster.with_codec(resolve(config, cluster.ranks())), elements, shuffle_seed)
@@ -96,6 +98,7 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
     check(cluster, config)
     start = time.perf_counter()
     with opened(config, False, False, described(cluster), trains=False) as ready:
+        config = without_device(config, ready.stores, cluster.ranks())
         shapes, tokens = model_and_batches(config, ready.vocabulary, ready.stores)
         _warn_of_other_model(cluster, count(shapes))
         timing = measure(config, cluster, shapes, tokens, steps)
@@ -111,6 +114,7 @@ def advise(config: Config, cluster: ClusterConfig) -> None:
     Raises UserError for errors that a user can fix.
     """
     with opened(dataclasses.replace(config, mode="single"), False, False, described(cluster), trains=False) as ready:
+        config = without_device(config, ready.stores, cluster.ranks())
         shapes, tokens = model_and_batches(config, ready.vocabulary, ready.stores)
         _warn_of_other_model(cluster, count(shapes))
         with tqdm(total=1.0, leave=False, disable=None, bar_format="{percentage:3.0f}% |{bar}| {desc}") as bar:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nmt_train import config as configuration
 from nmt_train.common.duration import Duration
-from nmt_train.config import Config
+from nmt_train.config import OPEN, Config, decided
 from nmt_train.corpus import CorpusConfig, CorpusPart
 from nmt_train.corpus.store import Stores
+from nmt_train.model import SIZES
 from nmt_train.modes.auto import AUTO, SECTIONS, part_of_mode, with_part
 from nmt_train.modes.resolve import optimizer_name
 
@@ -41,6 +42,15 @@ def saved_keys(old: dict[str, Any]) -> dict[str, Any]:
     } | saved
 
 
+def kept(config: Config, saved: Mapping[str, Any], names: Sequence[str] = OPEN) -> Config:
+    """The configuration with the values that a saved one has for keys that it leaves open; names: only these."""
+    before = saved_keys(dict(saved))
+    found = {name: before[name] for name in config.undecided if name in names}
+    if "model.preset" in found:
+        found |= {f"model.{size}": before[f"model.{size}"] for size in SIZES}
+    return decided(config, found)
+
+
 def differences(old: dict[str, Any], new: Config) -> list[str]:
     """List the keys, with both values, whose values differ between a saved configuration and `new`; omit MAY_CHANGE keys.
 
@@ -49,6 +59,7 @@ def differences(old: dict[str, Any], new: Config) -> list[str]:
     before = saved_keys(old)
     if new.mode == AUTO:
         new = with_part(new, part_of_mode(before))  # which a run keeps, unless it has begun with a single rank
+    new = kept(new, old)
     after = configuration.flatten(configuration.plain(new))
     for values in (before, after):
         values["optimizer.name"] = optimizer_name(values["mode"], values["optimizer.name"])

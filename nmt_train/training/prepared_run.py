@@ -37,7 +37,8 @@ class PreparedRun:
     saved: the checkpoint to continue from, or None. initial: the checkpoint with whose parameters a new run begins, or None.
     damaged: what is wrong with newer checkpoints. overwrite: whether to empty the run folder. forced: the differences from the
     run's configuration and corpus that --force allows. simulated: the cluster (YAML) if time is virtual, else empty.
-    mode_chosen: whether the number of ranks has decided the mode. auto: what `mode: auto` has chosen.
+    mode_chosen: whether the number of ranks has decided the mode. auto: what `mode: auto` has chosen. decided: sentences about
+    other values that the configuration leaves open.
     """
 
     run: Run
@@ -51,6 +52,7 @@ class PreparedRun:
     simulated: str = ""
     mode_chosen: bool = False
     auto: ChosenMode | None = None
+    decided: Sequence[str] = ()
 
 
 @contextmanager
@@ -77,7 +79,7 @@ def opened(
         vocabulary = _inherited(initial, config) if initial else _vocabulary(run, config, saved, overwrite, survey)
         if saved is not None and trains:
             saved.expect(vocabulary)  # before its corpora, which are identified by their pieces
-        check_settings(config.corpus, config.batch, vocabulary)
+        check_settings(config.corpus, vocabulary)
         TestSets(config.corpus, vocabulary)  # which finds errors; tokenizing the corpus takes longer
         stores = open_stores(config.corpus, vocabulary, _fallback(run), survey)
         if saved is not None and trains:
@@ -106,7 +108,8 @@ def taken_over(
 
 def _check_early(config: Config) -> None:
     """Find errors in the corpus files before a vocabulary is trained and a corpus is tokenized."""
-    check_batch_size(config.corpus, config.batch)
+    if "batch.tokens" not in config.undecided:
+        check_batch_size(config.corpus, config.batch)
     found = config.corpus.parts
     for number, part in enumerate(found):
         for path in (path for side in sides(part.files, config.corpus.label(number)) for path in side):
@@ -156,7 +159,7 @@ def _initial(config: Config) -> Checkpoint:
     """The checkpoint that `init` names; UserError if its model has other sizes than this run's."""
     initial = load_verified(newest(expanded(str(config.init)), 1)[0])
     there, here = saved_keys(initial.facts["config"]), configuration.flatten(configuration.plain(config))
-    keys = [key for key in FIXED if key.startswith("model.") and there.get(key) != here[key]]
+    keys = [key for key in FIXED if key.startswith("model.") and key in here and there.get(key) != here[key]]
     if keys:
         wanted = ", ".join(f"{key} {there.get(key)} (here {here[key]})" for key in keys)
         raise UserError(f"init: {initial.path} needs {wanted}; set them so, or use another model")

@@ -156,6 +156,7 @@ def _explained(config: Config, in_force: Mapping[str, str], prepared: PreparedRu
     """The configuration as YAML, below comments with the settings in force, forced differences, and a note if simulated."""
     lines = [f"in force: {name}: {value}" for name, value in in_force.items()]
     lines += [f"forced: {difference}" for difference in prepared.forced]
+    lines += [f"decided: {sentence}" for sentence in prepared.decided]
     lines += [f"mode auto: {sentence}" for sentence in _of_choice(prepared)]
     lines += ["simulated: all times are virtual; simulated.yml has the cluster"] * bool(prepared.simulated)
     given = dataclasses.replace(config, mode=None) if prepared.mode_chosen else config
@@ -189,6 +190,8 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
             log.say(sentence)
     for sentence in tokenizers:
         log.say(sentence)
+    for sentence in prepared.decided:
+        log.say(f"decided: {sentence}")
     for sentence in _of_choice(prepared):
         log.say(f"mode auto: {sentence}")
     if worker.plan.exchanges_once:

@@ -27,7 +27,7 @@ from nmt_train.launch.restarts import Host, Job, supervise
 from nmt_train.launch.stop_request import handling
 from nmt_train.modes.auto import AUTO
 from nmt_train.modes.resolve import choose_mode, resolve
-from nmt_train.training import auto_mode
+from nmt_train.training import auto_mode, defaults
 from nmt_train.training.auto_mode import Advisers, ChosenMode
 from nmt_train.training.fault_tolerance import Rank
 from nmt_train.training.prepared_run import opened, taken_over
@@ -124,6 +124,7 @@ def _lead(
     with opened(config, force, overwrite, mode_chosen=mode_chosen) as prepared:
         vocabulary, stores, folder = prepared.vocabulary, prepared.stores, prepared.run.folder
         _agree(config, transport, vocabulary, stores)
+        config, prepared.decided = defaults.lead(config, transport, own, vocabulary, stores, prepared.saved, prepared.initial)
         make = maker(config, own, vocabulary, stores)
         if advisers is not None and config.mode == AUTO:
             adviser = advisers(config, vocabulary, stores)
@@ -146,6 +147,7 @@ def _follow(config: Config, transport: Transport, overwrite: bool, advisers: Adv
         if first == transport.rank and transport.nodes[rank] == transport.nodes[first]:
             transport.send(rank, Tag.HELLO, Message())
     transport.send(0, Tag.HELLO, from_json(_identity(config, stores)))
+    config = defaults.follow(config, transport, own, vocabulary, stores)
     make, auto = maker(config, own, vocabulary, stores), None
     if advisers is not None and config.mode == AUTO:
         auto = auto_mode.follow(config, transport, own, make, advisers(config, vocabulary, stores))

@@ -1,0 +1,257 @@
+"""Values that a configuration leaves open (`config.OPEN`): decided at the start by the device and the corpus, then saved.
+
+The number of training pairs decides the size of the model; that and the tokens of an update, how fast it learns.
+Precision and batch size are tried out on every rank; all ranks get the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from nmt_train import config as configuration
+from nmt_train import device
+from nmt_train.common.errors import UserError
+from nmt_train.config import Config, decided
+from nmt_train.corpus.batch import Batch
+from nmt_train.corpus.batches import Batches
+from nmt_train.corpus.store import Stores
+from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.model import SIZES
+from nmt_train.model.transformer import Transformer
+from nmt_train.modes.auto import AUTO
+from nmt_train.modes.resolve import resolve
+from nmt_train.run.checkpoint import Checkpoint
+from nmt_train.training.config_changes import kept
+from nmt_train.transport import Transport
+from nmt_train.transport.collective import broadcast, gather
+
+_PRESETS = ((50_000, "tiny"), (500_000, "small"))  # for corpora with fewer pairs; base for larger ones
+_CPU_TOKENS = 2048
+_VECTORS = 8  # of the size of the parameters that training may keep on a GPU: optimizer, running mean, residuals, buffers
+_MARGIN = 0.85  # share of a GPU's memory that the largest batch may need
+_FASTER = 1.05  # what bf16 must gain
+_SECONDS = 1.0  # for measuring each precision
+
+
+class Recipe(NamedTuple):
+    """How fast a preset learns. tokens: of an update, for which the rate was chosen. warmup: in updates."""
+
+    rate: float
+    warmup: int
+    tokens: int
+    source: str
+
+
+RECIPES = {
+    "tiny": Recipe(0.006, 400, 2048, "measured on Multi30k, docs/comparison.md"),
+    "small": Recipe(5e-4, 4000, 4096, "as fairseq's recipe for IWSLT"),
+    "base": Recipe(7e-4, 4000, 25_000, "Vaswani et al. 2017, 5.3"),
+    "big": Recipe(5e-4, 4000, 25_000, "Ott et al. 2018, 4.1"),
+}
+_RATES = {"adagrad": 0.02, "adadelta": 1.0}  # of optimizers to which the rates of Adam do not apply
+_ADAM = ("adam", "adamw")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """What a rank has found out. faster: how many times as fast a step is in bf16; tokens: the largest batch that fits."""
+
+    faster: float
+    tokens: int
+
+
+def lead(
+    config: Config, transport: Transport, own: torch.device, vocabulary: Vocabulary, stores: Stores,
+    saved: Checkpoint | None, initial: Checkpoint | None,
+) -> tuple[Config, list[str]]:  # fmt: skip
+    """Decide as rank 0, and tell the other ranks, which call `follow`; returns the configuration, and sentences for the log.
+
+    saved: the newest checkpoint of the run, whose values it keeps. initial: the one whose model a new run begins with.
+    """
+    before = config
+    config, said = _of_model(config, stores, saved, initial, small=own.type == "cpu")
+    _tell(transport, before, config)
+    if tries := _to_try(config):
+        tried = gather(transport, dataclasses.asdict(_try(config, own, vocabulary, stores, tries)))
+        config, sentences = with_device(config, [Tried(**its) for its in tried])
+        said += sentences
+    if config.undecided:
+        config, why = with_rate(config, stores, transport.nodes)
+        said.append(why)
+    _tell(transport, before, config)
+    return config, said
+
+
+def follow(config: Config, transport: Transport, own: torch.device, vocabulary: Vocabulary, stores: Stores) -> Config:
+    """Take part in what `lead` does, as another rank."""
+    first = decided(config, broadcast(transport, {}, "found")["found"])
+    if tries := _to_try(first):
+        gather(transport, dataclasses.asdict(_try(first, own, vocabulary, stores, tries)))
+    return decided(config, broadcast(transport, {}, "found")["found"])
+
+
+def without_device(
+    config: Config, stores: Stores, nodes: Sequence[int], saved: Checkpoint | None = None, initial: Checkpoint | None = None
+) -> Config:
+    """Decide everything as for a CPU without bf16, for simulations, whose results must not depend on this machine."""
+    config, _ = _of_model(config, stores, saved, initial, small=True)
+    config, _ = with_device(config, [Tried(faster=0.0, tokens=_CPU_TOKENS)])
+    return with_rate(config, stores, nodes)[0] if config.undecided else config
+
+
+def _tell(transport: Transport, before: Config, now: Config) -> None:
+    """Send the other ranks the values of all keys that were open before, and no longer are."""
+    values = configuration.flatten(configuration.plain(now))
+    names = [name for name in before.undecided if name not in now.undecided]
+    found = {name: values[name] for name in names}
+    if "model.preset" in names:
+        found |= {f"model.{size}": values[f"model.{size}"] for size in SIZES}
+    broadcast(transport, {"found": found})
+
+
+def _of_model(
+    config: Config, stores: Stores, saved: Checkpoint | None, initial: Checkpoint | None, small: bool
+) -> tuple[Config, list[str]]:
+    """Decide everything if there is a checkpoint to continue from, else the model.
+
+    small: at most preset small, because larger ones train for weeks on a CPU.
+    """
+    if saved is not None:
+        return kept(config, saved.facts["config"]), []
+    if initial is not None:
+        return kept(config, initial.facts["config"], ("model.preset",)), []
+    if "model.preset" not in config.undecided:
+        return config, []
+    pairs = sum(int(its["pairs"]) for its in stores.identity)
+    preset = next((preset for most, preset in _PRESETS if pairs < most), "small" if small else "base")
+    return decided(config, {"model.preset": preset}), [f"model.preset {preset}, for {pairs:,} pairs{' on a CPU' * small}"]
+
+
+def with_device(config: Config, tried: Sequence[Tried]) -> tuple[Config, list[str]]:
+    """The configuration with a precision and a batch size that suit all ranks, and sentences about them."""
+    found, said = dict[str, Any](), list[str]()
+    if "precision" in config.undecided:
+        faster = min(its.faster for its in tried)
+        found["precision"] = "bf16" if faster >= _FASTER else "fp32"
+        how = f"a step in bf16 is {faster:.1f} times as fast" if faster else "this device has no instructions for bf16"
+        said.append(f"precision {found['precision']}, because {how}")
+    if "batch.tokens" in config.undecided:
+        found["batch.tokens"] = min(its.tokens for its in tried)
+        said.append(f"batch.tokens {found['batch.tokens']:,}")
+    return decided(config, found), said
+
+
+def with_rate(config: Config, stores: Stores, nodes: Sequence[int]) -> tuple[Config, str]:
+    """The configuration with a learning rate and a warm-up for its preset and the target tokens of an update.
+
+    The rate grows with the square root of the tokens up to those of the recipe (measured with preset tiny, docs/comparison.md),
+    and with their fourth root from there (as from 25,000 to 400,000 tokens in Ott et al. 2018).
+    """
+    recipe, name, workers = RECIPES[config.model.preset], "adam", 1
+    if config.mode != AUTO:
+        plan = resolve(config, tuple(nodes))
+        name = plan.optimizer.name or name
+        workers = plan.workers if plan.synchronous and not plan.local_steps else 1
+    tokens = _tokens(config, stores) * config.batch.accumulate * workers
+    share = tokens / recipe.tokens
+    rate = (
+        recipe.rate * share ** (0.5 if share < 1 else 0.25)
+        if name in _ADAM
+        else _RATES.get(name, config.optimizer.learning_rate)
+    )
+    found = {"optimizer.learning_rate": float(f"{rate:.2g}"), "optimizer.warmup": recipe.warmup}
+    found = {key: value for key, value in found.items() if key in config.undecided}
+    listed = ", ".join(f"{key} {value:g}" for key, value in found.items())
+    return decided(
+        config, found
+    ), f"{listed}, for preset {config.model.preset} and {tokens:,.0f} tokens per update ({recipe.source})"
+
+
+def _tokens(config: Config, stores: Stores) -> float:
+    """Target tokens of a batch, about."""
+    if config.batch.sentences is None:
+        return config.batch.tokens
+    lengths = np.concatenate([target for _, target in stores.lengths()])
+    return config.batch.sentences * float(np.minimum(lengths, config.corpus.max_length).mean() + 1)
+
+
+def _to_try(config: Config) -> set[str]:
+    return {"precision", "batch.tokens"} & set(config.undecided)
+
+
+def _try(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Stores, wanted: set[str]) -> Tried:
+    """Try what is wanted on this device, with a model of the configured size. Raises UserError if no batch fits."""
+    faster, tokens = 0.0, _CPU_TOKENS
+    model: Any = None
+
+    def step(batch: Batch, precision: str) -> None:
+        nonlocal model
+        if model is None:
+            model = Transformer(config.model, len(vocabulary)).to(own).train()
+        with device.autocast(own, precision):
+            loss = model.loss(batch.to(own))
+        loss.backward()
+
+    def largest(tokens: int) -> Batch:
+        batch = dataclasses.replace(config.batch, tokens=tokens)
+        return Batches(stores, config.corpus, batch, vocabulary, config.seed).largest()
+
+    if "precision" in wanted and device.has_bf16(own):
+        batch = largest(max(_CPU_TOKENS, config.corpus.max_length + 1))
+        slow, quick = (_seconds(partial(step, batch, precision), own) for precision in ("fp32", "bf16"))
+        faster = slow / quick
+    if "batch.tokens" in wanted and own.type == "cuda":
+        precision = "bf16" if faster >= _FASTER or config.precision == "bf16" else "fp32"
+        least, most = config.corpus.max_length + 1, RECIPES[config.model.preset].tokens
+        step(largest(least), precision)  # makes the model
+        reserved = 4 * _VECTORS * sum(parameter.numel() for parameter in model.parameters())
+        memory = device.memory(own, config.devices, 1) * _MARGIN - reserved
+        tokens = fit(lambda size: device.peak(own, partial(step, largest(size), precision)), least, most, memory)
+        if not tokens:
+            raise UserError(
+                f"batch.tokens: not even a batch of {least} target tokens fits {device.described(own)}; choose a smaller"
+                " model.preset, or lower corpus.max_length"
+            )
+    if model is not None:
+        model = None
+        device.release()
+    return Tried(faster, tokens)
+
+
+def fit(needs: Callable[[int], float], least: int, most: int, memory: float) -> int:
+    """The largest batch, of `least` to `most` target tokens, that needs no more than `memory` bytes; 0 if none does.
+
+    needs: the bytes that a step takes with the largest batch of this many tokens; infinite if there are too few. Halves the
+    size until a step fits, then takes the size that fits on the line through what two sizes need.
+    """
+    tokens = most = max(least, most)
+    while (taken := needs(tokens)) > memory:
+        if tokens == least:
+            return 0
+        tokens = max(least, tokens // 2)
+    if tokens in (least, most):
+        return tokens
+    smaller = max(least, tokens // 2)
+    slope = (taken - needs(smaller)) / max(1, tokens - smaller)
+    return min(2 * tokens, int(tokens + (memory - taken) / slope)) if slope > 0 else tokens
+
+
+def _seconds(step: Callable[[], None], own: torch.device) -> float:
+    """Of the fastest of some steps after the first; stops when there was time for them."""
+    settle = device.settle(own) or (lambda: None)
+    step()
+    settle()
+    times, end = list[float](), time.perf_counter() + _SECONDS
+    while len(times) < 2 or (time.perf_counter() < end and len(times) < 20):
+        start = time.perf_counter()
+        step()
+        settle()
+        times.append(time.perf_counter() - start)
+    return min(times)

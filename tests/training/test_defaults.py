@@ -1,0 +1,189 @@
+"""Values that a configuration leaves open are decided by the device and the corpus, once for a run, and alike on all ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Make, small
+from virtual import cluster, engine, together
+from written import last
+
+from nmt_train import config as configuration
+from nmt_train.common.errors import UserError
+from nmt_train.config import OPEN, Config, plain
+from nmt_train.corpus.store import open_stores
+from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.model import PRESETS
+from nmt_train.run.checkpoint import Checkpoint
+from nmt_train.simulation.simulate import simulate
+from nmt_train.simulation.virtual_transport import VirtualTransport
+from nmt_train.training import defaults
+from nmt_train.training.config_changes import differences
+from nmt_train.training.defaults import RECIPES, Tried, fit, follow, lead, with_device, with_rate, without_device
+from nmt_train.training.start import start
+
+CPU = torch.device("cpu")
+
+
+def bare(demo: Path, **more: Any) -> Config:
+    """A run that gives nothing of what can be decided."""
+    values = small(demo, demo / "run")
+    given = {key: values[key] for key in ("run", "corpus", "stop", "validation")}
+    return configuration.validate({**given, **more}, {})
+
+
+def pairs(number: int) -> Any:
+    """A corpus of this many pairs, whose targets have 9 pieces each."""
+    return SimpleNamespace(identity=[{"pairs": number}], lengths=lambda: [(np.full(4, 9), np.full(4, 9))])
+
+
+def test_without_a_value_or_with_auto_all_keys_are_open(demo: Path) -> None:
+    assert bare(demo).undecided == OPEN
+    auto = {"precision": "auto", "batch": {"tokens": "auto"}, "model": {"preset": "auto"}}
+    config = bare(demo, **auto, optimizer={"learning_rate": "auto", "warmup": "auto"})
+    assert config == bare(demo)
+    assert configuration.validate(plain(config), {}) == config
+    assert "preset: auto" in configuration.to_yaml(config)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"precision": "fp32"}, "precision"), ({"batch": {"sentences": 64}}, "batch.tokens"),
+        ({"model": {"dim": 64}}, "model.preset"),
+        ({"model": {"preset": "small"}}, "model.preset"), ({"optimizer": {"warmup": 0}}, "optimizer.warmup"),
+    ],
+)  # fmt: skip
+def test_what_is_given_is_not_open(demo: Path, given: dict[str, Any], name: str) -> None:
+    assert set(bare(demo, **given).undecided) == set(OPEN) - {name}
+
+
+def test_a_size_beside_preset_auto_is_refused(demo: Path) -> None:
+    with pytest.raises(UserError, match="model.preset auto would replace model.dim; remove one of the two"):
+        bare(demo, model={"preset": "auto", "dim": 64})
+
+
+@pytest.mark.parametrize(
+    ("number", "device", "preset"),
+    [(29_000, "cpu", "tiny"), (200_000, "cpu", "small"), (5_000_000, "cpu", "small"), (5_000_000, "cuda", "base")],
+)
+def test_the_preset_is_decided_by_the_size_of_the_corpus(demo: Path, number: int, device: str, preset: str) -> None:
+    config, said = defaults._of_model(bare(demo), pairs(number), None, None, small=device == "cpu")
+    assert {key: plain(config)["model"][key] for key in PRESETS[preset]} == PRESETS[preset]
+    assert f"model.preset {preset}, for {number:,} pairs" in said[0]
+
+
+@pytest.mark.parametrize(("faster", "precision"), [((2.0, 1.5), "bf16"), ((2.0, 1.0), "fp32"), ((0.0,), "fp32")])
+def test_precision_is_what_is_faster_on_all_ranks(demo: Path, faster: Sequence[float], precision: str) -> None:
+    config, said = with_device(bare(demo), [Tried(its, 4000 - number) for number, its in enumerate(faster)])
+    assert config.precision == precision
+    assert config.batch.tokens == 4000 - len(faster) + 1  # what fits all
+    assert said[0].startswith(f"precision {precision}, because")
+
+
+@pytest.mark.parametrize(
+    ("preset", "tokens", "accumulate", "rate"),
+    [("base", 25_000, 1, 7e-4), ("base", 25_000, 16, 1.4e-3), ("base", 6250, 1, 3.5e-4), ("tiny", 512, 4, 6e-3)],
+)
+def test_the_rate_grows_with_the_tokens_of_an_update(
+    demo: Path, preset: str, tokens: int, accumulate: int, rate: float
+) -> None:
+    config = bare(demo, model={"preset": preset}, batch={"tokens": tokens, "accumulate": accumulate}, mode="single")
+    config, said = with_rate(config, pairs(100), (0,))
+    assert config.optimizer.learning_rate == pytest.approx(rate)
+    assert config.optimizer.warmup == RECIPES[preset].warmup
+    assert f"preset {preset} and {tokens * accumulate:,} tokens per update" in said
+
+
+@pytest.mark.parametrize(("mode", "tokens"), [("sync", 4 * 640), ("vanilla", 640), ("local-sgd", 640)])
+def test_only_workers_that_share_an_update_make_it_larger(demo: Path, mode: str, tokens: int) -> None:
+    config = bare(demo, model={"preset": "tiny"}, batch={"sentences": 64}, mode=mode)
+    assert f"and {tokens:,} tokens per update" in with_rate(config, pairs(100), (0, 1, 2, 3))[1]
+
+
+def test_rates_of_other_optimizers_are_their_own(demo: Path) -> None:
+    config = bare(demo, model={"preset": "tiny"}, batch={"tokens": 2048}, mode="downpour")
+    assert with_rate(config, pairs(100), (0, 1))[0].optimizer.learning_rate == 0.02
+
+
+@pytest.mark.parametrize(
+    ("each", "memory", "found"), [(1.0, 1e9, 4096), (100.0, 204_900.0, 2049), (100.0, 15_000.0, 150), (100.0, 9000.0, 0)]
+)
+def test_the_largest_batch_that_fits(each: float, memory: float, found: int) -> None:
+    """A step needs 0 bytes and `each` for every token; where there is less than 1.5 times of the memory, it fails."""
+    tried = []
+
+    def needs(tokens: int) -> float:
+        tried.append(tokens)
+        return tokens * each if tokens * each < 1.5 * memory else math.inf
+
+    assert fit(needs, 101, 4096, memory) == found
+    assert len(tried) <= 8
+
+
+def saved(config: Config) -> Checkpoint:
+    return SimpleNamespace(facts={"config": plain(config)})  # type: ignore[return-value]
+
+
+def test_a_run_that_has_begun_keeps_what_was_decided(demo: Path) -> None:
+    values = {"precision": "bf16", "model.preset": "base", "optimizer.learning_rate": 0.5}
+    before = configuration.decided(bare(demo, batch={"tokens": 333}, optimizer={"warmup": 7}), values)
+    assert differences(plain(before), bare(demo)) == []
+    assert without_device(bare(demo), pairs(100), (0,), saved(before)) == before
+    other = bare(demo, model={"preset": "small"})
+    assert "model.dim was 512, now 256" in differences(plain(before), other)
+
+
+def test_a_new_run_has_the_model_that_init_names(demo: Path) -> None:
+    initial = bare(demo, model={"preset": "base", "ffn_dim": 96})
+    config = without_device(bare(demo), pairs(100), (0,), initial=saved(initial))
+    assert (config.model.preset, config.model.dim, config.model.ffn_dim) == ("base", 512, 96)
+    assert config.undecided == ()
+
+
+def test_all_ranks_get_the_same(demo: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = bare(demo, mode="sync")
+    stores = open_stores(config.corpus, vocabulary, demo / "store")
+    monkeypatch.setattr(defaults, "_try", lambda *given: Tried(faster=2.0, tokens=next(sizes)))
+    sizes = iter((3000, 2000, 2500))
+
+    def one(transport: VirtualTransport) -> Config:
+        if transport.rank:
+            return follow(config, transport, CPU, vocabulary, stores)
+        return lead(config, transport, CPU, vocabulary, stores, None, None)[0]
+
+    found = together(engine([1, 1, 1]), *[one] * 3)
+    assert found[0] == found[1] == found[2]
+    assert (found[0].precision, found[0].batch.tokens, found[0].undecided) == ("bf16", 2000, ())
+
+
+@pytest.mark.slow
+def test_a_bare_configuration_trains_and_resumes_and_says_what_was_decided(make: Make, demo: Path, tmp_path: Path) -> None:
+    config = replace(bare(demo, stop={"after": "2u"}, devices="cpu", threads=1), run=str(tmp_path / "run"))
+    assert start(config, force=False, overwrite=False) == 0
+    written = configuration.load([str(tmp_path / "run" / "config.yml")], {})
+    assert written.undecided == ()
+    log = (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
+    for said in ("model.preset tiny", f"precision {written.precision}", "batch.tokens 2,048", "optimizer.learning_rate 0.006"):
+        assert f"decided: {said}" in log
+    longer = replace(
+        config, stop=replace(config.stop, after=configuration.validate(plain(make(stop__after="3u")), {}).stop.after)
+    )
+    assert start(longer, force=False, overwrite=False) == 0
+    assert last(config).facts["progress"]["updates"] == 3
+
+
+@pytest.mark.slow
+def test_a_simulated_run_does_not_depend_on_this_machine(demo: Path, tmp_path: Path) -> None:
+    config = replace(bare(demo, stop={"after": "2u"}, mode="sync", threads=1), run=str(tmp_path / "run"))
+    assert simulate(config, cluster([1, 1]), False, False) == 0
+    written = configuration.load([str(tmp_path / "run" / "config.yml")], {})
+    assert (written.precision, written.batch.tokens, written.model.preset) == ("fp32", 2048, "tiny")
