@@ -80,9 +80,10 @@ class SurvivorState:
     def owed(self, newest: int) -> WorkerState:
         """The state to continue with: without what an update of another rank includes.
 
-        newest: the highest number of updates that any rank knows of.
+        newest: the highest number of updates that any rank knows of. This survivor keeps its own until all train again, because
+        the recovery may be interrupted after a worker has loaded, and cleared, what this returns.
         """
-        return self.worker_state.plus(self.in_doubt) if self.updates == newest else self.worker_state
+        return self.worker_state.plus(self.in_doubt if self.updates == newest else WorkerState())
 
     def forget(self) -> None:
         """Free the memory. Called once all surviving ranks train again."""

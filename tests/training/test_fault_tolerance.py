@@ -138,7 +138,7 @@ def test_nothing_is_lost_beyond_what_is_said_and_nothing_applied_that_was_not_tr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", sorted({*SEEDS, 38}))
 def test_center_and_workers_of_easgd_together_contain_no_batch_more_often_than_it_was_trained(make: Make, seed: int) -> None:
     """What a worker adds to the center is taken from the worker, so that their sum contains every gradient once.
 
@@ -379,6 +379,17 @@ def test_a_residual_is_not_applied_again_if_another_rank_has_completed_an_update
     state.worker_state, state.in_doubt = WorkerState(), residual
     assert state.owed(newest=4).residual is not None
     assert state.owed(newest=5).residual is None
+
+
+@pytest.mark.parametrize("newest", [4, 5], ids=["without another's update", "with one"])
+def test_what_a_survivor_owes_outlives_a_worker_that_has_loaded_it(newest: int) -> None:
+    """A worker clears what it has loaded; then other ranks may end before all train again, and the survivor loads it once more."""
+    kept = WorkerState(residual=torch.ones(2), own={"elastic_parameters": torch.ones(2)})
+    state = recover.SurvivorState([0], 0, [], None, 0, 0, {}, None, worker_state=kept, updates=4)  # type: ignore[arg-type]
+    state.owed(newest).clear()
+    again = state.owed(newest)
+    assert again.residual is not None
+    assert again.own
 
 
 @pytest.mark.parametrize(
