@@ -383,7 +383,7 @@ def test_a_residual_is_not_applied_again_if_another_rank_has_completed_an_update
 
 @pytest.mark.parametrize("newest", [4, 5], ids=["without another's update", "with one"])
 def test_what_a_survivor_owes_outlives_a_worker_that_has_loaded_it(newest: int) -> None:
-    """A worker clears what it has loaded; then other ranks may end before all train again, and the survivor loads it once more."""
+    """A worker clears what it has loaded. Then other ranks may end before all train again, so that it is loaded once more."""
     kept = WorkerState(residual=torch.ones(2), own={"elastic_parameters": torch.ones(2)})
     state = recover.SurvivorState([0], 0, [], None, 0, 0, {}, None, worker_state=kept, updates=4)  # type: ignore[arg-type]
     state.owed(newest).clear()
