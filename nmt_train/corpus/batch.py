@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,16 +41,19 @@ class Batch:
     def __len__(self) -> int:
         return len(self.source)
 
+    def pinned(self) -> Batch:
+        """Return the same batch in memory from which a GPU can copy while the CPU goes on."""
+        return self._each(Tensor.pin_memory)
+
     def to(self, device: torch.device) -> Batch:
         """Return the same batch with its tensors on `device`."""
         if device.type == "cpu":
             return self
-        moved = {
-            name: value.pin_memory().to(device, non_blocking=True)
-            for name, value in vars(self).items()
-            if isinstance(value, Tensor)
-        }
-        return Batch(**{**vars(self), **moved})
+        return self._each(lambda tensor: (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        changed = {name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return Batch(**{**vars(self), **changed})
 
 
 class Turn(NamedTuple):
@@ -63,19 +67,21 @@ class Turn(NamedTuple):
     last: bool
     epochs: float = 0.0
 
+    def pinned(self) -> Turn:
+        """The same with its batch, if any, in memory from which a GPU can copy while the CPU goes on."""
+        return self if self.batch is None else self._replace(batch=self.batch.pinned())
+
 
 def assemble(source: list[np.ndarray], target: list[np.ndarray], pairs: tuple[int, ...] = ()) -> Batch:
     """Pad sentences (ids without begin or end) into a `Batch`."""
-    source_ids = pad([np.append(ids, END) for ids in source])
-    target_in = pad([np.concatenate(([BEGIN], ids)) for ids in target])
-    target_out = pad([np.append(ids, END) for ids in target])
-    source_filled, filled = source_ids != PAD, target_out != PAD
+    filled = _filled(target)
+    source_filled = _filled(source)
     return Batch(
-        source=source_ids,
-        source_mask=padding_mask(source_ids),
-        target_in=target_in,
-        target_out=target_out,
-        target_filled=None if filled.all() else filled.flatten().nonzero().flatten(),
+        source=pad(source),
+        source_mask=_mask(~source_filled),
+        target_in=pad(target, begins=True),
+        target_out=pad(target),
+        target_filled=None if filled.all() else torch.from_numpy(np.flatnonzero(filled)),
         source_tokens=int(source_filled.sum()),
         target_tokens=int(filled.sum()),
         pairs=pairs,
@@ -91,17 +97,36 @@ def fitting(longest: int, tokens: int) -> int:
     return max(1, int(tokens / (longest * max(1.0, longest / _ORDINARY))))
 
 
-def pad(sentences: list[np.ndarray]) -> Tensor:
-    """Return the ids as an int64 tensor (sentences, longest), padded with PAD on the right."""
-    ids = np.full((len(sentences), max(map(len, sentences))), PAD, dtype=np.int64)
-    for row, sentence in zip(ids, sentences, strict=True):
-        row[: len(sentence)] = sentence
+def pad(sentences: list[np.ndarray], begins: bool = False) -> Tensor:
+    """Return sentences (ids without begin or end) as an int64 tensor (sentences, longest + 1), padded with PAD on the right.
+
+    begins: whether BEGIN comes before each sentence; else END comes after it.
+    """
+    filled = _filled(sentences)
+    ids = np.full(filled.shape, PAD, dtype=np.int64)
+    longest = filled.shape[1] - 1
+    ids[:, begins : longest + begins][filled[:, 1:]] = np.concatenate(sentences)
+    if begins:
+        ids[:, 0] = BEGIN
+    else:
+        ids[np.arange(len(sentences)), filled.sum(1) - 1] = END
     return torch.from_numpy(ids)
+
+
+def _filled(sentences: list[np.ndarray]) -> np.ndarray:
+    """Where sentences with one more id than they have are not padding (sentences, longest + 1)."""
+    lengths = np.fromiter(map(len, sentences), np.int64, len(sentences)) + 1
+    filled: np.ndarray = np.arange(lengths.max()) < lengths[:, None]
+    return filled
 
 
 def padding_mask(ids: Tensor) -> Tensor | None:
     """Return (sentences, 1, 1, length): -inf where `ids` (sentences, length) is padding, else 0; None without padding."""
-    padding = ids == PAD
+    return _mask((ids == PAD).numpy())
+
+
+def _mask(padding: np.ndarray) -> Tensor | None:
+    """`padding_mask` of the places of padding (sentences, length)."""
     if not padding.any():
         return None
-    return torch.zeros(ids.shape).masked_fill_(padding, -math.inf)[:, None, None, :]
+    return torch.from_numpy(np.where(padding, np.float32(-math.inf), np.float32(0)))[:, None, None, :]

@@ -247,7 +247,7 @@ class Batches:
         return cuts
 
     def _assemble(self, pairs: np.ndarray, seed: list[int]) -> Batch:
-        source, target = map(list, zip(*(self.stores[pair] for pair in pairs), strict=True))
+        source, target = self.stores.rows(pairs)
         random = np.random.default_rng(seed)
         if any(self._noise):
             for row, pair in enumerate(pairs):
@@ -257,7 +257,7 @@ class Batches:
                 [np.array(self._vocabulary.resample(ids, self._sampling, _CANDIDATES, random)) for ids in side]
                 for side in (source, target)
             )
-        batch = assemble(source, target, tuple(int(pair) for pair in pairs))
+        batch = assemble(source, target, tuple(pairs.tolist()))
         if self.stores.weighted:
             batch = replace(batch, weights=torch.tensor([self.stores.weight(pair) for pair in pairs]))
         return batch

@@ -46,6 +46,11 @@ class Side:
         ids: np.ndarray = self.tokens[self.offsets[pair] : self.offsets[pair + 1]]
         return ids
 
+    def rows(self, pairs: np.ndarray) -> list[np.ndarray]:
+        """The ids of several sentences."""
+        places = zip(self.offsets[pairs].tolist(), self.offsets[pairs + 1].tolist(), strict=True)
+        return [self.tokens[start:end] for start, end in places]
+
     @property
     def lengths(self) -> np.ndarray:
         """The number of pieces of each sentence (pairs,)."""
@@ -92,6 +97,14 @@ class Stores:
         store, tag = self._stores[number], self.tags[number]
         source = store.source[line - 1]
         return (np.concatenate([tag, source]) if len(tag) and len(source) else source), store.target[line - 1]
+
+    def rows(self, pairs: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The sources, with their tags, and the targets of several pairs."""
+        if len(self._stores) == 1 and not len(self.tags[0]):  # the usual case, without a search for every pair
+            store = self._stores[0]
+            return store.source.rows(pairs), store.target.rows(pairs)
+        sources, targets = zip(*(self[pair] for pair in pairs), strict=True)
+        return list(sources), list(targets)
 
     def weight(self, pair: int) -> float:
         """The weight of a pair in the cost."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from nmt_train.common.errors import NotFinite
 from nmt_train.corpus.batch import fitting, pad, padding_mask
-from nmt_train.corpus.vocabulary import END, Vocabulary
+from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.model.beam_search import Hypothesis, SearchConfig, search
 from nmt_train.model.ensemble import Ensemble
 from nmt_train.model.transformer import Transformer
@@ -68,7 +68,7 @@ class Translator:
         try:
             for group in self._groups(sources):
                 between()
-                ids = pad([np.append(sources[i][: self._longest - 1], END).astype(np.int64) for i in group])
+                ids = pad([sources[i][: self._longest - 1] for i in group])
                 mask = padding_mask(ids)
                 found = search(self.model, ids.to(device), None if mask is None else mask.to(device), self.config)
                 if not all(found):

@@ -16,6 +16,7 @@ from nmt_train import device
 from nmt_train.common.duration import Duration
 from nmt_train.common.errors import NotFinite
 from nmt_train.config import Config
+from nmt_train.corpus.ahead import Ahead
 from nmt_train.corpus.batch import Batch, Turn
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.modes.build import build
@@ -231,7 +232,8 @@ class Worker:
         self.assignments += 1
         most = self.strategy.max_in_flight + MOST_UNACKNOWLEDGED + 1
         self._positions = deque([(self._here(), self._trained)], most)
-        self._stream = self.batches.stream(data_shard, position)
+        stream = self.batches.stream(data_shard, position)
+        self._stream = Ahead(stream, Turn.pinned) if self.device.type == "cuda" else stream
 
     def measured(self) -> dict[str, Any]:
         """Running totals since this start, as JSON. (`progress` counts the target tokens.)

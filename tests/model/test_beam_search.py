@@ -36,7 +36,7 @@ def model() -> Transformer:
 
 def sources(*lengths: int) -> torch.Tensor:
     random = np.random.default_rng(3)
-    return pad([np.append(random.choice(WORDS, size=length), END) for length in lengths])
+    return pad([random.choice(WORDS, size=length) for length in lengths])
 
 
 def log_probability(model: Transformer, source: torch.Tensor, words: tuple[int, ...]) -> float:
