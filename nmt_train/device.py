@@ -181,7 +181,7 @@ def slow_precision(own: torch.device, precision: str) -> str:
 
 
 def compiled(function: Callable[..., Tensor], own: torch.device) -> Callable[..., Tensor]:
-    """Compile a function with torch.compile for dynamic shapes; raise UserError if the C or C++ compiler is missing."""
+    """Compile a function with torch.compile for any shapes; raise UserError if the C or C++ compiler is missing."""
     names = ("gcc", "clang", "cc") if own.type == "cuda" else ("g++", "clang++", "c++")
     given = os.environ.get("CC" if own.type == "cuda" else "CXX")
     if not any(map(shutil.which, (given,) if given else names)):

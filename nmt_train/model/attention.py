@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,20 +11,29 @@ from torch import Tensor, nn
 from nmt_train.model.dropout import dropout
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop: float) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop: float, causal: bool = False) -> Tensor:
     """Return softmax(query key^T / sqrt(dim) + mask) value; query, key and value are (batch, heads, length, dim).
 
     mask: broadcast to (batch, heads, query length, key length). drop: the probability that an attention weight is dropped.
-    On the CPU, three plain operations are faster for short sentences than torch's fused kernel (four times in bfloat16).
+    causal: no position attends to later ones. On the CPU, a few plain operations are faster for short sentences than torch's
+    fused kernel (four times in bfloat16).
     """
     if query.device.type != "cpu":
-        mask = None if mask is None else mask.to(query.dtype)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=drop)
+        return fused(query, key, value, mask, drop, causal)
+    if causal:
+        length = query.shape[2]
+        mask = torch.full((length, length), -math.inf).triu_(1)
     with torch.autocast("cpu", enabled=False):  # autocast would convert the scores to fp32 and back for the softmax
         scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
         if mask is not None:
             scores += mask.to(scores.dtype)
         return dropout(torch.softmax(scores, dim=-1), drop, training=True) @ value
+
+
+def fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop: float, causal: bool) -> Tensor:
+    """`attend` by torch's fused kernels; the fastest of them takes `causal`, but no mask."""
+    mask = None if mask is None else mask.to(query.dtype)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=drop, is_causal=causal)
 
 
 class Attention(nn.Module):
@@ -38,14 +49,14 @@ class Attention(nn.Module):
             self.query_key_value = nn.Linear(dim, 3 * dim)
         self.output = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, memory: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, memory: tuple[Tensor, Tensor] | None, mask: Tensor | None, causal: bool = False) -> Tensor:
         """Let `x` (batch, length, dim) attend to itself or to `memory` (see `project_memory`); return (batch, length, dim)."""
         if self.cross:
             assert memory is not None
             query, (key, value) = self._split(self.query(x), 1)[0], memory
         else:
             query, key, value = self._split(self.query_key_value(x), 3)
-        return self._finish(query, key, value, mask)
+        return self._finish(query, key, value, mask, causal)
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values (batch, heads, length, dim / heads) of the encoder output (batch, length, dim)."""
@@ -62,8 +73,8 @@ class Attention(nn.Module):
             key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
         return self._finish(query, key, value, None), (key, value)
 
-    def _finish(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        context = attend(query, key, value, mask, self.drop if self.training else 0.0)
+    def _finish(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
+        context = attend(query, key, value, mask, self.drop if self.training else 0.0, causal)
         return self.output(context.transpose(1, 2).flatten(2))
 
     def _split(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +17,6 @@ from nmt_train.model import ModelConfig
 from nmt_train.model.attention import Attention
 from nmt_train.model.dropout import drop_words, dropout
 from nmt_train.model.loss import cross_entropy, log_probabilities, smoothed_cross_entropy
-
-States = Callable[[Tensor, Tensor | None, Tensor], Tensor]
 
 
 class FeedForward(nn.Module):
@@ -72,9 +71,10 @@ class DecoderLayer(nn.Module):
         self.ffn = FeedForward(config)
         self.ffn_residual = Residual(config)
 
-    def forward(self, x: Tensor, causal: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        x = self.attention_residual(x, lambda y: self.attention(y, None, causal))
-        x = self.cross_residual(x, lambda y: self.cross(y, memory, mask))
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
+        x = self.attention_residual(x, lambda y: self.attention(y, None, None, causal=True))
+        keys_values = self.cross.project_memory(memory)
+        x = self.cross_residual(x, lambda y: self.cross(y, keys_values, mask))
         return self.ffn_residual(x, self.ffn)
 
 
@@ -119,7 +119,8 @@ class Transformer(nn.Module):
         final = nn.LayerNorm if config.norm == "pre" else nn.Identity
         self.encoder_norm, self.decoder_norm = final(config.dim), final(config.dim)
         self._positions = torch.empty(0)
-        self._states: States = self.states
+        # What computes a layer of each kind in training: its own method, or a compiled version of it that all layers share.
+        self._trains: tuple[Any, Any] = (EncoderLayer.forward, DecoderLayer.forward)
         self._lookups: Tensor | None = None  # a view of the output layer's matrix, with its own gradient
         self._initialize()
 
@@ -149,16 +150,16 @@ class Transformer(nn.Module):
         self._lookups = self.output_matrix.detach().requires_grad_()
         self._lookups.grad = gradient
 
-    def train_by(self, states: States) -> None:
-        """Make the loss call another version of `states`, such as a compiled one."""
-        self._states = states
+    def compile_layers(self, compiled: Callable[[Any], Any]) -> None:
+        """In training, call a compiled version of one encoder layer, and of one decoder layer, for all of them."""
+        self._trains = compiled(EncoderLayer.forward), compiled(DecoderLayer.forward)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the training objective: the mean label-smoothed cross-entropy per target token, an fp32 scalar.
 
         With weights, each sentence's part of the sum is multiplied by its weight; the number of tokens is not.
         """
-        hidden, labels = self._hidden(batch, self._states)
+        hidden, labels = self._hidden(batch)
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         weights = None if batch.weights is None else batch.weights[_sentence_of_pieces(batch)]
@@ -168,12 +169,12 @@ class Transformer(nn.Module):
 
     def cross_entropy(self, batch: Batch) -> Tensor:
         """Return the validation measure: the sum of -log p over target tokens without label smoothing, an fp32 scalar."""
-        hidden, labels = self._hidden(batch, self.states)
+        hidden, labels = self._hidden(batch)
         return cross_entropy(hidden, self.output_matrix, self.output_bias, labels)
 
     def log_probabilities(self, batch: Batch) -> Tensor:
         """Return log p of each sentence's target, END included (sentences,), fp32."""
-        hidden, labels = self._hidden(batch, self.states)
+        hidden, labels = self._hidden(batch)
         pieces = log_probabilities(hidden, self.output_matrix, self.output_bias, labels)
         return pieces.new_zeros(len(batch)).index_add_(0, _sentence_of_pieces(batch), pieces)
 
@@ -181,9 +182,9 @@ class Transformer(nn.Module):
         """Return the decoder output (batch, target, dim) for the ids of both sides; shapes as for `encode` and `decode`."""
         return self.decode(target, self.encode(source, mask), mask)
 
-    def _hidden(self, batch: Batch, states: States) -> tuple[Tensor, Tensor]:
+    def _hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the decoder output (target tokens, dim) and the labels (target tokens,) without padding."""
-        x = states(batch.source, batch.source_mask, batch.target_in)
+        x = self.states(batch.source, batch.source_mask, batch.target_in)
         if batch.target_filled is None:
             return x.flatten(0, 1), batch.target_out.flatten()
         return x.flatten(0, 1)[batch.target_filled], batch.target_out.flatten()[batch.target_filled]
@@ -191,17 +192,17 @@ class Transformer(nn.Module):
     def encode(self, source: Tensor, mask: Tensor | None) -> Tensor:
         """Encode ids (batch, source) to (batch, source, dim); `mask` (batch, 1, 1, source) is added to attention scores."""
         x = self._embed(source, self.source_matrix, 0, self.config.dropout_source_words)
+        forward = self._trains[0] if self.training else EncoderLayer.forward
         for layer in self.encoder:
-            x = layer(x, mask)
+            x = forward(layer, x, mask)
         return self.encoder_norm(x)
 
     def decode(self, target: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
         """Decode ids (batch, target) to (batch, target, dim); each position attends to itself and to earlier positions."""
         x = self._embed(target, self.target_embedding, 0, self.config.dropout_target_words)
-        length = target.shape[1]
-        causal = torch.full((length, length), -math.inf, device=target.device).triu_(1)
+        forward = self._trains[1] if self.training else DecoderLayer.forward
         for layer in self.decoder:
-            x = layer(x, causal, layer.cross.project_memory(memory), mask)
+            x = forward(layer, x, memory, mask)
         return self.decoder_norm(x)
 
     def start(self, source: Tensor, mask: Tensor | None) -> DecoderState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -123,7 +124,7 @@ def maker(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Sto
         torch.manual_seed(config.seed)
         model = Transformer(config.model, len(vocabulary)).to(own)
         if config.compile:
-            model.train_by(device.compiled(model.states, own))
+            model.compile_layers(partial(device.compiled, own=own))
         if transport.rank:
             torch.manual_seed(config.seed + 0x9E3779B9 * transport.rank)  # every worker draws different dropout masks
         return Worker(config, transport, model, batches)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from nmt_train import device
 from nmt_train.common.errors import UserError
 from nmt_train.corpus.batch import Batch, assemble
 from nmt_train.model import PRESETS, ModelConfig
-from nmt_train.model.attention import Attention, attend
+from nmt_train.model.attention import Attention, attend, fused
 from nmt_train.model.dropout import drop_words, dropout
 from nmt_train.model.transformer import Transformer
 
@@ -58,6 +59,13 @@ def test_attention_is_what_the_paper_writes() -> None:
     mask = torch.zeros(2, 1, 3, 5)
     mask[1, :, :, 3:] = -math.inf
     torch.testing.assert_close(attend(query, key, value, mask, 0.0), by_hand(query, key, value, mask))
+
+
+@pytest.mark.parametrize("way", [attend, fused])
+def test_a_causal_position_attends_to_itself_and_earlier_ones(way: Any) -> None:
+    query, key, value = (torch.randn(2, 2, 4, 3) for _ in range(3))
+    later = torch.full((4, 4), -math.inf).triu_(1)
+    torch.testing.assert_close(way(query, key, value, None, 0.0, causal=True), attend(query, key, value, later, 0.0))
 
 
 def test_self_attention_splits_its_fused_projection_into_queries_keys_and_values() -> None:
@@ -185,21 +193,28 @@ def test_bfloat16_loss_and_gradient_are_near_those_of_fp32() -> None:
 
 
 @pytest.mark.slow
-def test_a_compiled_version_has_the_same_loss_gradients_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_compiled_layer_of_each_kind_serves_all_layers_and_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch traces it; what it then makes of that takes minutes, and is measured by scripts/check_gpu."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    graphs = []
+
+    def trace(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=trace))
     monkeypatch.setattr(device.shutil, "which", lambda name: name)
-    plain, traced = model(), model()
+    plain, traced = model(encoder_layers=3, decoder_layers=2), model(encoder_layers=3, decoder_layers=2)
     lookups = [torch.zeros_like(its.target_embedding.data) for its in (plain, traced)]
     for its, gradient in zip((plain, traced), lookups, strict=True):
         its.separate_lookups(gradient)
-    traced.train_by(device.compiled(traced.states, torch.device("cpu")))
-    for lengths in ([5, 3, 7], [4, 4], [6, 2, 2, 3]):
+    traced.compile_layers(partial(device.compiled, own=torch.device("cpu")))
+    for lengths in ([5, 3, 7], [4, 3], [6, 2, 2, 3], [9, 8, 1, 1, 5]):
         batch = assemble(sentences(*lengths), sentences(*lengths, seed=1))
         losses = [its.loss(batch) for its in (plain, traced)]
         torch.testing.assert_close(losses[1], losses[0])
         for loss in losses:
             loss.backward()
+    assert len(graphs) == 2
     assert [name for name, _ in traced.named_parameters()] == [name for name, _ in plain.named_parameters()]
     for ours, theirs in zip(traced.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
