@@ -89,9 +89,7 @@ def _loss_and_gradients(
         label_logits = logits[label].float()
         probabilities = torch.softmax(logits, dim=1)
         label_probabilities = probabilities[label].float()
-        log_label = label_probabilities.log()
-        if bool((tiny := label_probabilities < _TINY).any()):
-            log_label = torch.where(tiny, label_logits - logits.float().logsumexp(1), log_label)
+        log_label = _log(label_probabilities, label_logits, logits)
         del logits
         mean_log = block.to(weights_sum.dtype) @ weights_sum / vocabulary - (label_logits - log_label)
         if bias is not None:
@@ -118,6 +116,19 @@ def _loss_and_gradients(
         if bias_gradient is not None:
             bias_gradient -= (len(rows) if row_weights is None else row_weights.sum()) * share
     return total, hidden_gradient, output_gradient, bias_gradient
+
+
+def _log(probabilities: Tensor, label_logits: Tensor, logits: Tensor) -> Tensor:
+    """The logarithms of the probabilities of the labels (rows,), fp32; logits: (rows, vocabulary).
+
+    Those that softmax has rounded to 0 are computed from the logits. On a GPU, asking whether there are any would make the CPU
+    wait for all that the GPU has to do, so there they count as _TINY: this changes the cost that is logged, not the gradient.
+    """
+    if probabilities.device.type == "cuda":
+        return probabilities.clamp_min(_TINY).log()
+    if bool((tiny := probabilities < _TINY).any()):
+        return torch.where(tiny, label_logits - logits.float().logsumexp(1), probabilities.log())
+    return probabilities.log()
 
 
 def _accumulate(gradient: Tensor, probabilities: Tensor, block: Tensor) -> None:

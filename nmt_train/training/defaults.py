@@ -57,6 +57,7 @@ RECIPES = {
 }
 _RATES = {"adagrad": 0.02, "adadelta": 1.0}  # of optimizers to which the rates of Adam do not apply
 _ADAM = ("adam", "adamw")
+_TUNING, _TUNING_WARMUP = 0.2, 200  # share of the rate, and updates, where training begins with another model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +153,8 @@ def with_rate(config: Config, stores: Stores, nodes: Sequence[int]) -> tuple[Con
     """The configuration with a learning rate and a warm-up for its preset and the target tokens of an update.
 
     The rate grows with the square root of the tokens up to those of the recipe (measured with preset tiny, docs/comparison.md),
-    and with their fourth root from there (as from 25,000 to 400,000 tokens in Ott et al. 2018).
+    and with their fourth root from there (as from 25,000 to 400,000 tokens in Ott et al. 2018). A run that begins with another
+    model has a fifth of it, so that it does not forget what that model knows, and a short warm-up.
     """
     recipe, name, workers = RECIPES[config.model.preset], "adam", 1
     if config.mode != AUTO:
@@ -161,17 +163,15 @@ def with_rate(config: Config, stores: Stores, nodes: Sequence[int]) -> tuple[Con
         workers = plan.workers if plan.synchronous and not plan.local_steps else 1
     tokens = _tokens(config, stores) * config.batch.accumulate * workers
     share = tokens / recipe.tokens
-    rate = (
-        recipe.rate * share ** (0.5 if share < 1 else 0.25)
-        if name in _ADAM
-        else _RATES.get(name, config.optimizer.learning_rate)
-    )
-    found = {"optimizer.learning_rate": float(f"{rate:.2g}"), "optimizer.warmup": recipe.warmup}
+    rate, warmup, why = recipe.rate * share ** (0.5 if share < 1 else 0.25), recipe.warmup, recipe.source
+    if name not in _ADAM:
+        rate, why = _RATES.get(name, config.optimizer.learning_rate), f"the rate is that of {name}"
+    if config.init is not None:
+        rate, warmup, why = rate * _TUNING, min(warmup, _TUNING_WARMUP), f"{why}; less for fine-tuning (init)"
+    found = {"optimizer.learning_rate": float(f"{rate:.2g}"), "optimizer.warmup": warmup}
     found = {key: value for key, value in found.items() if key in config.undecided}
     listed = ", ".join(f"{key} {value:g}" for key, value in found.items())
-    return decided(
-        config, found
-    ), f"{listed}, for preset {config.model.preset} and {tokens:,.0f} tokens per update ({recipe.source})"
+    return decided(config, found), f"{listed}, for preset {config.model.preset} and {tokens:,.0f} tokens per update ({why})"
 
 
 def _tokens(config: Config, stores: Stores) -> float:

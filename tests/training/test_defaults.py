@@ -114,6 +114,13 @@ def test_rates_of_other_optimizers_are_their_own(demo: Path) -> None:
     assert with_rate(config, pairs(100), (0, 1))[0].optimizer.learning_rate == 0.02
 
 
+def test_fine_tuning_has_a_fifth_of_the_rate_and_a_short_warm_up(demo: Path) -> None:
+    config = bare(demo, model={"preset": "base"}, batch={"tokens": 25_000}, mode="single", init="another")
+    config, said = with_rate(config, pairs(100), (0,))
+    assert (config.optimizer.learning_rate, config.optimizer.warmup) == (pytest.approx(1.4e-4), 200)
+    assert "less for fine-tuning" in said
+
+
 @pytest.mark.parametrize(
     ("each", "memory", "found"), [(1.0, 1e9, 4096), (100.0, 204_900.0, 2049), (100.0, 15_000.0, 150), (100.0, 9000.0, 0)]
 )
