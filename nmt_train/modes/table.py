@@ -2,7 +2,7 @@
 
 Sparse modes run the optimizer at the worker. A shard receives only a hundredth of a gradient at a time, so Adam's averages
 there would get too little data. In these modes, workers therefore compute updates from their dense gradients, and the codec
-drops elements of the updates (docs/lab-notebook.md).
+drops elements of the updates (docs/archive/five-modes-two-hosts.md).
 """
 
 from __future__ import annotations

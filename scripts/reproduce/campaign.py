@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from prepare import BIN, ROOT
 
 from nmt_train.cli import positive
@@ -91,9 +92,10 @@ def arguments(about: str | None, name: str, page: str, **flags: str) -> argparse
 
 
 def digest(config: str, *clusters: str, also: object = None) -> str:
-    """Of a configuration and of the files in configs/clusters that match these patterns; also: anything with a repr."""
+    """Of the values in a configuration and in the files of configs/clusters that match these patterns; also: any others."""
     files = [ROOT / config, *(path for pattern in clusters for path in sorted((ROOT / "configs" / "clusters").glob(pattern)))]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files) + repr(also).encode()).hexdigest()[:8]
+    values = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in files]
+    return hashlib.sha256(repr((values, also)).encode()).hexdigest()[:8]
 
 
 def interruptible(main: Callable[[], int]) -> int:

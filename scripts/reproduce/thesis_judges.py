@@ -50,7 +50,7 @@ def t2(found: Results) -> Judged:
     steps = {n: found.ratio(Setup("single", f"1x{n}"), Setup("single", f"1x{2 * n}")) for n in (2, 4)}
     text += "".join(f"; 1x{2 * n} relative to 1x{n}: {step}" for n, step in steps.items())
     clauses = [replace(found.clause(f"1x{2 * n} faster than 1x{n}", step, 1.0), fitted=n == 2) for n, step in steps.items()]
-    # With the rate that is best for one device, 1x2 gains less, too (lab-notebook.md).
+    # With the rate that is best for one device, 1x2 gains less, too (archive/thesis-earlier-versions.md).
     clauses += [
         replace(found.clause(f"1x{n} gains as much as in words/s", ratio, *_about(speeds[n])), fitted=True)
         for n, ratio in ratios.items()

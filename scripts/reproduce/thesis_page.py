@@ -130,7 +130,7 @@ configs/thesis-virtual.yml. Time is simulated: K40 GPUs, a network of 375 MB/s, 
   23%. T15, T20 and T23 depend on this.{flips}
 - *The model* is a small transformer, charged as one of 110.7M parameters; we infer that the thesis's was a recurrent network.
 - *Optimizer settings* were chosen by an experiment that was planned before it ran
-  ([lab-notebook.md](lab-notebook.md), last section). The thesis gives Adam and an initial rate of 0.0002.
+  ([archive](archive/thesis-settings.md)). The thesis gives Adam and an initial rate of 0.0002.
 
 Not repeated: model parallelism, lock-free Hogwild, and the comparisons with other systems that the thesis cites (2.3.7: its
 figures on delayed updates are Langford's; 4.3: Downpour, 1-bit SGD).

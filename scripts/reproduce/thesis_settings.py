@@ -1,4 +1,4 @@
-"""Which settings the thesis's sparse algorithm needs: an experiment that was planned before it ran (docs/lab-notebook.md).
+"""Which settings the thesis's sparse algorithm needs: a planned experiment (docs/archive/thesis-settings.md).
 
 An element of a gradient is sent once in 1/density pushes, so what counts is the number of *visits*: the updates of a device,
 times the share of the elements that it sends. The thesis has about 100. Short runs have as many if they send more, and are

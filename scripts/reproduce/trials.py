@@ -114,7 +114,7 @@ _VALUES = ["at", "seconds", "cross-entropy", "precision"]
 class Trials:
     """Every validation of every trial, in a CSV file: one line with the words, virtual seconds and cross-entropy of each.
 
-    Each line also has the precision of matrix products (docs/comparison/changes.md).
+    Each line also has the precision of matrix products (docs/archive/comparison-changes.md).
     """
 
     def __init__(self, path: Path) -> None:
