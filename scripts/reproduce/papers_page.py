@@ -36,8 +36,8 @@ cross-entropy. A run has one seed, unless its result is near a limit: three seed
 within 3% of its limit, or one of times within 10%; until they are trained, or if they disagree, the clause is undecided.
 Words/s of runs without training ({steps} steps of each rank) have no seeds.
 
-These limits were set after earlier versions of the same experiments ([archive](archive/README.md)), and before the present runs, but
-for these corrections, which readers asked for:
+These limits were set after earlier versions of the same experiments ([archive](archive/README.md)), and before the present
+runs, but for these corrections, which readers asked for:
 
 - 25 November 2026: P3, S2, F1, F2, A1 and A2, when the words/s of P1 to P3 and S1 were known.
 - 26 November: P3 (its words/s were those of 40 steps, in which a wide pipeline does not wait yet); S2 (quality "falls" only if
