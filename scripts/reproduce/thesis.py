@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -29,6 +29,7 @@ BOUND = ("overlap.bound=2",)
 ONCE = Setup("simuparallel", "7x1", ("optimizer.warmup=57",))
 REMOTE = ("server.bypass=none",)  # messages also to the worker's own shard, as in Figure 4.11
 CENTRAL = ("server.shards=1",)  # one server for all, as in section 3.2
+SLOW_CODEC = ("cluster.profile=k40-slow-codec.yml",)  # sparse codecs as slow as section 4.2.4 says; words/s only
 # As in the thesis: no rules for asynchronous workers, no local updates, one machine after the other, 8 bytes per element.
 _DENSE = (
     "optimizer.async_beta1=unchanged", "optimizer.async_warmup=unchanged", "overlap.local_update=none",
@@ -42,12 +43,16 @@ ALWAYS: dict[str, tuple[str, ...]] = {
 IN_TRAINING: dict[str, tuple[str, ...]] = {SPARSE: sending(VISITS), SPARSE_OVERLAP: sending(VISITS)}
 
 
+_SCALING = ("4x1", "4x2", "4x3", "4x4", "2x2", "3x2", "5x2")  # over devices, and over machines
+
+
 def timed() -> list[Setup]:
     """The setups whose words/s are simulated, without training."""
     found = [Setup("single", f"1x{n}") for n in (1, 2, 3, 4, 8)]
     for mode in ("vanilla", "overlap", SPARSE, SPARSE_OVERLAP):
-        found += [Setup(mode, name) for name in ("2x1", "4x1", "4x2", "4x3", "4x4", "2x2", "3x2", "5x2")]
+        found += [Setup(mode, name) for name in ("2x1", *_SCALING)]
     found += [Setup("vanilla", name, options) for name in ("2x1", "4x1", "7x1") for options in (REMOTE, CENTRAL)]
+    found += [Setup(mode, name, SLOW_CODEC) for mode in (SPARSE, SPARSE_OVERLAP) for name in _SCALING]
     return [*found, Setup("overlap", "3x1"), Setup(SPARSE, "2x1", REMOTE)]
 
 
@@ -138,6 +143,14 @@ class Results(SeededRuns):
             return {}
         base = mean(fitted(self.curve(BASE.with_seed(seed)), WORDS) for seed in SEEDS)
         return {its: self.after(its, WORDS) / base - 1 for its in known}
+
+
+class SlowCodec(Results):
+    """The same results, but words/s of sparse modes with the slower codecs."""
+
+    def measure(self, setup: Setup, name: str) -> float:
+        slow = setup.mode in (SPARSE, SPARSE_OVERLAP) and setup.cluster in _SCALING and name.startswith("timing")
+        return super().measure(replace(setup, options=SLOW_CODEC) if slow else setup, name)
 
 
 def exchanges(spans: Sequence[dict[str, Any]]) -> dict[str, list[float]]:

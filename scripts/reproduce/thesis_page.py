@@ -10,19 +10,21 @@ from typing import Any
 
 from nmt_train.report import timeline
 from nmt_train.report.figure import new_figure, save_figure
-from reproduce.claims import table, tally
+from reproduce.claims import judged, table, tally, verdict
 from reproduce.runs import CURVES, MEASURES, Missing, Setup
 from reproduce.thesis import (
     BASE,
     BOUND,
     ONCE,
     REMOTE,
+    SLOW_CODEC,
     SPARSE,
     SPARSE_OVERLAP,
     STEPS,
     VISITS,
     WORDS,
     Results,
+    SlowCodec,
     trained,
 )
 from reproduce.thesis_claims import CLAIMS
@@ -185,7 +187,8 @@ def write(found: Results, runs: Path, output: Path) -> None:
     except Missing:
         target = ""
     about = _ABOUT.format(
-        claims=len(claims), tally=tally(claims, found), curves=CURVES, measures=MEASURES, steps=STEPS, visits=VISITS, flips="",
+        claims=len(claims), tally=tally(claims, found), curves=CURVES, measures=MEASURES, steps=STEPS, visits=VISITS,
+        flips=_flips(found),
         words=f"{WORDS:,}", target=target,
     )  # fmt: skip
     text = [about]
@@ -203,6 +206,18 @@ def _timeline(run: Path, picture: Path) -> bool:
     if (run / "finished").exists():
         timeline.plot(run, None, None, picture)
     return picture.exists()
+
+
+def _flips(found: Results) -> str:
+    """Which verdicts about words/s are others if sparse codecs are slower, as a sentence."""
+    slow, others = SlowCodec(found.folder), []
+    for claim in CLAIMS["Sparse exchanges"]:
+        clauses, its = judged(claim, found)[1], judged(claim, slow)[1]
+        if clauses and its and verdict(clauses) != verdict(its):
+            others.append(f"{claim.id} {verdict(its)}")
+    if not found.timed(Setup(SPARSE, "4x1", SLOW_CODEC)):
+        return ""
+    return f" With codecs four times as slow, which 4.2.4 would fit: {'; '.join(others) or 'the same verdicts'}."
 
 
 def _equal_words(found: Results) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from conftest import ROOT
 from reproduce import thesis
 from reproduce.claims import FITTED, HOLDS, IN_PART, INCONCLUSIVE, NOT, Clause, verdict, within
 from reproduce.runs import Missing, Setup, crossing
-from reproduce.thesis import BASE, BOUND, ONCE, REMOTE, SEEDS, SPARSE, SPARSE_OVERLAP, WORDS, Results
+from reproduce.thesis import BASE, BOUND, ONCE, REMOTE, SEEDS, SLOW_CODEC, SPARSE, SPARSE_OVERLAP, WORDS, Results
 from reproduce.thesis_claims import CLAIMS
 from reproduce.thesis_page import write
 from reproduced import collected, learned, timed
@@ -215,6 +216,17 @@ def test_claims_about_timelines_are_judged_by_shares_of_the_time(tmp_path: Path,
     for setup in thesis.timed():
         timed(tmp_path, setup, 100, spans=SPANS)
     assert verdict(CLAIM[row].judge(collected(Results, tmp_path))[1]).split(" (")[0] == said
+
+
+def test_the_page_says_which_verdicts_change_with_slower_codecs(tmp_path: Path) -> None:
+    everything(tmp_path)
+    for n in (1, 2, 3, 4):
+        timed(tmp_path, Setup(SPARSE, f"4x{n}", SLOW_CODEC), 10 / n, workers=4 * n)
+    write(collected(Results, tmp_path), tmp_path, tmp_path / "thesis.md")
+    text = (tmp_path / "thesis.md").read_text(encoding="utf-8")
+    said = re.search(r"With codecs four times as slow, which 4.2.4 would fit: (.*)\.\n", text)
+    assert said is not None
+    assert "T23 holds" in said[1]
 
 
 def test_a_reason_is_short() -> None:
