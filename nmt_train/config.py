@@ -104,7 +104,8 @@ class Config:
     validation: ValidationConfig = Field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     log: LogConfig = Field(default_factory=LogConfig)
-    # Names of keys of OPEN that are `auto`: until the start has decided them, each has the value that it has on a CPU.
+    # Names of keys of OPEN that are `auto` (and model.dropout, if an undecided preset sets it): until the start has decided
+    # them, each has the value that it has on a CPU.
     undecided: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -128,7 +129,7 @@ class Config:
         optimizer = self.optimizer
         if optimizer.cosine_until is not None and optimizer.schedule != "cosine":
             raise ValueError("optimizer.cosine_until needs schedule cosine; set optimizer.schedule: cosine, or remove it")
-        if optimizer.minimum > optimizer.learning_rate:
+        if optimizer.minimum > optimizer.learning_rate and "optimizer.learning_rate" not in self.undecided:
             rates = f"{optimizer.minimum:g}, above optimizer.learning_rate {optimizer.learning_rate:g}"
             raise ValueError(f"optimizer.minimum is {rates}; lower it")
         until = optimizer.cosine_until or self.stop.countable
@@ -142,6 +143,7 @@ class Config:
 _SECTIONS = TypeAdapter(Config)
 # Keys that are `auto` unless they are given: the start decides them by the device and the corpus (training/defaults.py).
 OPEN = ("precision", "batch.tokens", "model.preset", "optimizer.learning_rate", "optimizer.warmup")
+DROPOUT = "model.dropout"  # a preset sets it, too, but whoever gives it need not know the preset
 _AUTO = "auto"
 
 
@@ -241,8 +243,10 @@ def _without_auto(values: dict[str, Any], where: Mapping[str, str]) -> tuple[dic
             if wanted and given and name == "model.preset":
                 place = where.get(f"model.{given[0]}", "config")
                 raise UserError(f"{place}: model.preset auto would replace model.{given[0]}; remove one of the two")
-            if wanted or not given:
+            if not given:
                 undecided.append(name)
+                if name == "model.preset" and "dropout" not in its:
+                    undecided.append(DROPOUT)
     return values, undecided
 
 
@@ -292,6 +296,8 @@ def plain(config: Any) -> dict[str, Any]:
     for name in result.pop("undecided"):
         section, _, key = name.rpartition(".")
         (result[section] if section else result)[key] = _AUTO
+        if name == DROPOUT:
+            del result["model"][key]
         if name == "model.preset":  # which decides the sizes
             for size in SIZES:
                 del result["model"][size]
@@ -321,13 +327,14 @@ def to_yaml(config: Config, changed: bool = False) -> str:
 
 def _changed(config: Config, flat: Mapping[str, Any]) -> set[str]:
     required = {key.name for key in leaves().values() if key.required}
-    preset = {"model.preset"} if flat["model.preset"] != leaves()["model.preset"].default else set()
+    preset = {"model.preset"} if flat["model.preset"] != leaves()["model.preset"].default else set[str]()
     values: dict[str, Any] = {}
     for name in required | {"model.preset"}:
         section, _, key = name.rpartition(".")
         values.setdefault(section, {})[key] = flat[name]
     usual = flatten(plain(validate(values, {})))
-    return {name for name, value in flat.items() if name in required | preset or value != usual[name]}
+    unused = {"batch.tokens"} if flat["batch.sentences"] is not None else set()
+    return {name for name, value in flat.items() if name in required | preset or value != usual.get(name)} - unused
 
 
 def flatten(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:

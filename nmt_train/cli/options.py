@@ -11,7 +11,6 @@ from typing import Any
 from nmt_train import cli, config
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
-from nmt_train.common.section import listed
 from nmt_train.config import Config, Key
 from nmt_train.model import PRESETS
 from nmt_train.modes import resolve as modes
@@ -91,11 +90,20 @@ def add_keys(options: cli.Parser) -> None:
 
 
 def _described(key: Key) -> str:
-    names = f": {listed(MODES)}" if key.name == "mode" else ""
+    names = f": {_modes()}" if key.name == "mode" else ""
     default = f"default: {config.shown(key.default)}"
     if key.name.removeprefix("model.") in PRESETS["small"]:
         default = "default: as in model.preset"
     return f"{key.description}{names} ({'required' if key.required else default})"
+
+
+def _modes() -> str:
+    """All modes, by what they are for."""
+    recommended = ("sync", "low-bit", "sparse-overlap", "sparse-local", "sparse-local-async")
+    thesis = [name for name, mode in MODES.items() if mode.source.startswith("thesis")]
+    papers = [name for name in MODES if name not in (*recommended, *thesis)]
+    groups = {"recommended": recommended, "of the thesis": thesis, "of papers, and others": papers}
+    return "; ".join(f"{title}: {', '.join(names)}" for title, names in groups.items())
 
 
 def explained(parser: argparse.ArgumentParser, name: str) -> str:

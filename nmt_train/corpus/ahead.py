@@ -14,15 +14,16 @@ _DEPTH = 3  # items that are ready
 class Ahead(Generic[T]):
     """The items of `made` in their order, each made up to three items before it is asked for.
 
-    A thread makes them until `close`, or until nobody refers to this object any more. finish: what the thread does with each
-    item. An error of the thread is raised where the item would have been returned.
+    A thread makes them from the first `next` until `close`, or until nobody refers to this object any more. finish: what the
+    thread does with each item; begin: what it does first. Its error is raised where the item would have been returned.
     """
 
-    def __init__(self, made: Iterator[T], finish: Callable[[T], T]) -> None:
+    def __init__(self, made: Iterator[T], finish: Callable[[T], T], begin: Callable[[], None] = lambda: None) -> None:
         self._ready = queue.Queue[tuple[bool, T | BaseException]](_DEPTH)
         self._stopped = threading.Event()
         # The thread must not refer to this object, which would then live as long as the thread.
-        threading.Thread(target=_make, args=(made, finish, self._ready, self._stopped), name="batches", daemon=True).start()
+        work = (made, finish, begin, self._ready, self._stopped)
+        self._thread: threading.Thread | None = threading.Thread(target=_make, args=work, name="batches", daemon=True)
 
     def __iter__(self) -> Iterator[T]:
         return self
@@ -30,6 +31,9 @@ class Ahead(Generic[T]):
     def __next__(self) -> T:
         if self._stopped.is_set():
             raise StopIteration
+        if self._thread is not None:
+            self._thread.start()
+            self._thread = None
         good, item = self._ready.get()
         if good:
             return item  # type: ignore[return-value]
@@ -46,9 +50,14 @@ class Ahead(Generic[T]):
 
 
 def _make(
-    made: Iterator[T], finish: Callable[[T], T], ready: queue.Queue[tuple[bool, T | BaseException]], stopped: threading.Event
+    made: Iterator[T],
+    finish: Callable[[T], T],
+    begin: Callable[[], None],
+    ready: queue.Queue[tuple[bool, T | BaseException]],
+    stopped: threading.Event,
 ) -> None:
     try:
+        begin()
         for item in made:
             done = finish(item)
             while not stopped.is_set():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -75,20 +76,22 @@ class _Epoch:
     def __init__(self, pairs: np.ndarray, windows: Iterator[tuple[np.ndarray, list[int]]]) -> None:
         """pairs (pairs,): in any order. windows: arranges the next window; yields its pairs, and the sizes of its batches."""
         self.pairs, self.starts, self._windows = pairs, [0], windows
+        self._arranging = threading.Lock()  # several threads may read the same epoch
 
     def numbers(self) -> Iterator[int]:
         """Count the batches from 0."""
         counted = 0
-        while counted < len(self.starts) - 1 or self._arrange():
+        while counted < len(self.starts) - 1 or self._arrange(counted):
             yield from range(counted, counted := len(self.starts) - 1)
 
-    def _arrange(self) -> bool:
-        """Arrange one more window; returns whether there is one."""
-        start = self.starts[-1]
-        for window, sizes in itertools.islice(self._windows, 1):
-            self.pairs[start : start + len(window)] = window
-            self.starts += itertools.islice(itertools.accumulate(sizes, initial=start), 1, None)
-        return self.starts[-1] > start
+    def _arrange(self, counted: int) -> bool:
+        """Arrange one more window, unless there are more than `counted` batches by now; returns whether there are."""
+        with self._arranging:
+            start = self.starts[-1]
+            for window, sizes in itertools.islice(self._windows, len(self.starts) - 1 == counted):
+                self.pairs[start : start + len(window)] = window
+                self.starts += itertools.islice(itertools.accumulate(sizes, initial=start), 1, None)
+            return len(self.starts) - 1 > counted
 
     def batch(self, number: int) -> np.ndarray:
         return self.pairs[self.starts[number] : self.starts[number + 1]]
@@ -120,7 +123,8 @@ class Batches:
         self._kept = np.split(numbers, np.searchsorted(numbers, ends[:-1]))
         self._check(corpus, shortest, longest)
         self.mixture = Mixture(corpus, self._kept, seed)
-        # Those in use: the workers of a simulated cluster share them.
+        # Those in use: the workers of a simulated cluster, or threads, share them.
+        self._making = threading.Lock()
         self._epochs = WeakValueDictionary[int, _Epoch]()
 
     def _check(self, corpus: CorpusConfig, shortest: np.ndarray, longest: np.ndarray) -> None:
@@ -212,12 +216,13 @@ class Batches:
         return map(batches.batch, batches.numbers())
 
     def _epoch(self, epoch: int) -> _Epoch:
-        batches = self._epochs.get(epoch)
-        if batches is None:
-            random = np.random.default_rng([self._seed, epoch])
-            pairs = random.permutation(self.mixture.pairs(epoch))
-            batches = self._epochs[epoch] = _Epoch(pairs, self._arranged(pairs, random))
-        return batches
+        with self._making:
+            batches = self._epochs.get(epoch)
+            if batches is None:
+                random = np.random.default_rng([self._seed, epoch])
+                pairs = random.permutation(self.mixture.pairs(epoch))
+                batches = self._epochs[epoch] = _Epoch(pairs, self._arranged(pairs, random))
+            return batches
 
     def _arranged(self, pairs: np.ndarray, random: np.random.Generator) -> Iterator[tuple[np.ndarray, list[int]]]:
         """Arrange each window of an epoch's shuffled `pairs`; yields its pairs in training order, and its batches' sizes."""

@@ -33,7 +33,7 @@ from nmt_train.simulation.profile import Effort, Say, nothing
 from nmt_train.simulation.profile import measure as measure_device
 from nmt_train.simulation.timing import Timing, count, measure, model_and_batches, shapes_of
 from nmt_train.simulation.virtual_transport import VirtualTransport
-from nmt_train.training.defaults import without_device
+from nmt_train.training.defaults import follow, lead, without_device
 from nmt_train.training.fault_tolerance import Rank
 from nmt_train.training.prepared_run import opened
 from nmt_train.training.setup import maker
@@ -57,7 +57,7 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
     own = device.prepare(config.devices, config.threads)
     start = time.perf_counter()
     with opened(config, force, overwrite, described(cluster), given.mode is None) as ready:
-        config = without_device(config, ready.stores, cluster.ranks(), ready.saved, ready.initial)
+        config, ready.decided = without_device(config, ready.stores, cluster.ranks(), ready.saved, ready.initial)
         elements = count(shapes_of(config, ready.vocabulary))
         _warn_of_other_model(cluster, elements)
         network = Network(cluster.with_codec(resolve(config, cluster.ranks())), elements, shuffle_seed)
@@ -98,7 +98,7 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
     check(cluster, config)
     start = time.perf_counter()
     with opened(config, False, False, described(cluster), trains=False) as ready:
-        config = without_device(config, ready.stores, cluster.ranks())
+        config, _ = without_device(config, ready.stores, cluster.ranks(), ready.saved, ready.initial)
         shapes, tokens = model_and_batches(config, ready.vocabulary, ready.stores)
         _warn_of_other_model(cluster, count(shapes))
         timing = measure(config, cluster, shapes, tokens, steps)
@@ -114,7 +114,9 @@ def advise(config: Config, cluster: ClusterConfig) -> None:
     Raises UserError for errors that a user can fix.
     """
     with opened(dataclasses.replace(config, mode="single"), False, False, described(cluster), trains=False) as ready:
-        config = without_device(config, ready.stores, cluster.ranks())
+        # Its own mode may not fit the cluster, and does not matter.
+        alone, _ = without_device(dataclasses.replace(config, mode="single"), ready.stores, (0,), ready.saved, ready.initial)
+        config = dataclasses.replace(alone, mode=config.mode)
         shapes, tokens = model_and_batches(config, ready.vocabulary, ready.stores)
         _warn_of_other_model(cluster, count(shapes))
         with tqdm(total=1.0, leave=False, disable=None, bar_format="{percentage:3.0f}% |{bar}| {desc}") as bar:
@@ -138,7 +140,7 @@ def measure_machines(config: Config, steps: int | None) -> int:
     """
     effort = _MEASURED if steps is None else Effort(steps)
     try:
-        with _measuring(config) as (transport, own, make, say):
+        with _measuring(config) as (config, transport, own, make, say):
             if transport.size == 1 < launcher.tasks():
                 return refuse_worlds_of_one()
             if transport.size == 1:
@@ -164,14 +166,19 @@ def _title(config: Config) -> str:
 
 
 @contextmanager
-def _measuring(config: Config) -> Iterator[tuple[Transport, torch.device, Make, Say]]:
-    """The transport of this rank, its device, a function that builds workers, and one that speaks; needs no run folder."""
+def _measuring(config: Config) -> Iterator[tuple[Config, Transport, torch.device, Make, Say]]:
+    """What to measure: the configuration, with what it leaves open decided for these devices; the transport of this rank, its
+    device, a function that builds workers, and one that speaks. Needs no run folder."""
     transport = connect(config.transport)
     try:
         own = device.prepare(config.devices, config.threads, transport.nodes, transport.rank)
         with TemporaryDirectory() as folder, opened(dataclasses.replace(config, run=folder), False, False) as ready:
             say = nothing if transport.rank else _say
-            yield transport, own, maker(config, own, ready.vocabulary, ready.stores), say
+            if transport.rank:
+                config = follow(config, transport, own, ready.vocabulary, ready.stores)
+            else:
+                config, _ = lead(config, transport, own, ready.vocabulary, ready.stores, None, ready.initial, say)
+            yield config, transport, own, maker(config, own, ready.vocabulary, ready.stores), say
     except BaseException as error:
         transport.fail(error)
         raise

@@ -8,7 +8,7 @@ from typing import Any
 
 from nmt_train import config as configuration
 from nmt_train.common.duration import Duration
-from nmt_train.config import OPEN, Config, decided
+from nmt_train.config import DROPOUT, OPEN, Config, decided
 from nmt_train.corpus import CorpusConfig, CorpusPart
 from nmt_train.corpus.store import Stores
 from nmt_train.model import SIZES
@@ -45,7 +45,7 @@ def saved_keys(old: dict[str, Any]) -> dict[str, Any]:
 def kept(config: Config, saved: Mapping[str, Any], names: Sequence[str] = OPEN) -> Config:
     """The configuration with the values that a saved one has for keys that it leaves open; names: only these."""
     before = saved_keys(dict(saved))
-    found = {name: before[name] for name in config.undecided if name in names}
+    found = {name: before[name] for name in config.undecided if name in names or name == DROPOUT}
     if "model.preset" in found:
         found |= {f"model.{size}": before[f"model.{size}"] for size in SIZES}
     return decided(config, found)

@@ -7,6 +7,7 @@ Precision and batch size are tried out on every rank; all ranks get the same.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,14 +19,13 @@ import torch
 from nmt_train import config as configuration
 from nmt_train import device
 from nmt_train.common.errors import UserError
-from nmt_train.config import Config, decided
+from nmt_train.config import DROPOUT, Config, decided
 from nmt_train.corpus.batch import Batch
 from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.model import SIZES
 from nmt_train.model.transformer import Transformer
-from nmt_train.modes.auto import AUTO
 from nmt_train.modes.resolve import resolve
 from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.training.config_changes import kept
@@ -37,7 +37,7 @@ _CPU_TOKENS = 2048
 _VECTORS = 8  # of the size of the parameters that training may keep on a GPU: optimizer, running mean, residuals, buffers
 _MARGIN = 0.85  # share of a GPU's memory that the largest batch may need
 _FASTER = 1.05  # what bf16 must gain
-_SECONDS = 1.0  # for measuring each precision
+_TRIAL, _TURNS = 512, 5  # target tokens of a batch with which a CPU tries both precisions, and how often
 
 
 class Recipe(NamedTuple):
@@ -62,30 +62,34 @@ _TUNING, _TUNING_WARMUP = 0.2, 200  # share of the rate, and updates, where trai
 
 @dataclasses.dataclass(frozen=True)
 class Tried:
-    """What a rank has found out. faster: how many times as fast a step is in bf16; tokens: the largest batch that fits."""
+    """What a rank has found out. faster: how many times as fast a step is in bf16, infinite if only bf16 fits, 0 if there is no
+    bf16. tokens: the largest batch that fits."""
 
     faster: float
     tokens: int
 
 
+Say = Callable[[str], None]
+
+
 def lead(
     config: Config, transport: Transport, own: torch.device, vocabulary: Vocabulary, stores: Stores,
-    saved: Checkpoint | None, initial: Checkpoint | None,
+    saved: Checkpoint | None, initial: Checkpoint | None, say: Say,
 ) -> tuple[Config, list[str]]:  # fmt: skip
-    """Decide as rank 0, and tell the other ranks, which call `follow`; returns the configuration, and sentences for the log.
+    """Decide all but the learning rate as rank 0, and tell the other ranks, which call `follow`.
 
-    saved: the newest checkpoint of the run, whose values it keeps. initial: the one whose model a new run begins with.
+    saved: the newest checkpoint of the run, whose values it keeps. initial: the one whose model a new run begins with. say:
+    called with what is going on. Returns the configuration, and sentences for the log.
     """
     before = config
     config, said = _of_model(config, stores, saved, initial, small=own.type == "cpu")
     _tell(transport, before, config)
     if tries := _to_try(config):
+        if "precision" in tries and device.has_bf16(own):
+            say("trying both precisions")
         tried = gather(transport, dataclasses.asdict(_try(config, own, vocabulary, stores, tries)))
         config, sentences = with_device(config, [Tried(**its) for its in tried])
         said += sentences
-    if config.undecided:
-        config, why = with_rate(config, stores, transport.nodes)
-        said.append(why)
     _tell(transport, before, config)
     return config, said
 
@@ -100,11 +104,16 @@ def follow(config: Config, transport: Transport, own: torch.device, vocabulary: 
 
 def without_device(
     config: Config, stores: Stores, nodes: Sequence[int], saved: Checkpoint | None = None, initial: Checkpoint | None = None
-) -> Config:
+) -> tuple[Config, list[str]]:
     """Decide everything as for a CPU without bf16, for simulations, whose results must not depend on this machine."""
-    config, _ = _of_model(config, stores, saved, initial, small=True)
-    config, _ = with_device(config, [Tried(faster=0.0, tokens=_CPU_TOKENS)])
-    return with_rate(config, stores, nodes)[0] if config.undecided else config
+    config, said = _of_model(config, stores, saved, initial, small=True)
+    config, of_device = with_device(config, [Tried(faster=0.0, tokens=_cpu_tokens(config))])
+    config, of_rate = with_rate(config, stores, nodes)
+    return config, [*said, *of_device, *of_rate]
+
+
+def _cpu_tokens(config: Config) -> int:
+    return max(_CPU_TOKENS, config.corpus.max_length + 1)
 
 
 def _tell(transport: Transport, before: Config, now: Config) -> None:
@@ -125,11 +134,15 @@ def _of_model(
     small: at most preset small, because larger ones train for weeks on a CPU.
     """
     if saved is not None:
-        return kept(config, saved.facts["config"]), []
-    if initial is not None:
-        return kept(config, initial.facts["config"], ("model.preset",)), []
+        keeps = [name for name in config.undecided if name != DROPOUT]
+        config = kept(config, saved.facts["config"])
+        values = configuration.flatten(configuration.plain(config))
+        return config, [f"{', '.join(f'{name} {values[name]}' for name in keeps)}: the run began so"] * bool(keeps)
     if "model.preset" not in config.undecided:
         return config, []
+    if initial is not None:
+        config = kept(config, initial.facts["config"], ("model.preset",))
+        return config, [f"model.preset {config.model.preset}, with the sizes of the model that init names"]
     pairs = sum(int(its["pairs"]) for its in stores.identity)
     preset = next((preset for most, preset in _PRESETS if pairs < most), "small" if small else "base")
     return decided(config, {"model.preset": preset}), [f"model.preset {preset}, for {pairs:,} pairs{' on a CPU' * small}"]
@@ -138,40 +151,56 @@ def _of_model(
 def with_device(config: Config, tried: Sequence[Tried]) -> tuple[Config, list[str]]:
     """The configuration with a precision and a batch size that suit all ranks, and sentences about them."""
     found, said = dict[str, Any](), list[str]()
+    faster, tokens = min(its.faster for its in tried), min(its.tokens for its in tried)
     if "precision" in config.undecided:
-        faster = min(its.faster for its in tried)
         found["precision"] = "bf16" if faster >= _FASTER else "fp32"
-        how = f"a step in bf16 is {faster:.1f} times as fast" if faster else "this device has no instructions for bf16"
+        how = f"a step in bf16 is {faster:.1f} times as fast"
+        if not 0 < faster < math.inf:
+            how = "fp32 needs too much memory" if faster else "there are no instructions for bf16"
         said.append(f"precision {found['precision']}, because {how}")
+        if faster < _FASTER <= max(its.faster for its in tried):
+            tokens //= 2  # on some ranks, this many fit in bf16
     if "batch.tokens" in config.undecided:
-        found["batch.tokens"] = min(its.tokens for its in tried)
-        said.append(f"batch.tokens {found['batch.tokens']:,}")
+        found["batch.tokens"] = tokens
+        said.append(f"batch.tokens {tokens:,}")
     return decided(config, found), said
 
 
-def with_rate(config: Config, stores: Stores, nodes: Sequence[int]) -> tuple[Config, str]:
+def lead_rate(config: Config, transport: Transport, stores: Stores) -> tuple[Config, list[str]]:
+    """Decide the learning rate and the warm-up as rank 0, when the mode is known; the others call `follow_rate`."""
+    now, said = with_rate(config, stores, transport.nodes)
+    _tell(transport, config, now)
+    return now, said
+
+
+def follow_rate(config: Config, transport: Transport) -> Config:
+    return decided(config, broadcast(transport, {}, "found")["found"])
+
+
+def with_rate(config: Config, stores: Stores, nodes: Sequence[int]) -> tuple[Config, list[str]]:
     """The configuration with a learning rate and a warm-up for its preset and the target tokens of an update.
 
     The rate grows with the square root of the tokens up to those of the recipe (measured with preset tiny, docs/comparison.md),
     and with their fourth root from there (as from 25,000 to 400,000 tokens in Ott et al. 2018). A run that begins with another
     model has a fifth of it, so that it does not forget what that model knows, and a short warm-up.
     """
-    recipe, name, workers = RECIPES[config.model.preset], "adam", 1
-    if config.mode != AUTO:
-        plan = resolve(config, tuple(nodes))
-        name = plan.optimizer.name or name
-        workers = plan.workers if plan.synchronous and not plan.local_steps else 1
-    tokens = _tokens(config, stores) * config.batch.accumulate * workers
+    if not config.undecided:
+        return config, []
+    recipe, plan = RECIPES[config.model.preset], resolve(config, tuple(nodes))
+    name = plan.optimizer.name or "adam"
+    tokens = _tokens(config, stores) * config.batch.accumulate
+    tokens *= plan.workers if plan.synchronous and not plan.local_steps else 1
     share = tokens / recipe.tokens
-    rate, warmup, why = recipe.rate * share ** (0.5 if share < 1 else 0.25), recipe.warmup, recipe.source
+    rate, warmup = recipe.rate * share ** (0.5 if share < 1 else 0.25), recipe.warmup
+    why = f"for preset {config.model.preset} and {tokens:,.0f} tokens per update ({recipe.source})"
     if name not in _ADAM:
-        rate, why = _RATES.get(name, config.optimizer.learning_rate), f"the rate is that of {name}"
+        rate, why = _RATES.get(name, config.optimizer.learning_rate), f"for {name}"
     if config.init is not None:
         rate, warmup, why = rate * _TUNING, min(warmup, _TUNING_WARMUP), f"{why}; less for fine-tuning (init)"
     found = {"optimizer.learning_rate": float(f"{rate:.2g}"), "optimizer.warmup": warmup}
     found = {key: value for key, value in found.items() if key in config.undecided}
     listed = ", ".join(f"{key} {value:g}" for key, value in found.items())
-    return decided(config, found), f"{listed}, for preset {config.model.preset} and {tokens:,.0f} tokens per update ({why})"
+    return decided(config, found), [f"{listed}, {why}"]
 
 
 def _tokens(config: Config, stores: Stores) -> float:
@@ -188,13 +217,21 @@ def _to_try(config: Config) -> set[str]:
 
 def _try(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Stores, wanted: set[str]) -> Tried:
     """Try what is wanted on this device, with a model of the configured size. Raises UserError if no batch fits."""
-    faster, tokens = 0.0, _CPU_TOKENS
-    model: Any = None
+    try:
+        return _tried(config, own, vocabulary, stores, wanted)
+    finally:
+        device.release()
+
+
+def _tried(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Stores, wanted: set[str]) -> Tried:
+    gpu, bf16 = own.type == "cuda", device.has_bf16(own)
+    fits, compares = gpu and "batch.tokens" in wanted, bf16 and "precision" in wanted
+    faster, tokens, least = 0.0, _cpu_tokens(config), config.corpus.max_length + 1
+    if not (fits or compares):
+        return Tried(faster, tokens)
+    model = Transformer(config.model, len(vocabulary)).to(own).train()
 
     def step(batch: Batch, precision: str) -> None:
-        nonlocal model
-        if model is None:
-            model = Transformer(config.model, len(vocabulary)).to(own).train()
         with device.autocast(own, precision):
             loss = model.loss(batch.to(own))
         loss.backward()
@@ -203,25 +240,26 @@ def _try(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Stor
         batch = dataclasses.replace(config.batch, tokens=tokens)
         return Batches(stores, config.corpus, batch, vocabulary, config.seed).largest()
 
-    if "precision" in wanted and device.has_bf16(own):
-        batch = largest(max(_CPU_TOKENS, config.corpus.max_length + 1))
-        slow, quick = (_seconds(partial(step, batch, precision), own) for precision in ("fp32", "bf16"))
-        faster = slow / quick
-    if "batch.tokens" in wanted and own.type == "cuda":
-        precision = "bf16" if faster >= _FASTER or config.precision == "bf16" else "fp32"
-        least, most = config.corpus.max_length + 1, RECIPES[config.model.preset].tokens
-        step(largest(least), precision)  # makes the model
+    def fitting(precision: str) -> int:
         reserved = 4 * _VECTORS * sum(parameter.numel() for parameter in model.parameters())
         memory = device.memory(own, config.devices, 1) * _MARGIN - reserved
-        tokens = fit(lambda size: device.peak(own, partial(step, largest(size), precision)), least, most, memory)
-        if not tokens:
+        most = RECIPES[config.model.preset].tokens
+        found = fit(lambda size: device.peak(own, partial(step, largest(size), precision)), least, most, memory)
+        if not found:
             raise UserError(
                 f"batch.tokens: not even a batch of {least} target tokens fits {device.described(own)}; choose a smaller"
                 " model.preset, or lower corpus.max_length"
             )
-    if model is not None:
-        model = None
-        device.release()
+        return found
+
+    if fits:
+        tokens = fitting(("bf16" if bf16 else "fp32") if compares else config.precision)
+    if compares:
+        size = tokens if fits else config.batch.tokens
+        batch = largest(size if gpu else max(least, min(size, _TRIAL)))
+        faster = _faster([partial(step, batch, precision) for precision in ("fp32", "bf16")], own)
+        if fits and faster < _FASTER:
+            tokens = fitting("fp32")
     return Tried(faster, tokens)
 
 
@@ -243,15 +281,18 @@ def fit(needs: Callable[[int], float], least: int, most: int, memory: float) -> 
     return min(2 * tokens, int(tokens + (memory - taken) / slope)) if slope > 0 else tokens
 
 
-def _seconds(step: Callable[[], None], own: torch.device) -> float:
-    """Of the fastest of some steps after the first; stops when there was time for them."""
+def _faster(steps: Sequence[Callable[[], None]], own: torch.device) -> float:
+    """How many times as fast the second kind of step is as the first: infinite if there is not enough memory for the first."""
     settle = device.settle(own) or (lambda: None)
-    step()
-    settle()
-    times, end = list[float](), time.perf_counter() + _SECONDS
-    while len(times) < 2 or (time.perf_counter() < end and len(times) < 20):
-        start = time.perf_counter()
-        step()
-        settle()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    best = [math.inf, math.inf]
+    try:
+        for turn in range(_TURNS + 1):
+            for kind, step in enumerate(steps):  # in turn, because other work may use the same device
+                start = time.perf_counter()
+                step()
+                settle()
+                if turn:  # the first step prepares kernels and memory
+                    best[kind] = min(best[kind], time.perf_counter() - start)
+    except torch.OutOfMemoryError:
+        return math.inf
+    return best[0] / best[1]

@@ -20,6 +20,7 @@ from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.common.message import Message, from_bytes, from_json, to_bytes, to_facts
 from nmt_train.common.paths import expanded
+from nmt_train.common.streams import tell
 from nmt_train.config import Config
 from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.vocabulary import Vocabulary
@@ -124,13 +125,17 @@ def _lead(
     with opened(config, force, overwrite, mode_chosen=mode_chosen) as prepared:
         vocabulary, stores, folder = prepared.vocabulary, prepared.stores, prepared.run.folder
         _agree(config, transport, vocabulary, stores)
-        config, prepared.decided = defaults.lead(config, transport, own, vocabulary, stores, prepared.saved, prepared.initial)
+        config, said = defaults.lead(config, transport, own, vocabulary, stores, prepared.saved, prepared.initial, _say)
         make = maker(config, own, vocabulary, stores)
         if advisers is not None and config.mode == AUTO:
             adviser = advisers(config, vocabulary, stores)
             prepared.auto = auto_mode.lead(config, transport, own, make, adviser, prepared.saved, folder)
             config = prepared.auto.config
             _refuse_unequal(config, transport, types)
+        config, of_rate = defaults.lead_rate(config, transport, stores)
+        prepared.decided = [*said, *of_rate]
+        if prepared.auto is not None:
+            prepared.auto.config = config
         status = _rank(config, make, vocabulary, stores, prepared.auto, overwrite).train(transport, prepared)
         return status if transport.size == 1 or launcher.tasks() else 0  # mpirun itself reports what ended its ranks
 
@@ -152,7 +157,14 @@ def _follow(config: Config, transport: Transport, overwrite: bool, advisers: Adv
     if advisers is not None and config.mode == AUTO:
         auto = auto_mode.follow(config, transport, own, make, advisers(config, vocabulary, stores))
         config = auto.config
+    config = defaults.follow_rate(config, transport)
+    if auto is not None:
+        auto.config = config
     return _rank(config, make, vocabulary, stores, auto, overwrite).train(transport)
+
+
+def _say(what: str) -> None:
+    tell(f"nmt-train: {what}")  # the log is not open yet
 
 
 def _rank(config: Config, make: Make, vocabulary: Vocabulary, stores: Stores, auto: ChosenMode | None, overwrite: bool) -> Rank:

@@ -233,7 +233,7 @@ class Worker:
         most = self.strategy.max_in_flight + MOST_UNACKNOWLEDGED + 1
         self._positions = deque([(self._here(), self._trained)], most)
         stream = self.batches.stream(data_shard, position)
-        self._stream = Ahead(stream, Turn.pinned) if self.device.type == "cuda" else stream
+        self._stream = Ahead(stream, Turn.pinned, device.inherit()) if self.device.type == "cuda" else stream
 
     def measured(self) -> dict[str, Any]:
         """Running totals since this start, as JSON. (`progress` counts the target tokens.)

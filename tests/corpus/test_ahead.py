@@ -64,3 +64,10 @@ def test_a_closed_one_has_no_items() -> None:
     items.close()
     assert list(items) == []
     ended()
+
+
+def test_nothing_is_made_before_the_first_item_is_asked_for() -> None:
+    made: list[int] = []
+    items = Ahead(counting(made), lambda number: number)
+    assert (made, threads()) == ([], [])
+    items.close()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -201,3 +203,18 @@ def test_workers_of_one_process_sort_each_window_once(vocabulary: Vocabulary, mo
                 break
     assert sorted(trained) == list(range(200))
     assert sorts[0] == 4
+
+
+def test_threads_may_read_the_same_epoch_at_the_same_time(vocabulary: Vocabulary) -> None:
+    """As when a worker begins anew while the thread of its earlier batches ends, or many simulated workers share one corpus."""
+    lengths = [(1 + number % 9, 1 + number % 7) for number in range(400)]
+    expected = [tuple(group) for group in batches_of(store_of(lengths), vocabulary, window=20).groups(0)]
+    for _ in range(20):
+        shared, together = batches_of(store_of(lengths), vocabulary, window=20), threading.Barrier(4)
+
+        def read(shared: Batches = shared, together: threading.Barrier = together) -> list[tuple[int, ...]]:
+            together.wait()
+            return [tuple(group) for group in shared.groups(0)]
+
+        with ThreadPoolExecutor(4) as pool:
+            assert [read_.result() for read_ in [pool.submit(read) for _ in range(4)]] == [expected] * 4

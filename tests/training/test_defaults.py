@@ -27,7 +27,18 @@ from nmt_train.simulation.simulate import simulate
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.training import defaults
 from nmt_train.training.config_changes import differences
-from nmt_train.training.defaults import RECIPES, Tried, fit, follow, lead, with_device, with_rate, without_device
+from nmt_train.training.defaults import (
+    RECIPES,
+    Tried,
+    fit,
+    follow,
+    follow_rate,
+    lead,
+    lead_rate,
+    with_device,
+    with_rate,
+    without_device,
+)
 from nmt_train.training.start import start
 
 CPU = torch.device("cpu")
@@ -46,7 +57,7 @@ def pairs(number: int) -> Any:
 
 
 def test_without_a_value_or_with_auto_all_keys_are_open(demo: Path) -> None:
-    assert bare(demo).undecided == OPEN
+    assert set(bare(demo).undecided) == {*OPEN, "model.dropout"}
     auto = {"precision": "auto", "batch": {"tokens": "auto"}, "model": {"preset": "auto"}}
     config = bare(demo, **auto, optimizer={"learning_rate": "auto", "warmup": "auto"})
     assert config == bare(demo)
@@ -58,12 +69,25 @@ def test_without_a_value_or_with_auto_all_keys_are_open(demo: Path) -> None:
     ("given", "name"),
     [
         ({"precision": "fp32"}, "precision"), ({"batch": {"sentences": 64}}, "batch.tokens"),
-        ({"model": {"dim": 64}}, "model.preset"),
+        ({"model": {"dim": 64}}, "model.preset"), ({"model": {"dropout": 0.3}}, "model.dropout"),
+        ({"batch": {"sentences": 64, "tokens": "auto"}}, "batch.tokens"),
         ({"model": {"preset": "small"}}, "model.preset"), ({"optimizer": {"warmup": 0}}, "optimizer.warmup"),
     ],
 )  # fmt: skip
 def test_what_is_given_is_not_open(demo: Path, given: dict[str, Any], name: str) -> None:
-    assert set(bare(demo, **given).undecided) == set(OPEN) - {name}
+    assert set(bare(demo, **given).undecided) | {"model.dropout"} == {*OPEN, "model.dropout"} - {name} | {"model.dropout"}
+    assert name not in bare(demo, **given).undecided
+
+
+def test_dropout_is_that_of_the_preset_unless_it_is_given(demo: Path) -> None:
+    for given, dropout in (({}, PRESETS["tiny"]["dropout"]), ({"dropout": 0.7}, 0.7)):
+        config, _ = without_device(bare(demo, model=given), pairs(100), (0,))
+        assert (config.model.dim, config.model.dropout) == (PRESETS["tiny"]["dim"], dropout)
+
+
+def test_a_rate_that_is_not_decided_is_compared_with_nothing(demo: Path) -> None:
+    config = bare(demo, optimizer={"schedule": "cosine", "minimum": 0.0005})
+    assert without_device(config, pairs(100), (0,))[0].optimizer.learning_rate == pytest.approx(0.006)
 
 
 def test_a_size_beside_preset_auto_is_refused(demo: Path) -> None:
@@ -81,12 +105,19 @@ def test_the_preset_is_decided_by_the_size_of_the_corpus(demo: Path, number: int
     assert f"model.preset {preset}, for {number:,} pairs" in said[0]
 
 
-@pytest.mark.parametrize(("faster", "precision"), [((2.0, 1.5), "bf16"), ((2.0, 1.0), "fp32"), ((0.0,), "fp32")])
-def test_precision_is_what_is_faster_on_all_ranks(demo: Path, faster: Sequence[float], precision: str) -> None:
+@pytest.mark.parametrize(
+    ("faster", "precision", "tokens"),
+    [
+        ((2.0, 1.5), "bf16", 3999), ((2.0, 1.0), "fp32", 1999), ((0.0,), "fp32", 4000), ((0.9, 1.0), "fp32", 3999),
+        ((math.inf, math.inf), "bf16", 3999),
+    ],
+)  # fmt: skip
+def test_precision_is_what_is_faster_on_all_ranks(demo: Path, faster: Sequence[float], precision: str, tokens: int) -> None:
+    """Batches are those that fit all; where a rank would have liked another precision, they may be too large for this one."""
     config, said = with_device(bare(demo), [Tried(its, 4000 - number) for number, its in enumerate(faster)])
-    assert config.precision == precision
-    assert config.batch.tokens == 4000 - len(faster) + 1  # what fits all
+    assert (config.precision, config.batch.tokens) == (precision, tokens)
     assert said[0].startswith(f"precision {precision}, because")
+    assert "inf" not in said[0]
 
 
 @pytest.mark.parametrize(
@@ -100,13 +131,13 @@ def test_the_rate_grows_with_the_tokens_of_an_update(
     config, said = with_rate(config, pairs(100), (0,))
     assert config.optimizer.learning_rate == pytest.approx(rate)
     assert config.optimizer.warmup == RECIPES[preset].warmup
-    assert f"preset {preset} and {tokens * accumulate:,} tokens per update" in said
+    assert f"preset {preset} and {tokens * accumulate:,} tokens per update" in said[0]
 
 
 @pytest.mark.parametrize(("mode", "tokens"), [("sync", 4 * 640), ("vanilla", 640), ("local-sgd", 640)])
 def test_only_workers_that_share_an_update_make_it_larger(demo: Path, mode: str, tokens: int) -> None:
     config = bare(demo, model={"preset": "tiny"}, batch={"sentences": 64}, mode=mode)
-    assert f"and {tokens:,} tokens per update" in with_rate(config, pairs(100), (0, 1, 2, 3))[1]
+    assert f"and {tokens:,} tokens per update" in with_rate(config, pairs(100), (0, 1, 2, 3))[1][0]
 
 
 def test_rates_of_other_optimizers_are_their_own(demo: Path) -> None:
@@ -118,7 +149,7 @@ def test_fine_tuning_has_a_fifth_of_the_rate_and_a_short_warm_up(demo: Path) -> 
     config = bare(demo, model={"preset": "base"}, batch={"tokens": 25_000}, mode="single", init="another")
     config, said = with_rate(config, pairs(100), (0,))
     assert (config.optimizer.learning_rate, config.optimizer.warmup) == (pytest.approx(1.4e-4), 200)
-    assert "less for fine-tuning" in said
+    assert "less for fine-tuning" in said[0]
 
 
 @pytest.mark.parametrize(
@@ -136,6 +167,13 @@ def test_the_largest_batch_that_fits(each: float, memory: float, found: int) -> 
     assert len(tried) <= 8
 
 
+def test_a_cpu_has_room_for_the_longest_sentence(demo: Path) -> None:
+    values = plain(bare(demo))
+    values["corpus"]["max_length"] = 3000
+    config, _ = without_device(configuration.validate(values, {}), pairs(100), (0,))
+    assert config.batch.tokens == 3001
+
+
 def saved(config: Config) -> Checkpoint:
     return SimpleNamespace(facts={"config": plain(config)})  # type: ignore[return-value]
 
@@ -144,14 +182,18 @@ def test_a_run_that_has_begun_keeps_what_was_decided(demo: Path) -> None:
     values = {"precision": "bf16", "model.preset": "base", "optimizer.learning_rate": 0.5}
     before = configuration.decided(bare(demo, batch={"tokens": 333}, optimizer={"warmup": 7}), values)
     assert differences(plain(before), bare(demo)) == []
-    assert without_device(bare(demo), pairs(100), (0,), saved(before)) == before
+    config, said = without_device(bare(demo), pairs(100), (0,), saved(before))
+    assert config == before
+    assert said == [
+        "precision bf16, batch.tokens 333, model.preset base, optimizer.learning_rate 0.5, optimizer.warmup 7: the run began so"
+    ]
     other = bare(demo, model={"preset": "small"})
     assert "model.dim was 512, now 256" in differences(plain(before), other)
 
 
 def test_a_new_run_has_the_model_that_init_names(demo: Path) -> None:
     initial = bare(demo, model={"preset": "base", "ffn_dim": 96})
-    config = without_device(bare(demo), pairs(100), (0,), initial=saved(initial))
+    config, _ = without_device(bare(demo), pairs(100), (0,), initial=saved(initial))
     assert (config.model.preset, config.model.dim, config.model.ffn_dim) == ("base", 512, 96)
     assert config.undecided == ()
 
@@ -164,8 +206,8 @@ def test_all_ranks_get_the_same(demo: Path, vocabulary: Vocabulary, monkeypatch:
 
     def one(transport: VirtualTransport) -> Config:
         if transport.rank:
-            return follow(config, transport, CPU, vocabulary, stores)
-        return lead(config, transport, CPU, vocabulary, stores, None, None)[0]
+            return follow_rate(follow(config, transport, CPU, vocabulary, stores), transport)
+        return lead_rate(lead(config, transport, CPU, vocabulary, stores, None, None, print)[0], transport, stores)[0]
 
     found = together(engine([1, 1, 1]), *[one] * 3)
     assert found[0] == found[1] == found[2]
@@ -181,6 +223,7 @@ def test_a_bare_configuration_trains_and_resumes_and_says_what_was_decided(make:
     log = (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
     for said in ("model.preset tiny", f"precision {written.precision}", "batch.tokens 2,048", "optimizer.learning_rate 0.006"):
         assert f"decided: {said}" in log
+        assert f"# decided: {said}" in (tmp_path / "run" / "config.yml").read_text(encoding="utf-8")
     longer = replace(
         config, stop=replace(config.stop, after=configuration.validate(plain(make(stop__after="3u")), {}).stop.after)
     )
