@@ -250,10 +250,10 @@ def _without_auto(values: dict[str, Any], where: Mapping[str, str]) -> tuple[dic
     return values, undecided
 
 
-def decided(config: Config, found: Mapping[str, Any]) -> Config:
-    """The configuration with values (dotted keys) for keys that it leaves open; UserError if one is not valid."""
+def with_values(config: Config, given: Mapping[str, Any]) -> Config:
+    """The configuration with other values, by dotted keys; UserError if one is not valid."""
     values = plain(config)
-    for name, value in found.items():
+    for name, value in given.items():
         section, _, key = name.rpartition(".")
         (values[section] if section else values)[key] = value
     return validate(values, {})

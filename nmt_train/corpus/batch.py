@@ -42,7 +42,7 @@ class Batch:
         return len(self.source)
 
     def pinned(self) -> Batch:
-        """Return the same batch in memory from which a GPU can copy while the CPU goes on."""
+        """Return the same batch in memory from which a GPU can copy while the CPU continues."""
         return self._each(Tensor.pin_memory)
 
     def to(self, device: torch.device) -> Batch:
@@ -68,7 +68,7 @@ class Turn(NamedTuple):
     epochs: float = 0.0
 
     def pinned(self) -> Turn:
-        """The same with its batch, if any, in memory from which a GPU can copy while the CPU goes on."""
+        """The same with its batch, if any, in memory from which a GPU can copy while the CPU continues."""
         return self if self.batch is None else self._replace(batch=self.batch.pinned())
 
 

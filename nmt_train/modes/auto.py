@@ -29,20 +29,11 @@ def with_mode(config: Config, mode: str, settings: Mapping[str, str]) -> Config:
 
 
 def part_of_mode(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that a choice sets, of a configuration as a mapping of dotted keys; `with_part` puts them into another.
+    """The keys that a choice sets, of a configuration as a mapping of dotted keys; `with_values` puts them into another.
 
     Keys that `flat` lacks have their defaults; keys that no longer exist are left out.
     """
     return {name: flat.get(name, key.default) for name, key in leaves().items() if name == "mode" or _replaces(name)}
-
-
-def with_part(config: Config, part: Mapping[str, Any]) -> Config:
-    """The configuration with what `part_of_mode` returned for another one."""
-    values = plain(config)
-    for name, value in part.items():
-        section, _, key = name.rpartition(".")
-        (values[section] if section else values)[key] = value
-    return validate(values, {})
 
 
 def replaced(config: Config) -> list[str]:

@@ -13,10 +13,10 @@ import torch
 
 from nmt_train.common import atomic_file
 from nmt_train.common.streams import tell
-from nmt_train.config import Config, flatten, plain
+from nmt_train.config import Config, flatten, plain, with_values
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.modes.auto import part_of_mode, replaced, with_part
+from nmt_train.modes.auto import part_of_mode, replaced
 from nmt_train.modes.resolve import choose_mode
 from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.run.folder import MACHINES
@@ -123,7 +123,7 @@ def follow(config: Config, transport: Transport, own: torch.device, make: Make, 
     if broadcast(transport, {}, "look")["look"]:
         adviser.measure(transport, own, make)
     chosen = broadcast(transport, {}, "part", "cluster")
-    return ChosenMode(with_part(config, chosen["part"]), adviser, chosen["cluster"], _hosts(transport))
+    return ChosenMode(with_values(config, chosen["part"]), adviser, chosen["cluster"], _hosts(transport))
 
 
 def _kept(config: Config, saved: Checkpoint | None, size: int) -> Config | None:
@@ -131,7 +131,7 @@ def _kept(config: Config, saved: Checkpoint | None, size: int) -> Config | None:
     if saved is None:
         return None
     ranks = len(saved.facts["stages"][-1])
-    kept = choose_mode(with_part(config, part_of_mode(saved_keys(saved.facts["config"]))), ranks)
+    kept = choose_mode(with_values(config, part_of_mode(saved_keys(saved.facts["config"]))), ranks)
     return None if kept.mode == _ALONE and ranks == 1 < size else kept
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from nmt_train import config as configuration
 from nmt_train.common.duration import Duration
-from nmt_train.config import DROPOUT, OPEN, Config, decided
+from nmt_train.config import DROPOUT, OPEN, Config, with_values
 from nmt_train.corpus import CorpusConfig, CorpusPart
 from nmt_train.corpus.store import Stores
 from nmt_train.model import SIZES
-from nmt_train.modes.auto import AUTO, SECTIONS, part_of_mode, with_part
+from nmt_train.modes.auto import AUTO, SECTIONS, part_of_mode
 from nmt_train.modes.resolve import optimizer_name
 
 # Keys that may change when a run continues, without --force.
@@ -48,7 +48,7 @@ def kept(config: Config, saved: Mapping[str, Any], names: Sequence[str] = OPEN) 
     found = {name: before[name] for name in config.undecided if name in names or name == DROPOUT}
     if "model.preset" in found:
         found |= {f"model.{size}": before[f"model.{size}"] for size in SIZES}
-    return decided(config, found)
+    return with_values(config, found)
 
 
 def differences(old: dict[str, Any], new: Config) -> list[str]:
@@ -58,7 +58,7 @@ def differences(old: dict[str, Any], new: Config) -> list[str]:
     """
     before = saved_keys(old)
     if new.mode == AUTO:
-        new = with_part(new, part_of_mode(before))  # which a run keeps, unless it has begun with a single rank
+        new = with_values(new, part_of_mode(before))  # which a run keeps, unless it has begun with a single rank
     new = kept(new, old)
     after = configuration.flatten(configuration.plain(new))
     for values in (before, after):

@@ -19,7 +19,7 @@ import torch
 from nmt_train import config as configuration
 from nmt_train import device
 from nmt_train.common.errors import UserError
-from nmt_train.config import DROPOUT, Config, decided
+from nmt_train.config import DROPOUT, Config, with_values
 from nmt_train.corpus.batch import Batch
 from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.store import Stores
@@ -51,9 +51,9 @@ class Recipe(NamedTuple):
 
 RECIPES = {
     "tiny": Recipe(0.006, 400, 2048, "measured on Multi30k, docs/comparison.md"),
-    "small": Recipe(5e-4, 4000, 4096, "as fairseq's recipe for IWSLT"),
+    "small": Recipe(5e-4, 4000, 4096, "fairseq's recipe for IWSLT"),
     "base": Recipe(7e-4, 4000, 25_000, "Vaswani et al. 2017, 5.3"),
-    "big": Recipe(5e-4, 4000, 25_000, "Ott et al. 2018, 4.1"),
+    "big": Recipe(5e-4, 4000, 25_000, "fairseq's recipe after Ott et al. 2018"),
 }
 _RATES = {"adagrad": 0.02, "adadelta": 1.0}  # of optimizers to which the rates of Adam do not apply
 _ADAM = ("adam", "adamw")
@@ -96,10 +96,10 @@ def lead(
 
 def follow(config: Config, transport: Transport, own: torch.device, vocabulary: Vocabulary, stores: Stores) -> Config:
     """Take part in what `lead` does, as another rank."""
-    first = decided(config, broadcast(transport, {}, "found")["found"])
+    first = with_values(config, broadcast(transport, {}, "found")["found"])
     if tries := _to_try(first):
         gather(transport, dataclasses.asdict(_try(first, own, vocabulary, stores, tries)))
-    return decided(config, broadcast(transport, {}, "found")["found"])
+    return with_values(config, broadcast(transport, {}, "found")["found"])
 
 
 def without_device(
@@ -145,7 +145,7 @@ def _of_model(
         return config, [f"model.preset {config.model.preset}, with the sizes of the model that init names"]
     pairs = sum(int(its["pairs"]) for its in stores.identity)
     preset = next((preset for most, preset in _PRESETS if pairs < most), "small" if small else "base")
-    return decided(config, {"model.preset": preset}), [f"model.preset {preset}, for {pairs:,} pairs{' on a CPU' * small}"]
+    return with_values(config, {"model.preset": preset}), [f"model.preset {preset}, for {pairs:,} pairs{' on a CPU' * small}"]
 
 
 def with_device(config: Config, tried: Sequence[Tried]) -> tuple[Config, list[str]]:
@@ -163,7 +163,7 @@ def with_device(config: Config, tried: Sequence[Tried]) -> tuple[Config, list[st
     if "batch.tokens" in config.undecided:
         found["batch.tokens"] = tokens
         said.append(f"batch.tokens {tokens:,}")
-    return decided(config, found), said
+    return with_values(config, found), said
 
 
 def lead_rate(config: Config, transport: Transport, stores: Stores) -> tuple[Config, list[str]]:
@@ -174,15 +174,15 @@ def lead_rate(config: Config, transport: Transport, stores: Stores) -> tuple[Con
 
 
 def follow_rate(config: Config, transport: Transport) -> Config:
-    return decided(config, broadcast(transport, {}, "found")["found"])
+    return with_values(config, broadcast(transport, {}, "found")["found"])
 
 
 def with_rate(config: Config, stores: Stores, nodes: Sequence[int]) -> tuple[Config, list[str]]:
     """The configuration with a learning rate and a warm-up for its preset and the target tokens of an update.
 
     The rate grows with the square root of the tokens up to those of the recipe (measured with preset tiny, docs/comparison.md),
-    and with their fourth root from there (as from 25,000 to 400,000 tokens in Ott et al. 2018). A run that begins with another
-    model has a fifth of it, so that it does not forget what that model knows, and a short warm-up.
+    and with their fourth root from there (fairseq after Ott et al. 2018: twice the rate for 16 times the tokens). A run that
+    begins with another model has a fifth of it, so that it does not forget what that model knows, and a short warm-up.
     """
     if not config.undecided:
         return config, []
@@ -200,7 +200,7 @@ def with_rate(config: Config, stores: Stores, nodes: Sequence[int]) -> tuple[Con
     found = {"optimizer.learning_rate": float(f"{rate:.2g}"), "optimizer.warmup": warmup}
     found = {key: value for key, value in found.items() if key in config.undecided}
     listed = ", ".join(f"{key} {value:g}" for key, value in found.items())
-    return decided(config, found), [f"{listed}, {why}"]
+    return with_values(config, found), [f"{listed}, {why}"]
 
 
 def _tokens(config: Config, stores: Stores) -> float:

@@ -29,16 +29,19 @@ from reproduce.thesis import (
 )
 from reproduce.thesis_claims import CLAIMS
 
+# By figure: whose trace it shows, and what there is to see.
 TRACED = {
-    "4.1": BASE, "4.2": Setup("single", "1x4"), "4.4": Setup("vanilla", "2x1"), "4.7": Setup("overlap", "2x1"),
-    "4.11": Setup(SPARSE, "2x1", REMOTE), "4.15": Setup(SPARSE_OVERLAP, "2x1"),
-}  # fmt: skip
-_TRACES = {
-    "4.1": "one device: backward takes longest", "4.2": "four devices of one machine exchange after every batch",
-    "4.4": "vanilla, 2x1: exchanging takes longer than computing",
-    "4.7": "overlap, 2x1: the main thread always computes, another one exchanges",
-    "4.11": "thesis-sparse, 2x1: exchanges are short (here also with the own shard, which needs no network)",
-    "4.15": "thesis-sparse-overlap, 2x1: the main thread always computes, and exchanges are short",
+    "4.1": (BASE, "one device: backward takes longest"),
+    "4.2": (Setup("single", "1x4"), "four devices of one machine exchange after every batch"),
+    "4.4": (Setup("vanilla", "2x1"), "vanilla, 2x1: exchanging takes longer than computing"),
+    "4.7": (Setup("overlap", "2x1"), "overlap, 2x1: the main thread always computes, another one exchanges"),
+    "4.11": (
+        Setup(SPARSE, "2x1", REMOTE),
+        "thesis-sparse, 2x1: exchanges are short (here also with the own shard, which needs no network)",
+    ),
+    "4.15": (
+        Setup(SPARSE_OVERLAP, "2x1"), "thesis-sparse-overlap, 2x1: the main thread always computes, and exchanges are short",
+    ),
 }  # fmt: skip
 
 
@@ -169,8 +172,10 @@ T15, T19, T22): a clause asks for this. All limits were set before these runs.
 def write(found: Results, runs: Path, output: Path) -> None:
     """Write `output` (Markdown) from the CSV files of `found`; timelines need their runs in the folder `runs`."""
     pictures = output.with_suffix("")
-    drawn = [f for f, setup in TRACED.items() if _timeline(runs / "timing" / setup.name, pictures / f"figure-{f}.png")]
-    titles = dict(_TRACES)
+    titles = {
+        figure: title for figure, (setup, title) in TRACED.items()
+        if _timeline(runs / "timing" / setup.name, pictures / f"figure-{figure}.png")
+    }  # fmt: skip
     for figure, (title, draw) in _drawings(found).items():
         new, axes = new_figure(width=6.5, height=3.9)
         try:
@@ -179,7 +184,6 @@ def write(found: Results, runs: Path, output: Path) -> None:
             continue
         axes.set_title(title, fontsize=10, loc="left")
         save_figure(new, pictures / f"figure-{figure}.png")
-        drawn.append(figure)
         titles[figure] = title
     claims = [claim for claims in CLAIMS.values() for claim in claims]
     try:
@@ -195,7 +199,7 @@ def write(found: Results, runs: Path, output: Path) -> None:
     for title, its in CLAIMS.items():
         text += [f"## {title}", "", *table(its, found, "figure", "the thesis")]
     text += [*_equal_words(found), "## Figures", "", "A cross is what the thesis's text says; a dotted line is linear.", ""]
-    for figure in sorted(drawn, key=lambda name: (int(name[2:].rstrip("ab")), name)):
+    for figure in sorted(titles, key=lambda name: (int(name[2:].rstrip("ab")), name)):
         where = (pictures / f"figure-{figure}.png").relative_to(output.parent)
         text += [f"Figure {figure}: {titles[figure]}", "", f"![figure {figure}]({where})", ""]
     output.write_text("\n".join(text), encoding="utf-8")
@@ -210,13 +214,13 @@ def _timeline(run: Path, picture: Path) -> bool:
 
 def _flips(found: Results) -> str:
     """Which verdicts about words/s are others if sparse codecs are slower, as a sentence."""
+    if not found.timed(Setup(SPARSE, "4x1", SLOW_CODEC)):
+        return ""
     slow, others = SlowCodec(found.folder), []
     for claim in CLAIMS["Sparse exchanges"]:
         clauses, its = judged(claim, found)[1], judged(claim, slow)[1]
         if clauses and its and verdict(clauses) != verdict(its):
             others.append(f"{claim.id} {verdict(its)}")
-    if not found.timed(Setup(SPARSE, "4x1", SLOW_CODEC)):
-        return ""
     return f" With codecs four times as slow, which 4.2.4 would fit: {'; '.join(others) or 'the same verdicts'}."
 
 
