@@ -63,10 +63,10 @@ _TUNING, _TUNING_WARMUP = 0.2, 200  # share of the rate, and updates, where trai
 @dataclasses.dataclass(frozen=True)
 class Tried:
     """What a rank has found out. faster: how many times as fast a step is in bf16, infinite if only bf16 fits, 0 if there is no
-    bf16. tokens: the largest batch that fits."""
+    bf16. tokens: the largest batch that fits, by precision; 0 if none does."""
 
     faster: float
-    tokens: int
+    tokens: dict[str, int]
 
 
 Say = Callable[[str], None]
@@ -107,13 +107,13 @@ def without_device(
 ) -> tuple[Config, list[str]]:
     """Decide everything as for a CPU without bf16, for simulations, whose results must not depend on this machine."""
     config, said = _of_model(config, stores, saved, initial, small=True)
-    config, of_device = with_device(config, [Tried(faster=0.0, tokens=_cpu_tokens(config))])
+    config, of_device = with_device(config, [Tried(faster=0.0, tokens=_on_cpu(config))])
     config, of_rate = with_rate(config, stores, nodes)
     return config, [*said, *of_device, *of_rate]
 
 
-def _cpu_tokens(config: Config) -> int:
-    return max(_CPU_TOKENS, config.corpus.max_length + 1)
+def _on_cpu(config: Config) -> dict[str, int]:
+    return dict.fromkeys(("fp32", "bf16"), max(_CPU_TOKENS, config.corpus.max_length + 1))
 
 
 def _tell(transport: Transport, before: Config, now: Config) -> None:
@@ -149,18 +149,25 @@ def _of_model(
 
 
 def with_device(config: Config, tried: Sequence[Tried]) -> tuple[Config, list[str]]:
-    """The configuration with a precision and a batch size that suit all ranks, and sentences about them."""
+    """The configuration with a precision and a batch size that suit all ranks, and sentences about them.
+
+    Raises UserError if no batch fits one of them.
+    """
     found, said = dict[str, Any](), list[str]()
-    faster, tokens = min(its.faster for its in tried), min(its.tokens for its in tried)
+    faster = min(its.faster for its in tried)
     if "precision" in config.undecided:
         found["precision"] = "bf16" if faster >= _FASTER else "fp32"
         how = f"a step in bf16 is {faster:.1f} times as fast"
         if not 0 < faster < math.inf:
             how = "fp32 needs too much memory" if faster else "there are no instructions for bf16"
         said.append(f"precision {found['precision']}, because {how}")
-        if faster < _FASTER <= max(its.faster for its in tried):
-            tokens //= 2  # on some ranks, this many fit in bf16
     if "batch.tokens" in config.undecided:
+        tokens = min(its.tokens[found.get("precision", config.precision)] for its in tried)
+        if not tokens:
+            raise UserError(
+                f"batch.tokens: not even a batch of {config.corpus.max_length + 1} target tokens fits a device; choose a"
+                " smaller model.preset, or lower corpus.max_length"
+            )
         found["batch.tokens"] = tokens
         said.append(f"batch.tokens {tokens:,}")
     return with_values(config, found), said
@@ -216,7 +223,7 @@ def _to_try(config: Config) -> set[str]:
 
 
 def _try(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Stores, wanted: set[str]) -> Tried:
-    """Try what is wanted on this device, with a model of the configured size. Raises UserError if no batch fits."""
+    """Try what is wanted on this device, with a model of the configured size."""
     try:
         return _tried(config, own, vocabulary, stores, wanted)
     finally:
@@ -226,7 +233,7 @@ def _try(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Stor
 def _tried(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Stores, wanted: set[str]) -> Tried:
     gpu, bf16 = own.type == "cuda", device.has_bf16(own)
     fits, compares = gpu and "batch.tokens" in wanted, bf16 and "precision" in wanted
-    faster, tokens, least = 0.0, _cpu_tokens(config), config.corpus.max_length + 1
+    faster, tokens, least = 0.0, _on_cpu(config), config.corpus.max_length + 1
     if not (fits or compares):
         return Tried(faster, tokens)
     model = Transformer(config.model, len(vocabulary)).to(own).train()
@@ -240,26 +247,19 @@ def _tried(config: Config, own: torch.device, vocabulary: Vocabulary, stores: St
         batch = dataclasses.replace(config.batch, tokens=tokens)
         return Batches(stores, config.corpus, batch, vocabulary, config.seed).largest()
 
-    def fitting(precision: str) -> int:
+    def taken(precision: str, tokens: int) -> float:
+        return device.peak(own, partial(step, largest(tokens), precision))
+
+    if fits:
         reserved = 4 * _VECTORS * sum(parameter.numel() for parameter in model.parameters())
         memory = device.memory(own, config.devices, 1) * _MARGIN - reserved
         most = RECIPES[config.model.preset].tokens
-        found = fit(lambda size: device.peak(own, partial(step, largest(size), precision)), least, most, memory)
-        if not found:
-            raise UserError(
-                f"batch.tokens: not even a batch of {least} target tokens fits {device.described(own)}; choose a smaller"
-                " model.preset, or lower corpus.max_length"
-            )
-        return found
-
-    if fits:
-        tokens = fitting(("bf16" if bf16 else "fp32") if compares else config.precision)
+        for precision in ("fp32", "bf16") if compares else (config.precision,):
+            tokens[precision] = fit(partial(taken, precision), least, most, memory)
     if compares:
-        size = tokens if fits else config.batch.tokens
+        size = max(least, *tokens.values()) if fits else config.batch.tokens
         batch = largest(size if gpu else max(least, min(size, _TRIAL)))
         faster = _faster([partial(step, batch, precision) for precision in ("fp32", "bf16")], own)
-        if fits and faster < _FASTER:
-            tokens = fitting("fp32")
     return Tried(faster, tokens)
 
 

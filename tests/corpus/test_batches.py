@@ -206,7 +206,7 @@ def test_workers_of_one_process_sort_each_window_once(vocabulary: Vocabulary, mo
 
 
 def test_threads_may_read_the_same_epoch_at_the_same_time(vocabulary: Vocabulary) -> None:
-    """As when a worker begins again while the thread of its earlier batches ends, or many simulated workers share one corpus."""
+    """As when a worker begins again while the thread of its earlier batches ends, or simulated workers share a corpus."""
     lengths = [(1 + number % 9, 1 + number % 7) for number in range(400)]
     expected = [tuple(group) for group in batches_of(store_of(lengths), vocabulary, window=20).groups(0)]
     for _ in range(20):

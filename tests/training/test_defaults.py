@@ -108,13 +108,14 @@ def test_the_preset_is_decided_by_the_size_of_the_corpus(demo: Path, number: int
 @pytest.mark.parametrize(
     ("faster", "precision", "tokens"),
     [
-        ((2.0, 1.5), "bf16", 3999), ((2.0, 1.0), "fp32", 1999), ((0.0,), "fp32", 4000), ((0.9, 1.0), "fp32", 3999),
+        ((2.0, 1.5), "bf16", 3999), ((2.0, 1.0), "fp32", 999), ((0.0,), "fp32", 1000), ((0.9, 1.0), "fp32", 999),
         ((math.inf, math.inf), "bf16", 3999),
     ],
 )  # fmt: skip
 def test_precision_is_what_is_faster_on_all_ranks(demo: Path, faster: Sequence[float], precision: str, tokens: int) -> None:
-    """Batches are those that fit all; where a rank would have liked another precision, they may be too large for this one."""
-    config, said = with_device(bare(demo), [Tried(its, 4000 - number) for number, its in enumerate(faster)])
+    """Batches are those that fit all in the chosen precision."""
+    tried = [Tried(its, {"fp32": 1000 - number, "bf16": 4000 - number}) for number, its in enumerate(faster)]
+    config, said = with_device(bare(demo), tried)
     assert (config.precision, config.batch.tokens) == (precision, tokens)
     assert said[0].startswith(f"precision {precision}, because")
     assert "inf" not in said[0]
@@ -167,6 +168,11 @@ def test_the_largest_batch_that_fits(each: float, memory: float, found: int) -> 
     assert len(tried) <= 8
 
 
+def test_a_device_that_no_batch_fits_is_refused(demo: Path) -> None:
+    with pytest.raises(UserError, match="not even a batch of 101 target tokens fits a device"):
+        with_device(bare(demo), [Tried(0.0, {"fp32": 0, "bf16": 0})])
+
+
 def test_a_cpu_has_room_for_the_longest_sentence(demo: Path) -> None:
     values = plain(bare(demo))
     values["corpus"]["max_length"] = 3000
@@ -201,7 +207,7 @@ def test_a_new_run_has_the_model_that_init_names(demo: Path) -> None:
 def test_all_ranks_get_the_same(demo: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     config = bare(demo, mode="sync")
     stores = open_stores(config.corpus, vocabulary, demo / "store")
-    monkeypatch.setattr(defaults, "_try", lambda *given: Tried(faster=2.0, tokens=next(sizes)))
+    monkeypatch.setattr(defaults, "_try", lambda *given: Tried(faster=2.0, tokens={"fp32": 1, "bf16": next(sizes)}))
     sizes = iter((3000, 2000, 2500))
 
     def one(transport: VirtualTransport) -> Config:
