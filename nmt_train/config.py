@@ -74,8 +74,8 @@ class Config:
     )
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32",
-        description="number format of matrix products: fp32 (on a GPU, TF32), bf16 (autocast), or auto (bf16 if a step is"
-        " faster with it on this device, measured at the start)",
+        description="number format: fp32 (on a GPU, TF32 for matrix products), bf16 (layers; parameters, their updates and the"
+        " gradient's sum stay fp32), or auto (bf16 if a step is faster with it on this device, measured at the start)",
     )
     compile: bool = Field(
         default=False, description="use torch.compile for the model: the start takes minutes, then steps are faster on a GPU"

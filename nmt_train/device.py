@@ -11,7 +11,6 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -145,13 +144,6 @@ def prepare_one(devices: str, threads: int) -> torch.device:
 def _all_of(devices: str | list[int]) -> str:
     """Resolve `auto` or `cuda` for several ranks on one machine: all GPUs, or the CPU if `auto` finds no GPU."""
     return "all" if devices == "cuda" or torch.cuda.is_available() else "cpu"
-
-
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Return the context for forward passes: a null context for `fp32`, torch's bfloat16 autocast for `bf16`."""
-    if precision == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def has_bf16(own: torch.device) -> bool:

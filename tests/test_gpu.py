@@ -61,10 +61,9 @@ def sentences(seed: int, *lengths: int) -> list[np.ndarray]:
 
 def loss_and_gradient(own: torch.device, precision: str) -> tuple[float, Tensor]:
     trained = model(own)
-    flat, batch = FlatModel(trained), assemble(sentences(1, 9, 4, 12), sentences(2, 7, 11, 3))
-    with device.autocast(own, precision):
-        loss = trained.loss(batch.to(own))
-    loss.backward()
+    flat, batch = FlatModel(trained, precision), assemble(sentences(1, 9, 4, 12), sentences(2, 7, 11, 3))
+    loss = flat.loss(batch.to(own))
+    flat.backward(loss)
     return float(loss.detach()), flat.gradient.cpu()
 
 

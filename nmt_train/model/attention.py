@@ -22,17 +22,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop:
         return fused(query, key, value, mask, drop, causal)
     if causal:
         length = query.shape[2]
-        mask = torch.full((length, length), -math.inf).triu_(1)
+        mask = torch.full((length, length), -math.inf, dtype=query.dtype).triu_(1)
     with torch.autocast("cpu", enabled=False):  # autocast would convert the scores to fp32 and back for the softmax
         scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
         if mask is not None:
-            scores += mask.to(scores.dtype)
+            scores += mask
         return dropout(torch.softmax(scores, dim=-1), drop, training=True) @ value
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop: float, causal: bool) -> Tensor:
     """`attend` by torch's fused kernels; the fastest of them takes `causal`, but no mask."""
-    mask = None if mask is None else mask.to(query.dtype)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=drop, is_causal=causal)
 
 
@@ -79,6 +78,5 @@ class Attention(nn.Module):
 
     def _split(self, projected: Tensor, parts: int) -> tuple[Tensor, ...]:
         """Split (batch, length, parts * dim) into `parts` tensors (batch, heads, length, dim / heads)."""
-        batch, length, width = projected.shape
-        heads = projected.view(batch, length, parts, self.heads, width // parts // self.heads)
-        return heads.permute(2, 0, 3, 1, 4).unbind(0)
+        each = projected.chunk(parts, dim=-1) if parts > 1 else (projected,)  # whose gradients one operation joins
+        return tuple(part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in each)

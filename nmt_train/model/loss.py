@@ -24,16 +24,15 @@ def smoothed_cross_entropy(
     bias: Tensor | None,
     labels: Tensor,
     smoothing: float,
-    dtype: torch.dtype,
     weights: Tensor | None = None,
 ) -> Tensor:
     """The sum over rows of -(1 - smoothing) log p(label) - smoothing * mean_v log p(v), p = softmax(hidden output^T + bias).
 
     hidden: (rows, dim); output: (vocabulary, dim); bias: (vocabulary,) or None; labels: (rows,). weights: (rows,), fp32, by
-    which each row's term is multiplied, or None. Products run in `dtype`; the sum is fp32.
+    which each row's term is multiplied, or None. Products run in the dtype of `hidden`; the sum is fp32.
     """
     loss: Tensor = _SmoothedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden, output, bias, labels, smoothing, dtype, weights
+        hidden, output, bias, labels, smoothing, weights
     )
     return loss
 
@@ -47,12 +46,12 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, output: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, dtype: torch.dtype,
+        ctx: Any, hidden: Tensor, output: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float,
         weights: Tensor | None,
     ) -> Tensor:  # fmt: skip
         # Autocast would run the softmax in fp32 and convert every block of logits; this code chooses the dtypes itself.
         with torch.autocast(hidden.device.type, enabled=False):
-            total, *gradients = _loss_and_gradients(hidden, output, bias, labels, smoothing, dtype, weights)
+            total, *gradients = _loss_and_gradients(hidden, output, bias, labels, smoothing, weights)
         ctx.save_for_backward(*gradients)
         return total
 
@@ -61,7 +60,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         hidden_gradient, output_gradient, bias_gradient = ctx.saved_tensors
         bias_gradient = None if bias_gradient is None else bias_gradient * scale
-        return hidden_gradient * scale, output_gradient * scale, bias_gradient, None, None, None, None
+        return hidden_gradient * scale, output_gradient * scale, bias_gradient, None, None, None
 
 
 def _loss_and_gradients(
@@ -70,18 +69,17 @@ def _loss_and_gradients(
     bias: Tensor | None,
     labels: Tensor,
     smoothing: float,
-    dtype: torch.dtype,
     row_weights: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     vocabulary = output.shape[0]
-    rows, weights = hidden.to(dtype), output.to(dtype)
-    hidden_gradient, output_gradient = torch.empty_like(rows), torch.zeros_like(output)
+    dtype, weights = hidden.dtype, output.to(hidden.dtype)
+    hidden_gradient, output_gradient = torch.empty_like(hidden), torch.zeros_like(output)
     bias_gradient = None if bias is None else torch.zeros_like(bias)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     weights_sum = output.sum(0)
     size = max(1, _BLOCK[hidden.device.type] // vocabulary)
-    for start in range(0, len(rows), size):
-        block = rows[start : start + size]
+    for start in range(0, len(hidden), size):
+        block = hidden[start : start + size]
         label = torch.arange(len(block), device=labels.device), labels[start : start + size]
         logits = block @ weights.T
         if bias is not None:
@@ -104,17 +102,16 @@ def _loss_and_gradients(
         _accumulate(output_gradient, probabilities, block)
         if bias_gradient is not None:
             bias_gradient += probabilities.sum(0, dtype=torch.float32)
-    hidden_gradient = hidden_gradient.to(hidden.dtype)
     if smoothing:
         share = smoothing / vocabulary
         if row_weights is None:
             hidden_gradient -= weights_sum * share
-            output_gradient -= rows.sum(0, dtype=torch.float32) * share
+            output_gradient -= hidden.sum(0, dtype=torch.float32) * share
         else:
             hidden_gradient -= row_weights[:, None] * weights_sum * share
-            output_gradient -= (rows.float() * row_weights[:, None]).sum(0) * share
+            output_gradient -= (hidden.float() * row_weights[:, None]).sum(0) * share
         if bias_gradient is not None:
-            bias_gradient -= (len(rows) if row_weights is None else row_weights.sum()) * share
+            bias_gradient -= (len(hidden) if row_weights is None else row_weights.sum()) * share
     return total, hidden_gradient, output_gradient, bias_gradient
 
 

@@ -29,8 +29,7 @@ class FeedForward(nn.Module):
         self.drop, self._relu = config.dropout_ffn, config.activation == "relu"
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = self.inner(x)
-        inner = F.relu(inner, inplace=True) if self._relu else F.silu(inner)
+        inner = F.relu(self.inner(x)) if self._relu else F.silu(self.inner(x))
         return self.outer(dropout(inner, self.drop, self.training))
 
 
@@ -121,6 +120,7 @@ class Transformer(nn.Module):
         self._positions = torch.empty(0)
         # What computes a layer of each kind in training: its own method, or a compiled version of it that all layers share.
         self._trains: tuple[Any, Any] = (EncoderLayer.forward, DecoderLayer.forward)
+        self._layers_in = torch.float32
         self._lookups: Tensor | None = None  # a view of the output layer's matrix, with its own gradient
         self._initialize()
 
@@ -150,6 +150,14 @@ class Transformer(nn.Module):
         self._lookups = self.output_matrix.detach().requires_grad_()
         self._lookups.grad = gradient
 
+    def compute_layers_in(self, dtype: torch.dtype) -> list[nn.Parameter]:
+        """From now on, compute everything in `dtype` but lookups of words and the softmax over them.
+
+        Returns the parameters of the layers, the last ones of the model, which the caller must convert.
+        """
+        self._layers_in = dtype
+        return [parameter for module in self.children() for parameter in module.parameters()]
+
     def compile_layers(self, compiled: Callable[[Any], Any]) -> None:
         """In training, call a compiled version of one encoder layer, and of one decoder layer, for all of them."""
         self._trains = compiled(EncoderLayer.forward), compiled(DecoderLayer.forward)
@@ -160,11 +168,9 @@ class Transformer(nn.Module):
         With weights, each sentence's part of the sum is multiplied by its weight; the number of tokens is not.
         """
         hidden, labels = self._hidden(batch)
-        device = hidden.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         weights = None if batch.weights is None else batch.weights[_sentence_of_pieces(batch)]
         smoothing = self.config.label_smoothing
-        total = smoothed_cross_entropy(hidden, self.output_matrix, self.output_bias, labels, smoothing, dtype, weights)
+        total = smoothed_cross_entropy(hidden, self.output_matrix, self.output_bias, labels, smoothing, weights)
         return total / batch.target_tokens
 
     def cross_entropy(self, batch: Batch) -> Tensor:
@@ -191,7 +197,7 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tensor, mask: Tensor | None) -> Tensor:
         """Encode ids (batch, source) to (batch, source, dim); `mask` (batch, 1, 1, source) is added to attention scores."""
-        x = self._embed(source, self.source_matrix, 0, self.config.dropout_source_words)
+        x, mask = self._embed(source, self.source_matrix, 0, self.config.dropout_source_words), self._in_layers(mask)
         forward = self._trains[0] if self.training else EncoderLayer.forward
         for layer in self.encoder:
             x = forward(layer, x, mask)
@@ -199,7 +205,7 @@ class Transformer(nn.Module):
 
     def decode(self, target: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
         """Decode ids (batch, target) to (batch, target, dim); each position attends to itself and to earlier positions."""
-        x = self._embed(target, self.target_embedding, 0, self.config.dropout_target_words)
+        x, mask = self._embed(target, self.target_embedding, 0, self.config.dropout_target_words), self._in_layers(mask)
         forward = self._trains[1] if self.training else DecoderLayer.forward
         for layer in self.decoder:
             x = forward(layer, x, memory, mask)
@@ -207,7 +213,7 @@ class Transformer(nn.Module):
 
     def start(self, source: Tensor, mask: Tensor | None) -> DecoderState:
         """Return the decoder state before the first word for source ids (sentences, source)."""
-        memory = self.encode(source, mask)
+        memory, mask = self.encode(source, mask), self._in_layers(mask)
         return DecoderState([layer.cross.project_memory(memory) for layer in self.decoder], mask, [None] * len(self.decoder))
 
     def step(self, words: Tensor, state: DecoderState) -> Tensor:
@@ -220,7 +226,11 @@ class Transformer(nn.Module):
             x = layer.cross_residual(x, lambda y, i=index, at=layer: at.cross(y, state.memory[i], state.mask))
             x = layer.ffn_residual(x, layer.ffn).view(sentences * beam, 1, -1)
         state.steps += 1
-        return F.linear(self.decoder_norm(x), self.output_matrix, self.output_bias).view(sentences, beam, -1)
+        x = self.decoder_norm(x).to(self.output_matrix.dtype)
+        return F.linear(x, self.output_matrix, self.output_bias).view(sentences, beam, -1)
+
+    def _in_layers(self, mask: Tensor | None) -> Tensor | None:
+        return None if mask is None else mask.to(self._layers_in)
 
     @staticmethod
     def _extend(layer: DecoderLayer, x: Tensor, state: DecoderState, index: int) -> Tensor:
@@ -233,7 +243,7 @@ class Transformer(nn.Module):
         x = F.embedding(ids, matrix) * math.sqrt(self.config.dim)
         x = drop_words(x, drop, self.training)
         x = x + self.position_table(first + ids.shape[1], x.device)[first:]
-        return dropout(x, self.config.dropout, self.training)
+        return dropout(x.to(self._layers_in), self.config.dropout, self.training)
 
     def position_table(self, length: int, device: torch.device) -> Tensor:
         """Return the sinusoids (length, dim) of section 3.5; extend the table if a sentence is longer than it."""

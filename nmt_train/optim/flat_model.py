@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +17,14 @@ from nmt_train.common.errors import UserError
 class FlatModel:
     """`parameters` and `gradient`, both (elements,) fp32 on the model's device; the model reads and writes them in place.
 
-    `layout` lists (name, shape) in the order of the vector.
+    `layout` lists (name, shape) in the order of the vector. With `precision` bf16, the layers of the model read a copy of their
+    parameters in bf16 instead, which `loss` and `using` make by one operation, and `backward` adds their gradients to
+    `gradient` by a few: torch's autocast would convert every matrix and every gradient by itself.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model, named = model, list(model.named_parameters())
+    def __init__(self, model: nn.Module, precision: str = "fp32") -> None:
+        self.model: Any = model
+        named = list(model.named_parameters())
         self._parameters = [parameter for _, parameter in named]
         self.layout = [(name, tuple(parameter.shape)) for name, parameter in named]
         self.parameters = torch.cat([parameter.detach().flatten() for _, parameter in named])
@@ -30,13 +34,53 @@ class FlatModel:
         ):
             parameter.data = value
             parameter.grad = gradient
+        self._layers = list[nn.Parameter]()  # those with a copy, the last ones of the vector
+        self._of_layers = slice(self.parameters.numel(), self.parameters.numel())
+        if precision == "bf16":
+            self._copy_layers()
+
+    def _copy_layers(self) -> None:
+        self._layers = self.model.compute_layers_in(torch.bfloat16)
+        first = len(self._parameters) - len(self._layers)
+        assert all(one is other for one, other in zip(self._layers, self._parameters[first:], strict=True))
+        sizes = [parameter.numel() for parameter in self._layers]
+        self._of_layers = slice(self.parameters.numel() - sum(sizes), self.parameters.numel())
+        self._copy = self.parameters[self._of_layers].bfloat16()
+        for parameter, values in zip(self._layers, self._copy.split(sizes), strict=True):
+            parameter.grad = None
+            parameter.data = values.view(parameter.shape)
+
+    def _refresh(self) -> None:
+        if self._layers:
+            self._copy.copy_(self.parameters[self._of_layers])
+
+    def loss(self, batch: Any) -> Tensor:
+        """The model's loss of a batch, with the present values of `parameters`."""
+        self._refresh()
+        loss: Tensor = self.model.loss(batch)
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of `loss` to `gradient`."""
+        loss.backward()
+        gradients = [parameter.grad for parameter in self._layers]
+        if any(gradient is not None for gradient in gradients):  # else `watch` has added them already
+            self.gradient[self._of_layers] += torch.cat([gradient.flatten() for gradient in gradients if gradient is not None])
+            for parameter in self._layers:
+                parameter.grad = None
 
     def watch(self, computed: Callable[[slice], None]) -> None:
         """In every backward pass from now on, call `computed` with each parameter's slice when its gradient is complete."""
         start = 0
         for parameter in self._parameters:
             place = slice(start, start := start + parameter.numel())
-            parameter.register_post_accumulate_grad_hook(lambda _, place=place: computed(place))
+            parameter.register_post_accumulate_grad_hook(partial(self._complete, place, computed))
+
+    def _complete(self, place: slice, computed: Callable[[slice], None], parameter: Tensor) -> None:
+        if place.start >= self._of_layers.start and parameter.grad is not None:
+            self.gradient[place] += parameter.grad.flatten()
+            parameter.grad = None
+        computed(place)
 
     def separate_lookups(self) -> Tensor:
         """Separate the two parts of the gradient of the first parameter, an embedding that is also the output layer.
@@ -44,7 +88,7 @@ class FlatModel:
         From now on, the model adds the gradients of lookups to the vector (elements of the embedding,) that is returned;
         `gradient` has only the output layer's. Empty if the model has no method `separate_lookups`.
         """
-        separate: Any = getattr(self.model, "separate_lookups", None)
+        separate = getattr(self.model, "separate_lookups", None)
         if separate is None:
             return self.gradient.new_zeros(0)
         gradient = torch.zeros_like(self._parameters[0].data)
@@ -60,10 +104,12 @@ class FlatModel:
     def using(self, vector: Tensor) -> Iterator[None]:
         """In this context, the model has the values of `vector`; afterward it has its own values again, bit for bit."""
         if vector.data_ptr() == self.parameters.data_ptr():
+            self._refresh()
             yield
             return
         own = self.parameters.clone()
         self.parameters.copy_(vector)
+        self._refresh()
         try:
             yield
         finally:

@@ -60,7 +60,7 @@ class Bucketed(Synchronous):
         divisor = self._begin()
         shares = iter(self._time_shares)
         with self._trace.span("backward", tokens, 1 / next(shares)):
-            (loss if factor == divisor else loss * (factor / divisor)).backward()
+            self._flat.backward(loss if factor == divisor else loss * (factor / divisor))
         for share in shares:
             if self._waiting:
                 self._send_next()

@@ -72,7 +72,7 @@ class Strategy(ABC):
         """
         factor = self.accumulator.add(tokens)
         with self._trace.span("backward", tokens):
-            (loss if factor == 1.0 else loss * factor).backward()
+            self._flat.backward(loss if factor == 1.0 else loss * factor)
 
     def step(self) -> bool:
         """Called after a batch's gradient was added to the flat one; returns True if it has exchanged gradients.

@@ -27,6 +27,7 @@ from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.model import SIZES
 from nmt_train.model.transformer import Transformer
 from nmt_train.modes.resolve import resolve
+from nmt_train.optim.flat_model import FlatModel
 from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.training.config_changes import kept
 from nmt_train.transport import Transport
@@ -236,30 +237,32 @@ def _tried(config: Config, own: torch.device, vocabulary: Vocabulary, stores: St
     faster, tokens, least = 0.0, _on_cpu(config), config.corpus.max_length + 1
     if not (fits or compares):
         return Tried(faster, tokens)
-    model = Transformer(config.model, len(vocabulary)).to(own).train()
 
-    def step(batch: Batch, precision: str) -> None:
-        with device.autocast(own, precision):
-            loss = model.loss(batch.to(own))
-        loss.backward()
+    def model(precision: str) -> FlatModel:
+        return FlatModel(Transformer(config.model, len(vocabulary)).to(own).train(), precision)
+
+    def step(flat: FlatModel, batch: Batch) -> None:
+        flat.backward(flat.loss(batch.to(own)))
 
     def largest(tokens: int) -> Batch:
         batch = dataclasses.replace(config.batch, tokens=tokens)
         return Batches(stores, config.corpus, batch, vocabulary, config.seed).largest()
 
-    def taken(precision: str, tokens: int) -> float:
-        return device.peak(own, partial(step, largest(tokens), precision))
+    def fitting(flat: FlatModel) -> int:
+        memory = device.memory(own, config.devices, 1) * _MARGIN - 4 * _VECTORS * flat.parameters.numel()
+
+        def taken(tokens: int) -> float:
+            return device.peak(own, partial(step, flat, largest(tokens)))
+
+        return fit(taken, least, RECIPES[config.model.preset].tokens, memory)
 
     if fits:
-        reserved = 4 * _VECTORS * sum(parameter.numel() for parameter in model.parameters())
-        memory = device.memory(own, config.devices, 1) * _MARGIN - reserved
-        most = RECIPES[config.model.preset].tokens
         for precision in ("fp32", "bf16") if compares else (config.precision,):
-            tokens[precision] = fit(partial(taken, precision), least, most, memory)
+            tokens[precision] = fitting(model(precision))
     if compares:
         size = max(least, *tokens.values()) if fits else config.batch.tokens
         batch = largest(size if gpu else max(least, min(size, _TRIAL)))
-        faster = _faster([partial(step, batch, precision) for precision in ("fp32", "bf16")], own)
+        faster = _faster([partial(step, model(precision), batch) for precision in ("fp32", "bf16")], own)
     return Tried(faster, tokens)
 
 

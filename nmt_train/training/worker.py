@@ -77,7 +77,7 @@ class Worker:
         """model: a module; `loss(batch)` is the mean cost per token. Raises UserError if the mode rejects these ranks."""
         self.config, self.transport, self.model, self.batches = config, transport, model, batches
         self.plan = resolve(config, transport.nodes)
-        self.flat = FlatModel(model)
+        self.flat = FlatModel(model, config.precision)
         self.device = own = self.flat.parameters.device
         self.trace = Trace(config.trace, transport, device.settle(own))
         transport.observe = self.trace.add
@@ -111,8 +111,8 @@ class Worker:
             self.decay(epochs)
             updated, loss = False, None
             if batch is not None:
-                with trace.span("forward", batch.target_tokens), device.autocast(self.device, self.config.precision):
-                    loss = self.model.loss(batch.to(self.device))
+                with trace.span("forward", batch.target_tokens):
+                    loss = self.flat.loss(batch.to(self.device))
                 strategy.backward(loss, batch.target_tokens)
                 self._recent[-1].append(_Trained(self._here(), batch, loss.detach()))
             if batch is not None or self.plan.synchronous:  # every worker takes part in a synchronous exchange

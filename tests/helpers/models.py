@@ -24,7 +24,7 @@ def random_model(pieces: int, norm: str = "pre", tied: str = "all", **changes: A
     return model.eval()
 
 
-def random_batch(pieces: int, lengths: tuple[int, ...] = (7, 3, 12)) -> Batch:
-    random = np.random.default_rng(1)
+def random_batch(pieces: int, lengths: tuple[int, ...] = (7, 3, 12), seed: int = 1) -> Batch:
+    random = np.random.default_rng(seed)
     source, target = ([random.integers(END + 1, pieces, length + more) for length in lengths] for more in (0, 2))
     return assemble(source, target)

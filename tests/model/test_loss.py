@@ -26,7 +26,7 @@ def test_loss_and_all_gradients_equal_torchs_in_blocks_of_any_size(
     rows = F.cross_entropy(F.linear(hidden, output, bias), labels, label_smoothing=smoothing, reduction="none")
     expected = (rows if weights is None else rows * weights).sum()
     wanted = torch.autograd.grad(3 * expected, inputs)
-    actual = smoothed_cross_entropy(hidden, output, bias, labels, smoothing, torch.float64, weights)
+    actual = smoothed_cross_entropy(hidden, output, bias, labels, smoothing, weights)
     found = torch.autograd.grad(3 * actual, inputs)
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
@@ -37,7 +37,7 @@ def test_label_smoothing_is_the_mixture_that_the_docstring_says() -> None:
     hidden, output, labels = torch.randn(4, 6), torch.randn(9, 6), torch.tensor([0, 8, 3, 3])
     logs = torch.log_softmax(hidden @ output.T, dim=1)
     by_hand = sum(-0.9 * float(row[label]) - 0.1 * float(row.mean()) for row, label in zip(logs, labels, strict=True))
-    assert float(smoothed_cross_entropy(hidden, output, None, labels, 0.1, torch.float32)) == pytest.approx(by_hand, rel=1e-5)
+    assert float(smoothed_cross_entropy(hidden, output, None, labels, 0.1)) == pytest.approx(by_hand, rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -48,7 +48,7 @@ def test_the_cost_of_a_diverging_model_has_no_limit(dtype: torch.dtype) -> None:
         output = torch.tensor([[logit, 0.0], [0.0, 0.0]])
         expected = F.cross_entropy(hidden @ output.T, labels, label_smoothing=0.1)
         torch.testing.assert_close(
-            smoothed_cross_entropy(hidden, output, None, labels, 0.1, dtype), expected, rtol=1e-2, atol=0
+            smoothed_cross_entropy(hidden.to(dtype), output, None, labels, 0.1), expected, rtol=1e-2, atol=0
         )
 
 
@@ -68,7 +68,7 @@ def test_only_one_block_of_logits_exists_at_a_time() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(loss_module._BLOCK, "cpu", 16 * vocabulary)
         with torch.profiler.profile(profile_memory=True) as profile:
-            smoothed_cross_entropy(hidden, output, None, labels, 0.1, torch.float32).backward()
+            smoothed_cross_entropy(hidden, output, None, labels, 0.1).backward()
     live = peak = 0
     for event in profile.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name() == "[memory]":

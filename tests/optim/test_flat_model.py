@@ -50,6 +50,36 @@ def test_the_gradient_of_lookups_can_be_kept_apart_from_that_of_the_output_layer
     torch.testing.assert_close(whole, plain.gradient)
 
 
+@pytest.mark.parametrize("watched", [False, True])
+def test_in_bf16_gradients_are_added_in_fp32_to_the_vector(watched: bool) -> None:
+    """Of several batches, with parameters that the caller changes between them; every slice is announced once for each."""
+    batches = [random_batch(50, seed=seed) for seed in (1, 2)]
+    flat, exact = FlatModel(random_model(50), "bf16"), FlatModel(random_model(50))
+    computed: list[tuple[int, int]] = []
+    if watched:
+        flat.watch(lambda place: computed.append((place.start, place.stop)))
+    for batch in batches:
+        for its in (flat, exact):
+            its.parameters += 0.01
+            its.backward(its.loss(batch))
+    assert flat.gradient.dtype == torch.float32
+    assert float((flat.gradient - exact.gradient).norm() / exact.gradient.norm()) < 0.03
+    assert len(set(computed)) == len(flat.layout) * watched == len(computed) / 2
+    assert sum(stop - start for start, stop in set(computed)) == flat.parameters.numel() * watched
+
+
+def test_a_change_too_small_for_bf16_is_not_lost() -> None:
+    flat = FlatModel(random_model(50), "bf16")
+    for _ in range(20):
+        flat.parameters[-1] += 1e-4  # a bias of a norm: bf16 has 8 bits
+    before = flat.parameters.clone()
+    flat.backward(flat.loss(random_batch(50)))
+    with flat.using(torch.ones_like(before)):
+        assert all(bool((parameter == 1).all()) for parameter in flat.model.parameters())
+    assert torch.equal(flat.parameters, before)
+    assert torch.equal(flat.loss(random_batch(50)), flat.loss(random_batch(50)))
+
+
 def test_borrowed_values_are_given_back_bit_for_bit_even_after_an_error() -> None:
     model = network()
     flat = FlatModel(model)

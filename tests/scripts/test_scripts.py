@@ -205,7 +205,7 @@ def test_a_row_of_check_gpu_that_hangs_is_ended_with_all_that_it_has_started(
     stuck = tmp_path / "stuck"
     stuck.write_text("import subprocess\nsubprocess.run(['sleep', '1000'])\n", encoding="utf-8")
     monkeypatch.setitem(CHECK_GPU["run"].__globals__, "__file__", str(stuck))
-    row = CHECK_GPU["Row"]("hangs", 1.0, lambda device, folder: "")
+    row = CHECK_GPU["Row"]("tests", "hangs", 1.0, lambda device, folder: "")
     done = CHECK_GPU["run"](row, "cpu", tmp_path)
     assert (done["passed"], done["found"]) == (False, "not done in 1 s; status -9")
 
