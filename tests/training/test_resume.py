@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Make
+from safetensors.torch import load
 from simulated import FAST, LINK, events, parameters, run, words
 
 from nmt_train.model.metrics import TestSets
@@ -154,3 +155,15 @@ def test_nodes_whose_devices_exchange_together_continue_as_if_uninterrupted(make
     run(make, tmp_path / "parts", [2, 2], stop__after="6u", **common)
     parts = run(make, tmp_path / "parts", [2, 2], stop__after="16u", **common)
     assert parameters(parts) == parameters(whole)
+
+
+@pytest.mark.parametrize("ranks", [[1], [1, 1]])
+def test_a_run_in_bf16_continues_bit_for_bit_with_parameters_in_fp32(make: Make, tmp_path: Path, ranks: list[int]) -> None:
+    common: dict[str, Any] = {"mode": "sync" if len(ranks) > 1 else "single", "precision": "bf16", "validation__every": "3u"}
+    whole = parameters(run(make, tmp_path / "whole", ranks, stop__after="12u", **common))
+    for end in ("5u", "12u"):
+        cut = parameters(run(make, tmp_path / "cut", ranks, stop__after=end, **common))
+    assert whole == cut
+    tensors = load(whole).values()
+    assert all(tensor.dtype == torch.float32 for tensor in tensors)
+    assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in tensors)
