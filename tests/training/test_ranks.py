@@ -378,7 +378,7 @@ def hangs(rank: int) -> list[str]:
 def test_a_rank_that_hangs_while_it_computes_ends_itself_and_the_others_go_on(make: Make) -> None:
     config = make(mode="overlap", stop__after="4e", batch__tokens=300, transport__deadline=10)
     done = finish([*MPIRUN, "--with-ft", "ulfm", "-np", "3", *hangs(1), "--config", written(config)])
-    assert re.search(r"error: rank 1 \(host \S+\): run \(worker.py, line \d+\) has not ended for \d+ s", done.stderr), (
+    assert re.search(r"error: rank 1 \(host \S+\): loss \(flat_model.py, line \d+\) has not ended for \d+ s", done.stderr), (
         done.stderr
     )
     assert "the other 2 ranks continue" in done.stderr
@@ -389,5 +389,5 @@ def test_a_rank_that_hangs_while_it_computes_ends_itself_and_the_others_go_on(ma
 def test_the_job_ends_where_the_others_cannot_go_on_without_the_rank_that_hangs(make: Make) -> None:
     config = make(mode="overlap", stop__after="1000e", batch__tokens=300, transport__deadline=10)
     done = finish([*MPIRUN, "-np", "2", *hangs(0), "--config", written(config)])
-    assert re.search(r"error: rank 0 \(host \S+\): run \(worker.py", done.stderr), done.stderr
+    assert re.search(r"error: rank 0 \(host \S+\): loss \(flat_model.py", done.stderr), done.stderr
     assert done.returncode == TRY_AGAIN
