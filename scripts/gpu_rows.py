@@ -82,7 +82,7 @@ def nccl(device: str, folder: Path) -> str:
     return learns("sync", 2, more)(device, folder)
 
 
-CHOICES = ("sync", "low-bit", "sparse-local", "diloco-async")  # of `mode: auto`, on networks of different speeds
+CHOICES = ("sync", "low-bit", "sparse-overlap", "sparse-local", "sparse-local-async")  # those that README recommends
 
 ROWS = [  # in each stage, the most valuable ones first
     Row("speed", "base", 120, speed("base", LARGE), alone=True),

@@ -186,6 +186,7 @@ class Transformer(nn.Module):
 
     def states(self, source: Tensor, mask: Tensor | None, target: Tensor) -> Tensor:
         """Return the decoder output (batch, target, dim) for the ids of both sides; shapes as for `encode` and `decode`."""
+        mask = self._in_layers(mask)
         return self.decode(target, self.encode(source, mask), mask)
 
     def _hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -197,7 +198,7 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tensor, mask: Tensor | None) -> Tensor:
         """Encode ids (batch, source) to (batch, source, dim); `mask` (batch, 1, 1, source) is added to attention scores."""
-        x, mask = self._embed(source, self.source_matrix, 0, self.config.dropout_source_words), self._in_layers(mask)
+        x = self._embed(source, self.source_matrix, 0, self.config.dropout_source_words)
         forward = self._trains[0] if self.training else EncoderLayer.forward
         for layer in self.encoder:
             x = forward(layer, x, mask)
@@ -205,7 +206,7 @@ class Transformer(nn.Module):
 
     def decode(self, target: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
         """Decode ids (batch, target) to (batch, target, dim); each position attends to itself and to earlier positions."""
-        x, mask = self._embed(target, self.target_embedding, 0, self.config.dropout_target_words), self._in_layers(mask)
+        x = self._embed(target, self.target_embedding, 0, self.config.dropout_target_words)
         forward = self._trains[1] if self.training else DecoderLayer.forward
         for layer in self.decoder:
             x = forward(layer, x, memory, mask)
@@ -213,7 +214,8 @@ class Transformer(nn.Module):
 
     def start(self, source: Tensor, mask: Tensor | None) -> DecoderState:
         """Return the decoder state before the first word for source ids (sentences, source)."""
-        memory, mask = self.encode(source, mask), self._in_layers(mask)
+        mask = self._in_layers(mask)
+        memory = self.encode(source, mask)
         return DecoderState([layer.cross.project_memory(memory) for layer in self.decoder], mask, [None] * len(self.decoder))
 
     def step(self, words: Tensor, state: DecoderState) -> Tensor:

@@ -62,10 +62,12 @@ class FlatModel:
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of `loss` to `gradient`."""
-        loss.backward()
-        gradients = [parameter.grad for parameter in self._layers]
-        if any(gradient is not None for gradient in gradients):  # else `watch` has added them already
-            self.gradient[self._of_layers] += torch.cat([gradient.flatten() for gradient in gradients if gradient is not None])
+        try:
+            loss.backward()
+            gradients = [parameter.grad.flatten() for parameter in self._layers if parameter.grad is not None]
+            if gradients:  # else `watch` has added them already
+                self.gradient[self._of_layers] += torch.cat(gradients)
+        finally:  # also if memory was not enough
             for parameter in self._layers:
                 parameter.grad = None
 
@@ -77,7 +79,8 @@ class FlatModel:
             parameter.register_post_accumulate_grad_hook(partial(self._complete, place, computed))
 
     def _complete(self, place: slice, computed: Callable[[slice], None], parameter: Tensor) -> None:
-        if place.start >= self._of_layers.start and parameter.grad is not None:
+        if place.start >= self._of_layers.start:
+            assert parameter.grad is not None
             self.gradient[place] += parameter.grad.flatten()
             parameter.grad = None
         computed(place)

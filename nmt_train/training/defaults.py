@@ -250,11 +250,8 @@ def _tried(config: Config, own: torch.device, vocabulary: Vocabulary, stores: St
 
     def fitting(flat: FlatModel) -> int:
         memory = device.memory(own, config.devices, 1) * _MARGIN - 4 * _VECTORS * flat.parameters.numel()
-
-        def taken(tokens: int) -> float:
-            return device.peak(own, partial(step, flat, largest(tokens)))
-
-        return fit(taken, least, RECIPES[config.model.preset].tokens, memory)
+        most = RECIPES[config.model.preset].tokens
+        return fit(lambda tokens: device.peak(own, partial(step, flat, largest(tokens))), least, most, memory)
 
     if fits:
         for precision in ("fp32", "bf16") if compares else (config.precision,):

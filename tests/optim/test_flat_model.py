@@ -70,14 +70,17 @@ def test_in_bf16_gradients_are_added_in_fp32_to_the_vector(watched: bool) -> Non
 
 def test_a_change_too_small_for_bf16_is_not_lost() -> None:
     flat = FlatModel(random_model(50), "bf16")
+    first = float(flat.parameters[-1])
     for _ in range(20):
         flat.parameters[-1] += 1e-4  # a bias of a norm: bf16 has 8 bits
+        loss = flat.loss(random_batch(50))
     before = flat.parameters.clone()
-    flat.backward(flat.loss(random_batch(50)))
+    flat.backward(loss)
     with flat.using(torch.ones_like(before)):
         assert all(bool((parameter == 1).all()) for parameter in flat.model.parameters())
     assert torch.equal(flat.parameters, before)
-    assert torch.equal(flat.loss(random_batch(50)), flat.loss(random_batch(50)))
+    assert torch.equal(flat.loss(random_batch(50)), loss)
+    assert float(flat.parameters[-1]) == pytest.approx(first + 20e-4, abs=1e-6)
 
 
 def test_borrowed_values_are_given_back_bit_for_bit_even_after_an_error() -> None:
