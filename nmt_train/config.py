@@ -10,7 +10,6 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
@@ -304,39 +303,6 @@ def plain(config: Any) -> dict[str, Any]:
     return result
 
 
-def to_yaml(config: Config, changed: bool = False) -> str:
-    """Return the resolved configuration as YAML text, with a comment above every key.
-
-    changed: only the keys that are required or differ from the defaults, which depend on model.preset.
-    """
-    lines: list[str] = []
-    flat = flatten(plain(config))
-    shown_keys = _changed(config, flat) if changed else set(flat)
-    for key in entries():
-        if isinstance(key, str):
-            name, _, description = key.partition(": ")
-            depth = name.count(".")
-            if any(shown_key.startswith(name + ".") for shown_key in shown_keys):
-                lines += ["", f"{'  ' * depth}# {description}", f"{'  ' * depth}{name.rsplit('.', 1)[-1]}:"]
-        elif key.name in shown_keys:
-            indent = "  " * key.name.count(".")
-            value = yaml.safe_dump(flat[key.name], default_flow_style=True, width=10_000).removesuffix("\n...\n").strip()
-            lines += [f"{indent}# {key.description}", f"{indent}{key.name.rsplit('.', 1)[-1]}: {value}"]
-    return "\n".join(lines).strip() + "\n"
-
-
-def _changed(config: Config, flat: Mapping[str, Any]) -> set[str]:
-    required = {key.name for key in leaves().values() if key.required}
-    preset = {"model.preset"} if flat["model.preset"] != leaves()["model.preset"].default else set[str]()
-    values: dict[str, Any] = {}
-    for name in required | {"model.preset"}:
-        section, _, key = name.rpartition(".")
-        values.setdefault(section, {})[key] = flat[name]
-    usual = flatten(plain(validate(values, {})))
-    unused = {"batch.tokens"} if flat["batch.sentences"] is not None else set()
-    return {name for name, value in flat.items() if name in required | preset or value != usual.get(name)} - unused
-
-
 def flatten(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
@@ -345,12 +311,3 @@ def flatten(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def shown(value: Any) -> str:
-    """Format a default value for help texts and comments."""
-    if isinstance(value, list):
-        return "[" + ", ".join(map(str, value)) + "]"
-    if isinstance(value, float):
-        return f"{value:.10g}"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -9,7 +9,8 @@ from conftest import ROOT
 from nmt_train import config as configuration
 from nmt_train.cli import train as train_command
 from nmt_train.common.errors import UserError
-from nmt_train.config import entries, load, plain, to_yaml, validate
+from nmt_train.config import entries, load, plain, validate
+from nmt_train.config_text import to_yaml
 
 MINIMAL = "corpus:\n  train: [a.en, a.de]\n  valid: [b.en, b.de]\nstop:\n  after: 10u\n"
 
@@ -128,7 +129,7 @@ def test_the_printed_configuration_is_whole_commented_and_reads_back_as_itself(t
 
 def test_every_key_is_described_and_help_lists_it_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        train_command.command(["--help"])
+        train_command.command(["--help", "all"])
     text = " ".join(capsys.readouterr().out.split())
     for entry in entries():
         if not isinstance(entry, str):

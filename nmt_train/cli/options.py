@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nmt_train import cli, config
+from nmt_train import cli, config, config_text
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
 from nmt_train.config import Config, Key
@@ -28,12 +29,45 @@ class _Formatter(argparse.HelpFormatter):
         )
 
 
+# What a new user needs.
+_FIRST = (
+    "run", "corpus.train", "corpus.valid", "corpus.vocabulary.size", "model.preset", "batch.tokens", "stop.after", "devices",
+    "mode",
+)  # fmt: skip
+
+
 class _Help(argparse.Action):
-    """`--help` prints everything; `--help NAME` explains an option, a key, or the keys of a section."""
+    """`--help`: an overview; `--help NAME`: an option, a key, or the keys of a section; `--help all`: everything."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        print(explained(parser, values) if values else parser.format_help(), end="")
+        texts = {None: _overview, "all": argparse.ArgumentParser.format_help}
+        print(texts[values](parser) if values in texts else explained(parser, values), end="")
         parser.exit()
+
+
+def _overview(parser: argparse.ArgumentParser) -> str:
+    """The options of the command, the first keys, and the names of the sections of the others."""
+    formatter = parser._get_formatter()
+    formatter.add_usage(parser.usage, [], [])
+    formatter.add_text(parser.description)
+    actions = [action for action in parser._actions if action.option_strings and action.dest not in config.leaves()]
+    first = [action for name in _FIRST for action in parser._actions if action.dest == name]
+    for title, its in (("options", actions), ("the first keys of a configuration", first)):
+        formatter.start_section(title)
+        formatter.add_arguments(its)
+        formatter.end_section()
+    formatter.start_section("sections (--help SECTION explains their keys; --help all explains everything)")
+    formatter.add_text("\n".join(f"  {name:18}  {about}" for name, about in _sections()))
+    formatter.end_section()
+    return formatter.format_help()
+
+
+def _sections() -> Iterator[tuple[str, str]]:
+    """Names of sections, and the first sentence about each."""
+    for key in config.entries():
+        if isinstance(key, str):
+            name, _, about = key.partition(": ")
+            yield name, re.split(r"[.;](?=\s|$)|\s\(", about)[0]
 
 
 class _Several(argparse.Action):
@@ -55,13 +89,12 @@ def parser(prog: str, description: str, examples: str) -> cli.Parser:
         nargs="?",
         action=_Help,
         metavar="NAME",
-        help="explain all options, or one option, key or section",
+        help="an overview; or explain one option, key or section, or all",
     )
     options.add_argument(
         "--config", action="append", default=[], metavar="FILE", help="YAML file; may be repeated: later files win"
     )
-    options.add_argument("--print-config", action="store_true", help="print the whole resolved configuration and exit")
-    options.add_argument("--changed", action="store_true", help="print only the keys that differ from the defaults, and exit")
+    options.add_argument("--print-config", action="store_true", help="print what you, the mode and the defaults choose")
     options.add_argument("--force", action="store_true", help="resume a run even if its configuration has changed")
     options.add_argument("--overwrite", action="store_true", help="delete the contents of the run folder and start over")
     options.add_argument("--debug", action="store_true", help="print the stack trace of an error")
@@ -70,7 +103,7 @@ def parser(prog: str, description: str, examples: str) -> cli.Parser:
 
 def short_help(options: cli.Parser) -> str:
     """What a command prints if it is called without arguments."""
-    more = f"{options.prog} --help explains all options; {options.prog} --help NAME explains one option, key or section."
+    more = f"{options.prog} --help has an overview; {options.prog} --help NAME explains one option, key or section."
     return f"usage: {options.usage}\n{options.description}\n{more}"
 
 
@@ -90,8 +123,8 @@ def add_keys(options: cli.Parser) -> None:
 
 
 def _described(key: Key) -> str:
-    names = f": {_modes()}" if key.name == "mode" else ""
-    default = f"default: {config.shown(key.default)}"
+    names = f". {_modes()}" if key.name == "mode" else ""
+    default = f"default: {config_text.shown(key.default)}"
     if key.name.removeprefix("model.") in PRESETS["small"]:
         default = "default: as in model.preset"
     return f"{key.description}{names} ({'required' if key.required else default})"
@@ -119,11 +152,14 @@ def explained(parser: argparse.ArgumentParser, name: str) -> str:
     return "".join(textwrap.fill(line, 100, subsequent_indent="    ") + "\n" for line in lines)
 
 
-def print_config(resolved: Config, changed: bool) -> None:
-    """Print the configuration as YAML. Raises UserError if it cannot be used in its mode."""
+def print_config(resolved: Config) -> None:
+    """Print the configuration by who chooses its values. Raises UserError if it cannot be used in its mode."""
+    reasons: Mapping[str, str] = {}
     if resolved.mode not in (None, AUTO):  # otherwise, the ranks decide
         modes.resolve(resolved)
-    print(config.to_yaml(resolved, changed), end="")
+        nodes = (0,) if MODES[str(resolved.mode)].nodes == 1 else (0, 1)
+        reasons = modes.resolve(modes.fit(resolved, nodes), nodes).reasons
+    print(config_text.by_origin(resolved, reasons), end="")
 
 
 def parse(options: cli.Parser, arguments: Sequence[str]) -> argparse.Namespace:

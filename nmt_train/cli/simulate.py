@@ -78,8 +78,8 @@ def command(arguments: Sequence[str]) -> int:
     resolved = settings.resolve(given)
     if vars(given)["run"] is None:  # a simulation never shares a folder with a real run
         resolved = dataclasses.replace(resolved, run=resolved.run.rstrip("/") + _FOLDER)
-    if given.print_config or given.changed:
-        settings.print_config(resolved, given.changed)
+    if given.print_config:
+        settings.print_config(resolved)
         return 0
     launcher.refuse_torchrun()
     settings.keep_files(given, resolved)

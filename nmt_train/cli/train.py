@@ -26,7 +26,7 @@ _EXAMPLES = """
   nmt-train --config mine.yml --stop.after 20e             # every key of the configuration is an option
   nmt-train --config mine.yml --devices all                # on all GPUs of this machine
   nmt-train --config mine.yml --mode auto --hosts hosts       # several machines; hosts has lines like: node1 slots=1
-  nmt-train --config mine.yml --changed                    # which settings differ from the defaults
+  nmt-train --config mine.yml --print-config               # what you, the mode and the defaults choose
   nmt-train --help optimizer                               # what a key or section means
 """
 
@@ -71,8 +71,8 @@ def command(arguments: Sequence[str]) -> int:
         return 0
     try:
         resolved = settings.resolve(given)
-        if given.print_config or given.changed:
-            settings.print_config(resolved, given.changed)
+        if given.print_config:
+            settings.print_config(resolved)
             return 0
         launcher.refuse_torchrun()
         settings.keep_files(given, resolved)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from nmt_train.codec import CODECS
 from nmt_train.common.errors import UserError
-from nmt_train.config import Config, shown
+from nmt_train.config import Config
+from nmt_train.config_text import shown
 from nmt_train.modes.table import MODES, Replicas
 from nmt_train.replicas.reducers import REDUCERS
 from nmt_train.strategy.plan import EVERY_STEP, AlonePlan, Family, PeersPlan, Plan, ReplicasPlan, ServerPlan

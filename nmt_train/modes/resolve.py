@@ -11,7 +11,8 @@ from nmt_train.codec import CODECS
 from nmt_train.codec.config import CodecConfigs
 from nmt_train.common.errors import UserError
 from nmt_train.common.plural import counted
-from nmt_train.config import Config, shown
+from nmt_train.config import Config
+from nmt_train.config_text import shown
 from nmt_train.modes.auto import AUTO
 from nmt_train.modes.compatibility import refuse, section_of
 from nmt_train.modes.table import MODES, Alone, Mode, Peers, Replicas, Server

@@ -8,12 +8,12 @@ from functools import partial
 
 import torch
 
-from nmt_train import config as configuration
 from nmt_train import device
 from nmt_train.common.errors import UserError
 from nmt_train.common.metric import is_worst
 from nmt_train.common.plural import counted
 from nmt_train.config import Config
+from nmt_train.config_text import to_yaml
 from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
@@ -161,7 +161,7 @@ def _explained(config: Config, in_force: Mapping[str, str], prepared: PreparedRu
     lines += [f"mode auto: {sentence}" for sentence in _of_choice(prepared)]
     lines += ["simulated: all times are virtual; simulated.yml has the cluster"] * bool(prepared.simulated)
     given = dataclasses.replace(config, mode=None) if prepared.mode_chosen else config
-    return "".join(f"# {line}\n" for line in lines) + configuration.to_yaml(given)
+    return "".join(f"# {line}\n" for line in lines) + to_yaml(given)
 
 
 def _of_choice(prepared: PreparedRun) -> Sequence[str]:

@@ -764,7 +764,7 @@ def test_a_built_wheel_in_a_clean_environment_trains_validates_translates_and_pl
     ],
 )
 def test_the_words_after_an_option_are_a_list(capsys: pytest.CaptureFixture[str], given: list[str], value: Any) -> None:
-    common = ["--corpus.train", "a", "b", "--stop.after", "2e", "3h", "--changed"]
+    common = ["--corpus.train", "a", "b", "--stop.after", "2e", "3h", "--print-config"]
     status = cli.run(train.command, [*common, *given])
     if value is None:
         assert status == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,12 @@ def test_every_command_has_a_version_and_help(capsys: pytest.CaptureFixture[str]
     assert said(capsys, command, "--help").startswith("usage: nmt-")
 
 
-def test_help_opens_with_examples_and_explains_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_opens_with_examples_and_what_a_new_user_needs_and_names_the_sections(capsys: pytest.CaptureFixture[str]) -> None:
     shown = said(capsys, train, "--help")
     assert "nmt-train --config mine.yml" in "\n".join(shown.splitlines()[:10])
-    assert all(f"--{key}" in shown for key in config.leaves())
+    assert all(f"--{key} " in shown for key in ("run", "corpus.train", "corpus.valid", "model.preset", "stop.after", "mode"))
+    assert "--optimizer.beta2" not in shown
+    assert all(f"\n  {key.partition(':')[0]} " in shown for key in config.entries() if isinstance(key, str))
 
 
 def test_help_of_a_key_or_a_section_explains_just_that(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,19 +61,24 @@ def test_help_of_a_key_or_a_section_explains_just_that(capsys: pytest.CaptureFix
     assert "unknown key optimizer.warmpu; did you mean optimizer.warmup?" in capsys.readouterr().err
 
 
-def test_print_config_changed_is_a_complete_config_of_what_differs(
+def test_print_config_says_who_chooses_and_is_a_complete_config_file(
     demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = small(demo, tmp_path / "run")
     values["model"] = {"preset": "tiny", "heads": 8}
     path = tmp_path / "x.yml"
     path.write_text(json.dumps(values), encoding="utf-8")
-    assert cli.run(train.command, ["--config", str(path), "--changed"]) == 0
+    assert cli.run(train.command, ["--config", str(path), "--print-config", "--mode", "sparse-overlap"]) == 0
     printed = capsys.readouterr().out
     shown = yaml.safe_load(printed)
     assert shown["model"] == {"preset": "tiny", "heads": 8}
-    assert "override" not in shown
-    assert config.validate(shown, {}) == config.load([str(path)], {})
+    assert config.validate(shown, {}) == config.load([str(path)], {"mode": "sparse-overlap"})
+    rest = printed.split("\n# Chosen by mode sparse-overlap, here for two workers; the log says it for yours:\n")[1]
+    of_mode, defaults = rest.split("\n# Defaults (--help KEY explains a key):\n")
+    assert "#   optimizer.beta1: 0.4 (0.9 configured, but updates of 2 workers are added up" in of_mode
+    assert "#   optimizer.clip_norm: 1.0\n" in defaults
+    named = set(re.findall(r"(?m)^#   ([\w.]+): ", printed))
+    assert named | set(config.flatten(shown)) == set(config.leaves()) | {"optimizer.beta1"}, "every key has its place"
 
 
 def test_print_config_refuses_a_mode_that_there_is_not(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

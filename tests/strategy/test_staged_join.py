@@ -12,6 +12,7 @@ from simulated import FAST, events, parameters, run
 
 from nmt_train import config as configuration
 from nmt_train.common.errors import UserError
+from nmt_train.config_text import to_yaml
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.run.progress import Progress
 from nmt_train.server.every_step import EveryStep
@@ -56,7 +57,7 @@ def test_what_waves_cannot_be_is_said_in_one_sentence(given: Any, sentence: str)
 def test_waves_survive_being_written_down(make: Make) -> None:
     made = make(**SPREAD)
     assert configuration.validate(configuration.plain(made), {}) == made
-    assert "join: '{1: 0u, 2: 8u, 3: 20u}'" in configuration.to_yaml(made)
+    assert "join: '{1: 0u, 2: 8u, 3: 20u}'" in to_yaml(made)
 
 
 def test_waves_replace_those_of_an_earlier_file_and_those_of_the_command_line_all(tmp_path: Path) -> None:

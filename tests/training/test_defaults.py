@@ -19,6 +19,7 @@ from written import last
 from nmt_train import config as configuration
 from nmt_train.common.errors import UserError
 from nmt_train.config import OPEN, Config, plain
+from nmt_train.config_text import to_yaml
 from nmt_train.corpus.store import open_stores
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.model import PRESETS
@@ -62,7 +63,7 @@ def test_without_a_value_or_with_auto_all_keys_are_open(demo: Path) -> None:
     config = bare(demo, **auto, optimizer={"learning_rate": "auto", "warmup": "auto"})
     assert config == bare(demo)
     assert configuration.validate(plain(config), {}) == config
-    assert "preset: auto" in configuration.to_yaml(config)
+    assert "preset: auto" in to_yaml(config)
 
 
 @pytest.mark.parametrize(

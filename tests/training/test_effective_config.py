@@ -14,6 +14,7 @@ from virtual import cluster
 from nmt_train import config as configuration
 from nmt_train.cli import simulate as command
 from nmt_train.common.errors import UserError
+from nmt_train.config_text import to_yaml
 from nmt_train.modes import resolve as modes
 from nmt_train.report import convergence
 from nmt_train.simulation.simulate import simulate
@@ -131,7 +132,7 @@ def test_a_simulated_run_says_so_everywhere(make: Make, tmp_path: Path, monkeypa
 def test_a_simulation_has_a_folder_of_its_own_unless_one_is_named(make: Make, tmp_path: Path) -> None:
     config = make(stop__after="3u", validation__every=None)
     file, clusters = tmp_path / "mine.yml", tmp_path / "cluster.yml"
-    file.write_text(configuration.to_yaml(config), encoding="utf-8")
+    file.write_text(to_yaml(config), encoding="utf-8")
     clusters.write_text(
         "nodes: [1]\ndevice: {forward: {seconds: 1s}}\nnetwork: {bandwidth: 1 Gbit/s, latency: 1ms}\n"
         "inside: {bandwidth: 1 GB/s, latency: 1ms}\n", encoding="utf-8",

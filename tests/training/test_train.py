@@ -26,6 +26,7 @@ from poisoned import poisoned
 from nmt_train import config as configuration
 from nmt_train.common.errors import NotFinite, UserError
 from nmt_train.config import Config
+from nmt_train.config_text import to_yaml
 from nmt_train.load_model import load_model
 from nmt_train.model import ModelConfig
 from nmt_train.model.beam_search import Hypothesis
@@ -226,7 +227,7 @@ def test_killed_at_once_the_run_continues_from_its_last_checkpoint(
 
 def command(config: Config, folder: Path) -> list[str]:
     path = folder / "config.yml"
-    path.write_text(configuration.to_yaml(config), encoding="utf-8")
+    path.write_text(to_yaml(config), encoding="utf-8")
     return [sys.executable, "-c", "from nmt_train.cli.train import main; main()", "--config", str(path)]
 
 

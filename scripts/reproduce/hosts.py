@@ -1,0 +1,163 @@
+"""The thesis's modes over MPI on virtual hosts of this machine (scripts/netlab), and the same runs simulated beside them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from prepare import BIN, ROOT, prepare
+
+from nmt_train.report import timeline
+from nmt_train.report.figure import new_figure, save_figure
+from reproduce import thesis
+from reproduce.campaign import Job, digest, side_by_side
+from reproduce.claims import spread
+from reproduce.runs import Runs, Setup, crossing, fitted
+from reproduce.thesis_settings import sending
+
+LAB, HOSTS_FILE = ROOT / "scripts" / "netlab", "/run/nmt-netlab/hosts"
+CONFIG, MINUTES, VALIDATIONS = "configs/thesis-virtual.yml", 3, 15
+OURS = ("sparse", "sparse-overlap")
+MODES = ("single", "vanilla", "overlap", *OURS, thesis.SPARSE, thesis.SPARSE_OVERLAP)
+CORES = {2: "1", 3: "0.5", 4: "0.4"}  # of each host; what is left of two cores carries the messages
+# With 6.25% of the elements, a run of three minutes has as many visits of each element as the thesis's runs of hours.
+SENT = sending(thesis.VISITS)[:2]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Virtual hosts. rate: of each link and direction, in units of tc, such as 100mbit."""
+
+    hosts: int
+    rate: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.hosts}-hosts-{self.rate}"
+
+    def setup(self, mode: str, seed: int) -> Setup:
+        """One device is the same with any network."""
+        where = f"{CORES[self.hosts]}-core" if mode == "single" else self.name
+        return Setup(mode, where).with_seed(seed)
+
+    def simulated(self, mode: str) -> Setup:
+        return Setup(mode, f"{self.name}-simulated")
+
+
+def options(mode: str, seconds: int) -> tuple[str, ...]:
+    """As in docs/thesis.md, but timed; our two sparse modes have their defaults."""
+    own = () if mode in OURS else thesis.ALWAYS[mode]
+    sent = SENT if mode.startswith("thesis-") else ()
+    return (
+        *own, *sent, f"stop.after={seconds}s", f"validation.every={seconds / VALIDATIONS:g}s", "checkpoint.every=1h",
+        "log.every=30s", "trace=true",
+    )  # fmt: skip
+
+
+def campaign(place: Place, seeds: Sequence[int], seconds: int, folder: Path, output: Path, jobs: int) -> Runs:
+    """Train all modes, one after the other, with each seed; then simulate each once. output: of the CSV files."""
+    vocabulary = prepare(CONFIG, folder / "vocabulary.model")
+    found = Runs(output, digest(CONFIG, also=(options("single", seconds), options(thesis.SPARSE, seconds))))
+    missing = [(mode, seed) for seed in seeds for mode in MODES if not found.trained(place.setup(mode, seed))]
+    cluster = folder / f"{place.name}.yml"
+    if missing or not cluster.exists():
+        with virtual_hosts(place):
+            measure(cluster, vocabulary)
+            for mode, seed in missing:
+                its = place.setup(mode, seed)
+                run = folder / "training" / its.name
+                side_by_side([Job(run, on_hosts(place, mode, run, vocabulary, seed, seconds), run / "finished")], 1)
+                found.collect(folder)
+    left = [mode for mode in MODES if mode != "single" and not found.trained(place.simulated(mode))]
+    side_by_side([_simulation(place, mode, folder, cluster, vocabulary, seconds) for mode in left], jobs)
+    found.collect(folder)
+    return found
+
+
+@contextmanager
+def virtual_hosts(place: Place) -> Iterator[None]:
+    up = (LAB, "up", "--hosts", str(place.hosts), "--rate", place.rate, "--cores", CORES[place.hosts])
+    subprocess.run(up, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([LAB, "down"], check=True)
+
+
+def measure(cluster: Path, vocabulary: Path) -> None:
+    """Write the cluster file of the hosts, as a user would, unless it exists."""
+    if cluster.exists():
+        return
+    its = ("--config", CONFIG, "--corpus.vocabulary.path", vocabulary, "--measure", "--hosts", HOSTS_FILE)
+    done = subprocess.run([LAB, "run", "--", BIN / "nmt-simulate", *its], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    cluster.write_bytes(done.stdout)
+
+
+def on_hosts(place: Place, mode: str, run: Path, vocabulary: Path, seed: int, seconds: int) -> tuple[str | Path, ...]:
+    return (
+        LAB, "mpirun", "--", "-np", "1" if mode == "single" else str(place.hosts), BIN / "nmt-train",
+        *_arguments(mode, run, vocabulary, seed, seconds),
+    )  # fmt: skip
+
+
+def _simulation(place: Place, mode: str, folder: Path, cluster: Path, vocabulary: Path, seconds: int) -> Job:
+    run = folder / "training" / place.simulated(mode).name
+    command = (BIN / "nmt-simulate", "--cluster", cluster, *_arguments(mode, run, vocabulary, 1, seconds))
+    return Job(run, command, run / "finished")
+
+
+def _arguments(mode: str, run: Path, vocabulary: Path, seed: int, seconds: int) -> tuple[str | Path, ...]:
+    return (
+        "--config", CONFIG, "--mode", mode, "--run", run, "--corpus.vocabulary.path", vocabulary, "--seed", str(seed),
+        *(f"--{option}" for option in options(mode, seconds)),
+    )  # fmt: skip
+
+
+def draw(found: Runs, place: Place, seeds: Sequence[int], folder: Path) -> list[Path]:
+    """Cross-entropy against time: the mean over seeds, and dashed the simulated runs; timelines of seed 1, if they are here."""
+    figure, axes = new_figure(width=7.5, height=4.6)
+    for mode in MODES:
+        curves = [found.curve(place.setup(mode, seed)) for seed in seeds]
+        (line,) = axes.plot(_mean(curves, "seconds"), _mean(curves, "cross-entropy"), marker="o", markersize=3, label=mode)
+        if mode != "single":
+            simulated = [found.curve(place.simulated(mode))]
+            its = _mean(simulated, "seconds"), _mean(simulated, "cross-entropy")
+            axes.plot(*its, linestyle="--", linewidth=0.9, color=line.get_color())
+    axes.set_xlabel("seconds of training (dashed: simulated)")
+    axes.set_ylabel("validation cross-entropy (nats per word)")
+    axes.legend(frameon=False)
+    pictures = [found.folder / f"{place.name}.svg"]
+    save_figure(figure, pictures[0])
+    runs = [folder / "training" / place.setup(mode, seeds[0]).name for mode in MODES]
+    if all((run / "trace").exists() for run in runs):
+        pictures += timeline.compare(runs, None, found.folder / f"{place.name}-timelines.svg")
+    return pictures
+
+
+def _mean(curves: Sequence[Sequence[dict[str, Any]]], of: str) -> list[float]:
+    """The mean over curves of each of their validations."""
+    return [mean(event[of] for event in events) for events in zip(*curves, strict=False)]
+
+
+def table(found: Runs, place: Place, seeds: Sequence[int]) -> str:
+    """Markdown. Speedup: one device's time to a cross-entropy, divided by the mode's; the lowest one that both reach."""
+    lines = ["| mode | words/s | cross-entropy at the end | speedup | simulated |", "|---|---|---|---|---|"]
+    for mode in MODES:
+        curves = [found.curve(place.setup(mode, seed)) for seed in seeds]
+        words = mean(curve[-1]["words"] / curve[-1]["seconds"] for curve in curves)
+        ends = spread([curve[-1]["cross-entropy"] for curve in curves], decimals=3)
+        bases = [found.curve(place.setup("single", seed)) for seed in seeds]
+        speedups = spread([speedup(curve, base) for curve, base in zip(curves, bases, strict=True)])
+        simulated = "" if mode == "single" else f"{speedup(found.curve(place.simulated(mode)), bases[0]):.2f}"
+        lines.append(f"| `{mode}` | {words:,.0f} | {ends} | {speedups} | {simulated} |")
+    return "\n".join(lines)
+
+
+def speedup(curve: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -> float:
+    target = thesis.SPARE + max(fitted(its, its[-1]["words"]) for its in (curve, base))
+    return crossing(base, target) / crossing(curve, target)
