@@ -150,6 +150,15 @@ class Transformer(nn.Module):
         self._lookups = self.output_matrix.detach().requires_grad_()
         self._lookups.grad = gradient
 
+    def layer_matrices(self) -> dict[str, int]:
+        """The names of the matrices of layers, each with the number of projections that it joins, one above the other."""
+        found = {}
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2 and "." in name:  # embeddings belong to no layer
+                joined = name.endswith(("query_key_value.weight", "key_value.weight"))
+                found[name] = parameter.shape[0] // parameter.shape[1] if joined else 1
+        return found
+
     def compute_layers_in(self, dtype: torch.dtype) -> list[nn.Parameter]:
         """From now on, compute everything in `dtype` but lookups of words and the softmax over them.
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt_train.common.errors import UserError
+from nmt_train.optim.muon import Matrix
 
 
 class FlatModel:
@@ -38,6 +39,17 @@ class FlatModel:
         self._of_layers = slice(self.parameters.numel(), self.parameters.numel())
         if precision == "bf16":
             self._copy_layers()
+
+    def matrices(self) -> list[Matrix]:
+        """The matrices of the model's layers, by their places in the vectors; none if the model does not name them."""
+        joined = self.model.layer_matrices() if hasattr(self.model, "layer_matrices") else {}
+        found, start = [], 0
+        for name, shape in self.layout:
+            for part in range(joined.get(name, 0)):
+                rows = shape[0] // joined[name]
+                found.append(Matrix(start + part * rows * shape[1], rows, shape[1]))
+            start += torch.Size(shape).numel()
+        return found
 
     def _copy_layers(self) -> None:
         self._layers = self.model.compute_layers_in(torch.bfloat16)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,12 @@ from torch import Tensor
 from nmt_train.common.errors import NotFinite, UserError
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.learning_rate import learning_rate
+from nmt_train.optim.muon import Matrix, muon_cost
 from nmt_train.optim.torch_optimizers import OPTIMIZERS
 
 
 class Optimizer:
-    """Applies gradients to a flat vector (or a shard of one) in place, by one of torch's optimizers.
+    """Applies gradients to a flat vector (or a shard of one) in place, by one of `OPTIMIZERS`.
 
     updates: the number of updates so far. decayed: see `learning_rate`. smoothed: the running mean of the parameters, or None.
     adds_updates: `apply` receives finished updates instead of gradients.
@@ -24,10 +25,13 @@ class Optimizer:
 
     adds_updates = False
 
-    def __init__(self, config: OptimizerConfig, parameters: Tensor) -> None:
+    def __init__(self, config: OptimizerConfig, parameters: Tensor, matrices: Sequence[Matrix] = ()) -> None:
+        """matrices: those in the vector that `muon` treats as such."""
         self.config, self.updates, self.decayed = config, 0, 0.0
         self._parameter = torch.nn.Parameter(parameters)
-        self._torch: Any = _Still() if parameters.is_meta else OPTIMIZERS[config.name or "adam"](config, self._parameter)
+        build = OPTIMIZERS[config.name or "adam"]
+        self._torch: Any = _Still() if parameters.is_meta else build(config, self._parameter, matrices)
+        self._cost = muon_cost(parameters.numel(), matrices) if config.name == "muon" else parameters.numel()
         self.smoothed = parameters.clone() if config.smoothing else None
 
     @property
@@ -43,7 +47,7 @@ class Optimizer:
     @property
     def cost_elements(self) -> int:
         """The cost of an update, as the number of elements that Adam would update in the same time."""
-        return self._parameter.numel()
+        return self._cost
 
     def follow(self, other: Optimizer, updates: int) -> None:
         """Use the learning rate that `other` has after `updates` updates."""

@@ -28,7 +28,8 @@ class Synchronous(Strategy):
         parameters = context.flat.parameters
         whole = slice(0, parameters.numel())
         self._reducer = REDUCERS[settings.reducer].build(context, settings)
-        super().__init__(context, Optimizer(context.plan.optimizer, parameters), [whole] * context.transport.size)
+        optimizer = Optimizer(context.plan.optimizer, parameters, context.flat.matrices())
+        super().__init__(context, optimizer, [whole] * context.transport.size)
         self._sums_gradients, self._transport = context.plan.sums, context.transport
 
     def _exchange(self) -> None:

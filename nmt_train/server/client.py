@@ -71,7 +71,7 @@ class Client:
         self.prepares_updates = self._pushes and settings.sends_updates and not settings.local_steps
         self._worker_optimizer = None
         if self.prepares_updates:
-            self._worker_optimizer = WorkerOptimizer(context.plan.optimizer, parameters, self.optimizer, self._trace)
+            self._worker_optimizer = WorkerOptimizer(context.plan.optimizer, context.flat, self.optimizer, self._trace)
         self._known_to_shards = parameters.clone() if self._pushes and settings.keeps_own else None
         self._bypass = settings.bypass != "none" and self.service.serves and not self._rounds
         self._holders = [rank for rank, shard in enumerate(self.shards) if shard.start < shard.stop]

@@ -39,7 +39,7 @@ class Overlap(EveryStep):
         # gradients into updates, the worker only adds these.
         own = self._local_update == "optimizer" or (self._local_update == "sum" and not self._client.prepares_updates)
         config = dataclasses.replace(context.plan.optimizer, smoothing=0.0)
-        self._interim = Optimizer(config, flat.parameters) if own else None
+        self._interim = Optimizer(config, flat.parameters, flat.matrices()) if own else None
         self._answered = False  # whether `received` is newer than the model's parameters
         self._background = BackgroundTask[None](transport, self._trace, in_one_stage(self._exchange_payload))
 

@@ -10,14 +10,15 @@ from nmt_train.strategy.strategy import Strategy
 class Alone(Strategy):
     def __init__(self, context: BuildContext) -> None:
         parameters = context.flat.parameters
-        super().__init__(context, Optimizer(context.plan.optimizer, parameters), [slice(0, parameters.numel())])
+        optimizer = Optimizer(context.plan.optimizer, parameters, context.flat.matrices())
+        super().__init__(context, optimizer, [slice(0, parameters.numel())])
 
     def _exchange(self) -> None:
         """Update in place: nothing is sent."""
         gradient = self._flat.gradient
         self.gradient_norm, weight = self.accumulator.join(gradient, self._clip_norm)
         self._add_debt(gradient, weight)
-        with self._trace.span("update", gradient.numel()):
+        with self._trace.span("update", self.optimizer.cost_elements):
             self.optimizer.apply(gradient)
 
     def refresh(self) -> None:

@@ -37,7 +37,7 @@ class LocalWork:
         plan, self._flat, self._trace = context.plan, context.flat, context.trace
         self.accumulator = GradientAccumulator(sums=False)  # each local step is a separate update
         config = dataclasses.replace(plan.optimizer, smoothing=0.0)  # only the global parameters have a running mean
-        self.optimizer = Optimizer(config, self._flat.parameters)
+        self.optimizer = Optimizer(config, self._flat.parameters, self._flat.matrices())
         self._clip_norm = plan.optimizer.clip_norm
         self.total = self.since = 0
         self.begun = self._had_batch = False
@@ -53,7 +53,7 @@ class LocalWork:
             norm, weight = self.accumulator.join(gradient, self._clip_norm)
             prepare(gradient, weight)
             self.optimizer.follow(followed, self.total)
-            with self._trace.span("update", gradient.numel()):
+            with self._trace.span("update", self.optimizer.cost_elements):
                 self.optimizer.apply(gradient)
             return norm
         finally:

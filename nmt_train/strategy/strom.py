@@ -46,7 +46,7 @@ class Strom(Strategy):
         self._transport, self._own_updates = transport, settings.own_updates
         self._sums = torch.empty_like(parameters, dtype=torch.float64)  # the parameters, rounded to multiples of GRAIN
         self._codec = ErrorFeedback(context.codec(settings.up, plan.dropped_up), torch.zeros_like(parameters))
-        self._worker_optimizer = WorkerOptimizer(plan.optimizer, parameters, self.optimizer, context.trace)
+        self._worker_optimizer = WorkerOptimizer(plan.optimizer, context.flat, self.optimizer, context.trace)
         # Every rank starts with a different peer; otherwise all ranks would send to the same one first.
         self._others = [*range(transport.rank + 1, transport.size), *range(transport.rank)]
         self._lock, self._heard_all = transport.lock(), transport.event()

@@ -19,7 +19,7 @@ from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.learning_rate import learning_rate
 from nmt_train.optim.optimizer import Optimizer, divide_and_clip
 
-NAMES = ["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adadelta", "adam", "adamw"]
+NAMES = ["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adadelta", "adam", "adamw"]  # muon: see test_muon.py
 RATE, MOMENTUM, DECAY, EPSILON = 0.05, 0.9, 0.9, 1e-12
 
 
