@@ -44,9 +44,9 @@ def _networks(trials: Trials) -> str:
         cells = [_speedup(trials, found[place].get(system), first[place]) for place in places]
         if any(cells):
             rows.append([f"{'rival: ' * (system in RIVALS)}{_code(system)}", *cells])
-    for name, measure in (("speedup", trials.speedup), ("at most", trials.at_most)):
+    for name, measure in (("best of ours / best rival", trials.speedup), ("the same by *at most*", trials.at_most)):
         ratios = [f"{_mean(trials, ours, measure) / _mean(trials, rival, measure):.2f}" for ours, rival in best.values()]
-        rows.append([f"best of ours / best rival, {name}", *ratios])
+        rows.append([name, *ratios])
     return _table(rows)
 
 

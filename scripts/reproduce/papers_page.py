@@ -35,7 +35,7 @@ unless said. `scripts/reproduce/papers` makes this page from systems/{curves} an
 
 ## Verdicts
 
-Cross-entropies are those after equal words, means of three seeds where these decide. A number holds within 10%, a range
+Cross-entropies are those after equal words (F2: times), means of three seeds where these decide. A number holds within 10%, a range
 as it stands, quality within 2%.
 
 """
@@ -44,7 +44,7 @@ as it stands, quality within 2%.
 # Of the runs in docs/systems; left out while runs are missing.
 _FINDINGS = """\
 **Pipe-SGD** (Li et al. 2018). Wider pipelines than two steps learn less and are no faster, as the paper says. But width
-2 learns less than `sync`, even after first updates of `sync`. The speedups depend on the time of a batch, which the
+2 learns less than `sync`, even if its first updates are those of `sync`. The speedups depend on the time of a batch, which the
 paper does not give: 0.27 s was added to make both ranges hold, so P1 is *fitted*. P2 compares the simulator with the
 paper's equations, not with machines.
 
@@ -53,8 +53,8 @@ over the network. Whatever the threshold, five nodes learn less per word than on
 or own updates applied at once, narrow the gap. [Tuned](comparison.md), four machines need 1.4 times the words of one.
 
 **Farrell and Yang 2016.** More workers process more words/s, and need as many more words. A warm-up, which the paper
-does not have, makes eight and sixteen workers faster, and two slower (table below). F2 compares workers after a quarter
-of the time of eight, and at its end.
+does not have, makes eight and sixteen workers faster, and two slower (table below). F2 compares at equal times: a quarter
+of the time that eight take, and all of it.
 
 **Zhang et al. 2016, in Arnold's survey.** Where workers are equally fast, all gradients are about as stale, so dividing
 by staleness is just another learning rate. With a slow worker it gains 0.3%, less than the 2% that count. Softsync does

@@ -63,7 +63,7 @@ def trained_speed(found: Runs, setup: Setup) -> float:
 def p3(found: SeededRuns) -> Judged:
     by_width = ", ".join(f"{width}: {learned(found, papers.of_width(width))}" for width in WIDTHS)
     two, *more = (trained_speed(found, papers.of_width(width)) for width in WIDTHS)
-    text = f"cross-entropy by width {by_width}; words/s at most {max(more) / two:.3f} of width 2"
+    text = f"cross-entropy, width {by_width}; words/s at most {max(more) / two:.3f} of width 2"
     clauses = [Clause("no faster", max(more) / two < SAME)]
     clauses += [
         compared(found, f"width {width} learns less", papers.of_width(width), papers.of_width(2), low=1.0)
@@ -99,7 +99,7 @@ def s1_speed(found: Runs) -> Judged:
 
 
 def s1_quality(found: SeededRuns) -> Judged:
-    setups = {"one node": papers.STROM_ALONE, "five workers": papers.strom_coding("words")}
+    setups = {"one node": papers.STROM_ALONE, "five": papers.strom_coding("words")}
     others = {name: after_words(found, setup) for name, setup in papers.STROM_VARIANTS.items()}
     best = min(others, key=lambda name: others[name])
     text = f"cross-entropy: {named(found, setups)}; with {best} {others[best]:.3f}"

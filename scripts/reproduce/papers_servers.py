@@ -34,7 +34,7 @@ def f1(found: SeededRuns) -> Judged:
     def clause(says: str, names: tuple[int, int], low: float = -math.inf, high: float = math.inf) -> Clause:
         return found.decide(says, pairs[names], ratios[names], NEAR_TIMES, low, high)
 
-    text = f"8 need {spread(ratios[8, 2])} of the time of 2; 16 need {spread(ratios[16, 8])} of 8, {spread(ratios[16, 4])} of 4"
+    text = f"8 need {spread(ratios[8, 2])} of the time of 2; 16 need {spread(ratios[16, 8])} of 8's, {spread(ratios[16, 4])} of 4's"
     return text, [
         clause("8 need at most half", (8, 2), high=0.5),  # our first limit, which was loosened and set again
         clause("8 need a third", (8, 2), 0.9 / 3, 1.1 / 3), clause("16 slower than 8", (16, 8), low=1.0),
@@ -130,13 +130,13 @@ def a2(found: SeededRuns) -> Judged:
     setups = {1: papers.AWARE} | {bundle: papers.softsync(bundle) for bundle in BUNDLES}
     shown = ", ".join(f"{n}: {after_words(found, setup):.3f}" for n, setup in setups.items())
     alike = compared(found, "n = workers learns as sync", setups[BUNDLES[-1]], papers.TOGETHER, 2 - SAME, SAME)
-    return f"cross-entropy by n {shown}; sync {after_words(found, papers.TOGETHER):.3f}", [alike]
+    return f"cross-entropy, n = {shown}; sync {after_words(found, papers.TOGETHER):.3f}", [alike]
 
 
 def n1(found: SeededRuns) -> Judged:
     lost = ", ".join(f"{share:.0%} {learned(found, papers.losing(share))}" for share in (0.0, 0.1))
     times = speed(found, papers.losing(0.1)) / speed(found, papers.SENT_AGAIN)
-    text = f"lost: {lost}; sent again: {learned(found, papers.SENT_AGAIN)}; words/s {times:.2f}"
+    text = f"lost: {lost}; sent again: {learned(found, papers.SENT_AGAIN)}; relative words/s {times:.2f}"
     # Single runs scatter by several percent here, so three seeds decide, however large the difference is.
     better = "better than sending again"
     return text, [
