@@ -35,8 +35,8 @@ unless said. `scripts/reproduce/papers` makes this page from systems/{curves} an
 
 ## Verdicts
 
-Cross-entropies are those after equal words (F2: times), means of three seeds where these decide. A number holds within 10%, a range
-as it stands, quality within 2%.
+Cross-entropies are those after equal words (F2: times), means of three seeds where these decide. A number holds within
+10%, a range as it stands, quality within 2%.
 
 """
 

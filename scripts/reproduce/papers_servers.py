@@ -34,9 +34,10 @@ def f1(found: SeededRuns) -> Judged:
     def clause(says: str, names: tuple[int, int], low: float = -math.inf, high: float = math.inf) -> Clause:
         return found.decide(says, pairs[names], ratios[names], NEAR_TIMES, low, high)
 
-    text = f"8 need {spread(ratios[8, 2])} of the time of 2; 16 need {spread(ratios[16, 8])} of 8's, {spread(ratios[16, 4])} of 4's"
+    eight, more, most = (spread(ratios[names]) for names in pairs)
+    text = f"8 need {eight} of the time of 2; 16 need {more} of 8's, {most} of 4's"
     return text, [
-        clause("8 need at most half", (8, 2), high=0.5),  # our first limit, which was loosened and set again
+        clause("8 need at most half", (8, 2), high=0.5),  # the first limit, which was loosened and set again
         clause("8 need a third", (8, 2), 0.9 / 3, 1.1 / 3), clause("16 slower than 8", (16, 8), low=1.0),
         clause("16 slower than 4", (16, 4), low=1.0),
     ]  # fmt: skip
