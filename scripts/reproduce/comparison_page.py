@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
 from nmt_train.common.errors import UserError
 from nmt_train.report.figure import new_figure, save_figure
-from reproduce.claims import spread
 from reproduce.places import FAST, FASTEST, JITTER, MACHINES, NETWORKS, PLACES, STRAGGLER, THESIS_4X2, THESIS_7X1
 from reproduce.runs import crossing
 from reproduce.systems import ALONE, IDEAL, SYSTEMS
@@ -29,21 +29,18 @@ _TITLES = {
     **{place: f"Tatoeba, {machines} machine{'s' * (machines > 1)}, 1 Gbit/s" for machines, place in MACHINES.items()},
 }  # fmt: skip
 _LABELS = {"sync bf16": "all-reduce (sync) in bf16"}
-_ABOUT = """# Results of the comparison: {title}
+_ABOUT = """# Comparison: {title}
 
-Made by `scripts/tune` from trials.csv; [comparison.md](../comparison.md) has the protocol and the meaning of the columns and
-settings. For each system, the table has its best settings: runs with seeds 1 to 3, or, if there are none, the run with seed 0,
-with which settings are chosen. *Tuning* says how many settings were tried here, in runs of how many words; "no" means that
-only a few settings of another network or system were tried, so that the row is probably an underestimate. *At most* is the
-speedup if one machine's time is the first moment at which any of its runs is as good, without interpolation.
+From trials.csv, by `scripts/tune`. Runs of {words:g}M words; [columns, settings and marks](protocol.md#columns-and-settings).
 
 """
 
 
 def write(trials: Trials, place: str, folder: Path) -> Path:
     """Write the page and its figure into `folder`; returns the page. UserError without trials of one machine."""
-    name = f"results-{place.replace(' ', '').replace('/', '')}"
-    text = _ABOUT.format(title=_TITLES.get(place, place)) + table(trials, place)
+    page = page_of(place, folder)
+    name = page.stem
+    text = _ABOUT.format(title=_TITLES.get(place, place), words=_alone(trials, place).words / 1e6) + table(trials, place)
     late = times(trials, place)
     if late:
         text += f"\n## Time to the late target\n\n{late}"
@@ -52,28 +49,31 @@ def write(trials: Trials, place: str, folder: Path) -> Path:
         text += f"\n## Longer runs\n\n{table(trials, place, longer=True)}"
     _draw(trials, place, folder / f"{name}.png")
     text += f"\n![cross-entropy against time]({name}.png)\n"
-    page = folder / f"{name}.md"
     page.write_text(text, encoding="utf-8")
     return page
+
+
+def page_of(place: str, folder: Path) -> Path:
+    """The page of one place."""
+    return folder / f"results-{place.replace(' ', '').replace('/', '')}.md"
+
+
+def marked(values: Sequence[float], decimals: int = 2) -> str:
+    """The mean and, in brackets, the range of several seeds; a single run is marked with (1)."""
+    return f"{mean(values):.{decimals}f} ({f'{min(values):.{decimals}f}-{max(values):.{decimals}f}' if len(values) > 1 else 1})"
 
 
 def table(trials: Trials, place: str, longer: bool = False) -> str:
     """A Markdown table of the best settings of each system at its greatest length, as the mean and range over its seeds.
 
     Seed 0, with which the settings were chosen, counts only if there is no other. longer: of the systems that were trained
-    much longer with these settings.
+    much longer with these settings. Settings are left out where they are those of the same system at 1 Gbit/s.
     """
     lines = [
-        "| system | words | seeds | cross-entropy | data efficiency | relative words/s | speedup | at most | tuning |"
-        " settings |",
-        "|---" * 10 + "|",
+        "| system | cross-entropy | words/s | efficiency | speedup | at most | searched | settings |",
+        "|---" * 8 + "|",
     ]
-    alone = trials.tuned(ALONE, place)
-    if alone is None or len(trials.alone(place)) < 2:
-        raise UserError(
-            f"{trials.path}: has no trials of {ALONE} at two lengths; run scripts/tune '{ALONE}' --place"
-            f" '{PLACES[place].alone}' first"
-        )
+    alone = _alone(trials, place)
     for system in SYSTEMS:
         tuned = trials.tuned(system, place)
         if tuned is None:
@@ -81,16 +81,29 @@ def table(trials: Trials, place: str, longer: bool = False) -> str:
         same = trials.longer(tuned) if longer else trials.seeds(tuned) or [tuned]
         if not same:
             continue
-        ends = [trials.end(trial) for trial in same]
+        there = trials.tuned(system, FAST) if place != FAST else None
+        settings = () if there and there.settings == tuned.settings else tuned.settings
+        words = f", {same[0].words / 1e6:g}M words" * (same[0].words != alone.words)
         columns = (
-            system, f"{same[0].words / 1e6:g}M", ", ".join(str(trial.seed) for trial in same), spread(ends, decimals=3),
-            spread([trials.alone_until(trials.end(trial), place) / trials.words_trained(trial) for trial in same]),
-            spread([trials.pace(trial) / trials.pace(alone) for trial in same]),
-            spread([trials.speedup(trial) for trial in same]), spread([trials.at_most(trial) for trial in same]),
-            trials.tuning(tuned), " ".join(tuned.settings),
+            system + words, marked([trials.end(trial) for trial in same], decimals=3).removesuffix(" (1)"),
+            f"{mean(trials.pace(trial) / trials.pace(alone) for trial in same):.2f}",
+            f"{mean(trials.data_efficiency(trial) for trial in same):.2f}",
+            marked([trials.speedup(trial) for trial in same]), f"{mean(map(trials.at_most, same)):.2f}",
+            trials.tuning(tuned), " ".join(settings),
         )  # fmt: skip
         lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines) + "\n"
+
+
+def _alone(trials: Trials, place: str) -> Trial:
+    """The best run of one machine. UserError without its trials at two lengths."""
+    alone = trials.tuned(ALONE, place)
+    if alone is None or len(trials.alone(place)) < 2:
+        raise UserError(
+            f"{trials.path}: has no trials of {ALONE} at two lengths; run scripts/tune '{ALONE}' --place"
+            f" '{PLACES[place].alone}' first"
+        )
+    return alone
 
 
 def times(trials: Trials, place: str) -> str:
@@ -105,20 +118,14 @@ def times(trials: Trials, place: str) -> str:
         tuned = trials.tuned(system, place) if system != ALONE else None
         if tuned is not None and (runs := trials.to_target(tuned)):
             found = [crossing(trials.found[trial], target) for trial in runs]
-            reached = [time for time in found if math.isfinite(time)]
-            said = [spread(reached, decimals=0)] if reached else []
-            if len(reached) < len(found):
-                said.append(f"{len(found) - len(reached)} of {len(found)} runs did not reach it")
-            columns = (
-                system, ", ".join(str(trial.seed) for trial in runs), f"{runs[0].words / 1e6:g}M",
-                ", ".join(said),
-                spread([base / time for time in reached]) if len(reached) == len(found) else "-",
-            )  # fmt: skip
-            lines.append(f"| {' | '.join(columns)} |")
+            missed = sum(map(math.isinf, found))
+            said = f"missed by {missed} of {len(found)} runs" if missed else marked(found, decimals=0)
+            speedup = "" if missed else marked([base / time for time in found])
+            lines.append(f"| {system} | {runs[0].words / 1e6:g}M | {said} | {speedup} |")
     head = [
-        f"Target: cross-entropy {target:.3f}. One machine's mean time to it: {base:.0f} s.", "",
-        "| system | seeds | words of the run | virtual seconds to the target | one machine's time / this time |",
-        "|---|---|---|---|---|",
+        f"Cross-entropy {target:.3f}, which one machine reaches after {base:.0f} s.", "",
+        "| system | words | seconds | speedup |",
+        "|---|---|---|---|",
     ]  # fmt: skip
     return "\n".join([*head, *lines]) + "\n" if lines else ""
 
