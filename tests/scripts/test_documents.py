@@ -1,4 +1,4 @@
-"""Commands, options and keys that the pages show exist, and their values are valid: all are parsed as the programs parse them."""
+"""Commands, options and keys that the pages show exist and have valid values: all are parsed as the programs parse them."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ PARSERS: Mapping[str, Callable[[], cli.Parser]] = {
     "nmt-validate": validate.parser, "nmt-export": export.parser, "nmt-import": import_model.parser, "nmt-plot": plot.parser,
 }  # fmt: skip
 NEEDED = {"corpus.train": "[a, b]", "corpus.valid": "[c, d]", "stop.after": "20e"}  # keys that every run has to give
+LEAVES = config.leaves()
+SECTIONS = {name.rsplit(".", 1)[0] for name in LEAVES if "." in name}
 FENCE = re.compile(r"(?ms)^( *)```(\w*)\n(.*?)^ *```")
 SPAN = re.compile(r"`([^`]+)`")
 KEY = re.compile(r"^([a-z_]+(?:\.[a-z_0-9]+)*)(?:: (.+))?$", re.DOTALL)
@@ -61,12 +63,13 @@ def blocks(page: Path, *languages: str) -> Iterator[Shown]:
 
 
 def lines(page: Path) -> Iterator[Shown]:
-    """The paragraphs and rows of tables outside of code blocks; of tables that compare with other programs, only our column."""
+    """The paragraphs and rows of tables; of tables that compare with other programs, only our column."""
     text = FENCE.sub(lambda found: "\n" * found[0].count("\n"), page.read_text(encoding="utf-8"))
-    ours = False
-    for number, part in enumerate(re.sub(r"(?m)(?<=[^\n|])\n(?=[^\n|])", "\v", text).splitlines(keepends=False), 1):
-        ours = (ours or part.startswith("| here |")) and part.startswith("|")
-        yield Shown(part.split("|")[1] if ours else part.replace("\v", " "), f"{page.relative_to(ROOT)}, line {number}")
+    ours, number = False, 1
+    for part in re.split(r"(?<=\n)(?=\n|[|#])|(?<=\|\n)|(?<=\n\n)", text):
+        ours = part.startswith("|") and (ours or part.startswith("| here |"))
+        yield Shown(part.split("|")[1] if ours else part.replace("\n", " "), f"{page.relative_to(ROOT)}, line {number}")
+        number += part.count("\n")
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -93,10 +96,15 @@ def checked(values: Mapping[str, str], files: Sequence[str] = ()) -> None:
 
 
 @cache
+def parser_of(command: str) -> cli.Parser:
+    return PARSERS[command]()
+
+
+@cache
 def options_of(command: str) -> dict[str, argparse.Action]:
     """The options of a command, and of its subcommands."""
     found: dict[str, argparse.Action] = {}
-    pending: list[argparse.ArgumentParser] = [PARSERS[command]()]
+    pending: list[argparse.ArgumentParser] = [parser_of(command)]
     for parser in pending:
         for action in parser._actions:
             found |= dict.fromkeys(action.option_strings, action)
@@ -107,7 +115,9 @@ def options_of(command: str) -> dict[str, argparse.Action]:
 
 @cache
 def of_scripts() -> str:
-    return "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("scripts/**/*") if path.suffix in ("", ".py") and path.is_file())
+    return "".join(
+        path.read_text(encoding="utf-8") for path in ROOT.glob("scripts/**/*") if path.suffix in ("", ".py") and path.is_file()
+    )
 
 
 def run(words: Sequence[str]) -> None:
@@ -115,19 +125,19 @@ def run(words: Sequence[str]) -> None:
     name, *arguments = words
     if "--help" in arguments:
         topic = arguments[arguments.index("--help") + 1 :]
-        settings.explained(PARSERS[name](), topic[0]) if topic else None
+        settings.explained(parser_of(name), topic[0]) if topic else None
     elif name in ("nmt-train", "nmt-simulate"):
-        given = settings.parse(PARSERS[name](), arguments)
-        checked({key: text for key, text in vars(given).items() if key in config.leaves() and text is not None}, given.config)
+        given = settings.parse(parser_of(name), arguments)
+        checked({key: text for key, text in vars(given).items() if key in LEAVES and text is not None}, given.config)
         if getattr(given, "cluster", None) is not None:
             file = ROOT / given.cluster
             assert file.is_file() or "configs" not in file.parts, f"no such cluster file: {given.cluster}"
     else:
-        PARSERS[name]().parse_args(arguments)
+        parser_of(name).parse_args(arguments)
 
 
 def mentioned(text: str) -> None:
-    """Raise if options in a sentence do not exist, or their values are wrong. They may lack their values: `nmt-train --hosts`."""
+    """Raise if options in a sentence do not exist, or values are wrong. An option may lack its value: `nmt-train --hosts`."""
     first, *rest = words = shlex.split(text.rpartition(" | ")[2])
     if first in OF_OTHERS:
         return
@@ -140,7 +150,7 @@ def mentioned(text: str) -> None:
         if not any(option in options_of(command) for command in known):
             of_script = first not in PARSERS and re.search(rf"{option}[\"')|]", of_scripts())
             assert of_script, f"no option {option}"
-        elif option.removeprefix("--") in config.leaves() and not following.startswith("--") and not PLACEHOLDER.match(following):
+        elif option.removeprefix("--") in LEAVES and not following.startswith("--") and not PLACEHOLDER.match(following):
             values[option.removeprefix("--")] = following
     several = first in PARSERS or any(key in values for key in ("corpus.train", "corpus.valid"))
     checked(values if several or first not in MODES else {"mode": first} | values)
@@ -171,7 +181,11 @@ def named(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_command_in_a_code_block_is_accepted(page: Path) -> None:
-    found = [(Shown(shlex.join(words), block.where), words) for block in blocks(page, "", "bash", "sh") for words in commands(block.text)]
+    found = [
+        (Shown(shlex.join(words), block.where), words)
+        for block in blocks(page, "", "bash", "sh")
+        for words in commands(block.text)
+    ]
     wrong = problems([(shown, lambda text: run(shlex.split(text))) for shown, _ in found])
     assert wrong == []
 
@@ -201,11 +215,9 @@ def key(text: str) -> None:
     if not found or FILE.search(found[1]) or found[1].endswith(".step"):
         return
     name, value = found[1], found[2]
-    leaves = config.leaves()
-    sections = {section.rsplit(".", 1)[0] for section in leaves if "." in section}
-    if name in leaves and value is not None and not PLACEHOLDER.match(value):
+    if name in LEAVES and value is not None and not PLACEHOLDER.match(value):
         checked({name: value} | ({"optimizer.schedule": "cosine"} if name == "optimizer.cosine_until" else {}))
-    elif "." in name and name.split(".")[0] in sections and name not in {*leaves, *sections}:
+    elif "." in name and name.split(".")[0] in SECTIONS and name not in {*LEAVES, *SECTIONS}:
         raise UserError(config.unknown(name))
 
 
@@ -240,8 +252,8 @@ def test_the_table_for_users_of_other_programs_begins_every_row_with_keys_or_opt
     assert table
     assert "OpenNMT" in table[0].splitlines()[0]
     columns = table[0].splitlines()[0].count("|")
-    names = {"": config.leaves(), **{command: options_of(command) for command in PARSERS}}
-    last = {name.rsplit(".", 1)[-1] for name in config.leaves()}
+    names = {"": LEAVES, **{command: options_of(command) for command in PARSERS}}
+    last = {name.rsplit(".", 1)[-1] for name in LEAVES}
     for row in table[1].splitlines():
         spans = SPAN.findall(row.split("|")[1])
         assert spans, row

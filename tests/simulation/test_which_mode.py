@@ -1,4 +1,4 @@
-"""The tables by steps, in README.md and docs/choosing.md, name a mode that `nmt-simulate --compare` finds best, or nearly so."""
+"""The tables by steps, in README.md and docs/choosing.md, name modes that `nmt-simulate --compare` finds best, or nearly."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ def test_the_mode_for_the_steps_of_a_cluster_is_about_as_fast_as_the_best(path: 
     machines, batches = len(cluster.nodes), [tokens] * 400
 
     def compared(choices: Sequence[Choice], longest: float) -> Comparison:
-        return compare(config, cluster, shapes, batches, [(ALONE, 1), *((choice, machines) for choice in choices)], longest=longest)
+        return compare(
+            config, cluster, shapes, batches, [(ALONE, 1), *((choice, machines) for choice in choices)], longest=longest
+        )
 
     everything = compared(measured(), longest=3600)  # leaves out what cannot be the best
     best = max(row.estimate for row in everything.rows)
