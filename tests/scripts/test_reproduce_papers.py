@@ -259,8 +259,8 @@ def test_the_page_has_every_claim_and_every_picture(tmp_path: Path) -> None:
     assert "not trained yet" not in text
     assert all(f"| {claim.id} |" in text for claim in CLAIMS)
     for name in PICTURES:
-        assert f"](systems/{name}.png)" in text
-        assert (tmp_path / "systems" / f"{name}.png").stat().st_size > 5000
+        assert f"](systems/{name}.svg)" in text
+        assert (tmp_path / "systems" / f"{name}.svg").stat().st_size > 5000
 
 
 def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
