@@ -12,14 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-from reproduce.comparison_page import RIVALS, marked, page_of
-from reproduce.places import FAST, FASTEST, JITTER, MACHINES, NETWORKS, SLOW, SLOWEST, STRAGGLER, THESIS_4X2, THESIS_7X1
+from reproduce.comparison_page import marked, page_of
+from reproduce.comparison_pictures import RIVALS, STEPS
+from reproduce.places import FAST, FASTEST, JITTER, MACHINES, NETWORKS, STRAGGLER, THESIS_4X2, THESIS_7X1
 from reproduce.systems import ALONE, IDEAL, SYSTEMS, plan_of
 from reproduce.trials import Trial, Trials
 
 _BLOCK = re.compile(r"(<!-- tune:(\w+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
-# An all-reduce in bf16 sends 3 bytes per parameter among four machines: 60M parameters, steps of 0.2 s.
-_STEPS = {FASTEST: "0.7 steps", FAST: "7 steps", SLOW: "70 steps", SLOWEST: "700 steps"}
 _EQUAL_TIME = 302  # seconds: those of `low-bit` for 2M words at 1 Gbit/s
 
 
@@ -39,7 +38,7 @@ def _networks(trials: Trials) -> str:
     found = {place: {system: trials.tuned(system, place) for system in SYSTEMS if system != ALONE} for place in places}
     best = {place: [_best(trials, its, rival) for rival in (False, True)] for place, its in found.items()}
     first = {place: pair[0] for place, pair in best.items()}
-    rows = [["system", *(f"[{place}](comparison/{page_of(place, Path()).name}) ({_STEPS[place]})" for place in places)]]
+    rows = [["system", *(f"[{place}](comparison/{page_of(place, Path()).name}) ({STEPS[place]:g} steps)" for place in places)]]
     for system in sorted(SYSTEMS, key=lambda name: -_fastest(trials, found[FAST].get(name))):
         cells = [_speedup(trials, found[place].get(system), first[place]) for place in places]
         if any(cells):

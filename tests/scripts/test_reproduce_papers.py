@@ -257,8 +257,8 @@ def test_the_page_has_every_claim_and_every_picture(tmp_path: Path) -> None:
     assert "not trained yet" not in text
     assert all(f"| {claim.id} |" in text for claim in CLAIMS)
     for name in PICTURES:
-        assert f"](systems/{name}.png)" in text
-        assert (tmp_path / "systems" / f"{name}.png").stat().st_size > 5000
+        assert f"](systems/{name}.svg)" in text
+        assert (tmp_path / "systems" / f"{name}.svg").stat().st_size > 5000
 
 
 def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_in_docs_is_that_of_its_files_and_its_cells_are_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("reproduce.papers_page.save_figure", lambda figure, output: None)
+    monkeypatch.setattr("reproduce.papers_pictures.save_figure", lambda figure, output: None)
     clusters = ("pipesgd.yml", "strom.yml", "downpour.yml", "arnold.yml")
     found = SeededRuns(ROOT / "docs" / "systems", digest("configs/papers-virtual.yml", *clusters))
     write(found, tmp_path / "systems.md")

@@ -16,7 +16,8 @@ import pytest
 from conftest import ROOT
 from reproduce import bleu, codec_sensitivity
 from reproduce.campaign import Job, side_by_side
-from reproduce.comparison_page import page_of, scaling, table, times, write
+from reproduce.comparison_page import page_of, table, times, write
+from reproduce.comparison_pictures import scaling
 from reproduce.comparison_tables import filled, judged
 from reproduce.places import FAST, MACHINES, PLACES, SLOW, STRAGGLER
 from reproduce.runs import crossing, fitted
@@ -109,11 +110,13 @@ def test_the_picture_of_several_machines_has_the_mean_and_the_range_of_each_syst
         for seed in (0, 1, 2):
             its = replace(trial("low-bit", 2000, seed), place=MACHINES[machines])
             trials.found[its] = ends(2000, 2000 * (1 + 0.5 * (seed == 2)) / machines, 2.5)
-    monkeypatch.setattr("reproduce.comparison_page.save_figure", lambda figure, output: drawn.append(figure.axes[0]))
-    scaling(trials, tmp_path / "scaling.png")
-    low_bit = next(line for line in drawn[0].lines if line.get_label() == "low-bit")
+    monkeypatch.setattr("reproduce.comparison_pictures.save_figure", lambda figure, output: drawn.append(figure.axes[0]))
+    scaling(trials, tmp_path / "scaling.svg")
+    linear, low_bit = drawn[0].lines
+    assert [*linear.get_xdata()] == [*linear.get_ydata()] == [1, 4]
     assert [*low_bit.get_xdata()] == [1, 2, 4]
     assert [*low_bit.get_ydata()] == pytest.approx([1, (2 + 4 / 3) / 2, (4 + 8 / 3) / 2])
+    assert {text.get_text().split("\n")[-1] for text in drawn[0].texts} >= {"batch 448", "low-bit", "linear"}
     ranges = [segment[:, 1].tolist() for segment in drawn[0].collections[0].get_segments()]
     assert ranges == [pytest.approx(sorted(pair)) for pair in ((4 / 3, 2), (8 / 3, 4))]
 
