@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from conftest import ROOT
 from processes import finish
 from published import publish
@@ -45,7 +44,9 @@ def call(command: Any, *arguments: Any) -> int:
 
 
 def options(values: dict[str, Any]) -> list[str]:
-    return [word for name, value in values.items() for word in (f"--{name}", yaml.safe_dump(value).split("\n")[0])]
+    """As on a command line; a list is written as in YAML."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+    return [word for name, text in texts.items() for word in (f"--{name}", text)]
 
 
 @pytest.fixture
@@ -231,7 +232,9 @@ def test_several_corpora_have_their_shares_and_each_direction_its_score(
     few = ("--corpus.vocabulary.size", 150)
     assert call(train, "--config", "config.yml", *few, *options({**TINY, **SIZES})) == 0
     said = capsys.readouterr().err
-    assert "to-german 720, to-english 720, crawled 360" in said
+    shares = re.findall(r"([\w-]+) ([\d,]+) pairs \(([\d.]+%)", said)
+    assert shares[:3] == [("to-german", "720", "40.0%"), ("to-english", "720", "40.0%"), ("crawled", "360", "20.0%")]
+    assert shares[3:] == [("to-german", "600", "50.0%"), ("to-english", "600", "50.0%"), ("crawled", "0", "0.0%")]
     assert len(scores(folder / "runs" / "both", "cross-entropy@to-english")) == 1
     assert call(validate, "runs/both") == 0
 
@@ -245,7 +248,7 @@ def test_a_student_of_a_teachers_translations_is_served_by_ctranslate2(folder: P
     assert call(train, "--config", "teacher.yml", *size, *options({**TINY, **SIZES})) == 0
     with open("train.en", encoding="utf-8") as source, open("teacher.de", "w", encoding="utf-8") as translations:
         code = "from nmt_train.cli.translate import main; main()"
-        command = [sys.executable, "-c", code, "--model", "teacher/best-bleu", "--beam", "1", "--on-error", "skip"]
+        command = [sys.executable, "-c", code, "--model", "teacher", "--beam", "1", "--on-error", "skip"]
         subprocess.run(command, stdin=source, stdout=translations, check=True)
     assert len(Path("teacher.de").read_text(encoding="utf-8").splitlines()) == 600
     sizes = {name: value for name, value in SIZES.items() if name != "model.decoder_layers"}
@@ -289,19 +292,8 @@ def test_several_machines_train_in_the_modes_of_the_recipe(folder: Path, mode: s
     more = options({**FOUR, "devices": "cpu x 2"})
     done = finish([sys.executable, "-m", "nmt_train.cli.train", *given, *more], os.environ, 300)
     assert done.returncode == 0, done.stderr
-    assert " on 2 cpu" in done.stderr, done.stderr
+    assert "2 ranks" in done.stderr, done.stderr
     assert scores(folder / "runs" / "four")
-
-
-@pytest.mark.slow
-@recipe("four-machines")
-def test_the_modes_are_compared_on_a_cluster_of_four_before_one_is_chosen(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cluster = ROOT / "configs" / "clusters" / "gpu-4x1-1gbit.yml"
-    few = options({name: FOUR[name] for name in ("threads", "corpus.vocabulary.size", "model.preset", "batch.tokens")})
-    assert call(simulate, "--config", "config.yml", *few, *options(SIZES), "--cluster", cluster, "--compare") == 0
-    assert "Use " in capsys.readouterr().out
 
 
 def test_the_hosts_of_the_recipe_are_four_machines() -> None:
@@ -316,7 +308,7 @@ def test_the_modes_of_the_thesis_train_with_one_configuration_and_are_drawn(fold
     few = {"corpus.vocabulary.size": 120, **SIZES, **{name: TINY[name] for name in ("threads", "devices")}}
     few |= {"stop.after": "6u", "validation.every": "3u"}
     runs = []
-    for mode in ("single", "vanilla", "overlap", "thesis-sparse", "thesis-sparse-overlap"):
+    for mode in ("single", "vanilla", "thesis-sparse-overlap"):
         ranks = {} if mode == "single" else {"devices": "cpu x 2"}
         more = options({**few, **ranks, "mode": mode, "run": f"runs/{mode}"})
         done = finish([sys.executable, "-m", "nmt_train.cli.train", "--config", "config.yml", *more], os.environ, 300)
@@ -338,7 +330,7 @@ def test_the_new_codec_is_registered_by_the_recipe_keeps_what_it_does_not_send_a
     assert apply.returncode == 0, apply.stderr
     environment = {**os.environ, "PYTHONPATH": str(copy)}
     tests = [str(copy / "tests" / "codec" / "test_codecs.py"), "-k", "rounding and sign", "-p", "no:cacheprovider"]
-    tested = finish([sys.executable, "-m", "pytest", "--rootdir", str(copy), *tests], environment, 300)
+    tested = finish([sys.executable, "-P", "-m", "pytest", "--rootdir", str(copy), *tests], environment, 300)
     assert "1 passed" in tested.stdout, tested.stdout
     values = {
         "corpus.train": [f"{demo}/train.en", f"{demo}/train.de"],
@@ -351,4 +343,4 @@ def test_the_new_codec_is_registered_by_the_recipe_keeps_what_it_does_not_send_a
     assert done.returncode == 0, done.stderr
     saved = checkpoint.load(tmp_path / "run" / "last")
     assert saved.facts["config"]["server"]["up"] == "sign"
-    assert all(float(saved.tensors(f"worker-{rank}")["unsent"].abs().sum()) > 0 for rank in range(2))
+    assert all(float(saved.tensors(f"worker-{rank}")["residual"].abs().sum()) > 0 for rank in range(2))

@@ -12,7 +12,7 @@ OPTIONS = {"beam_size": 5, "patience": 4, "length_penalty": 1, "disable_unk": Tr
 
 
 class Service(BaseHTTPRequestHandler):
-    def do_POST(self):
+    def do_POST(self) -> None:
         lines = self.rfile.read(int(self.headers["Content-Length"])).decode().removesuffix("\n").split("\n")
         found = MODEL.translate_batch(PIECES.encode(lines, out_type=str), **OPTIONS)
         self.send_response(200)
