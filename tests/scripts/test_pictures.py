@@ -79,7 +79,7 @@ def test_a_curve_outside_the_picture_has_no_label(trials: Trials, drawn: list[An
     (axes,) = drawn[0].axes
     assert {text.get_text() for text in axes.texts} == {ALONE, "low-bit", "strom"}
     assert axes.get_xlim()[1] < 2000, "it ends soon after the quick systems"
-    assert drawn[0].get_suptitle() == "1 Gbit/s: low-bit is 2.9 times as fast as one machine (simulated)"
+    assert drawn[0].get_suptitle() == "1 Gbit/s: low-bit is 2.9 times as fast as one machine"
 
 
 def test_the_picture_of_modes_has_simulated_and_measured_speedups(trials: Trials, drawn: list[Any], tmp_path: Path) -> None:
