@@ -128,7 +128,8 @@ def run(words: Sequence[str]) -> None:
         settings.explained(parser_of(name), topic[0]) if topic else None
     elif name in ("nmt-train", "nmt-simulate"):
         given = settings.parse(parser_of(name), arguments)
-        checked({key: text for key, text in vars(given).items() if key in LEAVES and text is not None}, given.config)
+        known = {key: text for key, text in vars(given).items() if key in LEAVES and text is not None}
+        checked({key: text for key, text in known.items() if "$" not in text}, given.config)  # a variable of the shell
         if getattr(given, "cluster", None) is not None:
             file = ROOT / given.cluster
             assert file.is_file() or "configs" not in file.parts, f"no such cluster file: {given.cluster}"
@@ -160,9 +161,10 @@ def mentioned(text: str) -> None:
 def added(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Codecs that a page explains how to add exist while it is tested."""
     page = getattr(request.node, "callspec", None) and request.node.callspec.params.get("page")
-    for block in blocks(page, "diff") if page else ():
-        for name in re.findall(r'(?m)^\+ +"([\w-]+)": ', block.text):
-            monkeypatch.setitem(CODECS, name, CODECS["int8"])
+    patches = [block.text for block in blocks(page, "diff")] if page else []
+    patches += [file.read_text(encoding="utf-8") for file in page.parent.glob("*.patch")] if page else []
+    for name in re.findall(r'(?m)^\+ +"([\w-]+)": ', "\n".join(patches)):
+        monkeypatch.setitem(CODECS, name, CODECS["int8"])
 
 
 def problems(pairs: Sequence[tuple[Shown, Callable[[str], object]]]) -> list[str]:
