@@ -19,6 +19,7 @@ CLOCKS = {"seconds": "wall-clock time", "training_seconds": "training time"}
 
 # Names in the events of log lines, with the titles of their axes.
 LOGGED = {"cost": "training cost per word (nats)", "learning_rate": "learning rate"}
+_FEW = 12  # points of a curve that are marked
 _COLUMNS = ("update", "epoch", "words", *CLOCKS)
 
 
@@ -50,7 +51,7 @@ def plot(runs: list[Path], metric: str, clock: str, output: Path) -> list[Path]:
     for run, events in curves.items():
         (line,) = axes.plot(
             [event[clock] / seconds for event in events], [event[metric] for event in events],
-            marker=None if metric in LOGGED else "o", markersize=3.5, linewidth=1.8, **looks[run],
+            marker="o" if len(events) <= _FEW else None, markersize=3.5, linewidth=1.8, **looks[run],
         )  # fmt: skip
         lines[line] = names[run]
     kinds = {is_simulation(run) for run in runs}
