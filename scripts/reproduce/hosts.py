@@ -21,11 +21,11 @@ from reproduce.runs import Runs, Setup, crossing, fitted
 from reproduce.thesis_settings import sending
 
 LAB, HOSTS_FILE = ROOT / "scripts" / "netlab", "/run/nmt-netlab/hosts"
-CONFIG, MINUTES, VALIDATIONS = "configs/thesis-virtual.yml", 3, 15
+CONFIG, MINUTES, VALIDATIONS = "configs/thesis-virtual.yml", 2, 12
 OURS = ("sparse", "sparse-overlap")
 MODES = ("single", "vanilla", "overlap", *OURS, thesis.SPARSE, thesis.SPARSE_OVERLAP)
 CORES = {2: "1", 3: "0.5", 4: "0.4"}  # of each host; what is left of two cores carries the messages
-# With 6.25% of the elements, a run of three minutes has as many visits of each element as the thesis's runs of hours.
+# With 6.25% of the elements, a run of two minutes has about as many visits of each element as the thesis's runs of hours.
 SENT = sending(thesis.VISITS)[:2]
 
 
