@@ -25,7 +25,7 @@ TITLES = {
 STEPS = {FASTEST: 0.7, FAST: 7.0, SLOW: 70.0, SLOWEST: 700.0}
 # README's table: up to so many steps per all-reduce, which mode.
 ADVICE = (
-    (0.5, "sync"), (10.0, "low-bit"), (30.0, "sparse-\noverlap"), (100.0, "sparse-\nlocal"), (2000.0, "sparse-local-\nasync"),
+    (0.5, "sync"), (10.0, "low-bit"), (100.0, "sparse-local"), (2000.0, "sparse-local-\nasync"),
 )  # fmt: skip
 _TOP = 4.5  # cross-entropy at the upper end of the pictures of curves; the start is the same for all
 _HOST_BYTES, _HOST_BATCH = 3 * 2.3e6, 2048  # of configs/multi30k-tiny.yml, with which docs/adviser.csv was measured

@@ -49,7 +49,8 @@ def table(page: str) -> list[Line]:
         steps, modes = (cell.strip() for cell in row.split("|")[1:3])
         low = found[-1].high if found else 0.0
         high = math.inf if steps == "hundreds" else float(re.findall(r"[\d.]+", steps.split(";")[0])[-1])
-        named = {part.strip().startswith("on an H200"): re.findall(r"`([\w-]+)`", part)[0] for part in modes.split(";")}
+        parts = [part.strip() for part in modes.split(";") if "on CPUs" not in part]  # there are no such cluster files
+        named = {part.startswith("on an H200"): re.findall(r"`([\w-]+)`", part)[0] for part in parts}
         found.append(Line(low, high, named[False], named.get(True, named[False])))
     return found
 
