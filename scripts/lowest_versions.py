@@ -1,4 +1,4 @@
-"""Print the lowest version of each direct dependency that pyproject.toml allows, as constraints for pip (scripts/environment --lowest)."""
+"""Print the lowest version of each dependency that pyproject.toml allows, as constraints of pip, for scripts/environment."""
 
 from __future__ import annotations
 

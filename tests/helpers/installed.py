@@ -1,4 +1,4 @@
-"""Wheels of the project, and environments for them without a network: they borrow packages from the environment of the tests."""
+"""Wheels of the project, and environments without a network, which borrow packages from the environment of the tests."""
 
 from __future__ import annotations
 

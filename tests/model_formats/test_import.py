@@ -11,6 +11,7 @@ from typing import Any
 
 import ctranslate2
 import pytest
+import sentencepiece
 import torch
 from conftest import Make
 from marian import marian

@@ -1,4 +1,7 @@
-"""The steps of configs/docker/Dockerfile, run without Docker: in a folder in place of the image, with packages borrowed instead of downloaded."""
+"""The steps of configs/docker/Dockerfile, run without Docker.
+
+A folder takes the place of the image, and new environments borrow the packages of the environment of the tests.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ EXTRAS = "nmt_train[export,tensorboard]"
 
 
 class Image:
-    """What the steps of a Dockerfile make, in a folder: a path such as /opt is the folder's own opt. `stages` are steps before it."""
+    """What the steps of a Dockerfile make, in a folder: an absolute path such as /opt means the folder's own opt."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self.folder, self.environment, self.stages, self.steps = folder, environment, 0, 0
+        self.folder, self.environment, self.stages = folder, environment, 0
         self._work = folder
 
     def inside(self, text: str) -> str:
@@ -42,7 +45,6 @@ class Image:
         return self.folder.with_name("before")
 
     def step(self, name: str, text: str) -> None:
-        self.steps += 1
         match name:
             case "FROM":
                 assert text.split()[0] == "${BASE}"
@@ -95,7 +97,9 @@ def steps(dockerfile: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(Path(sys.prefix).name.startswith(".venv-lowest"), reason="the image has the locked versions of the dependencies")
+@pytest.mark.skipif(
+    Path(sys.prefix).name.startswith(".venv-lowest"), reason="the image has the locked versions of the dependencies"
+)
 def test_the_steps_of_the_dockerfile_make_an_image_whose_commands_work(tmp_path: Path) -> None:
     python = tmp_path / "python3"  # as the base image's, except that new environments get links instead of downloads
     python.write_text(
@@ -120,4 +124,6 @@ def test_the_steps_of_the_dockerfile_make_an_image_whose_commands_work(tmp_path:
     assert "usage: nmt-export" in image.run("nmt-export --help")
     assert image.run("echo $HOME").strip() == str(image.folder / "home/nmt")
     assert (image.folder / "home/nmt").stat().st_mode & 0o777 == 0o777
-    assert "mode: sync" in image.run("nmt-train --corpus.train a b --corpus.valid a b --mode sync --print-config")
+    assert "mode: sync" in image.run(
+        "nmt-train --corpus.train a b --corpus.valid a b --stop.after 1e --mode sync --print-config"
+    )

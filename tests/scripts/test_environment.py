@@ -1,4 +1,4 @@
-"""The environments of tests: which versions of the dependencies, which interpreter, and which folder an option of scripts/test names."""
+"""Environments for tests: versions of dependencies, the interpreter, and what the options of scripts/test choose."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def test_the_locked_versions_are_not_below_the_lowest_ones() -> None:
         assert locked[name.lower()] >= Version(bound), name
 
 
-@pytest.mark.skipif(not Path(sys.prefix).name.startswith(".venv-lowest"), reason="not in the environment of scripts/test --lowest")
+@pytest.mark.skipif(
+    not Path(sys.prefix).name.startswith(".venv-lowest"), reason="not in the environment of scripts/test --lowest"
+)
 def test_the_tests_with_the_lowest_versions_have_them() -> None:
     for line in lowest_versions.lowest(tomllib.loads(PROJECT)["project"]["dependencies"]):
         requirement = Requirement(line)
