@@ -74,6 +74,9 @@ def test_a_run_may_have_any_name(tmp_path: Path) -> None:
     runs = [run_folder(tmp_path / name, [5.0, 4.0]) for name in (r"a$\x$", "_mine")]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings(
+            "ignore", "'.*' deprecated - use", DeprecationWarning
+        )  # older matplotlib with a newer pyparsing
         picture, _ = convergence.plot(runs, "cross-entropy", "seconds", tmp_path / "curves.png")
     assert picture.read_bytes().startswith(PNG)
 
