@@ -9,12 +9,17 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BIN = ROOT / ".venv" / "bin"
+# The environment of the project that runs this script (see scripts/environment), or the one in which it is to run.
+INSIDE = next((each for each in ROOT.glob(".venv*") if each.resolve() == Path(sys.prefix).resolve()), None)
+BIN = (INSIDE or ROOT / ".venv") / "bin"
 
 
 def go_inside() -> None:
-    """Restart this script inside .venv, which is created if necessary. Call this before importing from the project."""
-    if Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
+    """Restart this script inside .venv, which is created if necessary, unless it runs in an environment of the project.
+
+    Call this before importing from the project.
+    """
+    if INSIDE is None:
         subprocess.run([ROOT / "scripts" / "environment"], check=True)
         os.execv(BIN / "python", [str(BIN / "python"), *sys.argv])
 

@@ -176,7 +176,8 @@ def parse(options: cli.Parser, arguments: Sequence[str]) -> argparse.Namespace:
 
 def resolve(given: argparse.Namespace) -> Config:
     """Combine the defaults, the configuration files and the command-line options."""
-    overrides = {name: text for name, text in vars(given).items() if name in config.leaves() and text is not None}
+    known = config.leaves()
+    overrides = {name: text for name, text in vars(given).items() if name in known and text is not None}
     return config.load(given.config, overrides)
 
 

@@ -17,7 +17,7 @@ from nmt_train.simulation import cluster_file
 _CLUSTER = "cluster."
 _FOLDER = "-simulated"
 _EXAMPLES = """
-  nmt-simulate --config mine.yml --model.preset base --cluster configs/clusters/h200-4x1-1gbit.yml --mode sparse-local
+  nmt-simulate --config mine.yml --model.preset base --cluster configs/clusters/gpu-4x1-1gbit.yml --mode sparse-local
   nmt-simulate --config mine.yml --cluster my-cluster.yml --cluster.network.bandwidth '100 Mbit/s'
   nmt-simulate --config mine.yml --cluster my-cluster.yml --timing-only 50      # words/s, without training
   nmt-simulate --config mine.yml --measure --hosts hosts > my-cluster.yml       # measure your machines

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nmt_train import cli
+from nmt_train.cli import example
 from nmt_train.cli import options as settings
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from nmt_train.training.auto_mode import Adviser
 
 _EXAMPLES = """
+  nmt-train --example one-device                           # writes a recipe into this folder; --example lists all
   nmt-train --config mine.yml                              # on a GPU if there is one, else on the CPU
   nmt-train --config mine.yml --stop.after 20e             # every key of the configuration is an option
   nmt-train --config mine.yml --devices all                # on all GPUs of this machine
@@ -46,6 +48,13 @@ def parser() -> cli.Parser:
         help="if the job fails, restart it up to N times on the machines that still respond (default: 0)",
     )  # fmt: skip
     options.add_argument(
+        "--example",
+        nargs="*",
+        metavar=("NAME", "FOLDER"),
+        help="write a recipe (a README and a configuration for a common task) into a new folder (default: ./NAME), and exit;"
+        " without NAME, list the recipes",
+    )
+    options.add_argument(
         "--empty-cache",
         action="store_true",
         help="remove all tokenized corpora and vocabularies that no running process uses (see corpus.cache), and exit; a run"
@@ -61,6 +70,8 @@ def command(arguments: Sequence[str]) -> int:
         tell(settings.short_help(options))
         return UserError.status
     given = settings.parse(options, arguments)
+    if given.example is not None:
+        return _example(options, given.example)
     if given.empty_cache:
         configured = settings.resolve(given).corpus.cache if given.config else vars(given)["corpus.cache"]
         folder = cache.folder(configured)
@@ -87,6 +98,19 @@ def command(arguments: Sequence[str]) -> int:
         raise
     overwrite = given.overwrite and not launcher.queued_again()  # after a requeue, keep what the job has written
     return start(resolved, given.force, overwrite, Job(hosts, given.restarts, arguments), _adviser)
+
+
+def _example(options: cli.Parser, words: list[str]) -> int:
+    """Write the recipe that these words (a name, a folder) ask for, or list all."""
+    if not words:
+        print(f"Recipes (nmt-train --example NAME [FOLDER] writes one):\n{example.listing()}", end="")
+        return 0
+    if len(words) > 2:
+        options.error(f"--example takes a name and a folder; {words[2]} is too much")
+    folder = expanded(words[1] if len(words) == 2 else words[0])
+    example.write(words[0], folder)
+    tell(f"{folder}: written; {folder / 'README.md'} says how to use it")
+    return 0
 
 
 def _adviser(config: Config, vocabulary: Vocabulary, stores: Stores) -> Adviser:

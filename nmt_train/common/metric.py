@@ -21,7 +21,7 @@ class Metric(NamedTuple):
 # Metrics that nmt_train itself measures. There are also `command` (validation.command), and names such as `bleu@news` for other
 # validation sets.
 METRICS = {
-    "cross-entropy": Metric("validation cross-entropy per piece (nats)", lower_is_better=True, translated=False, decimals=4),
+    "cross-entropy": Metric("validation cross-entropy per word (nats)", lower_is_better=True, translated=False, decimals=4),
     "perplexity": Metric("validation perplexity", lower_is_better=True, translated=False, decimals=2),
     "bleu": Metric("validation BLEU", lower_is_better=False, translated=True, decimals=2, worst=0.0),
     "chrf": Metric("validation chrF", lower_is_better=False, translated=True, decimals=2, worst=0.0),

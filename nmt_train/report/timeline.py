@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 from nmt_train.common.errors import UserError, unreadable
+from nmt_train.report.convergence import shown_name
 from nmt_train.report.figure import TASK_COLORS, new_figure, save_figure
 from nmt_train.run.folder import is_simulation
 
@@ -45,18 +46,38 @@ def plot(run: Path, start: float | None, seconds: float | None, output: Path) ->
     """
     spans = read_spans(run)
     first, length = window(spans, start, seconds)
+    axis = f"{_clock([run])} time (seconds, from second {first:.1f} of the trace)"
+    save_figure(draw(visible(spans, first, length), length, axis), output)
+    return [output]
+
+
+def visible(spans: Sequence[Span], start: float, length: float) -> list[Span]:
+    """The spans in a window, whose times count from its beginning. start: seconds after the first span."""
+    start += spans[0]["start"]
+    moved = [{**span, "start": span["start"] - start, "end": span["end"] - start} for span in spans]
+    return [span for span in moved if span["end"] >= 0 and span["start"] <= length]
+
+
+def draw(spans: Sequence[Span], length: float, axis: str, title: str = "") -> Any:
+    """A figure with a row for every thread that does something. spans: those of the window; length: of the window [s]."""
     rows = _rows(spans)
-    figure, axes = new_figure(width=10, height=1.6 + 0.55 * len(rows))
+    heights = [1.0 if thread == _WORKER else 0.6 for _, thread in rows]
+    places = [before + height / 2 for before, height in zip(accumulate([0.0, *heights]), heights, strict=False)]
+    figure, axes = new_figure(9, 1.5 + 0.42 * sum(heights), title)
     seen: dict[str, Any] = {}
     for span in spans:
-        _bar(axes, rows.index((span["rank"], span["thread"])), span, spans[0]["start"] + first, length, seen)
+        row = rows.index((span["rank"], span["thread"]))
+        _bar(axes, places[row], 0.72 * heights[row], span, seen)
     nodes = {span["rank"]: span.get("node", 0) for span in spans}
-    several = len(set(nodes.values())) > 1
-    labels = [f"{f'node {nodes[rank]}, ' if several else ''}rank {rank}, {_thread(thread)}" for rank, thread in rows]
-    axes.set_xlabel(f"{_clock([run])} time (seconds, from second {first:.1f} of the trace)")
-    _finish(figure, axes, labels, length, seen)
-    save_figure(figure, output)
-    return [output]
+    several, many = len(set(nodes.values())) > 1, len(nodes) > 1
+    labels = []
+    for rank, thread in rows:
+        own = [span for span in spans if (span["rank"], span["thread"]) == (rank, thread)]
+        where = f"{f'node {nodes[rank]}, ' if several else ''}{f'rank {rank}, ' if many else ''}"
+        labels.append(f"{where}worker: computes {_computes(own, length):.0%}" if thread == _WORKER else thread)
+    axes.set_xlabel(axis)
+    _finish(figure, axes, places, labels, length, seen)
+    return figure
 
 
 def compare(runs: Sequence[Path], seconds: float | None, output: Path) -> list[Path]:
@@ -69,34 +90,31 @@ def compare(runs: Sequence[Path], seconds: float | None, output: Path) -> list[P
     length = 2 / _STEPS * slowest if seconds is None else seconds
     if length <= 0:
         raise UserError(f"--seconds {length:g}: the window must be longer than zero")
-    figure, axes = new_figure(width=10, height=1.6 + 0.55 * len(runs))
+    figure, axes = new_figure(9, 1.5 + 0.5 * len(runs), "How much of the time the first worker of each run computes")
     labels, seen = [], dict[str, Any]()
     for row, (run, spans) in enumerate(traces.items()):
-        lead, start = _rows(spans)[0], spans[0]["start"] + window(spans, None, None)[0]
-        own = [span for span in spans if (span["rank"], span["thread"]) == lead]
+        lead, shown = _rows(spans)[0], visible(spans, window(spans, None, None)[0], length)
+        own = [span for span in shown if (span["rank"], span["thread"]) == lead]
         for span in own:
-            _bar(axes, row, span, start, length, seen)
-        labels.append(f"{run.resolve().name}\ncomputes {_computes(own, start, length):.0%}")
+            _bar(axes, row, 0.62, span, seen)
+        labels.append(f"{shown_name(run.resolve().name)}: computes {_computes(own, length):.0%}")
     axes.set_xlabel(f"{_clock(runs)} time (seconds)")
-    _finish(figure, axes, labels, length, seen)
+    _finish(figure, axes, range(len(runs)), labels, length, seen)
     save_figure(figure, output)
     return [output]
 
 
-def _computes(spans: list[Span], start: float, length: float) -> float:
+def _computes(spans: list[Span], length: float) -> float:
     """The share of a window that these spans spend in forward and backward passes."""
     passes = (span for span in spans if span["name"] in ("forward", "backward"))
-    return sum(max(0.0, min(span["end"], start + length) - max(span["start"], start)) for span in passes) / length
+    return sum(max(0.0, min(span["end"], length) - max(span["start"], 0.0)) for span in passes) / length
 
 
-def _bar(axes: Any, row: int, span: Span, start: float, length: float, seen: dict[str, Any]) -> None:
-    """Draw a span, if it is inside the window that begins at `start`. seen: a bar of every name, for the legend."""
-    left, right = span["start"] - start, span["end"] - start
-    if right < 0 or left > length:
-        return
+def _bar(axes: Any, place: float, height: float, span: Span, seen: dict[str, Any]) -> None:
+    """Draw a span of the window. seen: a bar of every name, for the legend."""
     color = TASK_COLORS.get(span["name"], "#9c9c9c")
     seen[span["name"]] = axes.barh(
-        row, right - left, left=left, height=0.62, color=color,
+        place, span["end"] - span["start"], left=span["start"], height=height, color=color,
         edgecolor=color, linewidth=0.5,  # so that short spans are visible
     )  # fmt: skip
 
@@ -105,15 +123,15 @@ def _clock(runs: Sequence[Path]) -> str:
     return "virtual" if all(map(is_simulation, runs)) else "wall-clock"
 
 
-def _finish(figure: Any, axes: Any, labels: list[str], length: float, seen: dict[str, Any]) -> None:
-    """Add the names of the rows, and the legend."""
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.5, -0.5)
+def _finish(figure: Any, axes: Any, places: Sequence[float], labels: list[str], length: float, seen: dict[str, Any]) -> None:
+    """Add the names of the rows, and the legend: bars are too short for labels of their own."""
+    axes.set_yticks(places, labels)
+    axes.set_ylim(max(places, default=0) + 0.5, min(places, default=0) - 0.5)
     axes.set_xlim(0, length)
     axes.grid(axis="y", visible=False)
     names = sorted(seen, key=lambda name: ([*TASK_COLORS, name].index(name), name))
-    columns = min(len(names), 6)
-    figure.legend([seen[name] for name in names], names, loc="outside upper center", ncols=columns, frameon=False)
+    columns = min(len(names), 5)
+    figure.legend([seen[name] for name in names], names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
 
 
 _STEPS = 10  # in a window by default; as many come before it, to warm up caches and allocators
@@ -149,10 +167,11 @@ def _quiet(gaps: list[float]) -> tuple[int, int]:
     return 0, 0
 
 
-_ORDER = ("MainThread", "background task", "sums of factors", "node", "server", "network in", "network out")
+_WORKER = "MainThread"
+_ORDER = (_WORKER, "background task", "sums of factors", "node", "server", "network in", "network out")
 
 
-def _rows(spans: list[Span]) -> list[tuple[int, str]]:
+def _rows(spans: Sequence[Span]) -> list[tuple[int, str]]:
     """Return rank and thread of every row: for each rank, the worker thread first, then the threads that serve it."""
 
     def place(row: tuple[int, str]) -> tuple[int, int, str]:
@@ -162,7 +181,7 @@ def _rows(spans: list[Span]) -> list[tuple[int, str]]:
 
 
 def _thread(name: str) -> str:
-    return "worker" if name == "MainThread" else name
+    return "worker" if name == _WORKER else name
 
 
 def chrome(run: Path, output: Path) -> list[Path]:

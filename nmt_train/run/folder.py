@@ -224,6 +224,15 @@ def is_simulation(folder: Path) -> bool:
     return (folder / _SIMULATED).exists() or ((folder / TIMING).exists() and not (folder / "metrics.jsonl").exists())
 
 
+def mode_of(folder: Path) -> str:
+    """The mode of a run, from its configuration; empty if the folder has none that can be read."""
+    try:
+        mode = read(folder / _CONFIG, {}, "").get("mode")
+    except UserError:
+        return ""
+    return mode if isinstance(mode, str) else ""
+
+
 def refuse_existing(out: Path) -> None:
     """Raise UserError if the new folder `out` already exists."""
     if out.exists() or out.is_symlink():

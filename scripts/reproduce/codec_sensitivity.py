@@ -22,12 +22,11 @@ _FACTORS = (1.0, 0.5, 0.0)
 _AS_LARGE = "plan=low_rank.rank=2,low_rank.dense_updates=0"
 _ABOUT = """# What if codecs cost less?
 
-Made by `scripts/tune --codec-costs`. In the comparison, encoding and decoding are charged in ratios that were measured on a CPU
-([comparison.md](../comparison.md), "Objections"); on a GPU, all of them may be faster, and other ratios hold. This table has
-the speedups (means over the seeds) if every codec takes all, half or none of the time that it is charged. With the compiled
-loops that CPUs use since then, encoding takes half of it for `low-bit` and tile-top-k. Only words/s are simulated again; the
-words needed are the same. `strom` does not wait for other workers, so its words needed would change a little, too. The second
-row of `powersgd` sends as many bytes as a large model for which rank 8 suffices (comparison.md, "The task").
+Speedups (means over seeds) if each codec takes all, half or none of the time that it is charged
+([why](protocol.md#objections)). Only words/s are simulated again, by `scripts/tune --codec-costs`; the words needed are the
+same (those of `strom`, whose workers do not wait, would change a little). On CPUs, compiled loops now halve the encoding of
+`low-bit` and tile-top-k. The second row of `powersgd` sends the bytes of a large model for which rank 8 suffices
+([the task](protocol.md#the-task)).
 
 | network | system | as charged | half | none |
 |---|---|---|---|---|

@@ -13,7 +13,7 @@ from typing import Any
 from prepare import BIN, ROOT, prepare
 
 from nmt_train.report import timeline
-from nmt_train.report.figure import new_figure, save_figure
+from nmt_train.report.figure import label_ends, look, new_figure, save_figure
 from reproduce import thesis
 from reproduce.campaign import Job, digest, side_by_side
 from reproduce.claims import spread
@@ -21,11 +21,11 @@ from reproduce.runs import Runs, Setup, crossing, fitted
 from reproduce.thesis_settings import sending
 
 LAB, HOSTS_FILE = ROOT / "scripts" / "netlab", "/run/nmt-netlab/hosts"
-CONFIG, MINUTES, VALIDATIONS = "configs/thesis-virtual.yml", 3, 15
+CONFIG, MINUTES, VALIDATIONS = "configs/thesis-virtual.yml", 2, 12
 OURS = ("sparse", "sparse-overlap")
 MODES = ("single", "vanilla", "overlap", *OURS, thesis.SPARSE, thesis.SPARSE_OVERLAP)
 CORES = {2: "1", 3: "0.5", 4: "0.4"}  # of each host; what is left of two cores carries the messages
-# With 6.25% of the elements, a run of three minutes has as many visits of each element as the thesis's runs of hours.
+# With 6.25% of the elements, a run of two minutes has about as many visits of each element as the thesis's runs of hours.
 SENT = sending(thesis.VISITS)[:2]
 
 
@@ -118,25 +118,41 @@ def _arguments(mode: str, run: Path, vocabulary: Path, seed: int, seconds: int) 
     )  # fmt: skip
 
 
-def draw(found: Runs, place: Place, seeds: Sequence[int], folder: Path) -> list[Path]:
-    """Cross-entropy against time: the mean over seeds, and dashed the simulated runs; timelines of seed 1, if they are here."""
-    figure, axes = new_figure(width=7.5, height=4.6)
+def draw(found: Runs, place: Place, seeds: Sequence[int]) -> Path:
+    """Cross-entropy against time, beside the CSV files: the mean over seeds, and thin the simulated run. Raises Missing."""
+    figure, axes = new_figure(7.5, 4.8, _title(found, place, seeds))
+    names = {}
     for mode in MODES:
         curves = [found.curve(place.setup(mode, seed)) for seed in seeds]
-        (line,) = axes.plot(_mean(curves, "seconds"), _mean(curves, "cross-entropy"), marker="o", markersize=3, label=mode)
+        (line,) = axes.plot(_mean(curves, "seconds"), _mean(curves, "cross-entropy"), marker="o", markersize=3, **look(mode))
+        names[line] = mode
         if mode != "single":
             simulated = [found.curve(place.simulated(mode))]
             its = _mean(simulated, "seconds"), _mean(simulated, "cross-entropy")
-            axes.plot(*its, linestyle="--", linewidth=0.9, color=line.get_color())
-    axes.set_xlabel("seconds of training (dashed: simulated)")
-    axes.set_ylabel("validation cross-entropy (nats per word)")
-    axes.legend(frameon=False)
-    pictures = [found.folder / f"{place.name}.svg"]
-    save_figure(figure, pictures[0])
-    runs = [folder / "training" / place.setup(mode, seeds[0]).name for mode in MODES]
-    if all((run / "trace").exists() for run in runs):
-        pictures += timeline.compare(runs, None, found.folder / f"{place.name}-timelines.svg")
-    return pictures
+            axes.plot(*its, linewidth=0.7, color=line.get_color())
+    axes.set_xlim(left=0)
+    axes.set_ylim(top=6)  # the start is much the same for all
+    axes.set_xlabel("wall-clock time (seconds); thin lines without dots: simulated")
+    axes.set_ylabel("validation cross-entropy per word (nats)")
+    label_ends(axes, names)
+    picture = found.folder / f"{place.name}.svg"
+    save_figure(figure, picture)
+    return picture
+
+
+def _title(found: Runs, place: Place, seeds: Sequence[int]) -> str:
+    speeds = {mode: mean(_speedups(found, place, mode, seeds)) for mode in MODES}
+    best = max(speeds, key=lambda mode: speeds[mode])
+    rate = place.rate.replace("mbit", " Mbit/s").replace("gbit", " Gbit/s")
+    return f"{best} on {place.hosts} hosts at {rate} is {speeds[best]:.1f} times as fast as one host"
+
+
+def timelines(place: Place, folder: Path, output: Path) -> list[Path]:
+    """What the worker of rank 0 does in each mode, if the run folders of seed 1 are here."""
+    runs = [folder / "training" / place.setup(mode, 1).name for mode in MODES]
+    if not all((run / "trace").exists() for run in runs):
+        return []
+    return timeline.compare(runs, None, output / f"{place.name}-timelines.svg")
 
 
 def _mean(curves: Sequence[Sequence[dict[str, Any]]], of: str) -> list[float]:
@@ -151,11 +167,18 @@ def table(found: Runs, place: Place, seeds: Sequence[int]) -> str:
         curves = [found.curve(place.setup(mode, seed)) for seed in seeds]
         words = mean(curve[-1]["words"] / curve[-1]["seconds"] for curve in curves)
         ends = spread([curve[-1]["cross-entropy"] for curve in curves], decimals=3)
-        bases = [found.curve(place.setup("single", seed)) for seed in seeds]
-        speedups = spread([speedup(curve, base) for curve, base in zip(curves, bases, strict=True)])
-        simulated = "" if mode == "single" else f"{speedup(found.curve(place.simulated(mode)), bases[0]):.2f}"
+        speedups = spread(_speedups(found, place, mode, seeds))
+        simulated = "" if mode == "single" else f"{_simulated_speedup(found, place, mode):.2f}"
         lines.append(f"| `{mode}` | {words:,.0f} | {ends} | {speedups} | {simulated} |")
     return "\n".join(lines)
+
+
+def _speedups(found: Runs, place: Place, mode: str, seeds: Sequence[int]) -> list[float]:
+    return [speedup(found.curve(place.setup(mode, seed)), found.curve(place.setup("single", seed))) for seed in seeds]
+
+
+def _simulated_speedup(found: Runs, place: Place, mode: str) -> float:
+    return speedup(found.curve(place.simulated(mode)), found.curve(place.setup("single", 1)))
 
 
 def speedup(curve: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -> float:

@@ -7,7 +7,7 @@ Cross-entropies whose ratio differs from a limit by less than 3% are those of th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import mean
 
@@ -56,10 +56,6 @@ def speed(found: Runs, setup: Setup) -> float:
     """Words per second of a whole training run."""
     end = found.curve(setup)[-1]
     return float(end["words"] / end["seconds"])
-
-
-def listed(values: Sequence[float], digits: int = 3) -> str:
-    return ", ".join(f"{value:.{digits}f}" for value in values)
 
 
 def named(found: SeededRuns, setups: Mapping[str, Setup]) -> str:

@@ -204,6 +204,10 @@ class Trials:
         share = (high - cross_entropy) / (high - low)
         return math.exp(math.log(left) + share * math.log(right / left))
 
+    def data_efficiency(self, trial: Trial) -> float:
+        """The words that one machine needs to the same cross-entropy, divided by those of this run."""
+        return self.alone_until(self.end(trial), trial.place) / self.words_trained(trial)
+
     def speedup(self, trial: Trial) -> float:
         """How many times longer one machine takes to the same cross-entropy."""
         return self.alone_until(self.end(trial), trial.place, "seconds") / float(self.found[trial][-1]["seconds"])
@@ -234,10 +238,10 @@ class Trials:
         return self.best(longest, 1)[0] if longest else None
 
     def tuning(self, tuned: Trial) -> str:
-        """How many settings of a system were tried at its place, in how many words; no, if fewer than a search begins with."""
+        """The words in which settings of a system were tried at its place; no, if fewer settings than a search begins with."""
         its = [trial for trial in self.found if (trial.system, trial.place, trial.seed) == (tuned.system, tuned.place, 0)]
-        tried = len({trial.settings for trial in its})
-        return f"{tried} settings, {sum(trial.words for trial in its) / 1e6:.3g}M words" if tried >= RUNGS[0][0] else "no"
+        searched = len({trial.settings for trial in its}) >= RUNGS[0][0]
+        return f"{sum(trial.words for trial in its) / 1e6:.3g}M" if searched else "no"
 
     def seeds(self, tuned: Trial) -> list[Trial]:
         """The runs of the same length and settings with the other seeds."""

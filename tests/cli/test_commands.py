@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import venv
 from pathlib import Path
 from typing import Any
 
@@ -705,53 +704,6 @@ def test_a_reader_that_goes_away_is_no_error(run: Path) -> None:
     assert len(result.stdout.splitlines()) == 1
     result = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=120)
     assert result.returncode == 141
-
-
-@pytest.mark.slow
-def test_a_built_wheel_in_a_clean_environment_trains_validates_translates_and_plots(demo: Path, tmp_path: Path) -> None:
-    """The wheel is installed alone: what it needs comes from this environment's packages, nmt_train itself does not."""
-    wheels, home = tmp_path / "wheels", tmp_path / "venv"
-    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(ROOT)]
-    subprocess.run(build, check=True, capture_output=True)
-    venv.create(home, with_pip=False)
-    (wheel,) = wheels.iterdir()
-    packages = next((home / "lib").glob("python*")) / "site-packages"
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        f"--python={home}/bin/python",
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-index",
-        str(wheel),
-    ]
-    subprocess.run(install, check=True, capture_output=True)
-    (packages / "needs.pth").write_text(str(Path(sacrebleu.__file__).parent.parent) + "\n")
-    arguments = prepare(demo, tmp_path, {"trace": True, "validation.every": "3u"})
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-
-    def console(name: str, *arguments: str, **options: Any) -> str:
-        done = subprocess.run(
-            [str(home / "bin" / name), *arguments],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            **options,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    where = [str(home / "bin" / "python"), "-c", "import nmt_train; print(nmt_train.__file__)"]
-    assert str(home) in subprocess.run(where, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
-    console("nmt-train", *arguments)
-    assert "cross-entropy" in console("nmt-validate", "run")
-    assert len(console("nmt-translate", "--model", "run", input="six\ntwo\n").split("\n")) == 3
-    assert "t.png" in console("nmt-plot", "timeline", "run", "--output", "t.png")
-    assert "usage: nmt-train" in console("nmt-train", "--help")
 
 
 @pytest.mark.parametrize(

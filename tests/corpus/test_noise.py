@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +74,18 @@ def texts(vocabulary: Vocabulary, batch: Batch) -> list[list[str]]:
 def test_batches_contain_changed_sentences_the_same_in_every_process(
     make: Make, demo: Path, vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
-    plain = batches(make, demo, vocabulary, tmp_path)
-    noisy = [batches(make, demo, vocabulary, tmp_path, noise={"no_end": 0.2, "typos": 0.2}) for _ in range(2)]
-    first, *again = (next(its.stream(DataShard(), Position())).batch for its in (plain, *noisy))
-    source, _ = texts(vocabulary, first)
-    sources, targets = texts(vocabulary, again[0])
-    assert texts(vocabulary, again[1]) == [sources, targets]
-    assert first.pairs == again[0].pairs
-    assert 0 < sum(old != new for old, new in zip(source, sources, strict=True)) < len(source)
+    changes = ({}, *[{"noise": {"no_end": 0.2, "typos": 0.2}}] * 2)
+    plain, noisy, again = (
+        [
+            found.batch
+            for found in islice(batches(make, demo, vocabulary, tmp_path, **change).stream(DataShard(), Position()), 5)
+        ]
+        for change in changes
+    )
+    assert [texts(vocabulary, batch) for batch in noisy] == [texts(vocabulary, batch) for batch in again]
+    assert [batch.pairs for batch in plain] == [batch.pairs for batch in noisy]
+    before, after = ([line for batch in side for line in texts(vocabulary, batch)[0]] for side in (plain, noisy))
+    assert 0 < sum(old != new for old, new in zip(before, after, strict=True)) < len(before)
 
 
 def test_a_tag_stays_and_a_sentence_that_would_become_too_long_is_not_changed(

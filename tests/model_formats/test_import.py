@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import shutil
 from collections.abc import Callable
@@ -16,9 +15,10 @@ import sentencepiece
 import torch
 from conftest import Make
 from models import random_model
+from published import publish
 from safetensors.torch import load_file
 from simulated import events
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from nmt_train import cli
 from nmt_train.cli import export, import_model
@@ -32,48 +32,13 @@ from nmt_train.model.translator import Translator
 from nmt_train.model_formats import huggingface
 from nmt_train.training.start import start
 
-SIZES = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
-HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
 SIZES_HERE = {"encoder_layers": 2, "decoder_layers": 2, "dim": 32, "ffn_dim": 48, "heads": 4}
 LINES = [">>deu<< Six past seven.", "Six past seven.", "two  spaces and an unknown 漢", ""]
 
 
-def build(demo: Path, folder: Path, **changes: Any) -> Path:
-    """A folder as OPUS-MT publishes them: </s> is piece 0, <unk> 1, and <pad> the last; two SentencePiece models."""
-    folder.mkdir()
-    pieces: dict[str, None] = {}
-    for side, language in (("source", "en"), ("target", "de")):
-        model = io.BytesIO()
-        sentencepiece.SentencePieceTrainer.train(
-            input=str(demo / f"train.{language}"), model_writer=model, vocab_size=100, minloglevel=2, bos_id=-1, pad_id=-1
-        )
-        (folder / f"{side}.spm").write_bytes(model.getvalue())
-        trained = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-        pieces |= dict.fromkeys(trained.id_to_piece(i) for i in range(2, len(trained)))
-    names = ["</s>", "<unk>", ">>deu<<", *sorted(pieces.keys() - {"</s>", "<unk>"}), "<pad>"]
-    (folder / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(names)}), encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "MarianTokenizer"}))
-    pad = len(names) - 1
-    config = MarianConfig(
-        vocab_size=len(names), pad_token_id=pad, decoder_start_token_id=pad, eos_token_id=0, forced_eos_token_id=0,
-        scale_embedding=True, **{"activation_function": "swish", **SIZES, **HEADS, **changes},
-    )  # fmt: skip
-    torch.manual_seed(1)
-    model = MarianMTModel(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "embed_positions" not in name:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-        model.get_input_embeddings().weight[pad] = 0
-        model.final_logits_bias.normal_()
-        model.final_logits_bias[0, pad] = 0
-    model.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def theirs(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(demo, tmp_path_factory.mktemp("marian") / "theirs")
+    return publish(demo, tmp_path_factory.mktemp("marian") / "theirs")
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +95,7 @@ def test_ids_and_texts_are_those_of_their_tokenizer(theirs: Path, ours: Path, de
     ],
 )
 def test_their_logits_are_ours_and_come_back_bit_for_bit(demo: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    theirs = build(demo, tmp_path / "theirs", **changes)
+    theirs = publish(demo, tmp_path / "theirs", **changes)
     assert cli.run(import_model.command, [str(theirs), str(tmp_path / "ours")]) == 0
     compare_logits(theirs, tmp_path / "ours", demo)
     assert cli.run(export.command, [str(tmp_path / "ours"), str(tmp_path / "back"), "--to", "huggingface"]) == 0

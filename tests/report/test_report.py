@@ -8,11 +8,13 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nmt_train.common.errors import UserError
 from nmt_train.report import convergence, timeline
+from nmt_train.report.figure import BLUE, CONTEXT, GREEN, ORANGE, look
 
 PNG = b"\x89PNG\r\n"
 
@@ -44,10 +46,37 @@ def test_convergence_draws_every_run_and_writes_its_points(tmp_path: Path) -> No
     ]  # fmt: skip
 
 
+def test_runs_look_as_their_modes_do_everywhere_if_they_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = list[Any]()
+    monkeypatch.setattr(convergence, "save_figure", lambda figure, output: drawn.append(figure.axes[0]))
+    modes = ("sparse-overlap", "single", "strom")
+    runs = [run_folder(tmp_path / f"run of {mode}", [5.0, 4.0]) for mode in modes]
+    for run, mode in zip(runs, modes, strict=True):
+        (run / "config.yml").write_text(f"mode: {mode}\n", encoding="utf-8")
+    convergence.plot(runs, "cross-entropy", "seconds", tmp_path / "a.png")
+    assert [line.get_color() for line in drawn[0].lines] == [look(mode)["color"] for mode in modes]
+    assert [text.get_text() for text in drawn[0].texts] == [run.name for run in runs]
+    others = [run_folder(tmp_path / f"{number}", [5.0]) for number in range(5)]
+    convergence.plot(others, "cross-entropy", "seconds", tmp_path / "b.png")
+    assert [line.get_color() for line in drawn[1].lines] == [BLUE, ORANGE, GREEN, CONTEXT, CONTEXT]
+
+
+def test_the_title_says_what_came_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = list[Any]()
+    monkeypatch.setattr(convergence, "save_figure", lambda figure, output: drawn.append(figure.get_suptitle()))
+    slow, fast = run_folder(tmp_path / "slow", [5.0, 4.0]), run_folder(tmp_path / "fast", [3.0, 3.5])
+    convergence.plot([slow], "cross-entropy", "seconds", tmp_path / "a.png")
+    convergence.plot([slow, fast], "cross-entropy", "seconds", tmp_path / "b.png")
+    assert drawn == ["slow: cross-entropy 4 after 120 s", "Best cross-entropy: 3 (fast)"]
+
+
 def test_a_run_may_have_any_name(tmp_path: Path) -> None:
     runs = [run_folder(tmp_path / name, [5.0, 4.0]) for name in (r"a$\x$", "_mine")]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings(
+            "ignore", "'.*' deprecated - use", DeprecationWarning
+        )  # older matplotlib with a newer pyparsing
         picture, _ = convergence.plot(runs, "cross-entropy", "seconds", tmp_path / "curves.png")
     assert picture.read_bytes().startswith(PNG)
 

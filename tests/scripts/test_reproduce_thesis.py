@@ -251,7 +251,7 @@ def test_the_page_judges_every_claim_from_the_runs_that_the_script_makes(tmp_pat
     assert [row for row in rows if row.endswith("| - |")] == []
     assert [row.split(" | ")[0] for row in rows] == [f"| {claim.id}" for claims in CLAIMS.values() for claim in claims]
     for figure in ("4.3a", "4.5b", "4.12a", "4.19", "4.18"):
-        assert (tmp_path / "thesis" / f"figure-{figure}.png").stat().st_size > 5000
+        assert (tmp_path / "thesis" / f"figure-{figure}.svg").stat().st_size > 5000
     assert "not run yet" not in text
     assert "not trained yet" not in text
 

@@ -1,4 +1,4 @@
-"""The demo corpus, the corpus fetcher, the frame of check_gpu, and the table of experiment_modes."""
+"""The demo corpus, the corpus fetcher, the frame of check_gpu, the table of experiment_modes, and numbers in several pages."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from nmt_train.modes.table import MODES
 
 CHECK_GPU = runpy.run_path(str(ROOT / "scripts" / "check_gpu"))
 EXPERIMENT = runpy.run_path(str(ROOT / "scripts" / "experiment_modes"))
+RESULTS = runpy.run_path(str(ROOT / "scripts" / "results"))
 GRAMMAR = runpy.run_path(str(ROOT / "scripts" / "make_demo_corpus"))
 
 
@@ -228,3 +229,19 @@ def test_the_golden_results_have_every_mode_and_codec() -> None:
     golden = runpy.run_path(str(ROOT / "scripts" / "golden"))
     for name, registry in (("MODES", MODES), ("CODECS", CODECS)):
         assert set(golden[name]) == set(registry), name
+
+
+def test_a_repeated_number_is_rounded_as_each_page_does_and_put_into_it() -> None:
+    pages = {"a.md": "| `x` | **2.784 (2.7\n-2.9)** |", "b.md": "as fast:\n3.0 times", "c.md": "| x | 2.78 |"}
+    repeated = {"b.md": "as fast: {} times", "c.md": "| {} |"}
+    wrong = RESULTS["correct"](pages, [{"from": {"a.md": "| `x` | **{} ("}, "repeated": repeated}])
+    assert pages["b.md"] == "as fast:\n2.8 times"
+    assert pages["c.md"] == "| x | 2.78 |"
+    assert len(wrong) == 1
+    assert wrong[0].startswith("b.md: ")
+
+
+@pytest.mark.parametrize("text", ["nothing", "1 and 2"])
+def test_a_text_that_is_not_in_its_page_exactly_once_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"docs/results.yml: a.md has \d places like"):
+        RESULTS["find"]({"a.md": text}, "a.md", "{}")

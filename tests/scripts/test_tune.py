@@ -16,7 +16,9 @@ import pytest
 from conftest import ROOT
 from reproduce import bleu, codec_sensitivity
 from reproduce.campaign import Job, side_by_side
-from reproduce.comparison_page import scaling, table, times, write
+from reproduce.comparison_page import page_of, table, times, write
+from reproduce.comparison_pictures import scaling
+from reproduce.comparison_tables import filled, judged
 from reproduce.places import FAST, MACHINES, PLACES, SLOW, STRAGGLER
 from reproduce.runs import crossing, fitted
 from reproduce.systems import ALONE, SYSTEMS
@@ -108,11 +110,13 @@ def test_the_picture_of_several_machines_has_the_mean_and_the_range_of_each_syst
         for seed in (0, 1, 2):
             its = replace(trial("low-bit", 2000, seed), place=MACHINES[machines])
             trials.found[its] = ends(2000, 2000 * (1 + 0.5 * (seed == 2)) / machines, 2.5)
-    monkeypatch.setattr("reproduce.comparison_page.save_figure", lambda figure, output: drawn.append(figure.axes[0]))
-    scaling(trials, tmp_path / "scaling.png")
-    low_bit = next(line for line in drawn[0].lines if line.get_label() == "low-bit")
+    monkeypatch.setattr("reproduce.comparison_pictures.save_figure", lambda figure, output: drawn.append(figure.axes[0]))
+    scaling(trials, tmp_path / "scaling.svg")
+    linear, low_bit = drawn[0].lines
+    assert [*linear.get_xdata()] == [*linear.get_ydata()] == [1, 4]
     assert [*low_bit.get_xdata()] == [1, 2, 4]
     assert [*low_bit.get_ydata()] == pytest.approx([1, (2 + 4 / 3) / 2, (4 + 8 / 3) / 2])
+    assert {text.get_text().split("\n")[-1] for text in drawn[0].texts} >= {"batch 448", "low-bit", "linear"}
     ranges = [segment[:, 1].tolist() for segment in drawn[0].collections[0].get_segments()]
     assert ranges == [pytest.approx(sorted(pair)) for pair in ((4 / 3, 2), (8 / 3, 4))]
 
@@ -150,9 +154,19 @@ def test_the_table_has_the_best_of_the_longest_runs_of_each_system(tmp_path: Pat
             for n in range(1, 6)
         ]
     _, _, alone, sparse = table(trials, FAST).splitlines()
-    assert alone.startswith("| one machine | 0.001M | 0 | 3.000 | 1.00 | 1.00 | 1.00 | 1.00 | no |")
-    assert sparse.startswith("| sparse | 0.001M | 1, 2 | 3.100 (3.000 to 3.200) | 0.94 (0.87 to 1.00) | 3.00 (3.00 to 3.00) |")
-    assert sparse.endswith("| no | rate=1 |")
+    assert alone == "| one machine | 3.000 | 1.00 | 1.00 | 1.00 (1) | 1.00 | no |  |"
+    assert sparse == "| sparse | 3.100 (3.000-3.200) | 3.00 | 0.94 | 2.81 (2.61-3.00) | 2.40 | no | rate=1 |"
+
+
+def test_settings_are_left_out_where_they_are_those_of_1_gbit(tmp_path: Path) -> None:
+    trials = Trials(tmp_path / "none.csv")
+    for its in (trial(ALONE, 500), trial(ALONE, 1000), trial("strom", 1000, 0, "rate=1"), trial("low-bit", 1000, 0, "rate=1")):
+        trials.found[its] = ends(its.words, its.words, 4000 / its.words)
+    for system, rate in (("strom", 1), ("low-bit", 2)):
+        its = replace(trial(system, 1000, 0, f"rate={rate}"), place=SLOW)
+        trials.found[its] = ends(1000, 1000, 4.0)
+    _, _, _, low_bit, strom = table(trials, SLOW).splitlines()
+    assert (low_bit.split(" | ")[-1], strom.split(" | ")[-1]) == ("rate=2 |", " |")
 
 
 def test_a_system_is_tuned_if_at_least_the_eight_settings_of_a_search_were_tried_with_seed_0(tmp_path: Path) -> None:
@@ -163,7 +177,7 @@ def test_a_system_is_tuned_if_at_least_the_eight_settings_of_a_search_were_tried
         trials.found[its] = []
     assert trials.tuning(best) == "no"
     trials.found[trial("sparse", 500_000, 0, "rate=8")] = []
-    assert trials.tuning(best) == "8 settings, 5M words"
+    assert trials.tuning(best) == "5M"
 
 
 def test_the_late_target_is_what_one_machine_has_after_most_of_its_run_and_runs_are_as_long_as_they_need(
@@ -190,16 +204,16 @@ def test_the_late_target_is_what_one_machine_has_after_most_of_its_run_and_runs_
     longer = trials.until_target(sparse, 1)
     assert (longer.words, longer.seed) == (3_000_000, 1)  # 2 / 1.41 x 2 x 1.05 = 2.97
     ended(longer, 2.5, 750)
-    assert times(trials, FAST).splitlines()[-1] == "| sparse | 1 | 3M | 712 | 2.67 |"
+    assert times(trials, FAST).splitlines()[-1] == "| sparse | 3M | 712 (1) | 2.67 (1) |"
     ended(replace(longer, seed=2), 2.7, 750)
     row = times(trials, FAST).splitlines()[-1]
-    assert row == "| sparse | 1, 2 | 3M | 712, 1 of 2 runs did not reach it | - |"
+    assert row == "| sparse | 3M | missed by 1 of 2 runs |  |"
     ended(replace(sparse, seed=1, words=2_500_000), 2.5, 700)  # a shorter one of an earlier search is not shown
     assert times(trials, FAST).splitlines()[-1] == row
     ended(longer, 2.7, 750)
-    assert times(trials, FAST).splitlines()[-1] == "| sparse | 1, 2 | 3M | 2 of 2 runs did not reach it | - |"
+    assert times(trials, FAST).splitlines()[-1] == "| sparse | 3M | missed by 2 of 2 runs |  |"
     ended(replace(sparse, seed=1, words=8_000_000), 2.0, 2000)  # nor is one that shows what longer training gives
-    assert times(trials, FAST).splitlines()[-1] == "| sparse | 1, 2 | 3M | 2 of 2 runs did not reach it | - |"
+    assert times(trials, FAST).splitlines()[-1] == "| sparse | 3M | missed by 2 of 2 runs |  |"
 
 
 def test_runs_of_equal_time_have_the_words_of_each_systems_own_speed(tmp_path: Path) -> None:
@@ -222,8 +236,8 @@ def test_much_longer_runs_have_a_table_of_their_own_and_leave_the_others_as_they
     assert table(trials, FAST) == before
     longer = write(trials, FAST, tmp_path).read_text(encoding="utf-8").partition("## Longer runs")[2]
     _, one, sparse = (line for line in longer.splitlines() if line.startswith("|") and "---" not in line)
-    assert one.startswith("| one machine | 0.008M | 1 | 1.000 | 1.00 | 1.00 | 1.00 |")
-    assert sparse.startswith("| sparse | 0.008M | 1 | 2.000 | 0.50 | 4.00 | 2.00 |")
+    assert one.startswith("| one machine, 0.008M words | 1.000 | 1.00 | 1.00 | 1.00 (1) |")
+    assert sparse.startswith("| sparse, 0.008M words | 2.000 | 4.00 | 0.50 | 2.00 (1) |")
 
 
 def test_no_speedup_is_above_that_over_the_first_moment_at_which_a_run_of_one_machine_is_as_good(tmp_path: Path) -> None:
@@ -241,6 +255,64 @@ def test_no_speedup_is_above_that_over_the_first_moment_at_which_a_run_of_one_ma
             {"words": at, "seconds": at, "cross-entropy": max(3.2, 3.5 - (at - fallen) / 1000)} for at in range(200, 4001, 200)
         ]
     assert trials.at_most(sparse) == pytest.approx(1.6)
+
+
+def test_a_page_has_the_tables_that_its_comments_name(tmp_path: Path) -> None:
+    trials = Trials(tmp_path / "none.csv")
+    for words, value in ((1000, 4.0), (2000, 3.0)):
+        trials.found[replace(trial(ALONE, words), place=MACHINES[1])] = ends(words, words, value)
+    trials.found[replace(trial("low-bit", 2000, 0, "plan=batch.tokens=448"), place=MACHINES[2])] = ends(2000, 1250, 3.0)
+    page = "Before.\n\n<!-- tune:machines -->\n| older |\n<!-- end -->\nAfter.\n"
+    now = filled(page, trials)
+    assert "| 2 | `low-bit` | 448 | 1.60 | 1.00 | 1.60 | 0.80 |\n<!-- end -->\nAfter.\n" in now
+    assert "older" not in now
+    assert filled(now, trials) == now
+    with pytest.raises(KeyError, match="machine"):
+        filled(page.replace("machines", "machine"), trials)
+
+
+def test_a_system_wins_by_each_of_its_models_and_is_ahead_by_both_means() -> None:
+    """The first number of each model is its BLEU, the second minus its cross-entropy."""
+    ours = [(27.0, -2.3), (28.0, -2.2)]
+    for others, said in (
+        ([(26.0, -2.5), (26.9, -2.4)], "wins"), ([(26.0, -2.5), (27.5, -2.4)], "is ahead"),
+        ([(26.0, -2.1), (26.9, -2.0)], ""), ([(28.5, -2.5), (28.0, -2.4)], ""),
+    ):  # fmt: skip
+        assert judged(ours, others) == said
+
+
+@pytest.mark.slow
+def test_the_pages_of_the_comparison_are_those_of_its_files() -> None:
+    """`scripts/tune` writes them again."""
+    folder = ROOT / "docs" / "comparison"
+    trials, page = Trials(folder / "trials.csv"), ROOT / "docs" / "comparison.md"
+    text = page.read_text(encoding="utf-8")
+    assert filled(text, trials) == text
+    places = [place for place in PLACES if page_of(place, folder).exists()]
+    assert len(places) == len(list(folder.glob("results-*.md")))
+    for place in places:
+        text = page_of(place, folder).read_text(encoding="utf-8")
+        assert table(trials, place) in text
+        assert times(trials, place) in text
+
+
+@pytest.mark.slow
+def test_without_a_system_all_pages_are_written_again_and_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["system,place,words,seed,settings,at,seconds,cross-entropy,precision"]
+    for its in (trial(ALONE, 1000), trial(ALONE, 2000), trial("strom", 2000), replace(trial("strom", 2000), place=SLOW)):
+        run = f"{its.system},{its.place},{its.words},0,"
+        found = ends(its.words, its.words, 4000 / its.words)
+        lines += [f"{run},{event['words']},{event['seconds']},{event['cross-entropy']},fp32" for event in found]
+    path = tmp_path / "trials.csv"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    page_of(SLOW, tmp_path).touch()
+    monkeypatch.setattr("sys.argv", ["tune", "--output", str(path), "--folder", str(tmp_path / "runs")])
+    main = runpy.run_path(str(ROOT / "scripts" / "tune"))["main"]
+    monkeypatch.setitem(main.__globals__, "prepare", lambda *_: pytest.fail("no corpus is needed"))
+    assert main() == 0
+    assert sorted(page.name for page in tmp_path.glob("*.md")) == ["results-100Mbits.md", "results-1Gbits.md"]
+    assert "| strom | 2.000 |" in page_of(SLOW, tmp_path).read_text(encoding="utf-8")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_words_are_those_that_a_run_had_not_those_that_were_wanted(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Make
@@ -15,6 +16,8 @@ from virtual import cluster
 from nmt_train.common.errors import UserError
 from nmt_train.modes import resolve as modes
 from nmt_train.modes.auto import AUTO, with_mode
+from nmt_train.modes.table import MODES
+from nmt_train.report.figure import look
 from nmt_train.simulation.adviser import auto
 from nmt_train.simulation.adviser.auto import AutoAdviser
 from nmt_train.simulation.adviser.compare import Comparison, Row, choices, compare, part_of, sizes
@@ -147,6 +150,22 @@ def test_the_table_the_json_and_the_picture_say_the_same(make: Make, tmp_path: P
     assert values["advice"] == found.advice()
     assert len(values["rows"]) == len(found.rows) == len(found.table().splitlines()) - 1 - len(found.refused)
     assert (tmp_path / "compare.png").stat().st_size > 5000
+
+
+def test_in_the_picture_every_mode_has_its_own_look_or_is_gray_and_has_a_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = list[Any]()
+    monkeypatch.setattr("nmt_train.simulation.adviser.compare.save_figure", lambda figure, path: drawn.append(figure.axes[0]))
+    rows = [
+        Row(Choice(mode, {}), machines, machines, 100.0 * machines, 0.0, 5e9, ONE, 100.0)
+        for mode in MODES for machines in (2, 4)
+    ]  # fmt: skip
+    Comparison(rows, {}).write(tmp_path)
+    (axes,) = drawn
+    lines = [line for line in axes.lines if len(line.get_xdata()) == 2 and list(line.get_xdata()) == [2, 4]]
+    assert {text.get_text() for text in axes.texts} == set(MODES)
+    assert sorted(line.get_color() for line in lines) == sorted(look(mode)["color"] for mode in MODES)
 
 
 def test_a_part_of_a_cluster_keeps_what_belongs_to_its_machines() -> None:

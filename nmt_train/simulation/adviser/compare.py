@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from nmt_train.common.errors import UserError
+from nmt_train.common.plural import counted
 from nmt_train.config import Config
 from nmt_train.modes.auto import with_mode
 from nmt_train.modes.resolve import resolve
 from nmt_train.modes.table import MODES
-from nmt_train.report.figure import new_figure, save_figure
+from nmt_train.report.figure import INK, label_ends, look, new_figure, save_figure
 from nmt_train.simulation.adviser.words_needed import ONE, Choice, Needed, measured
 from nmt_train.simulation.cluster import ClusterConfig
 from nmt_train.simulation.timing import Shapes, measure
@@ -25,7 +26,6 @@ from nmt_train.training.setup import check_steps
 
 _ALONE = "single"
 _STEPS, _PERIODS, _MOST_STEPS = 24, 4, 600  # steps of every rank: a minimum, how many exchanges of local steps, and a limit
-_COLORS = 10  # of matplotlib's cycle; further modes have other lines and markers
 _ALIKE = 1.03  # modes whose speeds differ by less than this factor are about as fast
 WORTH = 1.05  # the smallest gain for which further machines are recommended, as a factor
 
@@ -156,24 +156,28 @@ class Comparison:
         for row in self._known:  # sorted: the first is the best
             best.setdefault(row.choice.mode, {}).setdefault(row.machines, row.estimate)
         machines = sorted({row.machines for row in self.rows})
-        figure, axes = new_figure(width=7, height=4)
+        top = self.best
+        title = f"{top.choice.mode} on {counted(top.machines, 'machine')}: {top.estimate:.1f} times one machine (simulated)"
         if len(machines) == 1:
-            axes.barh(list(best), [estimates[machines[0]] for estimates in best.values()], color="#4e79a7")
+            figure, axes = new_figure(7, 1.2 + 0.25 * len(best), title)
+            looks = [look(mode)["color"] for mode in best]
+            axes.barh(list(best), [estimates[machines[0]] for estimates in best.values()], color=looks)
             axes.invert_yaxis()
-            axes.axvline(1, color="black", linewidth=0.8)
+            axes.axvline(1, color=INK, linewidth=0.8)
             axes.set_xlabel("speedup over one device")
         else:
-            for number, (mode, estimates) in enumerate(best.items()):
+            figure, axes = new_figure(7, max(4.0, 1.5 + 0.2 * len(best)), title)
+            names = {}
+            for mode, estimates in best.items():
                 sizes = sorted(estimates)
-                repeated, color = divmod(number, _COLORS)
-                style = {"color": f"C{color}", "linestyle": ("-", "--", ":")[repeated % 3], "marker": "os^"[repeated % 3]}
-                axes.plot(sizes, [estimates[size] for size in sizes], label=mode, **style)
-            axes.axhline(1, color="black", linewidth=0.8)
+                (line,) = axes.plot(sizes, [estimates[size] for size in sizes], marker="o", markersize=4, **look(mode))
+                names[line] = mode
+            axes.axhline(1, color=INK, linewidth=0.8)
             axes.set_xticks(machines)
             axes.set_ylim(bottom=0)
             axes.set_xlabel("machines")
             axes.set_ylabel("speedup over one machine")
-            axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+            label_ends(axes, names)
         save_figure(figure, folder / "compare.png")
 
 
