@@ -50,12 +50,12 @@ class Place:
 
 
 def options(mode: str, seconds: int) -> tuple[str, ...]:
-    """As in docs/thesis.md, but timed, and with the rate that suits one device best; our two sparse modes have their defaults."""
+    """As in docs/thesis.md, but timed, and with the best rate of one device. Our two sparse modes have their defaults."""
     own = () if mode in OURS else thesis.ALWAYS[mode]
     sent = SENT if mode.startswith("thesis-") else ()
     return (
-        *own, *sent, "optimizer.learning_rate=0.003", f"stop.after={seconds}s", f"validation.every={seconds / VALIDATIONS:g}s", "checkpoint.every=1h",
-        "log.every=30s", "trace=true",
+        *own, *sent, "optimizer.learning_rate=0.003", f"stop.after={seconds}s", f"validation.every={seconds / VALIDATIONS:g}s",
+        "checkpoint.every=1h", "log.every=30s", "trace=true",
     )  # fmt: skip
 
 
