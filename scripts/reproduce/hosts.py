@@ -18,10 +18,17 @@ from reproduce import thesis
 from reproduce.campaign import Job, digest, side_by_side
 from reproduce.claims import spread
 from reproduce.runs import Runs, Setup, crossing, fitted
+from reproduce.seeded import SEEDS
 from reproduce.thesis_settings import sending
 
 LAB, HOSTS_FILE = ROOT / "scripts" / "netlab", "/run/nmt-netlab/hosts"
 CONFIG, MINUTES, VALIDATIONS = "configs/thesis-virtual.yml", 2, 12
+_ABOUT = f"""\
+`sudo scripts/reproduce/figure --hosts 2 --rate 100mbit`: MPI between virtual hosts of this machine, a core each (h),
+{MINUTES} minutes of each mode, with the options of this page and the best rate of one device (0.003). The thesis's sparse
+modes send 6.25%. *Speedup*: one host's time to the lowest cross-entropy that both reach, divided by the mode's; *simulated*: the same on
+a cluster file that `nmt-simulate --measure` made of these hosts.
+"""
 OURS = ("sparse", "sparse-overlap")
 MODES = ("single", "vanilla", "overlap", *OURS, thesis.SPARSE, thesis.SPARSE_OVERLAP)
 CORES = {2: "1", 3: "0.5", 4: "0.4"}  # of each host; what is left of two cores carries the messages
@@ -47,6 +54,21 @@ class Place:
 
     def simulated(self, mode: str) -> Setup:
         return Setup(mode, f"{self.name}-simulated")
+
+
+PLACES = tuple(Place(hosts, rate) for hosts in (2, 4) for rate in ("100mbit", "1gbit"))  # of docs/thesis.md
+
+
+def section(found: Runs) -> list[str]:
+    """Markdown lines for docs/thesis.md: what every mode did on hosts, and the pictures beside the CSV files, drawn again."""
+    lines = []
+    for place in PLACES:
+        if seeds := [seed for seed in SEEDS if all(found.trained(place.setup(mode, seed)) for mode in MODES)]:
+            picture = draw(found, place, seeds)
+            link = f"![{place.name}](thesis/{found.folder.name}/{picture.name})"
+            lines += [f"{place.hosts} hosts, {place.rate} ({', '.join(f'seed {seed}' for seed in seeds)}):", "", link, ""]
+            lines += [table(found, place, seeds), ""]
+    return ["## Real hosts", "", _ABOUT, *lines] if lines else []
 
 
 def options(mode: str, seconds: int) -> tuple[str, ...]:
