@@ -26,8 +26,8 @@ CONFIG, MINUTES, VALIDATIONS = "configs/thesis-virtual.yml", 2, 12
 _ABOUT = f"""\
 `sudo scripts/reproduce/figure --hosts 2 --rate 100mbit`: MPI between virtual hosts of this machine, a core each (h),
 {MINUTES} minutes of each mode, with the options of this page and the best rate of one device (0.003). The thesis's sparse
-modes send 6.25%. *Speedup*: one host's time to the lowest cross-entropy that both reach, divided by the mode's; *simulated*: the same on
-a cluster file that `nmt-simulate --measure` made of these hosts.
+modes send 6.25%. *Speedup*: one host's time to the lowest cross-entropy that both reach, divided by the mode's;
+*simulated*: the same on a cluster file that `nmt-simulate --measure` made of these hosts.
 """
 OURS = ("sparse", "sparse-overlap")
 MODES = ("single", "vanilla", "overlap", *OURS, thesis.SPARSE, thesis.SPARSE_OVERLAP)
