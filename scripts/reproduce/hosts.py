@@ -141,14 +141,14 @@ def _arguments(mode: str, run: Path, vocabulary: Path, seed: int, seconds: int) 
 
 
 def draw(found: Runs, place: Place, seeds: Sequence[int]) -> Path:
-    """Cross-entropy against time, beside the CSV files: the mean over seeds, and thin the simulated run. Raises Missing."""
+    """Cross-entropy against time, beside the CSV files: the mean over seeds, and thin the simulated run, if there is one."""
     figure, axes = new_figure(7.5, 4.8, _title(found, place, seeds))
     names = {}
     for mode in MODES:
         curves = [found.curve(place.setup(mode, seed)) for seed in seeds]
         (line,) = axes.plot(_mean(curves, "seconds"), _mean(curves, "cross-entropy"), marker="o", markersize=3, **look(mode))
         names[line] = mode
-        if mode != "single":
+        if found.trained(place.simulated(mode)):
             simulated = [found.curve(place.simulated(mode))]
             its = _mean(simulated, "seconds"), _mean(simulated, "cross-entropy")
             axes.plot(*its, linewidth=0.7, color=line.get_color())
@@ -190,7 +190,7 @@ def table(found: Runs, place: Place, seeds: Sequence[int]) -> str:
         words = mean(curve[-1]["words"] / curve[-1]["seconds"] for curve in curves)
         ends = spread([curve[-1]["cross-entropy"] for curve in curves], decimals=3)
         speedups = spread(_speedups(found, place, mode, seeds))
-        simulated = "" if mode == "single" else f"{_simulated_speedup(found, place, mode):.2f}"
+        simulated = f"{_simulated_speedup(found, place, mode):.2f}" if found.trained(place.simulated(mode)) else ""
         lines.append(f"| `{mode}` | {words:,.0f} | {ends} | {speedups} | {simulated} |")
     return "\n".join(lines)
 
