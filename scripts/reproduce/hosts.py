@@ -68,6 +68,8 @@ def section(found: Runs) -> list[str]:
             link = f"![{place.name}](thesis/{found.folder.name}/{picture.name})"
             lines += [f"{place.hosts} hosts, {place.rate} ({', '.join(f'seed {seed}' for seed in seeds)}):", "", link, ""]
             lines += [table(found, place, seeds), ""]
+            if (strips := picture.with_name(f"{place.name}-timelines.svg")).exists():
+                lines += ["What the worker of rank 0 does:", "", f"![timelines](thesis/{found.folder.name}/{strips.name})", ""]
     return ["## Real hosts", "", _ABOUT, *lines] if lines else []
 
 
