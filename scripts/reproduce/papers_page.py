@@ -46,12 +46,13 @@ paper does not give: 0.27 s was added to make both ranges hold, so P1 is *fitted
 paper's equations, not with machines.
 
 **Strom 2015.** Words/s grow more with nodes than in the paper: simulated nodes have constant speed, and load no data
-over the network. Whatever the threshold, five nodes learn less per word than one. Own updates applied at once
-narrow the gap (2.860); one node first does only with a slower halving of the rate (2.914) than the paper's (3.109). [Tuned](comparison.md), four machines need 1.4 times the words of one.
+over the network. Whatever the threshold, five nodes learn less per word than one. Own updates applied at once narrow
+the gap (2.860); one node first does only with a slower halving of the rate (2.914) than the paper's (3.109).
+[Tuned](comparison.md), four machines need 1.4 times the words of one.
 
 **Farrell and Yang 2016.** More workers process more words/s, and need as many more words. A warm-up, which the paper
-does not have, makes eight and sixteen workers faster, and two slower to the early target (table below). F2 compares at equal times: a quarter
-of the time that eight take, and all of it.
+does not have, makes eight and sixteen workers faster, and two slower to the early target (table below). F2 compares
+at equal times: a quarter of the time that eight take, and all of it.
 
 **Zhang et al. 2016, in Arnold's survey.** Where workers are equally fast, all gradients are about as stale, so dividing
 by staleness is just another learning rate. With a slow worker it gains 0.3%, less than the 2% that count. Softsync does

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import mean
 
+from reproduce import hosts
 from reproduce.claims import judged, table, tally, verdict
 from reproduce.runs import CURVES, MEASURES, Missing, Runs, Setup
 from reproduce.thesis import (
@@ -104,7 +105,14 @@ def write(found: Results, runs: Path, output: Path) -> None:
     text = [about]
     for title, its in CLAIMS.items():
         text += [f"## {title}", "", *table(its, found, "figure", "the thesis")]
-    text += [*_equal_words(found), "## Figures", "", "A cross is what the thesis's text says; a dotted line is linear.", ""]
+    text += [
+        *_equal_words(found),
+        *hosts.section(Runs(pictures / "hosts")),
+        "## Figures",
+        "",
+        "A cross is what the thesis's text says; a dotted line is linear.",
+        "",
+    ]
     for figure in sorted(titles, key=lambda name: (int(name[2:].rstrip("ab")), name)):
         where = (pictures / f"figure-{figure}.svg").relative_to(output.parent)
         text += [f"Figure {figure}: {titles[figure]}", "", f"![figure {figure}]({where})", ""]

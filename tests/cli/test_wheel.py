@@ -38,8 +38,9 @@ def metadata(built: Path) -> Message:
 def test_the_wheel_has_every_file_of_the_package_and_no_other(built: Path) -> None:
     with zipfile.ZipFile(built) as files:
         names = {name for name in files.namelist() if ".dist-info/" not in name}
-    ours = {path for path in (ROOT / "nmt_train").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
-    assert names == {str(path.relative_to(ROOT)) for path in ours}
+    folders = os.walk(ROOT / "nmt_train", followlinks=True)
+    ours = {os.path.relpath(os.path.join(folder, file), ROOT) for folder, _, files in folders for file in files}
+    assert names == {name for name in ours if "__pycache__" not in name}
     assert {"nmt_train/py.typed", "nmt_train/simulation/adviser/words_needed.csv"} <= names
 
 

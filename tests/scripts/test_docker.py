@@ -82,7 +82,7 @@ class Image:
         for source in sources:
             own = ROOT / source
             if own.is_dir():
-                shutil.copytree(own, self._work / target, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(own, self._work / target, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 assert target.endswith("/")
                 (self._work / target).mkdir(exist_ok=True)
@@ -122,6 +122,7 @@ def test_the_steps_of_the_dockerfile_make_an_image_whose_commands_work(tmp_path:
     assert not (image.folder / "opt/nmt_train/bin/pytest").exists()
     assert "No broken requirements" in image.run("python -m pip check")
     assert "usage: nmt-export" in image.run("nmt-export --help")
+    assert "one-device" in image.run("nmt-train --example")
     assert image.run("echo $HOME").strip() == str(image.folder / "home/nmt")
     assert (image.folder / "home/nmt").stat().st_mode & 0o777 == 0o777
     assert "mode: sync" in image.run(
