@@ -54,19 +54,28 @@ class OptimizerConfig:
         default=1.0, ge=0, description="maximum Euclidean norm of a gradient; larger ones are scaled down to it; 0: no clipping"
     )
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum, nesterov, muon: momentum coefficient")
-    beta1: float = Field(default=0.9, ge=0, lt=1, description="adam, adamw, muon (what is no matrix): decay of the running mean of gradients")
+    beta1: float = Field(
+        default=0.9, ge=0, lt=1, description="adam, adamw, muon (what is no matrix): decay of the running mean of gradients"
+    )
     async_beta1: Annotated[float, Field(ge=0, lt=1)] | Unchanged | None = Field(
         default=None,
         description="adam, adamw: beta1 where the updates of n workers are added up: a number, or unchanged (beta1 itself);"
         " null: beta1 - (1 - 1/n), at least 0, because asynchrony acts as momentum (Mitliagkas et al. 2016), but unchanged in"
         " thesis-sparse and thesis-sparse-overlap",
     )
-    beta2: float = Field(default=0.98, ge=0, lt=1, description="adam, adamw, muon (what is no matrix): decay of the running mean of squared gradients")
+    beta2: float = Field(
+        default=0.98,
+        ge=0,
+        lt=1,
+        description="adam, adamw, muon (what is no matrix): decay of the running mean of squared gradients",
+    )
     epsilon: float | None = Field(
         default=None, gt=0, description="added to denominators; null: torch's default for the optimizer"
     )
     weight_decay: float = Field(
-        default=0.01, ge=0, description="adamw, and the matrices of muon: each update subtracts learning rate x weight_decay x parameters"
+        default=0.01,
+        ge=0,
+        description="adamw, and the matrices of muon: each update subtracts learning rate x weight_decay x parameters",
     )
     smoothing: float = Field(
         default=0.0,

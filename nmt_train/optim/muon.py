@@ -14,7 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-_COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of the polynomial of Newton-Schulz: the steepest at zero that keep within about 0.7 to 1.2
+_COEFFICIENTS = (
+    3.4445,
+    -4.7750,
+    2.0315,
+)  # of the polynomial of Newton-Schulz: the steepest at zero that keep within about 0.7 to 1.2
 _ITERATIONS = 5
 _RMS = 0.2  # of Adam's updates, as a multiple of the learning rate
 _TINY = 1e-7
@@ -68,11 +72,13 @@ class Muon:
         if not self._rest:
             self._steps += 1
             return
-        config, vectors = self._config, (self._parameter.data, gradient, self._mean, self._square)
+        config = self._config
+        vectors = (self._parameter.data, gradient, self._mean, self._square)
+        parameters, gradients, means, squares = ([vector[part] for part in self._rest] for vector in vectors)
         adam(
-            *([vector[part] for part in self._rest] for vector in vectors), [], list(self._steps.unbind()), fused=True,
-            amsgrad=False, beta1=config.beta1, beta2=config.beta2, lr=rate, weight_decay=0.0,
-            eps=1e-8 if config.epsilon is None else config.epsilon, maximize=False,
+            parameters, gradients, means, squares, [], list(self._steps.unbind()), fused=True, amsgrad=False,
+            beta1=config.beta1, beta2=config.beta2, lr=rate, weight_decay=0.0, maximize=False,
+            eps=1e-8 if config.epsilon is None else config.epsilon,
         )  # fmt: skip
 
     def _step_matrices(self, rate: float, gradient: Tensor) -> None:

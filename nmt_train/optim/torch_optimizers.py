@@ -21,7 +21,9 @@ _Builder = Callable[[Any, torch.nn.Parameter, Sequence[Matrix]], Any]
 OPTIMIZERS: dict[str, _Builder] = {
     "sgd": lambda c, p, _: torch.optim.SGD([p], lr=c.learning_rate, fused=True),
     "momentum": lambda c, p, _: torch.optim.SGD([p], lr=c.learning_rate, momentum=c.momentum, fused=True),
-    "nesterov": lambda c, p, _: torch.optim.SGD([p], lr=c.learning_rate, momentum=c.momentum, nesterov=c.momentum > 0, fused=True),
+    "nesterov": lambda c, p, _: torch.optim.SGD(
+        [p], lr=c.learning_rate, momentum=c.momentum, nesterov=c.momentum > 0, fused=True
+    ),
     "adagrad": lambda c, p, _: torch.optim.Adagrad([p], lr=c.learning_rate, fused=p.device.type == "cpu", **_epsilon(c)),
     "rmsprop": lambda c, p, _: torch.optim.RMSprop([p], lr=c.learning_rate, alpha=_DECAY, **_epsilon(c)),
     "adadelta": lambda c, p, _: torch.optim.Adadelta([p], lr=c.learning_rate, rho=_DECAY, **_epsilon(c)),

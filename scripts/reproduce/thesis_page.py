@@ -8,10 +8,10 @@ from statistics import mean
 from reproduce import hosts
 from reproduce.claims import judged, table, tally, verdict
 from reproduce.runs import CURVES, MEASURES, Missing, Runs, Setup
+from reproduce.seeded import SEEDS
 from reproduce.thesis import (
     BASE,
     ONCE,
-    SEEDS,
     SLOW_CODEC,
     SPARSE,
     SPARSE_OVERLAP,
@@ -148,8 +148,9 @@ def _own_best(found: Results) -> str:
     speeds = ", ".join(f"{mean(found.faster(SPARSE, name).values) / own:.2f}x ({name})" for name in _CLUSTERS)
     return f"""
 
-**Tuned apart, clusters hardly gain.** These settings suit sparse messages. One device is {own:.2f} times as soon there with its own
-best ones (rate {best.rate:g}, {best.schedule}; {len(times)} of 8 tried); against it, the same clusters are {speeds} as fast."""
+**Tuned apart, clusters hardly gain.** These settings suit sparse messages. One device is {own:.2f} times as soon there with
+its own best ones (rate {best.rate:g}, {best.schedule}; {len(times)} of 8 tried); against it, the same clusters are
+{speeds} as fast."""
 
 
 def _flips(found: Results) -> str:

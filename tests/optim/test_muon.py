@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,14 @@ SHAPES = [(7,), (6, 4), (6, 4), (3,), (4, 6), (5, 5), (2,)]
 
 
 def config(**changes: object) -> OptimizerConfig:
-    values = {"name": "muon", "learning_rate": RATE, "schedule": "constant", "warmup": 0, "momentum": MOMENTUM, "weight_decay": 0.0}
+    values = {
+        "name": "muon",
+        "learning_rate": RATE,
+        "schedule": "constant",
+        "warmup": 0,
+        "momentum": MOMENTUM,
+        "weight_decay": 0.0,
+    }
     return OptimizerConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
@@ -82,7 +91,9 @@ def test_a_matrix_without_a_gradient_does_not_move() -> None:
 def test_an_update_of_a_matrix_has_a_fifth_of_the_learning_rate_as_its_root_mean_square() -> None:
     for rows, columns in ((64, 64), (64, 256), (256, 64)):
         flat = torch.zeros(rows * columns)
-        Optimizer(config(), flat, [Matrix(0, rows, columns)]).apply(torch.randn(flat.shape, generator=torch.Generator().manual_seed(2)))
+        Optimizer(config(), flat, [Matrix(0, rows, columns)]).apply(
+            torch.randn(flat.shape, generator=torch.Generator().manual_seed(2))
+        )
         assert float(flat.square().mean().sqrt()) == pytest.approx(0.2 * RATE, rel=0.25)
 
 
@@ -115,7 +126,9 @@ def test_a_loaded_optimizer_continues_exactly() -> None:
 
 
 def test_the_matrices_of_a_model_are_those_of_its_layers_and_joined_projections_are_separate() -> None:
-    flat = FlatModel(Transformer(ModelConfig(preset="tiny", encoder_layers=1, decoder_layers=1, dim=8, ffn_dim=12, heads=2), 20))
+    flat = FlatModel(
+        Transformer(ModelConfig(preset="tiny", encoder_layers=1, decoder_layers=1, dim=8, ffn_dim=12, heads=2), 20)
+    )
     matrices = flat.matrices()
     shapes = [(matrix.rows, matrix.columns) for matrix in matrices]
     encoder, cross = [(8, 8)] * 4, [(8, 8)] * 4
@@ -124,7 +137,7 @@ def test_the_matrices_of_a_model_are_those_of_its_layers_and_joined_projections_
     for parameter in weights.values():
         for projection in parameter.detach().chunk(3):
             assert any(torch.equal(matrix.of(flat.parameters), projection) for matrix in matrices if matrix.rows == 8)
-    assert all(one.stop <= other.start for one, other in zip(matrices, matrices[1:], strict=False))
+    assert all(one.stop <= other.start for one, other in itertools.pairwise(matrices))
 
 
 def test_an_update_costs_what_its_iterations_take_and_without_matrices_as_much_as_with_adam() -> None:
