@@ -64,6 +64,11 @@ def verdict(clauses: Sequence[Clause]) -> str:
 
 
 def _joined(clauses: Sequence[Clause]) -> str:
+    """What clauses say; the number of seeds, in brackets at the end, only once if it is the same for all."""
+    said = [its.says.rpartition(" (") if its.says.endswith("seeds)") else (its.says, "", "") for its in clauses]
+    counts = {count for *_, count in said}
+    if len(counts) == 1 and counts != {""}:
+        return f"{', '.join(what for what, *_ in said)} ({counts.pop()}"
     return ", ".join(its.says for its in clauses)
 
 

@@ -34,6 +34,7 @@ YES, NO, OPEN, CHOSEN = Clause("yes", True), Clause("no", False), Clause("open",
         ([YES, OPEN], f"{INCONCLUSIVE} (open; the rest holds)"), ([NO, OPEN], f"{NOT} (not: no; undecided: open)"),
         ([YES, NO, OPEN], f"{IN_PART} (not: no; undecided: open)"), ([CHOSEN, YES], HOLDS), ([CHOSEN, NO], f"{NOT} (not: no)"),
         ([CHOSEN], FITTED), ([CHOSEN, OPEN], f"{INCONCLUSIVE} (open; the rest holds)"),
+        ([Clause("a (1 of 3 seeds)", None), Clause("b (1 of 3 seeds)", None)], f"{INCONCLUSIVE} (a, b (1 of 3 seeds))"),
     ],
 )  # fmt: skip
 def test_a_verdict_names_the_clauses_that_do_not_hold(clauses: list[Clause], said: str) -> None:
