@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,24 @@ from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.run.manifest import load_verified
 
 
-def load_ensemble(models: list[list[Path]], device: torch.device) -> tuple[Transformer | Ensemble, Vocabulary]:
-    """Load one model, or several as an ensemble, each from a checkpoint or as the mean of several.
+def load_ensemble(models: list[list[Path]], device: torch.device) -> tuple[Transformer | Ensemble, Vocabulary, tuple[str, ...]]:
+    """Load one model, or several as an ensemble, each from a checkpoint or as the mean of several; also `tags` of the first.
 
     Raises UserError as `load_model`, and if the models have different vocabularies.
     """
     found = [load_model(paths, device) for paths in models]
-    model, vocabulary, _ = found[0]
+    model, vocabulary, facts = found[0]
     for paths, (_, other, _) in zip(models, found, strict=True):
         if other.digest != vocabulary.digest:
             raise UserError(f"{paths[-1]}: has another vocabulary than {models[0][-1]}; the models of an ensemble share one")
-    return (model if len(found) == 1 else Ensemble([each for each, _, _ in found])), vocabulary
+    return (model if len(found) == 1 else Ensemble([each for each, _, _ in found])), vocabulary, tags(facts)
+
+
+def tags(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of a model whose training corpora all have tags, these: each source needs one. facts: the content of checkpoint.json."""
+    parts = facts.get("config", {}).get("corpus", {}).get("train", [])
+    found = [part.get("tag", "") if isinstance(part, dict) else "" for part in parts]
+    return () if "" in found else tuple(dict.fromkeys(found))
 
 
 def load_model(paths: list[Path], device: torch.device) -> tuple[Transformer, Vocabulary, dict[str, Any]]:

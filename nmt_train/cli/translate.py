@@ -65,9 +65,9 @@ def command(arguments: Sequence[str]) -> int:
     if given.n_best is not None and given.n_best > given.beam:
         raise UserError(f"command line: --n-best {given.n_best} needs a --beam of at least as many, not {given.beam}")
     own = device.prepare_one(given.devices, given.threads)
-    model, vocabulary = load_ensemble([newest(path, given.average) for path in given.model], own)
+    model, vocabulary, tags = load_ensemble([newest(path, given.average) for path in given.model], own)
     search = SearchConfig(beam=given.beam, normalization=given.normalization, n_best=given.n_best or 1)
-    translator = Translator(model, vocabulary, search, given.batch_tokens)
+    translator = Translator(model, vocabulary, search, given.batch_tokens, tags=tags)
     if sys.stdin is None:
         raise UserError("standard input is closed; give the lines to translate, as in nmt-translate --model RUN < FILE")
     if sys.stdout is None:
@@ -92,6 +92,7 @@ def command(arguments: Sequence[str]) -> int:
         (translator.cut, "longer than 1,000 pieces: cut"),
         (translator.broken_off, "translated into something that did not end: broken off"),
         (translator.unknown_codes, "with a language code that the model does not know: read as text"),
+        (translator.untagged, f"without a tag, which all training sources had: begin each with {' or '.join(tags)}"),
         (lines.invalid, _INVALID.get(given.on_error, "")),
     ):
         if numbers:

@@ -27,17 +27,19 @@ class Translator:
 
     def __init__(
         self, model: Transformer | Ensemble, vocabulary: Vocabulary, config: SearchConfig, batch_tokens: int = 2048,
-        longest: int = 1000,
+        longest: int = 1000, tags: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
-        """longest: sources are truncated to this number of pieces, including END.
+        """longest: sources are truncated to this number of pieces, including END. tags: each source should begin with one.
 
-        cut: the numbers of the truncated sources. unknown_codes: those of sources with an unknown language code. broken_off:
-        those of sources whose translation did not end before its maximum length.
+        cut: the numbers of the truncated sources. unknown_codes: those of sources with an unknown language code. untagged:
+        those of sources without a tag. broken_off: those of sources whose translation did not end before its maximum length.
         """
         self.model, self.vocabulary, self.config = model, vocabulary, config
         self._batch_tokens, self._longest = batch_tokens, longest
         self.cut: list[int] = []
         self.unknown_codes: list[int] = []
+        self.untagged: list[int] = []
+        self._tags = tags
         self.broken_off: list[int] = []
         self._lines = 0  # sources so far
 
@@ -52,6 +54,9 @@ class Translator:
             self.unknown_codes += [
                 self._lines + number for number, line in enumerate(chunk, 1) if self.vocabulary.unknown_code(line)
             ]
+            if self._tags:
+                untagged = (place for place, line in enumerate(chunk, 1) if line.strip() and not line.startswith(self._tags))
+                self.untagged += [self._lines + place for place in untagged]
             for hypotheses in self.translate([np.array(ids) for ids in self.vocabulary.encode(chunk)]):
                 texts = self.vocabulary.decode([hypothesis.ids for hypothesis in hypotheses])
                 yield list(zip(texts, hypotheses, strict=True))

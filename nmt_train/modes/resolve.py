@@ -83,7 +83,7 @@ def _row(config: Config) -> Mode:
     if config.mode not in MODES:
         near = difflib.get_close_matches(str(config.mode), MODES, n=1)
         meant = f"did you mean {near[0]}? There are" if near else "choose one of"
-        raise UserError(f"mode: {config.mode!r} is unknown; {meant} {', '.join(MODES)}")
+        raise UserError(f"mode: {config.mode!r} is unknown; {meant} auto, {', '.join(MODES)} (nmt-train --help mode)")
     return MODES[config.mode]
 
 

@@ -13,7 +13,7 @@ from nmt_train.common.errors import NotFinite, UserError
 from nmt_train.common.metric import METRICS
 from nmt_train.corpus import MAX_RATIO, Files
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.load_model import load_model
+from nmt_train.load_model import load_model, tags
 from nmt_train.model.metrics import TestSet, ValidationConfig
 from nmt_train.run.folder import find_checkpoints, newest
 
@@ -61,9 +61,16 @@ def naming(checkpoint: Path) -> Iterator[None]:
 
 
 def test_set(test: list[str] | None, vocabulary: Vocabulary, facts: dict[str, Any]) -> TestSet:
-    """The test set of these files, or the run's first validation set."""
+    """The test set of these files, or the run's first validation set. UserError if its sources lack the tags of the model."""
     if test:
-        return TestSet(list(test), "--test", vocabulary, MAX_RATIO)
+        found, needed = TestSet(list(test), "--test", vocabulary, MAX_RATIO), tags(facts)
+        for number, source in enumerate(found.sources, 1):
+            if needed and source.strip() and not source.startswith(needed):
+                raise UserError(
+                    f"--test, line {number}: has no tag, but all sources of the training corpora have one; begin each source"
+                    f" with {' or '.join(needed)}"
+                )
+        return found
     try:
         corpus = facts["config"]["corpus"]
         first = corpus["valid"][0]

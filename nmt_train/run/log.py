@@ -177,7 +177,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; is this a run folder?") from None
+        raise UserError(f"{path}: {error.strerror}; give a run folder, which has this file") from None
     for number, line in enumerate(lines[:-1], 1):
         try:
             event = json.loads(line)

@@ -160,7 +160,7 @@ def with_device(config: Config, tried: Sequence[Tried]) -> tuple[Config, list[st
         found["precision"] = "bf16" if faster >= _FASTER else "fp32"
         how = f"a step in bf16 is {faster:.1f} times as fast"
         if not 0 < faster < math.inf:
-            how = "fp32 needs too much memory" if faster else "there are no instructions for bf16"
+            how = "fp32 needs too much memory" if faster else "bf16 is not known to be faster here"
         said.append(f"precision {found['precision']}, because {how}")
     if "batch.tokens" in config.undecided:
         tokens = min(its.tokens[found.get("precision", config.precision)] for its in tried)

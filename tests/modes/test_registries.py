@@ -67,7 +67,7 @@ class Lazy(EveryStep):
 TOYS: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
     "codec": (CODECS, Doubled, {"mode": "sync", "replicas__codec": "toy"}),
     "update rule": (RULES, Pairs, {"mode": "vanilla", "server__rule": "toy"}),
-    "optimizer": (OPTIMIZERS, lambda config, parameter: torch.optim.SGD([parameter], lr=0.1), {"optimizer__name": "toy"}),
+    "optimizer": (OPTIMIZERS, lambda config, parameter, _: torch.optim.SGD([parameter], lr=0.1), {"optimizer__name": "toy"}),
     "mode": (MODES, Mode(Server(up="int8"), "this test"), {"mode": "toy"}),
 }
 PARTS: dict[str, tuple[dict[str, Any], Any, Mode]] = {

@@ -85,7 +85,7 @@ def test_convergence_refuses_what_it_cannot_draw(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", [5.0])
     with pytest.raises(UserError, match="no validation measured bleu"):
         convergence.plot([run], "bleu", "seconds", tmp_path / "a.png")
-    with pytest.raises(UserError, match="is this a run folder"):
+    with pytest.raises(UserError, match="give a run folder"):
         convergence.plot([tmp_path / "absent"], "bleu", "seconds", tmp_path / "a.png")
     (tmp_path / "old").mkdir()
     event = {"event": "validation", "update": 1, "bleu": 3}

@@ -88,7 +88,7 @@ def test_metrics_are_rewound_to_where_a_run_continues_and_an_unfinished_line_is_
         path.write_text(wrong + "\n")
         with pytest.raises(UserError, match=r"metrics\.jsonl, line 1: not an event of a run"):
             read_metrics(path)
-    with pytest.raises(UserError, match="is this a run folder"):
+    with pytest.raises(UserError, match="give a run folder"):
         read_metrics(tmp_path / "absent" / "metrics.jsonl")
 
 

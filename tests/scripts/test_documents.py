@@ -149,7 +149,7 @@ def mentioned(text: str) -> None:
         if not re.match(r"--[a-z]", word) or option in OTHERS:
             continue
         if not any(option in options_of(command) for command in known):
-            of_script = first not in PARSERS and re.search(rf"{option}[\"')|]", of_scripts())
+            of_script = first not in PARSERS and re.search(rf"{option}[\"')| ]", of_scripts())
             assert of_script, f"no option {option}"
         elif option.removeprefix("--") in LEAVES and not following.startswith("--") and not PLACEHOLDER.match(following):
             values[option.removeprefix("--")] = following

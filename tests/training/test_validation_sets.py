@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import Make, small
 from simulated import events
 
 from nmt_train.cli import plot, validate
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config, load
+from nmt_train.load_model import load_ensemble
+from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.external_score import CommandFailed, Stopped, external_score
+from nmt_train.model.translator import Translator
 from nmt_train.run.stopping import Patience, StopConfig
 from nmt_train.training.start import start
 
@@ -168,6 +172,15 @@ def test_a_tag_stands_before_every_source_of_a_validation_set_as_in_training(
     capsys.readouterr()
     assert validate.command([str(run / "last"), "--metrics", "cross-entropy"]) == 0
     assert f"{found['cross-entropy']:.4f}" in capsys.readouterr().out, "nmt-validate uses the tag of the set, too"
+    test = ["--test", f"{tmp_path}/tagged.en", f"{demo}/valid.de", "--metrics", "cross-entropy"]
+    assert validate.command([str(run / "last"), *test]) == 0
+    assert f"{found['cross-entropy']:.4f}" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"--test, line 1: has no tag, but all sources .*; begin each source with <2de>"):
+        validate.command([str(run / "last"), "--test", f"{demo}/valid.en", f"{demo}/valid.de"])
+    model, vocabulary, tags = load_ensemble([[run / "last"]], torch.device("cpu"))
+    translator = Translator(model, vocabulary, SearchConfig(beam=1), tags=tags)
+    list(translator.stream(["<2de> six", "six", "", "<2nl> six"]))
+    assert (tags, translator.untagged) == (("<2de>",), [2, 4])
 
 
 @pytest.mark.parametrize(
