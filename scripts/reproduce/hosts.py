@@ -84,11 +84,14 @@ def options(mode: str, seconds: int) -> tuple[str, ...]:
 
 
 def campaign(place: Place, seeds: Sequence[int], seconds: int, folder: Path, output: Path, jobs: int) -> Runs:
-    """Train all modes, one after the other, with each seed; then simulate each once. output: of the CSV files."""
+    """Train all modes, one after the other, with each seed; then simulate each once.
+
+    output: for the CSV files and the cluster file that was measured on the hosts.
+    """
     vocabulary = prepare(CONFIG, folder / "vocabulary.model")
     found = Runs(output, digest(CONFIG, also=(options("single", seconds), options(thesis.SPARSE, seconds))))
     missing = [(mode, seed) for seed in seeds for mode in MODES if not found.trained(place.setup(mode, seed))]
-    cluster = folder / f"{place.name}.yml"
+    cluster = output / f"{place.name}.yml"
     if missing or not cluster.exists():
         with virtual_hosts(place):
             measure(cluster, vocabulary)
@@ -119,6 +122,7 @@ def measure(cluster: Path, vocabulary: Path) -> None:
         return
     its = ("--config", CONFIG, "--corpus.vocabulary.path", vocabulary, "--measure", "--hosts", HOSTS_FILE)
     done = subprocess.run([LAB, "run", "--", BIN / "nmt-simulate", *its], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    cluster.parent.mkdir(parents=True, exist_ok=True)
     cluster.write_bytes(done.stdout)
 
 
