@@ -114,7 +114,7 @@ def test_with_closed_stderr_only_translations_are_printed(run: Path, translated:
 def test_an_ensemble_averages_probabilities(run: Path) -> None:
     paths = Run(run).checkpoints()
     models = [load_model([path], torch.device("cpu"))[0] for path in paths]
-    together, vocabulary = load_ensemble([[path] for path in paths], torch.device("cpu"))
+    together, vocabulary, _ = load_ensemble([[path] for path in paths], torch.device("cpu"))
     source, words = torch.tensor([vocabulary.encode(["six"])[0] + [3]]), torch.tensor([[2]])
     with torch.inference_mode():
         each = [model.step(words, model.start(source, None)).softmax(-1) for model in models]
