@@ -35,10 +35,9 @@ def load_ensemble(models: list[list[Path]], device: torch.device) -> tuple[Trans
 
 
 def tags(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """Of a model whose training corpora all have tags, these: each source needs one. facts: the content of checkpoint.json."""
+    """Those of the training corpora; "" is that of a corpus without one. facts: the content of checkpoint.json."""
     parts = facts.get("config", {}).get("corpus", {}).get("train", [])
-    found = [part.get("tag", "") if isinstance(part, dict) else "" for part in parts]
-    return () if "" in found else tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(part.get("tag", "") if isinstance(part, dict) else "" for part in parts))
 
 
 def load_model(paths: list[Path], device: torch.device) -> tuple[Transformer, Vocabulary, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -48,6 +49,13 @@ class VocabularyConfig:
         if self.sampling and self.type != "unigram":
             raise ValueError(f"sampling needs type unigram, not {self.type}; set type: unigram or sampling: 0")
         return self
+
+
+def untagged(sources: Iterable[str], tags: Sequence[str]) -> Iterator[int]:
+    """The numbers, from 1, of the sources that begin with none of these tags; none if a model needs no tags (or only some do)."""
+    if tags and "" not in tags:
+        lacks = (source.strip() and not source.startswith(tuple(tags)) for source in sources)
+        yield from (number for number, lacking in enumerate(lacks, 1) if lacking)
 
 
 def _check_tag(tag: str) -> None:

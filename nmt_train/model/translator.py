@@ -10,6 +10,7 @@ from itertools import islice
 import numpy as np
 
 from nmt_train.common.errors import NotFinite
+from nmt_train.corpus import untagged
 from nmt_train.corpus.batch import fitting, pad, padding_mask
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.model.beam_search import Hypothesis, SearchConfig, search
@@ -54,9 +55,7 @@ class Translator:
             self.unknown_codes += [
                 self._lines + number for number, line in enumerate(chunk, 1) if self.vocabulary.unknown_code(line)
             ]
-            if self._tags:
-                untagged = (place for place, line in enumerate(chunk, 1) if line.strip() and not line.startswith(self._tags))
-                self.untagged += [self._lines + place for place in untagged]
+            self.untagged += [self._lines + number for number in untagged(chunk, self._tags)]
             for hypotheses in self.translate([np.array(ids) for ids in self.vocabulary.encode(chunk)]):
                 texts = self.vocabulary.decode([hypothesis.ids for hypothesis in hypotheses])
                 yield list(zip(texts, hypotheses, strict=True))

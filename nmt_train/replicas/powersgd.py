@@ -65,7 +65,7 @@ class _Part(NamedTuple):
     def split(self, first: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """P (rows, rank) of every matrix, made orthonormal, and the other parameters.
 
-        Those with equally many rows are made orthonormal together: one launch on a GPU instead of one for each.
+        Those with the same number of rows are made orthonormal together: one launch on a GPU instead of one for each.
         """
         if self.vector.is_meta:
             return [], []

@@ -11,7 +11,7 @@ import torch
 
 from nmt_train.common.errors import NotFinite, UserError
 from nmt_train.common.metric import METRICS
-from nmt_train.corpus import MAX_RATIO, Files
+from nmt_train.corpus import MAX_RATIO, Files, untagged
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.load_model import load_model, tags
 from nmt_train.model.metrics import TestSet, ValidationConfig
@@ -64,12 +64,11 @@ def test_set(test: list[str] | None, vocabulary: Vocabulary, facts: dict[str, An
     """The test set of these files, or the run's first validation set. UserError if its sources lack the tags of the model."""
     if test:
         found, needed = TestSet(list(test), "--test", vocabulary, MAX_RATIO), tags(facts)
-        for number, source in enumerate(found.sources, 1):
-            if needed and source.strip() and not source.startswith(needed):
-                raise UserError(
-                    f"--test, line {number}: has no tag, but all sources of the training corpora have one; begin each source"
-                    f" with {' or '.join(needed)}"
-                )
+        for number in untagged(found.sources, needed):
+            raise UserError(
+                f"--test, line {number}: has no tag, but all sources of the training corpora have one; begin each source with"
+                f" {' or '.join(needed)}"
+            )
         return found
     try:
         corpus = facts["config"]["corpus"]

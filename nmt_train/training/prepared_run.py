@@ -13,7 +13,7 @@ from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
 from nmt_train.common.section import listed
 from nmt_train.config import Config
-from nmt_train.corpus import CorpusConfig, ValidationSet, VocabularyConfig, cache
+from nmt_train.corpus import CorpusConfig, ValidationSet, VocabularyConfig, cache, untagged
 from nmt_train.corpus.batches import check_batch_size, check_settings
 from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.survey import Survey
@@ -128,12 +128,13 @@ def _check_tags(corpus: CorpusConfig, test: ValidationSet, sources: Iterable[str
     tags = list(dict.fromkeys(part.tag for part in corpus.parts))
     if test.tag and "" not in tags and test.tag not in tags:
         raise UserError(f"{test.label}: no training corpus has the tag {test.tag}; choose {listed(dict.fromkeys(tags))}")
-    for number, source in enumerate(sources, 1):
-        if source.strip() and not test.tag and "" not in tags and not source.startswith(tuple(tags)):
-            raise UserError(
-                f"{test.label}, line {number}: has no tag, but all sources of the training corpora have one; give the set its"
-                f" tag, as in {{files: ..., tag: '{tags[0]}'}}, or begin each of its sources with one"
-            )
+    for number in () if test.tag else untagged(sources, tags):
+        raise UserError(
+            f"{test.label}, line {number}: has no tag, but all sources of the training corpora have one; give the set its"
+            f" tag, as in {{files: ..., tag: '{tags[0]}'}}, or begin each of its sources with one"
+        )
+    for _ in sources:  # which checks the rest of the files, too
+        pass
 
 
 def _refuse_pipe(path: str) -> None:

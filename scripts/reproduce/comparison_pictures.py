@@ -23,7 +23,7 @@ TITLES = {
 }  # fmt: skip
 # That an all-reduce in bf16 takes: it sends 3 bytes per parameter among four machines; 60M parameters, steps of 0.2 s.
 STEPS = {FASTEST: 0.7, FAST: 7.0, SLOW: 70.0, SLOWEST: 700.0}
-# README's table: up to so many steps per all-reduce, which mode.
+# README's table: the most steps per all-reduce, and the mode for them.
 ADVICE = (
     (0.5, "sync"), (10.0, "low-bit"), (100.0, "sparse-local"), (2000.0, "sparse-local-\nasync"),
 )  # fmt: skip

@@ -31,7 +31,7 @@ modes send 6.25%. *Speedup*: one host's time to the lowest cross-entropy that bo
 """
 OURS = ("sparse", "sparse-overlap")
 MODES = ("single", "vanilla", "overlap", *OURS, thesis.SPARSE, thesis.SPARSE_OVERLAP)
-CORES = {2: "1", 3: "0.5", 4: "0.4"}  # of each host; what is left of two cores carries the messages
+CORES = {2: "1", 3: "0.5", 4: "0.4"}  # of each host; the rest of two cores carries the messages
 # With 6.25% of the elements, a run of two minutes has about as many visits of each element as the thesis's runs of hours.
 SENT = sending(thesis.VISITS)[:2]
 

@@ -54,7 +54,7 @@ class Shown(NamedTuple):
 
 
 def blocks(page: Path, *languages: str) -> Iterator[Shown]:
-    """The code blocks in one of these languages; "": of those that name no language."""
+    """The code blocks in one of these languages; "": blocks without a language."""
     text = page.read_text(encoding="utf-8")
     for found in FENCE.finditer(text):
         if found[2] in languages:
