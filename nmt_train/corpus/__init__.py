@@ -52,7 +52,7 @@ class VocabularyConfig:
 
 
 def untagged(sources: Iterable[str], tags: Sequence[str]) -> Iterator[int]:
-    """The numbers, from 1, of the sources that begin with none of these tags; none if a model needs no tags (or only some do)."""
+    """The numbers, from 1, of the sources without any of these tags; none if some corpus had no tag ("")."""
     if tags and "" not in tags:
         lacks = (source.strip() and not source.startswith(tuple(tags)) for source in sources)
         yield from (number for number, lacking in enumerate(lacks, 1) if lacking)
