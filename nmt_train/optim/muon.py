@@ -14,11 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-_COEFFICIENTS = (
-    3.4445,
-    -4.7750,
-    2.0315,
-)  # of the polynomial of Newton-Schulz: the steepest at zero that keep within about 0.7 to 1.2
+# Of the polynomial of Newton-Schulz: the steepest at zero that keep singular values within about 0.7 to 1.2.
+_COEFFICIENTS = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5
 _RMS = 0.2  # of Adam's updates, as a multiple of the learning rate
 _TINY = 1e-7
