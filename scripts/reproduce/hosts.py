@@ -59,11 +59,16 @@ class Place:
 PLACES = tuple(Place(hosts, rate) for hosts in (2, 4) for rate in ("100mbit", "1gbit"))  # of docs/thesis.md
 
 
+def complete(found: Runs, place: Place) -> list[int]:
+    """The seeds with which all modes were trained there."""
+    return [seed for seed in SEEDS if all(found.trained(place.setup(mode, seed)) for mode in MODES)]
+
+
 def section(found: Runs) -> list[str]:
     """Markdown lines for docs/thesis.md: what every mode did on hosts, and the pictures beside the CSV files, drawn again."""
     lines = []
     for place in PLACES:
-        if seeds := [seed for seed in SEEDS if all(found.trained(place.setup(mode, seed)) for mode in MODES)]:
+        if seeds := complete(found, place):
             picture = draw(found, place, seeds)
             link = f"![{place.name}](thesis/{found.folder.name}/{picture.name})"
             lines += [f"{place.hosts} hosts, {place.rate} ({', '.join(f'seed {seed}' for seed in seeds)}):", "", link, ""]

@@ -137,7 +137,7 @@ the speed without it (3x1, 4x1); the thesis has about 1x (T15).{_own_best(found)
 
 
 def _own_best(found: Results) -> str:
-    """How one device with its own best settings does, as a sentence; empty without these runs."""
+    """How one device does with the best of its own settings that were run, as a sentence; empty without these runs."""
     settings = Runs(found.folder / "settings")
     times = {its: settings.time_to(one_device(its), found.target()) for its in TRIED if settings.trained(one_device(its))}
     if not times:
@@ -148,9 +148,9 @@ def _own_best(found: Results) -> str:
     speeds = ", ".join(f"{mean(found.faster(SPARSE, name).values) / own:.2f}x ({name})" for name in _CLUSTERS)
     return f"""
 
-**Tuned apart, clusters hardly gain.** These settings suit sparse messages. One device is {own:.2f} times as soon there with
-its own best ones (rate {best.rate:g}, {best.schedule}; {len(times)} of 8 tried); against it, the same clusters are
-{speeds} as fast."""
+**Tuned apart, clusters hardly gain.** These settings suit sparse messages. With others that suit it better (rate
+{best.rate:g}, {best.schedule}; tried: {len(times)} of 8), one device is {own:.2f} times as soon there; against it, the same
+clusters are {speeds} as fast (1)."""
 
 
 def _flips(found: Results) -> str:
