@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nmt_train.optim.optimizer import divide_and_clip
+from nmt_train.optim.optimizer import Clipping, divide_and_clip
 
 
 class GradientAccumulator:
@@ -49,14 +49,14 @@ class GradientAccumulator:
         self.weight = self._first = 0
         return taken
 
-    def join(self, gradient: Tensor, clip_norm: float) -> tuple[float, int]:
-        """Turn the flat gradient into the joined gradient in place, clipped to clip_norm (0: no clipping).
+    def join(self, gradient: Tensor, clipping: Clipping) -> tuple[float, int]:
+        """Turn the flat gradient into the joined gradient in place, clipped.
 
         Returns the norm before clipping, and the weight. Raises NotFinite if the norm is infinite or not a number; a new
         accumulation begins in this case too.
         """
         divisor, weight = self.take()
-        norm = divide_and_clip(gradient, clip_norm, divisor)
+        norm = divide_and_clip(gradient, clipping, divisor)
         if self._sums and weight > 1:
             gradient.mul_(weight)
         return norm, weight

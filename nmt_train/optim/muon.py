@@ -1,7 +1,8 @@
 """Muon: an orthogonalized momentum for the matrices of layers, and Adam for everything else (Jordan et al. 2024).
 
 Updates of matrices are scaled to the root mean square that Adam's usually have (Liu et al. 2025, section 2.2), so that one
-learning rate suits both.
+learning rate suits both. The norm of a gradient is limited (`optimizer.clip_norm`) without these matrices, whose updates have
+the same size whatever their gradients have.
 """
 
 from __future__ import annotations
@@ -43,13 +44,15 @@ class Muon:
 
     Both of its vectors are as long as the parameter: `exp_avg` is the momentum of matrices and the running mean of the other
     gradients; `exp_avg_sq`, their running mean square, stays zero for matrices.
+    directed: gradients of matrices are already directions (see `directions`), and their momentum is not updated.
     """
 
     def __init__(self, parameter: nn.Parameter, matrices: Iterable[Matrix], config: Any) -> None:
         """matrices: in the order of the vector. config: the section `optimizer` of the configuration."""
         self._parameter, self._config, self._matrices = parameter, config, list(matrices)
+        self.directed = False
         self.param_groups: list[dict[str, Any]] = [{"lr": config.learning_rate}]
-        self._rest = _between(self._matrices, parameter.numel())
+        self._rest = between(self._matrices, parameter.numel())
         # torch counts the steps of every tensor; all count alike.
         self._steps = torch.zeros(max(1, len(self._rest)), device=parameter.device)
         self._mean, self._square = torch.zeros_like(parameter.data), torch.zeros_like(parameter.data)
@@ -79,17 +82,28 @@ class Muon:
         )  # fmt: skip
 
     def _step_matrices(self, rate: float, gradient: Tensor) -> None:
-        momentum = self._config.momentum
-        for rows, columns in sorted({(matrix.rows, matrix.columns) for matrix in self._matrices}):
-            alike = [matrix for matrix in self._matrices if (matrix.rows, matrix.columns) == (rows, columns)]
+        for alike in by_shape(self._matrices):
             gradients, means = ([matrix.of(vector) for matrix in alike] for vector in (gradient, self._mean))
-            torch._foreach_lerp_(means, gradients, 1 - momentum)
-            ahead = torch.stack(torch._foreach_lerp(gradients, means, momentum))  # as Nesterov
-            found = orthogonalized(ahead).to(gradient).unbind()
+            found = gradients if self.directed else directions(gradients, means, self._config.momentum)
             parameters = [matrix.of(self._parameter.data) for matrix in alike]
             if self._config.weight_decay:
                 torch._foreach_mul_(parameters, 1 - rate * self._config.weight_decay)
-            torch._foreach_add_(parameters, found, alpha=-rate * _RMS * math.sqrt(max(rows, columns)))
+            torch._foreach_add_(parameters, found, alpha=-rate * _RMS * math.sqrt(max(alike[0].rows, alike[0].columns)))
+
+
+def by_shape(matrices: Iterable[Matrix]) -> list[list[Matrix]]:
+    """Those with equal numbers of rows and columns together, in a fixed order."""
+    found: dict[tuple[int, int], list[Matrix]] = {}
+    for matrix in matrices:
+        found.setdefault((matrix.rows, matrix.columns), []).append(matrix)
+    return [alike for _, alike in sorted(found.items())]
+
+
+def directions(gradients: Sequence[Tensor], means: Sequence[Tensor], momentum: float) -> Sequence[Tensor]:
+    """The orthogonalized momenta of matrices of the same shape (rows, columns), whose running means are updated in place."""
+    torch._foreach_lerp_(means, gradients, 1 - momentum)
+    ahead = torch.stack(torch._foreach_lerp(gradients, means, momentum))  # as Nesterov
+    return orthogonalized(ahead).to(ahead).unbind()
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
@@ -116,7 +130,7 @@ def muon_cost(elements: int, matrices: Iterable[Matrix]) -> int:
     return elements + round(flops / _FLOPS)
 
 
-def _between(matrices: Sequence[Matrix], elements: int) -> list[slice]:
+def between(matrices: Sequence[Matrix], elements: int) -> list[slice]:
     """The parts of a vector that belong to no matrix."""
     starts = [0, *(matrix.stop for matrix in matrices)]
     ends = [*(matrix.start for matrix in matrices), elements]

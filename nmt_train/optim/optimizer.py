@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from nmt_train.common.errors import NotFinite, UserError
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.learning_rate import learning_rate
-from nmt_train.optim.muon import Matrix, muon_cost
+from nmt_train.optim.muon import Matrix, between, muon_cost
 from nmt_train.optim.torch_optimizers import OPTIMIZERS
 
 
@@ -31,7 +31,7 @@ class Optimizer:
         self._parameter = torch.nn.Parameter(parameters)
         build = OPTIMIZERS[config.name or "adam"]
         self._torch: Any = _Still() if parameters.is_meta else build(config, self._parameter, matrices)
-        self._cost = muon_cost(parameters.numel(), matrices) if config.name == "muon" else parameters.numel()
+        self._cost = muon_cost(parameters.numel(), matrices if config.name == "muon" else ())
         self.smoothed = parameters.clone() if config.smoothing else None
 
     @property
@@ -48,6 +48,14 @@ class Optimizer:
     def cost_elements(self) -> int:
         """The cost of an update, as the number of elements that Adam would update in the same time."""
         return self._cost
+
+    def take_directions(self) -> Tensor | None:
+        """From now on, gradients of matrices are directions (see `Muon`).
+
+        Returns the vector with their momenta, which the caller must update; None for parameters without values.
+        """
+        self._torch.directed, self._cost = True, self._parameter.numel()
+        return self._state().get("exp_avg")
 
     def follow(self, other: Optimizer, updates: int) -> None:
         """Use the learning rate that `other` has after `updates` updates."""
@@ -154,20 +162,41 @@ class _Still:
         pass
 
 
-def divide_and_clip(gradient: Tensor, limit: float, divisor: float) -> float:
-    """Divide a gradient by `divisor`, then clip its norm to `limit` (0: no limit), both in place.
+class Clipping(NamedTuple):
+    """The largest norm that a gradient may have (0: any), and the parts of the vector that count and are scaled (none: all)."""
 
-    Returns the norm after dividing and before clipping. Raises NotFinite if the norm is infinite or not a number, and then
-    leaves the gradient unchanged. The norm of a gradient without values is 0.
+    limit: float
+    parts: tuple[slice, ...] = ()
+
+    @classmethod
+    def of(cls, config: OptimizerConfig, elements: int, matrices: Sequence[Matrix]) -> Clipping:
+        """matrices: those of a vector of so many elements, in their order."""
+        if config.name != "muon":
+            return cls(config.clip_norm)
+        parts = tuple(between(matrices, elements))
+        return cls(config.clip_norm if parts else 0.0, parts)
+
+
+def divide_and_clip(gradient: Tensor, clipping: Clipping, divisor: float) -> float:
+    """Divide a gradient by `divisor`, then clip its norm, both in place.
+
+    Returns the norm after dividing and before clipping. Raises NotFinite if the gradient has elements that are infinite or not
+    numbers, and then leaves it unchanged. The norm of a gradient without values is 0.
     """
     if gradient.is_meta:
         return 0.0
     norm = float(torch.linalg.vector_norm(gradient)) / divisor
     if not math.isfinite(norm):
         raise NotFinite(f"gradient norm is {norm}")
-    scale = (limit / norm if 0 < limit < norm else 1.0) / divisor
-    if scale != 1.0:
-        gradient.mul_(scale)
+    clipped = [gradient[part] for part in clipping.parts]
+    if clipped:
+        norm = float(torch.stack(torch._foreach_norm(clipped)).norm()) / divisor
+    factor = clipping.limit / norm if 0 < clipping.limit < norm else 1.0
+    if clipped and factor != 1.0:
+        torch._foreach_mul_(clipped, factor)
+        factor = 1.0
+    if factor / divisor != 1.0:
+        gradient.mul_(factor / divisor)
     return norm
 
 

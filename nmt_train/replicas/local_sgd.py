@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
 from nmt_train.optim.flat_model import subtract
-from nmt_train.optim.optimizer import divide_and_clip
+from nmt_train.optim.optimizer import Clipping, divide_and_clip
 from nmt_train.replicas.reducer import Reduction
 from nmt_train.replicas.reducers import REDUCERS
 from nmt_train.strategy.context import BuildContext
@@ -114,7 +114,7 @@ class LocalSGD(Strategy):
     def _apply(self, total: Tensor, joined: Reduction) -> None:
         """Update the replica and `received`. Raises NotFinite, on all ranks alike, if the sum is not finite."""
         try:
-            divide_and_clip(total, 0.0, 1.0 if self._sums else joined.divisor)  # no limit: it only divides
+            divide_and_clip(total, Clipping(0.0), 1.0 if self._sums else joined.divisor)  # no limit: it only divides
         except NotFinite:
             self._debt_included = False  # the next change includes it
             self._gradient_debt.settle(sent=False)

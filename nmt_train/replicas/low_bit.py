@@ -20,11 +20,14 @@ from nmt_train.codec.low_bit_for import low_bit_for
 from nmt_train.codec.size_only import SizeOnly
 from nmt_train.common.message import Message
 from nmt_train.optim.flat_model import add
+from nmt_train.optim.muon import Matrix
+from nmt_train.replicas.owned_matrices import OwnedMatrices
 from nmt_train.replicas.reducer import FINITE, NO_BATCH, NOT_FINITE, Reducer, Reduction, StagedReducer, encoded
 from nmt_train.strategy.background import Stages
 from nmt_train.strategy.config import LowBitConfig
 from nmt_train.strategy.context import BuildContext
 from nmt_train.strategy.plan import ReplicasPlan
+from nmt_train.strategy.state import Vectors
 from nmt_train.trace import Trace
 from nmt_train.transport import Messages, Tag
 
@@ -52,6 +55,7 @@ class LowBitReducer(StagedReducer):
 
     codecs = "own"
     keeps_residual_until_complete = True
+    has_owners = True
 
     @classmethod
     def build(cls, context: BuildContext, settings: ReplicasPlan) -> Reducer:
@@ -76,6 +80,8 @@ class LowBitReducer(StagedReducer):
             rows, elements = shape[0] if len(shape) > 1 else 1, torch.Size(shape).numel()
             self._matrices.append((start, rows, elements // max(1, rows)))
             start += elements
+        self._units = self._matrices  # what cuts must not divide: rows or, if a matrix has an owner, the whole matrix
+        self._owned: OwnedMatrices | None = None
         self._residual, self._next_residual = torch.zeros_like(like), torch.zeros_like(like)
         self._reduced, self._finite = 0, True  # of the present vector: elements reduced so far; whether all means were finite
         self._scratch = like.new_empty(3, 0)  # of the codecs
@@ -83,6 +89,13 @@ class LowBitReducer(StagedReducer):
         self._shares: dict[tuple[int, int], list[_Share]] = {}  # of all ranks, by the bucket
         rank, size = transport.rank, transport.size
         self._others = [*range(rank + 1, size), *range(rank)]
+
+    def own(self, matrices: OwnedMatrices) -> None:
+        self._owned, owned = matrices, {matrix.start: matrix for matrix in matrices.matrices}
+        self._matrices = [part for matrix in self._matrices for part in _separate(matrix, owned)]
+        self._units = [(start, 1, rows * columns) if start in owned else (start, rows, columns)
+                       for start, rows, columns in self._matrices]  # fmt: skip
+        self._shares.clear()
 
     def parts(self, elements: int, most: int) -> list[slice]:
         """As equal in size as whole rows permit."""
@@ -96,8 +109,8 @@ class LowBitReducer(StagedReducer):
         return [slice(*pair) for pair in itertools.pairwise(ends)]
 
     def _nearest(self, place: int) -> int:
-        """The end of a row nearest to an element."""
-        start, rows, columns = self._matrices[bisect.bisect_right(self._matrices, (place, math.inf)) - 1]
+        """The end of a row, or of an owned matrix, nearest to an element."""
+        start, rows, columns = self._units[bisect.bisect_right(self._units, (place, math.inf)) - 1]
         return start + min(rows, round((place - start) / max(1, columns))) * columns
 
     def _shares_of(self, place: slice) -> list[_Share]:
@@ -131,7 +144,7 @@ class LowBitReducer(StagedReducer):
         shares, left_out = self._shares_of(place), self._next_residual[place]
         sent = self._send_up(vector, self._residual[place], left_out, shares, update, weight)
         yield
-        mean, total = self._mean(vector, left_out, shares[self._transport.rank], update, weight)
+        mean, total = self._mean(vector, start, left_out, shares[self._transport.rank], update, weight)
         sent += [self._transport.send(rank, Tag.MEAN, mean) for rank in self._others]
         yield
         means = self._receive(Tag.MEAN)
@@ -167,10 +180,13 @@ class LowBitReducer(StagedReducer):
             sent.append(self._transport.send(rank, Tag.REDUCE, message))
         return sent
 
-    def _mean(self, vector: Tensor, left_out: Tensor, mine: _Share, update: int, weight: int) -> tuple[Message, int]:
+    def _mean(
+        self, vector: Tensor, start: int, left_out: Tensor, mine: _Share, update: int, weight: int
+    ) -> tuple[Message, int]:
         """Receive what the others have of this rank's share; return the encoded mean, and the total weight.
 
         In this share, `vector` becomes the decoded mean, and `left_out` what the mean leaves out, times the number of ranks.
+        start: the first element of the vector in the parameters.
         """
         own, own_left_out, messages = vector[mine.place], left_out[mine.place], self._receive(Tag.REDUCE)
         total = weight + sum(message.number(1) for message in messages.values())
@@ -181,11 +197,16 @@ class LowBitReducer(StagedReducer):
                     mine.up.add(message.without_numbers(2).on(own.device), own, scale=message.number(1) / max(1, total))
                 elif message.number() == NOT_FINITE:
                     own.fill_(torch.nan)
+        first = start + mine.place.start
+        if self._owned is not None:
+            self._owned.direct(own, first)
         with self._trace.span("encode", own.numel()):
             message = encoded(mine.down, own, update, total)
             if self._finite_or_nan(message, own):
                 new = own_left_out if weight else torch.empty_like(own_left_out)
                 mine.down.split(message.without_numbers(2), own, new, scale=self._transport.size)
+                if self._owned is not None:
+                    self._owned.take_left_out(new, first, self._transport.size)
                 if not weight:  # it has the old residual, which waits for the next gradient
                     own_left_out.add_(new)
         return message, total
@@ -207,6 +228,8 @@ class LowBitReducer(StagedReducer):
         """Called when all buckets have been reduced. All ranks know alike whether the mean is finite."""
         if self._finite:
             self._residual, self._next_residual = self._next_residual, self._residual
+        if self._owned is not None:
+            self._owned.complete(self._finite)
         self._reduced, self._finite = 0, True
 
     def add_late(self, gradient: Tensor) -> None:
@@ -217,6 +240,18 @@ class LowBitReducer(StagedReducer):
     def residual(self) -> Tensor | None:
         return self._residual if self._others else None
 
+    def state(self) -> Vectors:
+        return {} if self._owned is None else self._owned.state()
+
     def load(self, vectors: Mapping[str, Tensor]) -> None:
         """Forget an interrupted sum; the strategy loads the residual."""
         self._reduced, self._finite = 0, True
+        if self._owned is not None:
+            self._owned.load(vectors)
+
+
+def _separate(matrix: tuple[int, int, int], owned: Mapping[int, Matrix]) -> list[tuple[int, int, int]]:
+    """Its parts, if it joins several owned matrices, one above the other. All of them: start in the vector, rows, columns."""
+    start, rows, columns = matrix
+    height = owned[start].rows if start in owned else rows
+    return [(start + above * columns, height, columns) for above in range(0, rows, height or 1)] or [matrix]

@@ -12,6 +12,7 @@ from torch import Tensor
 from nmt_train.codec.codec import Codec
 from nmt_train.common.errors import NotFinite
 from nmt_train.common.message import Message
+from nmt_train.replicas.owned_matrices import OwnedMatrices
 from nmt_train.strategy.background import Stages, finish
 from nmt_train.strategy.context import BuildContext
 from nmt_train.strategy.plan import ReplicasPlan
@@ -45,12 +46,14 @@ class Reducer(ABC):
     keeps_residual_until_complete: the residual changes when all parts of a vector have been reduced, not when they are encoded.
     late_lookups: the gradients of lookups in a tied embedding may be added to the next vector, by `add_late`.
     rate: what it multiplies vectors by.
+    has_owners: one rank has the mean of a part before the others get it, and can direct the matrices in it (see `own`).
     """
 
     codecs: ClassVar[str] = "summable"
     keeps_residual_until_complete: ClassVar[bool] = False
     late_lookups: bool = False
     rate: float = 1.0
+    has_owners: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
@@ -77,6 +80,10 @@ class Reducer(ABC):
         """At most `most` slices of a vector (elements,) that can be reduced one by one; together, they are the whole vector."""
         parts = min(most, elements)
         return [slice(elements * part // parts, elements * (part + 1) // parts) for part in range(parts)]
+
+    def own(self, matrices: OwnedMatrices) -> None:
+        """From now on, the means of these matrices' gradients are replaced by directions where they are computed."""
+        raise AssertionError("a reducer without owners")
 
     def add_late(self, gradient: Tensor) -> None:
         """Add a gradient of the first elements, which came too late for this sum, to the next one."""

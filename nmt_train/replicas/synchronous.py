@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nmt_train.optim.optimizer import Optimizer, divide_and_clip
+from nmt_train.replicas.owned_matrices import OwnedMatrices
 from nmt_train.replicas.reducer import Reduction
 from nmt_train.replicas.reducers import REDUCERS
 from nmt_train.strategy.context import BuildContext
@@ -30,6 +31,10 @@ class Synchronous(Strategy):
         self._reducer = REDUCERS[settings.reducer].build(context, settings)
         optimizer = Optimizer(context.plan.optimizer, parameters, context.flat.matrices())
         super().__init__(context, optimizer, [whole] * context.transport.size)
+        self._owned: OwnedMatrices | None = None  # with muon, if other ranks can get its directions
+        if context.plan.optimizer.name == "muon" and self._reducer.has_owners and context.transport.size > 1:
+            self._owned = OwnedMatrices(context.flat, optimizer, context.transport, context.trace)
+            self._reducer.own(self._owned)
         self._sums_gradients, self._transport = context.plan.sums, context.transport
 
     def _exchange(self) -> None:
@@ -53,7 +58,7 @@ class Synchronous(Strategy):
     @torch.no_grad()
     def _apply(self, gradient: Tensor, joined: Reduction) -> None:
         """Update by what the reducer returned. Raises NotFinite, on all ranks alike, if it contains infinities or NaN."""
-        self.gradient_norm = divide_and_clip(gradient, self._clip_norm, joined.divisor)  # it is now the mean of all ranks
+        self.gradient_norm = divide_and_clip(gradient, self._clipping, joined.divisor)  # it is now the mean of all ranks
         if self._sums_gradients and joined.weight > 1:  # batch.reduction: sum
             gradient.mul_(joined.weight)
         self._pay_debt()  # from here on, an update that this worker has made includes it
@@ -63,6 +68,11 @@ class Synchronous(Strategy):
     def refresh(self) -> None:
         """The replicas are equal already; UserError if they are not."""
         compare(self._transport, self.optimizer.parameters)
+
+    def prepare_snapshot(self) -> None:
+        super().prepare_snapshot()
+        if self._owned is not None:
+            self._owned.share_momenta()
 
     def state(self) -> WorkerState:
         residual = self._reducer.residual

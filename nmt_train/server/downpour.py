@@ -33,7 +33,7 @@ class Downpour(EveryStep):
 
     def _exchange(self) -> None:
         gradient = self._flat.gradient
-        self.gradient_norm, weight = self.accumulator.join(gradient, self._clip_norm)
+        self.gradient_norm, weight = self.accumulator.join(gradient, self._clipping)
         self._client.prepare(gradient, self._flat.parameters, weight)
         self._client.push(gradient, weight)
 

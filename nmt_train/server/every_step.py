@@ -32,7 +32,7 @@ class EveryStep(Strategy):
 
     def _exchange(self) -> None:
         gradient, parameters = self._flat.gradient, self._flat.parameters
-        self.gradient_norm, weight = self.accumulator.join(gradient, self._clip_norm)
+        self.gradient_norm, weight = self.accumulator.join(gradient, self._clipping)
         self._client.prepare(gradient, parameters, weight)
         self._client.exchange(gradient, parameters, weight)
 

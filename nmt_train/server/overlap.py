@@ -84,7 +84,7 @@ class Overlap(EveryStep):
         gradient = self._flat.gradient
         steps, self._accumulated = self._accumulated, 0
         try:
-            self.gradient_norm, weight = self.accumulator.join(gradient, self._clip_norm)
+            self.gradient_norm, weight = self.accumulator.join(gradient, self._clipping)
             self._client.prepare(gradient, self._flat.parameters, weight)
             with self._trace.span("swap", gradient.numel()):
                 self._payload.copy_(gradient)
@@ -117,7 +117,7 @@ class Overlap(EveryStep):
         newest = self._flat.gradient - self._step_gradient
         self._step_gradient.copy_(self._flat.gradient)
         try:
-            divide_and_clip(newest, self._clip_norm, self.accumulator.factor)
+            divide_and_clip(newest, self._clipping, self.accumulator.factor)
         except NotFinite:  # the accumulated gradient is not finite either
             self.accumulator.take()
             self._accumulated = 0

@@ -16,7 +16,7 @@ class Alone(Strategy):
     def _exchange(self) -> None:
         """Update in place: nothing is sent."""
         gradient = self._flat.gradient
-        self.gradient_norm, weight = self.accumulator.join(gradient, self._clip_norm)
+        self.gradient_norm, weight = self.accumulator.join(gradient, self._clipping)
         self._add_debt(gradient, weight)
         with self._trace.span("update", self.optimizer.cost_elements):
             self.optimizer.apply(gradient)

@@ -12,7 +12,7 @@ from torch import Tensor
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.flat_model import add, subtract
 from nmt_train.optim.gradient_accumulation import GradientAccumulator
-from nmt_train.optim.optimizer import Optimizer
+from nmt_train.optim.optimizer import Clipping, Optimizer
 from nmt_train.optim.update_optimizers import update_optimizer
 from nmt_train.strategy.background import BackgroundTask, in_one_stage
 from nmt_train.strategy.context import BuildContext
@@ -38,7 +38,7 @@ class LocalWork:
         self.accumulator = GradientAccumulator(sums=False)  # each local step is a separate update
         config = dataclasses.replace(plan.optimizer, smoothing=0.0)  # only the global parameters have a running mean
         self.optimizer = Optimizer(config, self._flat.parameters, self._flat.matrices())
-        self._clip_norm = plan.optimizer.clip_norm
+        self._clipping = Clipping.of(config, self._flat.parameters.numel(), self._flat.matrices())
         self.total = self.since = 0
         self.begun = self._had_batch = False
 
@@ -50,7 +50,7 @@ class LocalWork:
         """
         gradient, self.begun, self._had_batch = self._flat.gradient, True, True
         try:
-            norm, weight = self.accumulator.join(gradient, self._clip_norm)
+            norm, weight = self.accumulator.join(gradient, self._clipping)
             prepare(gradient, weight)
             self.optimizer.follow(followed, self.total)
             with self._trace.span("update", self.optimizer.cost_elements):

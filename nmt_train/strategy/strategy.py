@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
 from nmt_train.optim.gradient_accumulation import GradientAccumulator
-from nmt_train.optim.optimizer import Optimizer
+from nmt_train.optim.optimizer import Clipping, Optimizer
 from nmt_train.strategy.context import BuildContext
 from nmt_train.strategy.recovery_piece import RecoveryPiece
 from nmt_train.strategy.state import WorkerState
@@ -37,7 +37,8 @@ class Strategy(ABC):
         self.optimizer, self.slices = optimizer, slices
         self.gradient_norm, self.steps, self.staleness = 0.0, Counter[int](), Counter[int]()
         self.accumulator = GradientAccumulator(context.plan.sums)
-        self._flat, self._trace, self._clip_norm = context.flat, context.trace, context.plan.optimizer.clip_norm
+        self._flat, self._trace = context.flat, context.trace
+        self._clipping = Clipping.of(context.plan.optimizer, self._flat.gradient.numel(), self._flat.matrices())
         self._rank, self._accumulate = context.transport.rank, context.plan.accumulate
         self._accumulated = 0  # steps whose gradients have not been exchanged
         # What the worker owes from a loaded state, perhaps of another mode, until an exchange includes it: a residual of

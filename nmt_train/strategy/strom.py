@@ -60,7 +60,7 @@ class Strom(Strategy):
     @torch.no_grad()
     def _exchange(self) -> None:
         gradient, parameters = self._flat.gradient, self._flat.parameters
-        self.gradient_norm, weight = self.accumulator.join(gradient, self._clip_norm)
+        self.gradient_norm, weight = self.accumulator.join(gradient, self._clipping)
         self._add_debt(gradient, weight)
         self._worker_optimizer.step(gradient, parameters, self.updates)  # the gradient becomes an update
         with self._trace.span("sync"):

@@ -107,6 +107,11 @@ def _knobs(rate: str, warmup: str, beta1: str = "0.9 0.8") -> dict[str, tuple[st
     return {key: tuple(text.split()) for key, text in values.items()} | {"floor": _FLOORS}
 
 
+def _knobs_of_muon(rate: str, warmup: str) -> dict[str, tuple[str, ...]]:
+    """As `_knobs`, but with the momentum of matrices instead of beta1."""
+    return {**{key: values for key, values in _knobs(rate, warmup).items() if key != "beta1"}, "optimizer.momentum": ("0.95", "0.9")}
+
+
 def _neighbors(key: str, value: str) -> tuple[str, ...]:
     """The next lower and the next higher value, also beyond those of the first search."""
     if key == "beta1":
@@ -139,10 +144,14 @@ _DENSE_LOCAL = _plans(_networks("every=8,delay=8 every=8,delay=0 every=16,delay=
                                 "every=72,delay=72 every=72,delay=0 every=144,delay=72 every=36,delay=36",
                                 "every=140,delay=140 every=140,delay=0 every=280,delay=280 every=280,delay=0"),
                       every="local.every", delay="local.delay")  # fmt: skip
+_MUON = ("optimizer.name=muon", "optimizer.weight_decay=0")
 # Many machines may need smaller batches. With 224 tokens instead of 448, a machine has 7% fewer words/s.
 _BATCHES = dict.fromkeys(MACHINES.values(), ("batch.tokens=448", "batch.tokens=224", "batch.tokens=112"))
 SYSTEMS: dict[str, System] = {
     ALONE: System("single", ("cluster.nodes=1 x 1",), _knobs(*_ONE_BATCH), _BATCHES, singly=True),
+    f"{ALONE}, muon": System(
+        "single", ("cluster.nodes=1 x 1", *_MUON), _knobs_of_muon(*_ONE_BATCH), singly=True
+    ),
     IDEAL: System("sync", (*_UNLIMITED, "cluster.bus=100 GB/s"), _knobs(*_FOUR_BATCHES), _BATCHES, unlimited=True),
     "sync bf16": System(
         "sync", ("replicas.codec=bf16",), _knobs(*_FOUR_BATCHES),
@@ -166,6 +175,9 @@ SYSTEMS: dict[str, System] = {
                          "up=2,down=3,n=4 up=2,down=2,n=4 up=2,down=2,n=2 up=2,down=2,n=8",
                          "up=2,down=2,n=32 up=2,down=2,n=16 up=2,down=2,n=64 up=2,down=3,n=32"),
                up="low_bit.up", down="low_bit.down", late="low_bit.late_lookups", n="batch.accumulate") | _BATCHES
+    ),
+    "low-bit, muon": System(
+        "low-bit", (*_MUON, "low_bit.down=2"), _knobs_of_muon(*_FOUR_BATCHES)
     ),
     "local-sgd": System("local-sgd", ("replicas.codec=half",), _knobs(*_LOCAL), _DENSE_LOCAL, drains=True),
     "diloco": System(
