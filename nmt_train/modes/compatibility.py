@@ -101,6 +101,10 @@ def _replicas(plan: Plan, config: Config) -> str | None:
     if family.buckets > 1 and family.cadence != EVERY_STEP:
         able = _modes(lambda family: isinstance(family, Replicas) and family.cadence == EVERY_STEP)
         return f"replicas.buckets: only the modes {able} send gradients in parts, not {plan.mode}; remove it"
+    if family.late_lookups and family.cadence != EVERY_STEP:
+        return f"replicas.late_lookups: mode {plan.mode} does not send gradients in parts; remove it"
+    if family.late_lookups and family.reducer == "powersgd" and config.low_rank.dense_updates:
+        return "replicas.late_lookups: late gradients would wait until low_rank.dense_updates end; set that to 0"
     if plan.local_steps and family.local.outer == "elastic":
         return f"local.outer: elastic needs a server, which has the center, but mode {plan.mode} has none; use mode easgd"
     if plan.local_steps and family.local.delay > family.local.every > 0:

@@ -41,6 +41,7 @@ _OPTIMIZER, _BUCKETS = "adam", 8  # more buckets begin earlier; 8 are as fast as
 _WITHOUT_EFFECT = {
     "optimizer.name": _OPTIMIZER, "local.outer": "none", "local.delay": 0, "server.rule": "async", "server.bundle": 1,
     "server.backup": 0, "server.bypass": "device", "server.one_node_at_a_time": False, "replicas.buckets": 1,
+    "replicas.late_lookups": False,
 }  # fmt: skip
 
 
@@ -153,7 +154,7 @@ def _replicas(config: Config, row: Replicas, values: _Values) -> ReplicasPlan:
     return ReplicasPlan(
         row.cadence, row.reducer, (replicas.codec or row.codec) if own else values("replicas.codec", replicas.codec, row.codec),
         replicas.algorithm, values("replicas.buckets", replicas.buckets, _BUCKETS if row.cadence == EVERY_STEP else 1),
-        replicas.own_updates, _local(config, row.cadence, values), config.pipeline, config.low_rank, config.low_bit,
+        values("replicas.late_lookups", replicas.late_lookups, False), replicas.own_updates, _local(config, row.cadence, values), config.pipeline, config.low_rank, config.low_bit,
     )  # fmt: skip
 
 

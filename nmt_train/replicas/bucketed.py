@@ -10,24 +10,26 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from nmt_train.optim.flat_model import add
 from nmt_train.replicas.reducer import Reduction
 from nmt_train.replicas.synchronous import Synchronous
 from nmt_train.strategy.background import BackgroundTask, Stages
 from nmt_train.strategy.context import BuildContext
 from nmt_train.strategy.plan import ReplicasPlan
+from nmt_train.strategy.state import WorkerState
 
 
 class Bucketed(Synchronous):
     """Sends buckets of about equal size, usually from the end of the vector, where the last layers are, to its beginning.
 
     The gradient of a tied embedding is complete only when the backward pass ends, because of the lookups of words; the part of
-    the output layer is the first to be computed. With reducer low-bit (`Reducer.late_lookups`), the part of the lookups is left
-    for the next exchange, and the buckets of the embedding are sent first. Of several accumulated steps, only the last has late
-    lookups.
+    the output layer is the first to be computed. With `late_lookups`, the part of the lookups is left for the next exchange,
+    and the buckets of the embedding are sent first. Of several accumulated steps, only the last has late lookups.
 
     If tasks cannot run while another task computes, as on a simulated clock, the worker sends the buckets after the backward
     pass, each after the share of the time of the pass after which it would be complete (see `_time_shares`).
@@ -35,7 +37,8 @@ class Bucketed(Synchronous):
 
     def __init__(self, context: BuildContext, settings: ReplicasPlan) -> None:
         super().__init__(context, settings)
-        late, elements = self._reducer.late_lookups, self._flat.gradient.numel()
+        late = settings.late_lookups and context.plan.tied and context.transport.size > 1
+        elements = self._flat.gradient.numel()
         # The gradient of the newest lookups (empty if lookups are not late); and whether an older one was not finite.
         self._lookups = self._flat.separate_lookups() if late else self._flat.gradient.new_zeros(0)
         self._lookups_not_finite, early = False, self._lookups.numel()
@@ -111,7 +114,7 @@ class Bucketed(Synchronous):
         self._begun = False
         try:
             self._apply(self._flat.gradient, joined)
-            if self._reducer.late_lookups:
+            if self._lookups.numel():
                 self._leave_lookups()
         finally:
             self._lookups.zero_()
@@ -120,11 +123,27 @@ class Bucketed(Synchronous):
         """Leave their gradient for the next exchange."""
         lookups = self._lookups
         if lookups.is_meta or math.isfinite(torch.linalg.vector_norm(lookups)):
-            self._reducer.add_late(lookups)
+            if not self._reducer.add_late(lookups):
+                self._owe(lookups)
         else:
             self._lookups_not_finite = True
         with self._trace.span("swap", lookups.numel()):
             pass  # charged only now, because a simulated worker may end here
+
+    def _owe(self, lookups: Tensor) -> None:
+        """Add gradients of the first elements to the debt, which the next gradient includes."""
+        owed = self._debt.residual
+        if owed is None:
+            self._debt.residual = lookups.clone()
+        else:  # this worker had no batch, so it still owes older ones
+            add(owed[: lookups.numel()], lookups, out=owed[: lookups.numel()])
+
+    def state(self) -> WorkerState:
+        state, elements = super().state(), self._flat.gradient.numel()
+        if state.residual is not None and state.residual.numel() < elements:
+            rest = state.residual.new_zeros(elements - state.residual.numel())
+            state = replace(state, residual=torch.cat([state.residual, rest]))
+        return state
 
 
 def _time_shares(layout: Sequence[tuple[str, tuple[int, ...]]], buckets: Sequence[slice], early: int = 0) -> list[float]:

@@ -1,4 +1,4 @@
-"""All-reduce of gradients in one or 1.6 bits per element (Zheng et al. 2019, Algorithm 2; Tang et al. 2019, DoubleSqueeze).
+"""All-reduce of gradients in one to eight bits per element (Zheng et al. 2019, Algorithm 2; Tang et al. 2019, DoubleSqueeze).
 
 Every rank owns a share of the vector. Of this share, it receives what the others have, compressed, computes the mean,
 compresses it, and sends it to all. Both compressions have error feedback.
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nmt_train.codec.codec import Codec
+from nmt_train.codec.levels import EIGHT_BITS, FOUR_BITS, Levels
 from nmt_train.codec.low_bit_for import low_bit_for
 from nmt_train.codec.size_only import SizeOnly
 from nmt_train.common.message import Message
@@ -59,10 +60,8 @@ class LowBitReducer(StagedReducer):
 
     @classmethod
     def build(cls, context: BuildContext, settings: ReplicasPlan) -> Reducer:
-        flat, config = context.flat, settings.low_bit
-        made = cls(context.transport, flat.layout, config, flat.gradient, context.trace)
-        made.late_lookups = config.late_lookups and context.plan.tied and context.transport.size > 1
-        return made
+        flat = context.flat
+        return cls(context.transport, flat.layout, settings.low_bit, flat.gradient, context.trace)
 
     def __init__(
         self,
@@ -132,7 +131,9 @@ class LowBitReducer(StagedReducer):
             elements = min(place.stop, start + rows * columns) - max(place.start, start)
             if elements > 0:
                 shapes.append((elements // columns, columns))
-        made = [self._kind(shapes, values, self._scratch) for values in (self._config.up, self._config.down)]
+        kinds = {FOUR_BITS: Levels, EIGHT_BITS: Levels}
+        values = (self._config.up, self._config.down)
+        made = [kinds.get(each, self._kind)(shapes, each, self._scratch) for each in values]
         return [SizeOnly(codec) for codec in made] if self._meta else list(made)
 
     @torch.no_grad()
@@ -231,10 +232,6 @@ class LowBitReducer(StagedReducer):
         if self._owned is not None:
             self._owned.complete(self._finite)
         self._reduced, self._finite = 0, True
-
-    def add_late(self, gradient: Tensor) -> None:
-        """Add a gradient of the first elements to the residual, between two exchanges."""
-        add(self._residual[: gradient.numel()], gradient, out=self._residual[: gradient.numel()])
 
     @property
     def residual(self) -> Tensor | None:

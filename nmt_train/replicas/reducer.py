@@ -12,6 +12,7 @@ from torch import Tensor
 from nmt_train.codec.codec import Codec
 from nmt_train.common.errors import NotFinite
 from nmt_train.common.message import Message
+from nmt_train.optim.flat_model import add
 from nmt_train.replicas.owned_matrices import OwnedMatrices
 from nmt_train.strategy.background import Stages, finish
 from nmt_train.strategy.context import BuildContext
@@ -44,14 +45,12 @@ class Reducer(ABC):
     codecs: which values of `replicas.codec` it can use: summable (codecs whose sums can be encoded again), any, or own (none,
     because it has codecs of its own).
     keeps_residual_until_complete: the residual changes when all parts of a vector have been reduced, not when they are encoded.
-    late_lookups: the gradients of lookups in a tied embedding may be added to the next vector, by `add_late`.
     rate: what it multiplies vectors by.
     has_owners: one rank has the mean of a part before the others get it, and can direct the matrices in it (see `own`).
     """
 
     codecs: ClassVar[str] = "summable"
     keeps_residual_until_complete: ClassVar[bool] = False
-    late_lookups: bool = False
     rate: float = 1.0
     has_owners: ClassVar[bool] = False
 
@@ -85,9 +84,13 @@ class Reducer(ABC):
         """From now on, the means of these matrices' gradients are replaced by directions where they are computed."""
         raise AssertionError("a reducer without owners")
 
-    def add_late(self, gradient: Tensor) -> None:
-        """Add a gradient of the first elements, which came too late for this sum, to the next one."""
-        raise AssertionError("a reducer without late_lookups")
+    def add_late(self, gradient: Tensor) -> bool:
+        """Add a gradient of the first elements, which came too late for this sum, to the residual; False if there is none."""
+        if self.residual is None:
+            return False
+        late = self.residual[: gradient.numel()]
+        add(late, gradient, out=late)
+        return True
 
     @property
     def unapplied(self) -> Tensor | None:

@@ -93,6 +93,11 @@ class ReplicasConfig:
         description="sync, powersgd, low-bit: largest number of parts in which gradients are sent while the backward"
         " pass continues (powersgd: whole parameters); null: 8, 12 with low-bit, or 1 if the mode cannot",
     )
+    late_lookups: bool | None = Field(
+        default=None,
+        description="sync, powersgd, low-bit: add the gradients of lookups in a tied embedding to those of the next exchange, so"
+        " that the buckets of the embedding need not wait until the backward pass ends; null: as in the mode",
+    )
     own_updates: bool = Field(
         default=True,
         description="sparse-local: a worker continues from the received parameters plus all of its own updates, including those"
@@ -125,19 +130,18 @@ class LowRankConfig:
     )
 
 
+Values = Literal[2, 3, 15, 255]
+
+
 @dataclass(frozen=True, config=STRICT)
 class LowBitConfig:
-    """Gradients of one or 1.6 bits per element (mode low-bit)."""
+    """Gradients of one to eight bits per element (mode low-bit)."""
 
-    up: int = Field(
-        default=2, ge=2, le=3, description="values that an element sent by a worker can have: 2 (one bit) or 3 (1.6 bits)"
+    up: Values = Field(
+        default=2,
+        description="values that an element sent by a worker can have: 2 (one bit), 3 (1.6 bits), 15 (4 bits) or 255 (8 bits)",
     )
-    down: int = Field(default=3, ge=2, le=3, description="the same for an element of the mean, which workers receive")
-    late_lookups: bool = Field(
-        default=True,
-        description="add the gradients of lookups in a tied embedding to those of the next exchange, so that the buckets of the"
-        " embedding need not wait until the backward pass ends (see replicas.buckets)",
-    )
+    down: Values = Field(default=3, description="the same for an element of the mean, which workers receive")
 
 
 def _interval(given: Any) -> Duration:

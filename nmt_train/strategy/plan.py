@@ -56,6 +56,7 @@ class ReplicasPlan:
     codec: str
     algorithm: str
     buckets: int
+    late_lookups: bool
     own_updates: bool
     local: LocalPlan
     pipeline: PipelineConfig

@@ -161,7 +161,7 @@ class Strategy(ABC):
     def _add_debt(self, gradient: Tensor, weight: int) -> None:
         """Add a loaded residual to a gradient. weight: of the gradient; 0 if there was no batch, so that it stays zero."""
         if weight and self._debt.residual is not None:
-            gradient.add_(self._debt.residual)
+            gradient[: self._debt.residual.numel()].add_(self._debt.residual)
             self._debt_included = True
 
     def _pay_debt(self) -> None:

@@ -158,6 +158,7 @@ SYSTEMS: dict[str, System] = {
         _plans(_networks("n=2 n=1 n=4 n=8", "n=8 n=4 n=16 n=32", "n=32 n=16 n=64 n=8"), n="batch.accumulate")
     ),
     "sync bf16, every step": System("sync", ("replicas.codec=bf16",), _knobs(*_FOUR_BATCHES)),
+    "sync bf16, late lookups": System("sync", ("replicas.codec=bf16", "replicas.late_lookups=true"), _knobs(*_FOUR_BATCHES)),
     "pipe": System(
         "pipe", (), _knobs(*_FOUR_BATCHES) | {"pipeline.warmup": ("0", "25", "100")},
         dict.fromkeys((FAST, SLOW, SLOWEST), ("replicas.codec=half", "replicas.codec=int8"))
@@ -174,8 +175,9 @@ SYSTEMS: dict[str, System] = {
         _plans(_networks("up=2,down=3,late=true up=2,down=2,late=true up=3,down=3,late=true up=2,down=3,late=false",
                          "up=2,down=3,n=4 up=2,down=2,n=4 up=2,down=2,n=2 up=2,down=2,n=8",
                          "up=2,down=2,n=32 up=2,down=2,n=16 up=2,down=2,n=64 up=2,down=3,n=32"),
-               up="low_bit.up", down="low_bit.down", late="low_bit.late_lookups", n="batch.accumulate") | _BATCHES
+               up="low_bit.up", down="low_bit.down", late="replicas.late_lookups", n="batch.accumulate") | _BATCHES
     ),
+    "low-bit, 4 bits": System("low-bit", ("low_bit.up=15", "low_bit.down=15"), _knobs(*_FOUR_BATCHES)),
     "low-bit, muon": System(
         "low-bit", (*_MUON, "low_bit.down=2"), _knobs_of_muon(*_FOUR_BATCHES)
     ),

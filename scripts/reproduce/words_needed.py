@@ -20,8 +20,9 @@ _SHORTEST = 1_000_000  # words of the runs that count
 # keys, it is slower, and needs more words.
 _DEFAULTS = {
     "local.outer": "none", "tiles.rate": "4", "tiles.decay": "1", "low_rank.dense_updates": "0", "low_bit.up": "2",
-    "low_bit.late_lookups": "true",
+    "optimizer.name": "adam", "replicas.late_lookups": "false",
 }  # fmt: skip
+_LATE = {"replicas.late_lookups": "true"}  # the default of low-bit
 
 
 def write(trials: Trials, folder: Path, jobs: int, path: Path = TABLE) -> None:
@@ -61,7 +62,8 @@ def _choice(trial: Trial) -> tuple[str, str]:
 def _has_defaults(trial: Trial) -> bool:
     """Whether the settings that the table leaves out are those that a user's run has by itself."""
     values = dict(setting.split("=", 1) for setting in SYSTEMS[trial.system].fixed) | plan_of(trial.settings)
-    return all(values.get(key, default) == default for key, default in _DEFAULTS.items())
+    defaults = _DEFAULTS | (_LATE if SYSTEMS[trial.system].mode == "low-bit" else {})
+    return all(values.get(key, default) == default for key, default in defaults.items())
 
 
 def _best(its: list[Trial], trials: Trials) -> Trial:

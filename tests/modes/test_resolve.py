@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -73,6 +74,20 @@ def test_buckets_where_parts_cannot_travel_apart_are_refused(make: Make, changes
     with pytest.raises(UserError, match=r"replicas.buckets: only the modes sync, powersgd, low-bit send .*; remove it"):
         modes.resolve(make(replicas__buckets=4, **changes))
     assert [modes.resolve(make(**its)).family.buckets for its in (changes, {"mode": "sync"})] == [1, 8]
+    with pytest.raises(UserError, match=r"replicas.late_lookups: mode .* does not send gradients in parts; remove it"):
+        modes.resolve(make(replicas__late_lookups=True, **changes))
+
+
+def test_late_lookups_with_dense_updates_are_refused(make: Make) -> None:
+    with pytest.raises(UserError, match=r"replicas.late_lookups: .* low_rank.dense_updates"):
+        modes.resolve(make(mode="powersgd", replicas__late_lookups=True, low_rank__dense_updates=5))
+
+
+def test_muon_whose_directions_come_from_owners_needs_means(make: Make) -> None:
+    for mode, refused in (("low-bit", True), ("sync", False)):
+        config = make(mode=mode, optimizer__name="muon", batch__reduction="sum")
+        with pytest.raises(UserError, match=r"batch.reduction: .*muon") if refused else contextlib.nullcontext():
+            modes.resolve(config)
 
 
 def test_deltas_let_through_what_is_news_to_a_worker(make: Make) -> None:

@@ -37,11 +37,11 @@ PATIENCE = 30.0  # seconds that a thread is waited for, which otherwise would be
 
 
 class Recorder(StagedReducer):
-    """Says which parts of a vector it was given, and when the first has come; adds what came late to the next sum."""
+    """Says which parts of a vector it was given, and when the first has come; may have a residual, which it adds."""
 
-    def __init__(self, whole: Tensor, late: bool) -> None:
+    def __init__(self, whole: Tensor, with_residual: bool) -> None:
         self.given, self.begun = list[tuple[int, int]](), threading.Event()
-        self._late, self.late_lookups = torch.zeros_like(whole), late
+        self._left, self._with_residual = torch.zeros_like(whole), with_residual
 
     @classmethod
     def build(cls, context: BuildContext, settings: ReplicasPlan) -> Recorder:
@@ -50,14 +50,15 @@ class Recorder(StagedReducer):
     def stages(self, vector: Tensor, update: int, weight: int = 1, start: int = 0) -> Stages[Reduction]:
         yield from ()
         place = slice(start, start + vector.numel())
-        vector += self._late[place]
-        self._late[place] = 0
+        vector += self._left[place]
+        self._left[place] = 0
         self.given.append((place.start, place.stop))
         self.begun.set()
         return Reduction(1.0, weight)
 
-    def add_late(self, gradient: Tensor) -> None:
-        self._late[: gradient.numel()] += gradient
+    @property
+    def residual(self) -> Tensor | None:
+        return self._left if self._with_residual else None
 
 
 class Layers(nn.Module):
@@ -95,11 +96,22 @@ class Tied(nn.Module):
         return (hidden @ self.embedding.T).square().mean()
 
 
-def made(model: nn.Module, accumulate: int, buckets: int, late: bool = False) -> tuple[Bucketed, FlatModel, Recorder]:
+class Several(LocalTransport):
+    """Says that there is another rank, which nobody asks for anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 2
+
+
+def made(
+    model: nn.Module, accumulate: int, buckets: int, late: bool = False, with_residual: bool = False
+) -> tuple[Bucketed, FlatModel, Recorder]:
     flat = FlatModel(model)
-    recorder = Recorder(flat.gradient, late)
+    recorder = Recorder(flat.gradient, with_residual)
     made_of = context(
-        LocalTransport(), flat, Replicas(), batch=BatchConfig(accumulate=accumulate), replicas=ReplicasConfig(buckets=buckets),
+        Several() if late else LocalTransport(), flat, Replicas(), batch=BatchConfig(accumulate=accumulate),
+        replicas=ReplicasConfig(buckets=buckets, late_lookups=late),
         optimizer=OptimizerConfig(name="sgd", learning_rate=0.5, schedule="constant", warmup=0, clip_norm=0),
     )  # fmt: skip
     assert isinstance(made_of.plan.family, ReplicasPlan)
@@ -170,11 +182,12 @@ def test_with_late_lookups_the_bucket_of_the_embedding_is_summed_first() -> None
     assert recorder.given == [(10, 20), (0, 10), (30, 40), (20, 30)]
 
 
+@pytest.mark.parametrize("with_residual", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_late_lookups_are_added_to_the_next_exchange_and_nothing_else_is_late(accumulate: int) -> None:
+def test_late_lookups_are_added_to_the_next_exchange_and_nothing_else_is_late(accumulate: int, with_residual: bool) -> None:
     batches = torch.randint(5, (4, accumulate, 6), generator=torch.Generator().manual_seed(2))
     model = Tied(lambda _: None)
-    strategy, flat, _ = made(model, accumulate, 4, late=True)
+    strategy, flat, _ = made(model, accumulate, 4, late=True, with_residual=with_residual)
     lookups = torch.zeros(20)
     for steps in batches:
         before, expected = flat.parameters.clone(), torch.zeros(40)
@@ -195,7 +208,7 @@ def test_late_lookups_are_added_to_the_next_exchange_and_nothing_else_is_late(ac
 
 def test_without_a_batch_the_lookups_of_the_last_one_are_exchanged_only_once() -> None:
     model = Tied(lambda _: None)
-    strategy, flat, _ = made(model, 1, 4, late=True)
+    strategy, flat, _ = made(model, 1, 4, late=True, with_residual=True)
     strategy.backward(model.loss(torch.tensor([1, 2, 2])), 3)
     moved = []
     for _ in range(3):
@@ -203,6 +216,23 @@ def test_without_a_batch_the_lookups_of_the_last_one_are_exchanged_only_once() -
         assert strategy.skip()
         moved.append(bool((flat.parameters != before).any()))
     assert moved == [True, True, False]
+
+
+def test_without_a_batch_late_lookups_that_are_owed_wait_for_the_next_one() -> None:
+    model = Tied(lambda _: None)
+    strategy, _, _ = made(model, 1, 4, late=True)
+    strategy.backward(model.loss(torch.tensor([1, 2, 2])), 3)
+    assert strategy.step()
+    owed = strategy.state().residual
+    assert owed is not None
+    assert owed[:20].any()
+    assert not owed[20:].any()
+    assert strategy.skip()
+    assert torch.equal(strategy.state().residual, owed)  # type: ignore[arg-type]
+    strategy.backward(0 * model.loss(torch.tensor([1, 2, 2])), 3)
+    before = strategy.optimizer.parameters.clone()
+    assert strategy.step()
+    torch.testing.assert_close(before - strategy.optimizer.parameters, 0.5 * owed)
 
 
 def test_lookups_whose_gradient_is_not_finite_make_all_workers_drop_the_next_exchange() -> None:

@@ -44,7 +44,7 @@ def averaged(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "parts"), [(2, 1), (2, 3), (3, 100), (20, 1), (20, 3)])
-@pytest.mark.parametrize(("up", "down"), [(2, 2), (2, 3), (3, 3)])
+@pytest.mark.parametrize(("up", "down"), [(2, 2), (2, 3), (3, 3), (15, 15), (255, 2)])
 def test_all_have_the_same_and_nothing_is_lost(up: int, down: int, ranks: int, parts: int) -> None:
     torch.manual_seed(1)
     vectors = torch.randn(5, ranks, ELEMENTS)

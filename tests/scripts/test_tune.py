@@ -84,9 +84,9 @@ def test_the_words_that_a_mode_needs_are_those_of_its_best_long_run(tmp_path: Pa
         (trial("local-sgd", 10**6, 0, "plan=local.every=8,local.delay=8,batch.tokens=224"), 2.5),
         *((replace(trial("local-sgd", 10**6, seed, "plan=local.every=8,local.delay=8"), place="100 Mbit/s"), value)
           for seed, value in enumerate((3.0, 3.0, 2.5))),
-        (trial("low-bit", 10**6, 0, "plan=low_bit.up=2,low_bit.down=2,low_bit.late_lookups=true"), 3.0),
-        (trial("low-bit", 10**6, 0, "plan=low_bit.up=2,low_bit.down=2,low_bit.late_lookups=false"), 2.5),
-        (trial("low-bit", 10**6, 0, "plan=low_bit.up=3,low_bit.down=2,low_bit.late_lookups=true"), 2.5),
+        (trial("low-bit", 10**6, 0, "plan=low_bit.up=2,low_bit.down=2,replicas.late_lookups=true"), 3.0),
+        (trial("low-bit", 10**6, 0, "plan=low_bit.up=2,low_bit.down=2,replicas.late_lookups=false"), 2.5),
+        (trial("low-bit", 10**6, 0, "plan=low_bit.up=3,low_bit.down=2,replicas.late_lookups=true"), 2.5),
     ):  # fmt: skip
         trials.found[its] = ends(its.words, its.words, value)
     best = trial("sparse-overlap", 2 * 10**6, 0, "rate=1").timing(tmp_path).finished

@@ -112,6 +112,15 @@ def test_a_run_with_muon_resumes_bit_for_bit(make: Make, tmp_path: Path, mode: s
     assert parameters(resumed) == parameters(whole)
 
 
+@pytest.mark.parametrize("mode", ["sync", "powersgd"])
+def test_a_run_with_late_lookups_resumes_bit_for_bit(make: Make, tmp_path: Path, mode: str) -> None:
+    settings = {"mode": mode, "replicas__late_lookups": True, "checkpoint__every": "6u"}
+    whole = run(make, tmp_path / "whole", [1, 1], stop__after="12u", **settings)
+    run(make, tmp_path / "half", [1, 1], stop__after="6u", **settings)
+    resumed = run(make, tmp_path / "half", [1, 1], stop__after="12u", **settings)
+    assert parameters(resumed) == parameters(whole)
+
+
 RESUMED: dict[str, tuple[dict[str, Any], list[int], dict[str, Any], list[int]]] = {
     "in a sparse mode": ({"mode": "vanilla"}, [1, 1], {"mode": "sparse"}, [1, 1]),
     "with an elastic force": ({"mode": "vanilla"}, [1, 1], {"mode": "easgd"}, [1, 1]),
