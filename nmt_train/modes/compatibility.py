@@ -119,10 +119,10 @@ def _server(plan: Plan, config: Config) -> str | None:
     family = plan.family
     if not isinstance(family, ServerPlan):
         return None
-    if plan.optimizer.name == "muon" and not family.sends_updates:
+    if plan.optimizer.name == "muon" and not family.sends_updates and CODECS[family.up].drops:
         return (
-            f"optimizer.name: muon needs whole matrices, but in mode {plan.mode} shards update, which have parts of them; use"
-            " adam, or a mode whose workers update, as sync, low-bit, sparse-overlap or sparse-local"
+            f"optimizer.name: muon needs all elements of a matrix, but in mode {plan.mode} shards update by a few; use adam, or"
+            " a mode whose workers update, as low-bit, sparse-overlap or sparse-local"
         )
     rule, outer = RULES[family.rule], family.local.outer
     if family.cadence == "downpour" or outer == "elastic":

@@ -159,11 +159,16 @@ def subtract(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     return out if out.is_meta else torch.sub(left, right, out=out)
 
 
-def partition(elements: int, nodes: Sequence[int], most: int | None = None) -> list[slice]:
+def partition(
+    elements: int, nodes: Sequence[int], most: int | None = None, whole: Sequence[Matrix] = ()
+) -> list[slice]:
     """The shard of each rank: divide `elements` evenly over the nodes, then each node's part over its ranks (thesis 3.6).
 
     nodes: the node of each rank. most: how many ranks hold a shard, chosen one per node first (None: all); the other shards are
-    empty. The parts of nodes, and the parts within a node, differ by at most one element. The part of a node is contiguous.
+    empty. whole: matrices that must not be divided.
+
+    The parts of nodes, and the parts within a node, differ by at most one element, except because of `whole`. The part of a
+    node is contiguous.
     """
     before: Counter[int] = Counter()
     turns = []
@@ -178,5 +183,13 @@ def partition(elements: int, nodes: Sequence[int], most: int | None = None) -> l
         ranks = [rank for rank in holders if nodes[rank] == node]
         for number, rank in enumerate(ranks):
             first, last = (start + (end - start) * part // len(ranks) for part in (number, number + 1))
-            shards[rank] = slice(first, last)
+            shards[rank] = slice(_beside(whole, first), _beside(whole, last))
     return shards
+
+
+def _beside(matrices: Sequence[Matrix], place: int) -> int:
+    """The nearest place that is inside none of the matrices."""
+    for matrix in matrices:
+        if matrix.start < place < matrix.stop:
+            return matrix.start if place - matrix.start <= matrix.stop - place else matrix.stop
+    return place

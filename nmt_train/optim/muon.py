@@ -34,6 +34,10 @@ class Matrix(NamedTuple):
     def stop(self) -> int:
         return self.start + self.rows * self.columns
 
+    def in_part(self, start: int) -> Matrix:
+        """Its place in a part of the vector that begins at `start`."""
+        return self._replace(start=self.start - start)
+
     def of(self, vector: Tensor) -> Tensor:
         """Its elements, a view (rows, columns)."""
         return vector[self.start : self.stop].view(self.rows, self.columns)

@@ -46,7 +46,7 @@ class OwnedMatrices:
         self._owned.update(mine)
         with self._trace.span("update", muon_cost(0, mine)):
             for alike in by_shape(mine) if self._momenta is not None else ():
-                gradients = [_within_part(matrix, start).of(mean) for matrix in alike]
+                gradients = [matrix.in_part(start).of(mean) for matrix in alike]
                 momenta = [matrix.of(self._momenta).clone() for matrix in alike]
                 found = directions(gradients, momenta, self._momentum)
                 for matrix, gradient, direction in zip(alike, gradients, found, strict=True):
@@ -61,7 +61,7 @@ class OwnedMatrices:
         left_out: `scale` times what was left out of the part that begins at `start`.
         """
         for matrix in self._within(left_out, start):
-            values = _within_part(matrix, start).of(left_out)
+            values = matrix.in_part(start).of(left_out)
             self._next_left_out[matrix] = values / scale
             values.zero_()
 
@@ -107,8 +107,3 @@ class OwnedMatrices:
 
     def _within(self, part: Tensor, start: int) -> list[Matrix]:
         return [matrix for matrix in self.matrices if start <= matrix.start and matrix.stop <= start + part.numel()]
-
-
-def _within_part(matrix: Matrix, start: int) -> Matrix:
-    """Its place in a part of the vector that begins at `start`."""
-    return matrix._replace(start=matrix.start - start)

@@ -50,7 +50,8 @@ class Client:
     def __init__(self, context: BuildContext, settings: ServerPlan, max_in_flight: int) -> None:
         plan, transport, parameters = context.plan, context.transport, context.flat.parameters
         self._settings, self._transport, self._trace, self._sums = settings, transport, context.trace, plan.sums
-        self.shards = partition(parameters.numel(), transport.nodes, settings.shards)
+        whole = context.flat.matrices() if plan.optimizer.name == "muon" and not settings.sends_updates else ()
+        self.shards = partition(parameters.numel(), transport.nodes, settings.shards, whole)
         self._shard = self.shards[transport.rank]
         self.service = serve(context, settings, self.shards, max_in_flight)
         self.optimizer = self.service.optimizer

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from nmt_train.codec import CODECS
 from nmt_train.codec.codec import Codec
 from nmt_train.optim.optimizer import Optimizer
@@ -26,7 +24,7 @@ def serve(context: BuildContext, settings: ServerPlan, shards: Sequence[slice], 
     rule = RULES[settings.rule].build(settings.bundle, settings.backup)
     recovers = transport.fault_tolerant and transport.size > 1
     replication = Replication(transport, shards, plan.recovery) if recovers else None
-    optimizer = _optimizer(context, settings, rule, context.flat.parameters[shards[transport.rank]].clone())
+    optimizer = _optimizer(context, settings, rule, shards[transport.rank])
     sums = plan.sums or settings.sends_updates  # finished updates are each applied in full, unless the rule takes their mean
     up, down = up_codec(context, settings), down_codec(context, settings)
     near = dense_ranks(transport.rank, transport.nodes, settings.bypass)
@@ -34,10 +32,11 @@ def serve(context: BuildContext, settings: ServerPlan, shards: Sequence[slice], 
     return ShardService(shard, transport, context.trace, replication)
 
 
-def _optimizer(context: BuildContext, settings: ServerPlan, rule: UpdateRule, parameters: Tensor) -> Optimizer:
-    plan = context.plan
+def _optimizer(context: BuildContext, settings: ServerPlan, rule: UpdateRule, shard: slice) -> Optimizer:
+    plan, parameters = context.plan, context.flat.parameters[shard].clone()
     if not settings.sends_updates:
-        return Optimizer(plan.optimizer, parameters)
+        mine = [matrix for matrix in context.flat.matrices() if shard.start <= matrix.start < shard.stop]
+        return Optimizer(plan.optimizer, parameters, [matrix.in_part(shard.start) for matrix in mine])
     if not settings.local_steps:
         return UpdateAdder(plan.optimizer, parameters)
     arrivals = 0 if rule.holds else max(1, plan.workers // settings.bundle)

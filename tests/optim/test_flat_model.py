@@ -12,6 +12,7 @@ from torch import nn
 from nmt_train.common.errors import UserError
 from nmt_train.corpus.vocabulary import PAD
 from nmt_train.optim.flat_model import FlatModel, partition
+from nmt_train.optim.muon import Matrix
 
 
 def network() -> nn.Module:
@@ -145,3 +146,20 @@ def test_shards_tile_the_parameters_and_nodes_carry_the_same(elements: int, devi
 
 def test_ranks_of_a_node_need_not_be_neighbors() -> None:
     assert partition(8, (0, 1, 0, 1)) == [slice(0, 2), slice(4, 6), slice(2, 4), slice(6, 8)]
+
+
+@given(
+    nodes=st.lists(st.integers(0, 3), min_size=1, max_size=8),
+    shapes=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(0, 9)), max_size=6),
+)
+def test_no_shard_has_only_a_part_of_a_matrix_that_must_stay_whole(
+    nodes: list[int], shapes: list[tuple[int, int, int]]
+) -> None:
+    matrices, elements = [], 0
+    for rows, columns, between in shapes:
+        matrices.append(Matrix(elements + between, rows, columns))
+        elements = matrices[-1].stop
+    shards = [shard for shard in partition(elements, nodes, whole=matrices) if shard.start < shard.stop]
+    assert sorted(place for shard in shards for place in range(shard.start, shard.stop)) == list(range(elements))
+    for matrix in matrices:
+        assert sum(shard.start < matrix.stop and matrix.start < shard.stop for shard in shards) == 1
