@@ -96,8 +96,8 @@ def _replicas(plan: Plan, config: Config) -> str | None:
         return f"replicas.algorithm: {by} is for the modes {able}, not {plan.mode}; remove it"
     if by in ("mpi", "torch") and not codec.lossless:
         return f"replicas.algorithm: {by} sums in full precision, not {family.codec}; use ring, or set replicas.codec: dense"
-    if plan.optimizer.name == "muon" and plan.sums and REDUCERS[family.reducer].has_owners:
-        return f"batch.reduction: optimizer.name muon needs the mean of gradients in mode {plan.mode}; set it to mean"
+    if plan.optimizer.name == "muon" and plan.sums and family.cadence == EVERY_STEP:
+        return f"batch.reduction: with optimizer.name muon, mode {plan.mode} exchanges no gradients to sum; set it to mean"
     if family.buckets > 1 and family.cadence != EVERY_STEP:
         able = _modes(lambda family: isinstance(family, Replicas) and family.cadence == EVERY_STEP)
         return f"replicas.buckets: only the modes {able} send gradients in parts, not {plan.mode}; remove it"

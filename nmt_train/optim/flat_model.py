@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt_train.common.errors import UserError
-from nmt_train.optim.muon import Matrix
+from nmt_train.optim.muon import Matrix, beside
 
 
 class FlatModel:
@@ -183,13 +183,5 @@ def partition(
         ranks = [rank for rank in holders if nodes[rank] == node]
         for number, rank in enumerate(ranks):
             first, last = (start + (end - start) * part // len(ranks) for part in (number, number + 1))
-            shards[rank] = slice(_beside(whole, first), _beside(whole, last))
+            shards[rank] = slice(beside(whole, first), beside(whole, last))
     return shards
-
-
-def _beside(matrices: Sequence[Matrix], place: int) -> int:
-    """The nearest place that is inside none of the matrices."""
-    for matrix in matrices:
-        if matrix.start < place < matrix.stop:
-            return matrix.start if place - matrix.start <= matrix.stop - place else matrix.stop
-    return place

@@ -139,3 +139,11 @@ def between(matrices: Sequence[Matrix], elements: int) -> list[slice]:
     starts = [0, *(matrix.stop for matrix in matrices)]
     ends = [*(matrix.start for matrix in matrices), elements]
     return [slice(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
+
+
+def beside(matrices: Iterable[Matrix], place: int) -> int:
+    """The place in a vector, nearest to this one, that is inside none of the matrices."""
+    for matrix in matrices:
+        if matrix.start < place < matrix.stop:
+            return matrix.start if place - matrix.start <= matrix.stop - place else matrix.stop
+    return place

@@ -28,7 +28,6 @@ from nmt_train.strategy.background import Stages
 from nmt_train.strategy.config import LowBitConfig
 from nmt_train.strategy.context import BuildContext
 from nmt_train.strategy.plan import ReplicasPlan
-from nmt_train.strategy.state import Vectors
 from nmt_train.trace import Trace
 from nmt_train.transport import Messages, Tag
 
@@ -229,22 +228,15 @@ class LowBitReducer(StagedReducer):
         """Called when all buckets have been reduced. All ranks know alike whether the mean is finite."""
         if self._finite:
             self._residual, self._next_residual = self._next_residual, self._residual
-        if self._owned is not None:
-            self._owned.complete(self._finite)
         self._reduced, self._finite = 0, True
 
     @property
     def residual(self) -> Tensor | None:
         return self._residual if self._others else None
 
-    def state(self) -> Vectors:
-        return {} if self._owned is None else self._owned.state()
-
     def load(self, vectors: Mapping[str, Tensor]) -> None:
         """Forget an interrupted sum; the strategy loads the residual."""
         self._reduced, self._finite = 0, True
-        if self._owned is not None:
-            self._owned.load(vectors)
 
 
 def _separate(matrix: tuple[int, int, int], owned: Mapping[int, Matrix]) -> list[tuple[int, int, int]]:

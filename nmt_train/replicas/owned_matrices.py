@@ -66,7 +66,7 @@ class OwnedMatrices:
             values.zero_()
 
     def complete(self, applied: bool) -> None:
-        """Called when all parts have been reduced. applied: whether the update takes place."""
+        """Called when all parts have been reduced, or the exchange was given up. applied: whether the update takes place."""
         if applied and self._momenta is not None:
             for matrix, momentum in self._next_momenta.items():
                 matrix.of(self._momenta).copy_(momentum)

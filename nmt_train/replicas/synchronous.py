@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from nmt_train.common.errors import NotFinite
 from nmt_train.optim.optimizer import Optimizer, divide_and_clip
 from nmt_train.replicas.owned_matrices import OwnedMatrices
 from nmt_train.replicas.reducer import Reduction
@@ -58,12 +59,21 @@ class Synchronous(Strategy):
     @torch.no_grad()
     def _apply(self, gradient: Tensor, joined: Reduction) -> None:
         """Update by what the reducer returned. Raises NotFinite, on all ranks alike, if it contains infinities or NaN."""
-        self.gradient_norm = divide_and_clip(gradient, self._clipping, joined.divisor)  # it is now the mean of all ranks
+        try:
+            self.gradient_norm = divide_and_clip(gradient, self._clipping, joined.divisor)  # it is now the mean of all ranks
+        except NotFinite:
+            self._complete_matrices(applied=False)
+            raise
+        self._complete_matrices(applied=True)
         if self._sums_gradients and joined.weight > 1:  # batch.reduction: sum
             gradient.mul_(joined.weight)
         self._pay_debt()  # from here on, an update that this worker has made includes it
         with self._trace.span("update", self.optimizer.cost_elements):
             self.optimizer.apply(gradient)
+
+    def _complete_matrices(self, applied: bool) -> None:
+        if self._owned is not None:
+            self._owned.complete(applied)
 
     def refresh(self) -> None:
         """The replicas are equal already; UserError if they are not."""
@@ -75,8 +85,10 @@ class Synchronous(Strategy):
             self._owned.share_momenta()
 
     def state(self) -> WorkerState:
-        residual = self._reducer.residual
-        return replace(self._debt, residual=self._debt.residual if residual is None else residual, group=self._reducer.state())
+        residual, group = self._reducer.residual, self._reducer.state()
+        if self._owned is not None:
+            group |= self._owned.state()
+        return replace(self._debt, residual=self._debt.residual if residual is None else residual, group=group)
 
     def rescue(self) -> tuple[WorkerState, WorkerState]:
         kept, doubtful = super().rescue()
@@ -88,6 +100,8 @@ class Synchronous(Strategy):
     def load(self, state: WorkerState) -> None:
         super().load(state)
         self._reducer.load(state.group)
+        if self._owned is not None:
+            self._owned.load(state.group)
         residual = self._reducer.residual
         if residual is not None:  # the reducer adds it, so the next gradient does not include it
             residual.zero_()

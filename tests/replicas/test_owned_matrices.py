@@ -20,6 +20,7 @@ from nmt_train.optim.muon import Matrix
 from nmt_train.optim.optimizer import Optimizer
 from nmt_train.replicas.low_bit import LowBitReducer
 from nmt_train.replicas.owned_matrices import OwnedMatrices
+from nmt_train.replicas.ring import RingAllReduce
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.strategy.config import LowBitConfig
 from nmt_train.trace import Trace
@@ -41,22 +42,31 @@ class Exact(Dense):
 class Rank:
     """A replica: a model, its optimizer, and the reducer that lets owners direct matrices."""
 
-    def __init__(self, transport: VirtualTransport, codec: type[Dense] | type[LowBit] = LowBit) -> None:
+    def __init__(self, transport: VirtualTransport, kind: str = "low-bit") -> None:
         self.transport, self.flat = transport, model()
         self.optimizer = Optimizer(CONFIG, self.flat.parameters, self.flat.matrices())
         trace = Trace(False, transport)
         self.owned = OwnedMatrices(self.flat, self.optimizer, transport, trace)
-        self.reducer = LowBitReducer(transport, self.flat.layout, LowBitConfig(), self.flat.gradient, trace)
-        self.reducer._kind = codec  # type: ignore[assignment]
+        self.reducer: LowBitReducer | RingAllReduce
+        if kind == "ring":
+            self.reducer = RingAllReduce(transport, Dense(), trace)
+        else:
+            self.reducer = LowBitReducer(transport, self.flat.layout, LowBitConfig(), self.flat.gradient, trace)
+            if kind == "exact":
+                self.reducer._kind = Exact  # type: ignore[assignment]
         self.reducer.own(self.owned)
 
     def step(self, gradient: Tensor, buckets: int = 3) -> Tensor:
         """Reduce a gradient, and apply it; returns what was applied: directions of matrices, and the mean of the rest."""
-        for part in reversed(self.reducer.parts(gradient.numel(), buckets)):
-            self.reducer.reduce(gradient[part], self.optimizer.updates, 1, part.start)
+        self.reduce(gradient, buckets)
+        self.owned.complete(applied=True)
         applied = gradient.clone()
         self.optimizer.apply(gradient)
         return applied
+
+    def reduce(self, gradient: Tensor, buckets: int = 3) -> None:
+        for part in reversed(self.reducer.parts(gradient.numel(), buckets)):
+            self.reducer.reduce(gradient[part], self.optimizer.updates, 1, part.start)
 
 
 def model() -> FlatModel:
@@ -71,12 +81,13 @@ def gradients(ranks: int) -> Tensor:
     return torch.randn(STEPS, ranks, model().gradient.numel(), generator=torch.Generator().manual_seed(2))
 
 
+@pytest.mark.parametrize("kind", ["exact", "ring"])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_if_nothing_is_rounded_ranks_move_like_one_with_the_mean_gradient(ranks: int) -> None:
+def test_if_nothing_is_rounded_ranks_move_like_one_with_the_mean_gradient(ranks: int, kind: str) -> None:
     given = gradients(ranks)
 
     def train(transport: VirtualTransport) -> Tensor:
-        rank = Rank(transport, Exact)
+        rank = Rank(transport, kind)
         for step in given:
             rank.step(step[transport.rank].clone())
         return rank.flat.parameters.clone()
@@ -89,44 +100,44 @@ def test_if_nothing_is_rounded_ranks_move_like_one_with_the_mean_gradient(ranks:
         torch.testing.assert_close(moved, alone.parameters, rtol=1e-4, atol=1e-6)
 
 
-def test_replicas_stay_equal_and_what_is_left_out_of_a_direction_comes_later() -> None:
+def test_replicas_stay_equal_although_directions_are_rounded() -> None:
     given, ranks = gradients(3), 3
 
-    def train(transport: VirtualTransport, codec: type[Dense] | type[LowBit]) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
-        rank = Rank(transport, codec)
-        applied = [rank.step(step[transport.rank].clone() if codec is LowBit else step[0].clone()) for step in given]
-        return rank.flat.parameters.clone(), applied, rank.reducer.state()
+    def train(transport: VirtualTransport) -> tuple[Tensor, dict[str, Tensor]]:
+        rank = Rank(transport)
+        for step in given:
+            rank.step(step[transport.rank].clone())
+        return rank.flat.parameters.clone(), rank.owned.state()
 
-    found = together(engine([1] * ranks), *[lambda transport: train(transport, LowBit)] * ranks)
-    assert all(torch.equal(parameters, found[0][0]) for parameters, _, _ in found)
-    left_out = {name: values for _, _, state in found for name, values in state.items()}
-    for matrix in model().matrices():
-        assert f"left-out-of-matrix-{matrix.start}" in left_out
+    found = together(engine([1] * ranks), *[train] * ranks)
+    assert all(torch.equal(parameters, found[0][0]) for parameters, _ in found)
+    left_out = set().union(*(state for _, state in found)) - {"ranks"}
+    assert left_out == {f"left-out-of-matrix-{matrix.start}" for matrix in model().matrices()}
 
 
-def test_errors_of_directions_do_not_add_up() -> None:
+def test_what_is_left_out_of_a_direction_comes_later() -> None:
     """With the same gradient in every step, the mean of the directions becomes what it is without rounding."""
-    gradient = gradients(2)[0]
+    gradient = gradients(2)[0, 0]
 
-    def train(transport: VirtualTransport, codec: type[Dense] | type[LowBit]) -> Tensor:
-        rank = Rank(transport, codec)
-        return torch.stack([rank.step(gradient[0].clone()) for _ in range(40)]).mean(0)
+    def train(transport: VirtualTransport, kind: str) -> Tensor:
+        rank = Rank(transport, kind)
+        return torch.stack([rank.step(gradient.clone()) for _ in range(40)]).mean(0)
 
-    means = [
-        together(engine([1, 1]), *[lambda transport, codec=codec: train(transport, codec)] * 2)[0]  # type: ignore[misc]
-        for codec in (LowBit, Exact)
-    ]
+    rounded, right = (
+        together(engine([1, 1]), *[lambda transport, kind=kind: train(transport, kind)] * 2)[0]  # type: ignore[misc]
+        for kind in ("low-bit", "exact")
+    )
     for matrix in model().matrices():
-        rounded, right = (matrix.of(mean) for mean in means)
-        assert float((rounded - right).norm() / right.norm()) < 0.1
+        assert float((matrix.of(rounded) - matrix.of(right)).norm() / matrix.of(right).norm()) < 0.1
 
 
+@pytest.mark.parametrize("kind", ["low-bit", "ring"])
 @pytest.mark.parametrize(("ranks", "buckets"), [(2, 1), (3, 4), (5, 100)])
-def test_every_matrix_has_one_owner_that_has_all_of_it(ranks: int, buckets: int) -> None:
+def test_every_matrix_has_one_owner_that_has_all_of_it(ranks: int, buckets: int, kind: str) -> None:
     given = gradients(ranks)[0]
 
     def owned(transport: VirtualTransport) -> set[Matrix]:
-        rank = Rank(transport)
+        rank = Rank(transport, kind)
         rank.step(given[transport.rank].clone(), buckets)
         return rank.owned._owned
 
@@ -139,7 +150,7 @@ def test_rank_0_gets_all_momenta_before_a_snapshot() -> None:
     given = gradients(3)
 
     def train(transport: VirtualTransport) -> Tensor:
-        rank = Rank(transport, Exact)
+        rank = Rank(transport, "exact")
         for step in given:
             rank.step(step[transport.rank].clone())
         rank.owned.share_momenta()
@@ -162,11 +173,11 @@ def test_an_update_that_is_not_finite_changes_no_momentum() -> None:
         if fails:
             broken = given[1, transport.rank].clone()
             broken[0] = torch.nan
-            for part in reversed(rank.reducer.parts(broken.numel(), 3)):
-                rank.reducer.reduce(broken[part], 1, 1, part.start)
+            rank.reduce(broken)
             assert broken.isnan().any()
+            rank.owned.complete(applied=False)
         rank.owned.share_momenta()
-        return rank.optimizer.state()[0]["exp_avg"].clone(), rank.reducer.state()
+        return rank.optimizer.state()[0]["exp_avg"].clone(), rank.owned.state()
 
     (momenta, left_out), (expected, its) = (
         together(engine([1, 1]), *[lambda transport, fails=fails: train(transport, fails)] * 2)[0]  # type: ignore[misc]
@@ -181,10 +192,10 @@ def test_a_state_of_other_ranks_is_not_used() -> None:
     def load(transport: VirtualTransport) -> dict[str, Tensor]:
         rank = Rank(transport)
         rank.step(gradients(2)[0, transport.rank].clone())
-        kept = rank.reducer.state()
-        rank.reducer.load(kept)
-        assert rank.reducer.state().keys() == kept.keys()
-        rank.reducer.load(kept | {"ranks": torch.tensor([3])})
-        return dict(rank.reducer.state())
+        kept = rank.owned.state()
+        rank.owned.load(kept)
+        assert rank.owned.state().keys() == kept.keys()
+        rank.owned.load(kept | {"ranks": torch.tensor([3])})
+        return dict(rank.owned.state())
 
     assert together(engine([1, 1]), load, load) == [{}, {}]
