@@ -150,7 +150,8 @@ _BATCHES = dict.fromkeys(MACHINES.values(), ("batch.tokens=448", "batch.tokens=2
 SYSTEMS: dict[str, System] = {
     ALONE: System("single", ("cluster.nodes=1 x 1",), _knobs(*_ONE_BATCH), _BATCHES, singly=True),
     f"{ALONE}, muon": System(
-        "single", ("cluster.nodes=1 x 1", *_MUON), _knobs_of_muon(*_ONE_BATCH), singly=True
+        "single", ("cluster.nodes=1 x 1", *_MUON), _knobs_of_muon(*_ONE_BATCH), _plans({FAST: "n=2 n=1"}, n="batch.accumulate"),
+        singly=True
     ),
     IDEAL: System("sync", (*_UNLIMITED, "cluster.bus=100 GB/s"), _knobs(*_FOUR_BATCHES), _BATCHES, unlimited=True),
     "sync bf16": System(

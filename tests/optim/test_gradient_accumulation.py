@@ -13,6 +13,7 @@ from virtual import engine, everybody_is_here, together
 from nmt_train.modes import resolve as modes
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.optim.gradient_accumulation import GradientAccumulator
+from nmt_train.optim.optimizer import Clipping
 from nmt_train.simulation.virtual_transport import VirtualTransport
 
 Share = list[int | None]  # target tokens of each of a rank's batches; None: there is none
@@ -128,7 +129,7 @@ def test_a_batch_that_is_alone_is_left_as_it_is() -> None:
     assert accumulator.add(2048) == 1.0
     gradient = torch.randn(5)
     before = gradient.clone()
-    assert accumulator.join(gradient, 0.0) == (pytest.approx(float(before.norm())), 2048)
+    assert accumulator.join(gradient, Clipping(0.0)) == (pytest.approx(float(before.norm())), 2048)
     assert torch.equal(gradient, before)
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from nmt_train.common.errors import NotFinite, UserError
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.optim.learning_rate import learning_rate
-from nmt_train.optim.optimizer import Optimizer, divide_and_clip
+from nmt_train.optim.muon import Matrix
+from nmt_train.optim.optimizer import Clipping, Optimizer, divide_and_clip
 
 NAMES = ["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adadelta", "adam", "adamw"]  # muon: see test_muon.py
 RATE, MOMENTUM, DECAY, EPSILON = 0.05, 0.9, 0.9, 1e-12
@@ -192,21 +193,28 @@ def test_smoothing_is_a_running_mean_that_forgets_its_start() -> None:
 
 def test_clipping_averages_then_shortens_and_reports_the_norm_before() -> None:
     gradient = torch.tensor([6.0, 8.0])
-    assert divide_and_clip(gradient, limit=1.0, divisor=2) == pytest.approx(5.0)
+    assert divide_and_clip(gradient, Clipping(1.0), divisor=2) == pytest.approx(5.0)
     torch.testing.assert_close(gradient, torch.tensor([0.6, 0.8]))
     gradient = torch.tensor([0.3, 0.4])
-    assert divide_and_clip(gradient, limit=1.0, divisor=1) == pytest.approx(0.5)
+    assert divide_and_clip(gradient, Clipping(1.0), divisor=1) == pytest.approx(0.5)
     assert gradient.tolist() == pytest.approx([0.3, 0.4])
     gradient = torch.tensor([30.0, 40.0])
-    divide_and_clip(gradient, limit=0.0, divisor=1)
+    divide_and_clip(gradient, Clipping(0.0), divisor=1)
     assert gradient.tolist() == [30.0, 40.0]
+
+
+def test_with_muon_the_norm_is_that_of_what_is_no_matrix_and_matrices_are_only_averaged() -> None:
+    matrices = [Matrix(1, 2, 2), Matrix(6, 1, 1)]
+    gradient = torch.tensor([6.0, 100.0, 200.0, 300.0, 400.0, 8.0, 500.0])
+    assert divide_and_clip(gradient, Clipping.of(OptimizerConfig(name="muon"), 7, matrices), divisor=2) == pytest.approx(5.0)
+    torch.testing.assert_close(gradient, torch.tensor([0.6, 50.0, 100.0, 150.0, 200.0, 0.8, 250.0]))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_is_refused_untouched(value: float) -> None:
     gradient = torch.tensor([1.0, value])
     with pytest.raises(NotFinite):
-        divide_and_clip(gradient, 1.0, 1)
+        divide_and_clip(gradient, Clipping(1.0), 1)
     assert gradient[0] == 1.0
 
 
