@@ -51,7 +51,10 @@ class OptimizerConfig:
     )
     minimum: float = Field(default=0.0, ge=0, description="schedule cosine: final learning rate")
     clip_norm: float = Field(
-        default=1.0, ge=0, description="maximum Euclidean norm of a gradient; larger ones are scaled down to it; 0: no clipping"
+        default=1.0,
+        ge=0,
+        description="maximum Euclidean norm of a gradient, with muon without matrices; larger ones are scaled down to it; 0: no"
+        " clipping",
     )
     momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum, nesterov, muon: momentum coefficient")
     beta1: float = Field(
