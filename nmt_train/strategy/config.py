@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 from pydantic.dataclasses import dataclass
 
 from nmt_train.codec import CODECS
@@ -130,7 +130,13 @@ class LowRankConfig:
     )
 
 
-Values = Literal[2, 3, 15, 255]
+def _values(given: int) -> int:
+    if given not in (2, 3, 15, 255):
+        raise ValueError(f"it should be 2, 3, 15 or 255, not {given}")
+    return given
+
+
+Values = Annotated[int, AfterValidator(_values)]
 
 
 @dataclass(frozen=True, config=STRICT)
