@@ -396,7 +396,7 @@ def text(demo: Path, name: str) -> bytes:
         ({"corpus.train": ["@empty", "@empty"]}, "corpus.train: the files are empty; give files that contain text"),
         ({"corpus.valid": ["@empty", "@empty"]}, "corpus.valid: the files are empty"),
         ({"corpus.train": ["@blank", "{demo}/train.de"]}, "corpus"),
-        ({"corpus.max_length": 1}, "(no pair is left to train on .* 600|98.5% of the pairs would be left out .*) over-long"),
+        ({"corpus.max_length": 1}, "(no pair is left to train on .* 600|98.\\d% of the pairs would be left out .*) over-long"),
         ({"corpus.max_length": 12, "corpus.max_skipped": 0.01}, "would be left out .* corpus.max_skipped"),
         ({"corpus.vocabulary": {"size": 30_000}}, "30000 pieces are more than this corpus can fill; set it to"),
         ({"corpus.vocabulary": {"path": "@latin1"}}, "latin1: not a SentencePiece model"),
