@@ -25,7 +25,7 @@ class Levels(Codec):
     """
 
     def __init__(self, shapes: Sequence[tuple[int, int]], values: int, scratch: Tensor) -> None:
-        """shapes: (rows, columns) of the matrices that a vector consists of. values: FOUR_BITS or EIGHT_BITS. scratch: unused."""
+        """shapes: (rows, columns) of a vector's matrices. values: FOUR_BITS or EIGHT_BITS. scratch: not used."""
         self._shapes, self._most, self._packs = shapes, values // 2, values == FOUR_BITS
         self._rows = sum(rows for rows, _ in shapes)
         self._elements = sum(rows * columns for rows, columns in shapes)

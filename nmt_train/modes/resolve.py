@@ -154,7 +154,8 @@ def _replicas(config: Config, row: Replicas, values: _Values) -> ReplicasPlan:
     return ReplicasPlan(
         row.cadence, row.reducer, (replicas.codec or row.codec) if own else values("replicas.codec", replicas.codec, row.codec),
         replicas.algorithm, values("replicas.buckets", replicas.buckets, _BUCKETS if row.cadence == EVERY_STEP else 1),
-        values("replicas.late_lookups", replicas.late_lookups, False), replicas.own_updates, _local(config, row.cadence, values), config.pipeline, config.low_rank, config.low_bit,
+        values("replicas.late_lookups", replicas.late_lookups, False), replicas.own_updates,
+        _local(config, row.cadence, values), config.pipeline, config.low_rank, config.low_bit,
     )  # fmt: skip
 
 

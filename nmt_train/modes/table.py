@@ -83,7 +83,7 @@ MODES = {
     "strom": Mode(Peers("threshold"), "Strom 2015, 2.6"),
     "sync": Mode(Replicas(), "Arnold 2016, Algorithm 1"),
     "powersgd": Mode(Replicas("powersgd"), "Vogels 2019"),
-    "low-bit": Mode(Replicas("low-bit"), "Zheng 2019, Algorithm 2", 
+    "low-bit": Mode(Replicas("low-bit"), "Zheng 2019, Algorithm 2",
                     settings={"replicas.buckets": 12, "replicas.late_lookups": True}),
     "pipe": Mode(Replicas("all-reduce", "pipelined", "half"), "Pipe-SGD, Algorithm 1"),
     "local-sgd": Mode(Replicas("all-reduce", LOCAL_STEPS), "Stich 2019"),

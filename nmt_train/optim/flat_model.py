@@ -159,9 +159,7 @@ def subtract(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     return out if out.is_meta else torch.sub(left, right, out=out)
 
 
-def partition(
-    elements: int, nodes: Sequence[int], most: int | None = None, whole: Sequence[Matrix] = ()
-) -> list[slice]:
+def partition(elements: int, nodes: Sequence[int], most: int | None = None, whole: Sequence[Matrix] = ()) -> list[slice]:
     """The shard of each rank: divide `elements` evenly over the nodes, then each node's part over its ranks (thesis 3.6).
 
     nodes: the node of each rank. most: how many ranks hold a shard, chosen one per node first (None: all); the other shards are

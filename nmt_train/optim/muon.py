@@ -103,11 +103,11 @@ def by_shape(matrices: Iterable[Matrix]) -> list[list[Matrix]]:
     return [alike for _, alike in sorted(found.items())]
 
 
-def directions(gradients: Sequence[Tensor], means: Sequence[Tensor], momentum: float) -> Sequence[Tensor]:
+def directions(gradients: list[Tensor], means: list[Tensor], momentum: float) -> list[Tensor]:
     """The orthogonalized momenta of matrices of the same shape (rows, columns), whose running means are updated in place."""
     torch._foreach_lerp_(means, gradients, 1 - momentum)
     ahead = torch.stack(torch._foreach_lerp(gradients, means, momentum))  # as Nesterov
-    return orthogonalized(ahead).to(ahead).unbind()
+    return list(orthogonalized(ahead).to(ahead).unbind())
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

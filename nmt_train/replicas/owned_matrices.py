@@ -1,8 +1,8 @@
 """Muon where the owner is: each matrix has one rank that keeps its momentum and orthogonalizes it for all ranks.
 
-In the middle of an all-reduce, one rank has the mean of each part of the gradient. It does the optimizer's work for the matrices
-in this part, and the second half of the all-reduce sends the resulting directions instead of the mean. What a lossy codec leaves
-out of a direction is added to the next one, as in EF21-Muon (Gruntkowska et al. 2025).
+In the middle of an all-reduce, one rank has the mean of each part of the gradient. It does the optimizer's work for the
+matrices in this part, and the second half of the all-reduce sends the resulting directions instead of the mean. What a lossy
+codec leaves out of a direction is added to the next one, as in EF21-Muon (Gruntkowska et al. 2025).
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class OwnedMatrices:
         mine = self._within(mean, start)
         self._owned.update(mine)
         with self._trace.span("update", muon_cost(0, mine)):
-            for alike in by_shape(mine) if self._momenta is not None else ():
+            if self._momenta is None:
+                return
+            for alike in by_shape(mine):
                 gradients = [matrix.in_part(start).of(mean) for matrix in alike]
                 momenta = [matrix.of(self._momenta).clone() for matrix in alike]
                 found = directions(gradients, momenta, self._momentum)

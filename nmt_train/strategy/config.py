@@ -95,8 +95,8 @@ class ReplicasConfig:
     )
     late_lookups: bool | None = Field(
         default=None,
-        description="sync, powersgd, low-bit: add the gradients of lookups in a tied embedding to those of the next exchange, so"
-        " that the buckets of the embedding need not wait until the backward pass ends; null: as in the mode",
+        description="sync, powersgd, low-bit: add the gradients of lookups in a tied embedding to those of the next exchange,"
+        " so that the buckets of the embedding need not wait until the backward pass ends; null: as in the mode",
     )
     own_updates: bool = Field(
         default=True,

@@ -109,7 +109,10 @@ def _knobs(rate: str, warmup: str, beta1: str = "0.9 0.8") -> dict[str, tuple[st
 
 def _knobs_of_muon(rate: str, warmup: str) -> dict[str, tuple[str, ...]]:
     """As `_knobs`, but with the momentum of matrices instead of beta1."""
-    return {**{key: values for key, values in _knobs(rate, warmup).items() if key != "beta1"}, "optimizer.momentum": ("0.95", "0.9")}
+    return {
+        **{key: values for key, values in _knobs(rate, warmup).items() if key != "beta1"},
+        "optimizer.momentum": ("0.95", "0.9"),
+    }
 
 
 def _neighbors(key: str, value: str) -> tuple[str, ...]:

@@ -407,7 +407,7 @@ def text(demo: Path, name: str) -> bytes:
         ({"mode": "sparse_overlap"}, r"mode: 'sparse_overlap' is unknown; did you mean sparse-overlap\? There are auto,"),
         ({"mode": "overlap", "batch.accumulate": 2}, "batch.accumulate: mode overlap decides itself"),
         ({"mode": "sync", "replicas.codec": "top-k"}, "replicas.codec: top-k cannot be summed hop by hop"),
-        ({"mode": "thesis-sparse", "optimizer.name": "muon"}, "optimizer.name: muon needs all elements of a matrix, but in mode"),
+        ({"mode": "thesis-sparse", "optimizer.name": "muon"}, "optimizer.name: muon needs all elements of a matrix, but"),
         ({"mode": "sync", "server.bundle": 2}, "server.bundle: the settings of mode sync are in section replicas"),
         ({"mode": "pipe", "replicas.algorithm": "mpi"}, "replicas.algorithm: mpi sums in full precision, not half"),
         ({"mode": "low-bit", "replicas.algorithm": "butterfly"}, "butterfly is for the modes sync, powersgd"),

@@ -103,7 +103,9 @@ def test_workers_still_join_later_after_another_rank_has_ended(make: Make, tmp_p
     assert sum(speed > 0 for speed in speeds[-1]) == 3
 
 
-@pytest.mark.parametrize(("mode", "nodes"), [("single", [1]), ("sync", [1, 1]), ("low-bit", [1, 1]), ("powersgd", [1, 1]), ("vanilla", [1, 1])])
+@pytest.mark.parametrize(
+    ("mode", "nodes"), [("single", [1]), ("sync", [1, 1]), ("low-bit", [1, 1]), ("powersgd", [1, 1]), ("vanilla", [1, 1])]
+)
 def test_a_run_with_muon_resumes_bit_for_bit(make: Make, tmp_path: Path, mode: str, nodes: list[int]) -> None:
     settings = {"mode": mode, "optimizer__name": "muon", "checkpoint__every": "6u"}
     whole = run(make, tmp_path / "whole", nodes, stop__after="12u", **settings)
