@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.model import ModelConfig
 from nmt_train.model.transformer import Transformer
 from nmt_train.modes.resolve import resolve
 from nmt_train.run.folder import METRICS, TIMING
@@ -36,6 +37,7 @@ from nmt_train.training.worker import Worker
 from nmt_train.transport import TRAINING, Tag
 
 Shapes = Sequence[tuple[int, ...]]  # of the parameters of a model
+_PIECES = 8  # of a vocabulary that does not matter
 _SETTLING = 5  # first steps, which are not measured: ranks start in lockstep and drift apart
 
 
@@ -48,6 +50,16 @@ def model_and_batches(config: Config, vocabulary: Vocabulary, stores: Stores) ->
     """The shapes of the model's parameters, and the target tokens of each batch of an epoch."""
     batches = Batches(stores, config.corpus, config.batch, vocabulary, config.seed)
     return shapes_of(config, vocabulary), batches.target_tokens()
+
+
+def _layer_matrices(config: ModelConfig, shapes: Shapes) -> dict[int, int]:
+    """`Transformer.layer_matrices` by the numbers of the parameters; none if the shapes are those of another model."""
+    with torch.device("meta"):
+        model = Transformer(config, _PIECES)
+    matrices, parameters = model.layer_matrices(), list(model.named_parameters())
+    found = {number: matrices[name] for number, (name, _) in enumerate(parameters) if name in matrices}
+    same = len(parameters) == len(shapes) and all(shapes[number] == parameters[number][1].shape for number in found)
+    return found if same else {}
 
 
 def count(shapes: Shapes) -> int:
@@ -132,14 +144,21 @@ class Timing:
 
 
 class _Silent(nn.Module):
-    """A model with parameters of these shapes; its loss is always zero and takes no time to compute."""
+    """A model with parameters of these shapes; its loss is always zero and takes no time to compute.
 
-    def __init__(self, shapes: Shapes) -> None:
+    joined: as `Transformer.layer_matrices`, but by the numbers of the parameters.
+    """
+
+    def __init__(self, shapes: Shapes, joined: Mapping[int, int]) -> None:
         super().__init__()
+        self._joined = {f"parts.{number}": projections for number, projections in joined.items()}
         self.parts = nn.ParameterList(torch.empty(shape, device="meta") for shape in shapes)
 
     def loss(self, batch: _Length) -> Tensor:
         return torch.zeros((), requires_grad=True)
+
+    def layer_matrices(self) -> Mapping[str, int]:
+        return self._joined
 
     def separate_lookups(self, gradient: Tensor) -> None:
         """Gradients have no values, so there is nothing to separate but the times, for which the strategy cares."""
@@ -244,13 +263,13 @@ def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
     check(cluster, config)
     config = dataclasses.replace(config, precision="fp32")
     cluster = dataclasses.replace(cluster, crashes=[], kills=[])  # every rank takes all of its steps
-    elements = count(shapes)
+    elements, joined = count(shapes), _layer_matrices(config.model, shapes)
     network = Network(cluster.with_codec(resolve(config, cluster.ranks())), elements, only_training=True)
     engine = Engine(network, config.transport.deadline, random=False)
     coordinator: list[_Steps] = []
 
     def run(transport: VirtualTransport) -> None:
-        worker = Worker(config, transport, _Silent(shapes), _Lengths(tokens))
+        worker = Worker(config, transport, _Silent(shapes, joined), _Lengths(tokens))
         mine = _Steps(worker, steps)
         coordinator.append(mine)
         worker.strategy.refresh()

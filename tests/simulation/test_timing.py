@@ -13,6 +13,9 @@ from virtual import cluster
 
 from nmt_train.codec.config import DroppingConfig
 from nmt_train.codec.topk import TopK
+from nmt_train.model.transformer import Transformer
+from nmt_train.optim.flat_model import FlatModel
+from nmt_train.optim.muon import muon_cost
 from nmt_train.simulation.cluster import CodecConfig, Cost, DeviceConfig, LinkConfig, ScaleConfig, Straggler
 from nmt_train.simulation.timing import Timing, measure
 
@@ -98,6 +101,25 @@ def test_what_low_rank_sends_depends_on_the_shapes(make: Make) -> None:
     config, room = make(mode="powersgd"), cluster([1, 1], DEVICE, **LINKS)
     flat, square = (measure(config, room, shapes, [10], 8).ranks[0].sent for shapes in ([(6400,)], [(80, 80)]))
     assert square == pytest.approx(flat * 2 * 80 / 6400)
+
+
+def test_muon_takes_the_time_of_its_iterations_which_owners_share(make: Make) -> None:
+    config = make(mode="single")
+    flat = FlatModel(Transformer(config.model, 50))
+    shapes, matrices = [shape for _, shape in flat.layout], flat.matrices()
+
+    def updating(mode: str, ranks: int, optimizer: str) -> float:
+        """Seconds of an update, on the mean of all ranks, in the threads of all."""
+        changed = make(mode=mode, optimizer__name=optimizer, **({} if mode == "single" else {"replicas__buckets": 1}))
+        device = dataclasses.replace(DEVICE, update=Cost(per_unit=1e-6))
+        timing = measure(changed, cluster([1] * ranks, device, **LINKS), shapes, [10], 8)
+        threads = [spent for rank in timing.ranks for spent in rank.spent.values()]
+        return sum(spent.get("update", 0.0) for spent in threads) / ranks / 8
+
+    more = muon_cost(0, matrices) * 1e-6
+    assert updating("single", 1, "muon") - updating("single", 1, "adam") == pytest.approx(more)
+    for mode in ("sync", "low-bit"):
+        assert updating(mode, 2, "muon") - updating(mode, 2, "adam") == pytest.approx(more / 2)
 
 
 @pytest.mark.parametrize("steps", [20, 24, 27])
