@@ -183,7 +183,8 @@ SYSTEMS: dict[str, System] = {
     ),
     "low-bit, 4 bits": System("low-bit", ("low_bit.up=15", "low_bit.down=15"), _knobs(*_FOUR_BATCHES)),
     "low-bit, muon": System(
-        "low-bit", (*_MUON, "low_bit.down=2"), _knobs_of_muon(*_FOUR_BATCHES)
+        "low-bit", (*_MUON, "low_bit.down=2"), _knobs_of_muon(*_FOUR_BATCHES),
+        _plans({SLOW: "n=4 n=2 n=8", SLOWEST: "n=32 n=16 n=64"}, n="batch.accumulate")
     ),
     "local-sgd": System("local-sgd", ("replicas.codec=half",), _knobs(*_LOCAL), _DENSE_LOCAL, drains=True),
     "diloco": System(
