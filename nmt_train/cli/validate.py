@@ -7,10 +7,14 @@ import sys
 from collections.abc import Sequence
 
 from nmt_train import cli
+from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError
-from nmt_train.common.metric import METRICS
+from nmt_train.common.metric import COMMAND, METRICS
 from nmt_train.common.paths import expanded
 from nmt_train.model.bleu import AUTO, TOKENIZERS
+
+_USUAL = ("cross-entropy", "perplexity", "bleu", "chrf")
+_LIMIT = Duration.parse("24h")  # of --command: nobody waits for it but the user
 
 
 def parser() -> cli.Parser:
@@ -26,7 +30,12 @@ def parser() -> cli.Parser:
         "--average", type=cli.positive, default=None, metavar="N", help="average each run's last N checkpoints into one row"
     )
     options.add_argument(
-        "--metrics", nargs="+", choices=list(METRICS), default=list(METRICS), help="metrics to compute (default: all)"
+        "--metrics", nargs="+", choices=list(METRICS), default=list(_USUAL), metavar="NAME",
+        help=f"any of {', '.join(METRICS)} (default: {' '.join(_USUAL)})",
+    )  # fmt: skip
+    options.add_argument(
+        "--command",
+        help="also measure the score that a shell command prints in its last line, such as COMET; as validation.command",
     )
     options.add_argument(
         "--tokenize", choices=list(TOKENIZERS), default=AUTO, metavar="NAME",
@@ -40,7 +49,8 @@ def parser() -> cli.Parser:
     options.add_argument(
         "--compare",
         action="store_true",
-        help="test whether BLEU and chrF of each model differ significantly from those of the first (paired bootstrap)",
+        help="test whether the metrics of translations of each model differ significantly from those of the first (paired"
+        " bootstrap)",
     )
     options.add_argument("--json", action="store_true", help="print one JSON object per row instead of the table")
     cli.add_model_options(options)
@@ -57,6 +67,8 @@ def command(arguments: Sequence[str]) -> int:
     own = device.prepare_one(given.devices, given.threads)
     if given.compare and given.score:
         raise UserError("command line: give either --compare or --score")
+    if given.command and (given.compare or given.score):
+        raise UserError("command line: --command is for the table; leave out --compare and --score")
     if given.score:
         if given.json:
             raise UserError("command line: --json is for the table and --compare; --score prints one number per line")
@@ -67,7 +79,7 @@ def command(arguments: Sequence[str]) -> int:
         return 0
     settings = ValidationConfig(
         metrics=given.metrics, bleu_tokenizer=given.tokenize, beam=given.beam, normalization=given.normalization,
-        batch_tokens=given.batch_tokens,
+        batch_tokens=given.batch_tokens, command=given.command, command_limit=_LIMIT,
     )  # fmt: skip
     if given.compare:
         compared = significance.compare(given.paths, given.average or 1, given.test, settings, own)
@@ -81,7 +93,7 @@ def command(arguments: Sequence[str]) -> int:
                 print(json.dumps(row), flush=True)
     finally:  # a run that still trains may have deleted a later checkpoint
         if rows and not given.json:
-            print(table(rows, given.metrics))
+            print(table(rows, [*given.metrics, *([COMMAND] if given.command else [])]))
     return 0
 
 

@@ -25,6 +25,9 @@ METRICS = {
     "perplexity": Metric("validation perplexity", lower_is_better=True, translated=False, decimals=2),
     "bleu": Metric("validation BLEU", lower_is_better=False, translated=True, decimals=2, worst=0.0),
     "chrf": Metric("validation chrF", lower_is_better=False, translated=True, decimals=2, worst=0.0),
+    "chrf++": Metric("validation chrF++", lower_is_better=False, translated=True, decimals=2, worst=0.0),
+    "ter": Metric("validation TER (%)", lower_is_better=True, translated=True, decimals=2),
+    "exact-match": Metric("validation exact match (%)", lower_is_better=False, translated=True, decimals=2, worst=0.0),
 }
 COMMAND = "command"
 _OF_COMMAND = Metric("score of validation.command", lower_is_better=False, translated=True, decimals=4)

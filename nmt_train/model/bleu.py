@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nmt_train.common.errors import UserError
@@ -34,15 +34,24 @@ def choose_tokenizer(wanted: str, references: Sequence[str]) -> str:
 
 
 def scorer(metric: str, tokenizer: str = DEFAULT, references: Sequence[str] | None = None) -> Any:
-    """Return sacreBLEU's object for bleu (with this tokenizer) or chrf.
+    """Return sacreBLEU's object for a metric of translations; tokenizer: that of BLEU.
 
     references: may be given here instead of with each score. Raises UserError if the tokenizer is not installed.
     """
     import sacrebleu  # slow to import, and most commands do not need it
 
+    from nmt_train.model.exact_match import ExactMatch
+
     given = None if references is None else [references]
-    if metric != "bleu":
-        return sacrebleu.CHRF(references=given)
+    split = tokenizer in _WITHOUT_SPACES  # TER counts words: without spaces, a sentence would be one
+    others: dict[str, Callable[[], Any]] = {
+        "chrf": lambda: sacrebleu.CHRF(references=given),
+        "chrf++": lambda: sacrebleu.CHRF(word_order=2, references=given),
+        "ter": lambda: sacrebleu.TER(normalized=split, asian_support=split, references=given),
+        "exact-match": lambda: ExactMatch(given),
+    }
+    if metric in others:
+        return others[metric]()
     try:
         return sacrebleu.BLEU(tokenize=tokenizer, force=True, references=given)  # force: no warning about tokenized text
     except (RuntimeError, ImportError, OSError) as error:

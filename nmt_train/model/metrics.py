@@ -1,4 +1,4 @@
-"""Metrics of a model on a test set: cross-entropy per target piece, perplexity, and BLEU and chrF of translations."""
+"""Metrics of a model on a test set: cross-entropy per target piece, perplexity, and BLEU and others of translations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class ValidationConfig:
     metrics: Annotated[list[Annotated[str, one_of(METRICS)]], BeforeValidator(as_list)] = Field(
         default=["cross-entropy", "bleu"],
         min_length=1,
-        description="any of cross-entropy (nats per target piece, END included), perplexity, bleu and chrf",
+        description="any of cross-entropy (nats per target piece, END included), perplexity, and, in percent, bleu, chrf, chrf++,"
+        " ter (translation edit rate) and exact-match (the share of translations that equal their references)",
     )
     bleu_tokenizer: Annotated[str, one_of(TOKENIZERS)] = Field(
         default=AUTO,

@@ -29,7 +29,7 @@ def compare(
     """
     metrics = [metric for metric in config.metrics if METRICS[metric].translated]
     if len(paths) < 2 or not metrics:
-        raise UserError("--compare: give at least two models, and bleu or chrf as metrics")
+        raise UserError("--compare: give at least two models, and metrics of translations, such as bleu")
     systems: list[tuple[str, Sequence[str]]] = []
     references: list[str] = []
     for path in paths:

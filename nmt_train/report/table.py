@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nmt_train.common.errors import NotFinite, UserError
-from nmt_train.common.metric import METRICS
+from nmt_train.common.metric import metric_of
 from nmt_train.corpus import MAX_RATIO, Files, untagged
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.load_model import load_model, tags
@@ -24,7 +24,7 @@ def measure(
     """Yield one row of metrics and signatures per checkpoint; for a run, all checkpoints or the mean of the last `average`.
 
     test: the source and target files, or one TSV file; None means the corpus.valid of each run. Raises UserError if a file
-    cannot be read, and NotFinite if a model's output is not finite.
+    cannot be read or `config.command` gives no score, and NotFinite if a model's output is not finite.
     """
     sets: dict[tuple[str, str], TestSet] = {}
     for path in paths:
@@ -36,6 +36,8 @@ def measure(
                 sets[key] = test_set(test, vocabulary, facts)
             with naming(group[-1]):
                 scores = sets[key].measure(model, config)
+            for reason in scores.failures.values():
+                raise UserError(f"--command: {group[-1]}: {reason}; it should print the score in its last line")
             update = facts["progress"]["updates"]
             yield {
                 "checkpoint": str(group[-1]), "averaged": len(group), "update": update, "test": files,
@@ -93,7 +95,7 @@ def table(rows: list[dict[str, Any]], metrics: list[str]) -> str:
         [
             row["checkpoint"] + (f" (mean of {row['averaged']})" if row["averaged"] > 1 else ""),
             f"{row['update']:,}",
-            *(f"{row[metric]:.{METRICS[metric].decimals}f}" for metric in metrics),
+            *(f"{row[metric]:.{metric_of(metric).decimals}f}" for metric in metrics),
         ]
         for row in rows
     ]

@@ -106,6 +106,57 @@ def test_validates_bleu_is_sacrebleus_on_translates_output(
     assert sacrebleu.corpus_chrf(translations, [references]).score == pytest.approx(row["chrf"], abs=1e-6)
 
 
+def comet(page: str) -> str:
+    """The command that a page gives as validation.command."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    (block,) = [block for block in re.findall(r"(?s)```yaml\n(.*?)```", text) if "command:" in block]
+    return str(yaml.safe_load(block)["validation"]["command"])
+
+
+@pytest.fixture
+def comet_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for COMET's command: it prints lines as that one does, and the share of words of the reference as the score."""
+    script = tmp_path / "bin" / "comet-score"
+    script.parent.mkdir()
+    script.write_text(
+        f"#!{sys.executable}\n"
+        "import argparse\n"
+        "parser = argparse.ArgumentParser()\n"
+        "for name in '-s', '-t', '-r':\n"
+        "    parser.add_argument(name, required=True)\n"
+        "parser.add_argument('--only_system', action='store_true', required=True)\n"
+        "given = parser.parse_args()\n"
+        "source, translations, reference = (open(name).read().splitlines() for name in (given.s, given.t, given.r))\n"
+        "assert len(source) == len(translations) == len(reference)\n"
+        "print('Predicting DataLoader 0: 100%')\n"
+        "print(f'{given.t}\\tscore: {len(source) / 100:.4f}')\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("comet_score")
+def test_comet_is_measured_by_the_command_of_the_documents(
+    run: Path, demo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = len((demo / "test.en").read_text(encoding="utf-8").splitlines())
+    test = ["--test", demo / "test.en", demo / "test.de", "--metrics", "ter", "--beam", 1, "--command", comet("corpora.md")]
+    assert call(validate, run / "last", *test, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["command"] == lines / 100
+    assert call(validate, run / "last", *test) == 0
+    head, row, *_ = capsys.readouterr().out.splitlines()
+    assert head.split() == ["checkpoint", "update", "ter", "command"]
+    assert row.split()[-1] == f"{lines / 100:.4f}"
+
+
+def test_a_command_that_gives_no_score_is_an_error_of_validate(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [run / "last", "--metrics", "bleu", "--beam", 1, "--command", "echo no model; exit 3"]
+    assert call(validate, *arguments) == 2
+    assert re.search(r"error: --command: .*: exit status 3: no model; it should print the score", capsys.readouterr().err)
+    assert call(validate, run, run, "--compare", "--command", "echo 1") == 2
+    assert "--command is for the table; leave out --compare and --score" in capsys.readouterr().err
+
+
 def lines_of(capfdbinary: Any) -> list[bytes]:
     return capfdbinary.readouterr().out.split(b"\n")
 

@@ -25,6 +25,7 @@ from poisoned import poisoned
 
 from nmt_train import config as configuration
 from nmt_train.common.errors import NotFinite, UserError
+from nmt_train.common.metric import METRICS
 from nmt_train.config import Config
 from nmt_train.config_text import to_yaml
 from nmt_train.load_model import load_model
@@ -391,20 +392,20 @@ def test_a_finished_run_says_so_and_does_nothing(make: Make, capsys: pytest.Capt
 @pytest.mark.slow
 def test_the_run_folder_holds_what_is_promised(make: Make) -> None:
     config = make(
-        stop__after="1e", validation={"every": "1u", "metrics": ["cross-entropy", "perplexity", "bleu", "chrf"]}, trace=True
+        stop__after="1e", validation={"every": "1u", "metrics": list(METRICS)}, trace=True
     )
     run(config)
     folder = Path(config.run)
     names = {path.name for path in folder.iterdir()}
     expected = {"config.yml", "train.log", "metrics.jsonl", "trace", "vocabulary.model", "checkpoints", "last", "translations"}
-    assert expected | {"best-chrf", "best-cross-entropy", "best-perplexity"} <= names
+    assert expected | {"best-chrf", "best-chrf++", "best-ter", "best-cross-entropy", "best-perplexity"} <= names
     assert configuration.load([str(folder / "config.yml")], {}) == config
     assert yaml.safe_load((folder / "config.yml").read_text(encoding="utf-8"))["model"]["dim"] == 16
     assert (folder / "last" / "checkpoint.json").exists()
     facts, _ = final(config)
     log = (folder / "train.log").read_text(encoding="utf-8")
     assert "bleu : 0.0000 : no best yet" in log
-    assert "best-bleu" not in names, "a model that translates nothing is not the best one"
+    assert not {"best-bleu", "best-exact-match"} & names, "a model that translates nothing is not the best one"
     assert "best bleu" not in log
     translations = (folder / "translations" / f"{facts['progress']['updates']}.txt").read_text(encoding="utf-8")
     assert len(translations.split("\n")) == 20 + 1
