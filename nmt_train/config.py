@@ -264,6 +264,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("batch_size", "batch.size"), "did you mean batch.tokens, or batch.sentences?"),
     **dict.fromkeys(("epochs", "max_epochs", "stop.epochs"), "write stop.after: 10e"),
     **dict.fromkeys(("updates", "max_updates", "stop.updates"), "write stop.after: 5000u"),
+    "log.tensorboard": "write log.trackers: [tensorboard], or nothing in place of false",
     **dict.fromkeys(
         ("corpus.weights", "corpus.weight"),
         "give every corpus its weight: corpus.train: [{files: [a, b], weight: 2}, ...] (docs/corpora.md)",

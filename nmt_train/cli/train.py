@@ -60,6 +60,9 @@ def parser() -> cli.Parser:
         help="remove all tokenized corpora and vocabularies that no running process uses (see corpus.cache), and exit; a run"
         " that resumes tokenizes its corpus again",
     )
+    options.add_argument(
+        "--completion", action="store_true", help="print a script that completes options and keys in bash and zsh, and exit"
+    )
     settings.add_keys(options)
     return options
 
@@ -72,6 +75,11 @@ def command(arguments: Sequence[str]) -> int:
     given = settings.parse(options, arguments)
     if given.example is not None:
         return _example(options, given.example)
+    if given.completion:
+        from nmt_train.cli import completion  # which imports this module
+
+        print(completion.script(), end="")
+        return 0
     if given.empty_cache:
         configured = settings.resolve(given).corpus.cache if given.config else vars(given)["corpus.cache"]
         folder = cache.folder(configured)

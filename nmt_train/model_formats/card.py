@@ -1,4 +1,4 @@
-"""The README.md (model card) of an exported folder: what the model is, its scores, and Python code that uses it."""
+"""The model card (README.md) of an exported folder or a run: what the model is, its scores, and how to use it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from nmt_train.common.plural import counted
 from nmt_train.model import ModelConfig
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model_formats import SENTENCEPIECE, SENTENCEPIECE_PAIR
+from nmt_train.run import checkpoint
 from nmt_train.run.folder import run_of
+from nmt_train.run.log import validations
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,27 @@ Sources are cut at 1,024 pieces and translations at 256, unless `max_input_lengt
 """
 
 
-def _about(origin: Origin, config: ModelConfig) -> str:
+def of_run(last: Path, config: ModelConfig) -> str:
+    """The card of a run, about its newest checkpoint."""
+    origin = Origin(checkpoint.load(last).facts, 1, scores_of([last]))
+    return f"""{_about(origin, config, "written")}
+## Use
+
+```
+nmt-translate --model {last.parent.parent} < in > out
+```
+"""
+
+
+def scores_of(checkpoints: list[Path]) -> Mapping[str, Any] | None:
+    """The validation event of the checkpoint's update, or None if the model is an average or was not validated."""
+    run = run_of(checkpoints[-1])
+    found = validations(run) if run is not None and len(checkpoints) == 1 else []
+    update = checkpoints[-1].resolve().name  # checkpoint.json of the best one may have been written some updates later
+    return next((event for event in reversed(found) if str(event["update"]) == update), None)
+
+
+def _about(origin: Origin, config: ModelConfig, verb: str = "exported") -> str:
     facts, corpus = origin.facts, origin.facts["config"]["corpus"]
     progress, history = facts["progress"], facts.get("history", [])
     began = [step.get("init") or step.get("imported") for step in history]
@@ -96,7 +118,7 @@ def _about(origin: Origin, config: ModelConfig) -> str:
         "# A translation model trained by nmt_train",
         "",
         f"A {config.norm}-norm transformer with {config.encoder_layers} encoder and {config.decoder_layers} decoder layers of"
-        f" width {config.dim}, {_trained(progress, imported)}; exported by nmt_train {__version__}.{mean}",
+        f" width {config.dim}, {_trained(progress, imported)}; {verb} by nmt_train {__version__}.{mean}",
         "",
     ]
     if not imported:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -21,8 +20,7 @@ from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.transformer import Transformer
 from nmt_train.model_formats import TARGETS, card, ctranslate, huggingface
 from nmt_train.model_formats.card import Origin
-from nmt_train.run.folder import refuse_existing, run_of
-from nmt_train.run.log import validations
+from nmt_train.run.folder import refuse_existing
 
 
 def export(checkpoints: list[Path], target: str, out: Path, quantize: str | None, search: SearchConfig) -> None:
@@ -37,7 +35,7 @@ def export(checkpoints: list[Path], target: str, out: Path, quantize: str | None
     refuse_existing(out)
     model, vocabulary, facts = load_model(checkpoints, torch.device("cpu"))
     _refuse_not_finite(model, checkpoints)
-    origin = Origin(facts, len(checkpoints), _scores(checkpoints))
+    origin = Origin(facts, len(checkpoints), card.scores_of(checkpoints))
 
     def write(folder: Path) -> None:
         if target == "huggingface":
@@ -64,14 +62,6 @@ def _refuse_not_finite(model: Transformer, checkpoints: list[Path]) -> None:
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             raise UserError(f"{checkpoints[-1]}: parameter {name} contains NaN or infinity; export an earlier checkpoint")
-
-
-def _scores(checkpoints: list[Path]) -> Mapping[str, Any] | None:
-    """The validation event of the checkpoint's update, or None if the model is an average or was not validated."""
-    run = run_of(checkpoints[-1])
-    found = validations(run) if run is not None and len(checkpoints) == 1 else []
-    update = checkpoints[-1].resolve().name  # checkpoint.json of the best one may have been written some updates later
-    return next((event for event in reversed(found) if str(event["update"]) == update), None)
 
 
 def _special(vocabulary: Vocabulary) -> tuple[str, str]:

@@ -19,9 +19,10 @@ from nmt_train.common.streams import tell
 from nmt_train.common.yaml_file import read
 from nmt_train.run import checkpoint
 from nmt_train.run.link import followed, is_link, point
+from nmt_train.run.trackers import IDENTITIES
 
 _CHECKPOINTS = ("checkpoints", "best")
-_FOLDERS = ("trace", "translations", "tensorboard")
+_FOLDERS = ("trace", "translations", "tensorboard", "wandb")
 _LOCK = ".lock"
 _LINKS = 40  # as many as Linux follows
 _CONFIG, _SIMULATED, _VOCABULARY = "config.yml", "simulated.yml", "vocabulary.model"
@@ -30,7 +31,7 @@ METRICS = "metrics.jsonl"  # every event of a run
 TIMING = "timing.json"  # of a simulation of the timing alone
 MACHINES = "machines.yml"  # a cluster file: the machines as `mode: auto` has measured them
 _WRITTEN = frozenset({
-    METRICS, "train.log", _VOCABULARY, _CONFIG, _SIMULATED, MACHINES, TIMING, "compare.json", "compare.png",
+    METRICS, "train.log", _VOCABULARY, _CONFIG, _SIMULATED, MACHINES, TIMING, IDENTITIES, "compare.json", "compare.png",
 })  # fmt: skip
 # Seconds. A network file system releases the lock of a lost machine when the lease of that machine expires: after 90 s on most
 # NFS servers, after some minutes on others.

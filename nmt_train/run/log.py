@@ -1,4 +1,4 @@
-"""The logs of a run: Marian's log lines on the terminal and in `train.log`, JSON objects in `metrics.jsonl`, TensorBoard."""
+"""The logs of a run: Marian's log lines on the terminal and in `train.log`, JSON objects in `metrics.jsonl`, trackers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from nmt_train.common import atomic_file as durable
@@ -20,11 +21,12 @@ from nmt_train.common.duration import Duration, Mark
 from nmt_train.common.errors import UserError, remedy
 from nmt_train.common.metric import is_worst
 from nmt_train.common.plural import counted
-from nmt_train.common.section import STRICT
+from nmt_train.common.section import STRICT, as_list, one_of
 from nmt_train.common.streams import tell
 from nmt_train.run.progress import Progress
 from nmt_train.run.progress_bar import ProgressBar
 from nmt_train.run.stopping import Verdict
+from nmt_train.run.trackers import TRACKERS, TrackedRun, Trackers
 
 _EARLY = (10, 30, 60)  # log lines are also written this many seconds after training has begun
 
@@ -38,8 +40,11 @@ class LogConfig:
         description="interval between two log lines, as 100u, 1e, 50Kt or 1m; further ones follow 10, 30 and 60 seconds after"
         " training has begun or continued",
     )
-    tensorboard: bool = Field(
-        default=False, description="also write TensorBoard events (needs: pip install '.[tensorboard]' in the project's folder)"
+    trackers: Annotated[list[Annotated[str, one_of(TRACKERS)]], BeforeValidator(as_list)] = Field(
+        default=[],
+        description="experiment trackers that also get the events, by their own packages: tensorboard, wandb, mlflow (needs, for"
+        " example: pip install '.[wandb]' in the project's folder); environment variables such as WANDB_MODE and"
+        " MLFLOW_TRACKING_URI apply",
     )
 
     def due(self, before: Mark, now: Mark, started: float) -> bool:
@@ -50,26 +55,25 @@ class LogConfig:
 
 @plain_dataclass
 class Log:
-    """Lines go to the terminal and `train.log`; events (JSON) to `metrics.jsonl` and, if configured, to TensorBoard.
+    """Lines go to the terminal and `train.log`; events to `metrics.jsonl` (JSON), and their numbers to trackers.
 
     virtual: whether the seconds of events are those of a simulated cluster's clock.
     """
 
     text: TextIO
     metrics: TextIO
-    board: Any = None
+    trackers: Trackers = field(default_factory=Trackers)
     bar: ProgressBar | None = None
     virtual: bool = False
 
     @classmethod
-    def open(cls, folder: Path, config: LogConfig, virtual: bool = False) -> Log:
-        """Open the log files of the run folder, to append to them."""
-        board = _tensorboard(folder) if config.tensorboard else None
+    def open(cls, folder: Path, config: LogConfig, virtual: bool = False, tracked: TrackedRun | None = None) -> Log:
+        """Open the log files of the run folder, to append to them. tracked: what trackers begin with."""
         terminal = launcher.terminal()
         bar = None if terminal is None else ProgressBar(terminal)
         text = open(folder / "train.log", "a", encoding="utf-8")
         metrics = open(folder / "metrics.jsonl", "a", encoding="utf-8")
-        return cls(text, metrics, board, bar, virtual)
+        return cls(text, metrics, Trackers(config.trackers, tracked), bar, virtual)
 
     def say(self, message: str) -> None:
         """Write one line in Marian's format, `[date time] message`."""
@@ -140,13 +144,19 @@ class Log:
             "training_seconds": round(progress.training_seconds, 3), **values,
         }  # fmt: skip
         _write(self.metrics, json.dumps(record))
-        if self.board is not None:
-            for name, value in values.items():
-                if isinstance(value, float):
-                    self.board.add_scalar(f"{kind}/{name}", value, progress.updates)
+        numbers = {f"{kind}/{name}": value for name, value in values.items() if isinstance(value, float)}
+        self.trackers.numbers(numbers, progress.updates)
+        self._say_failures()
+
+    def _say_failures(self) -> None:
+        for failure in self.trackers.failures():
+            self.say(f"warning: {failure}")
 
     def close(self) -> None:
-        for stream in (self.bar, self.board, self.text, self.metrics):
+        self.trackers.close()
+        with contextlib.suppress(UserError):
+            self._say_failures()
+        for stream in (self.bar, self.text, self.metrics):
             if stream is not None:
                 with contextlib.suppress(OSError):  # the failed write has already raised an error
                     stream.close()
@@ -160,15 +170,6 @@ def _write(file: TextIO, line: str) -> None:
             f"{file.name}: could not be written: {error.strerror}; {remedy(error)}; the same command continues from the last"
             " checkpoint"
         ) from None
-
-
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        how = "pip install '.[tensorboard]' in the project's folder"
-        raise UserError(f"log.tensorboard: tensorboard is not installed; {how}") from None
-    return SummaryWriter(str(folder / "tensorboard"))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

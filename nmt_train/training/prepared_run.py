@@ -26,6 +26,7 @@ from nmt_train.optim.optimizer import state_names
 from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.run.folder import Run, newest
 from nmt_train.run.manifest import load_verified
+from nmt_train.run.trackers import check_installed
 from nmt_train.training.auto_mode import ChosenMode
 from nmt_train.training.config_changes import FIXED, corpus_differences, differences, saved_keys
 
@@ -63,6 +64,7 @@ def opened(
 
     trains: False if a run in this folder will not continue, so that its configuration need not be the same.
     """
+    check_installed(config.log.trackers)
     _check_early(config)
     if trains and not overwrite:
         Run(expanded(config.run)).refuse_foreign()

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from nmt_train import config as configuration
 from nmt_train import device
 from nmt_train.common.errors import UserError
 from nmt_train.common.metric import is_worst
@@ -20,10 +21,12 @@ from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.launch.stop_request import StopRequest
 from nmt_train.model.metrics import TestSets
 from nmt_train.model.transformer import Transformer
+from nmt_train.model_formats import card
 from nmt_train.run.folder import Run
 from nmt_train.run.log import Log, rewind_metrics, rewind_spans
 from nmt_train.run.progress import Progress
 from nmt_train.run.stopping import Patience, shortened
+from nmt_train.run.trackers import TrackedRun
 from nmt_train.strategy.plan import Plan
 from nmt_train.training.config_changes import change_order
 from nmt_train.training.follower import Follower
@@ -62,7 +65,9 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
     rewind_metrics(run.folder / "metrics.jsonl", updates, keep="recovery" if recovered else "")
     if recovered is None:
         rewind_spans(run.folder / "trace", state.progress.updates if prepared.saved is not None else -1)
-    log = Log.open(run.folder, config.log, virtual=bool(prepared.simulated))
+    keys = configuration.plain(config)
+    tracked = TrackedRun(run.folder, keys, configuration.flatten(keys), updates)
+    log = Log.open(run.folder, config.log, bool(prepared.simulated), tracked)
     try:
         if prepared.overwrite and recovered is None:
             log.say(f"started over: deleted the previous contents of {run.folder} (--overwrite)")
@@ -97,6 +102,8 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
             leader.complete_checkpoint()
             raise
         _summary(leader, config, state, run, log)
+        if config.log.trackers and (last := run.last()) is not None:
+            log.trackers.finish(card.of_run(last, config.model), sorted(run.folder.glob("*.png")))
     finally:
         log.close()
     return 128 + leader.signal if leader.signal else 0

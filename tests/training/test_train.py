@@ -673,16 +673,3 @@ def test_training_lets_no_time_go_uncounted(make: Make) -> None:
     assert last is not None
     progress = checkpoint.load(last).facts["progress"]
     assert 0 < progress["training_seconds"] < progress["seconds"] < time.perf_counter() - begin
-
-
-def test_tensorboard_gets_the_same_values(make: Make) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    config = make(stop__after="2u", log={"every": "1u", "tensorboard": True}, validation__every="2u")
-    run(config)
-    board = EventAccumulator(str(Path(config.run) / "tensorboard"))
-    board.Reload()
-    costs = [event["cost"] for event in events(config) if event["event"] == "train"]
-    assert [scalar.value for scalar in board.Scalars("train/cost")] == pytest.approx(costs)
-    assert board.Scalars("validation/cross-entropy")[0].step == 2
