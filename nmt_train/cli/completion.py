@@ -15,6 +15,7 @@ from nmt_train.modes.auto import AUTO
 from nmt_train.modes.table import MODES
 
 _COMMANDS = (train, simulate, translate, validate, plot, export, import_model)
+_KEYS = config.leaves()
 
 
 def script() -> str:
@@ -51,7 +52,7 @@ def _values(action: argparse.Action) -> list[str]:
         return [str(choice) for choice in action.choices]
     if action.dest == "mode":
         return [AUTO, *MODES]
-    key = config.leaves().get(action.dest)
+    key = _KEYS.get(action.dest)
     return re.findall(r"'([\w-]+)'", key.type) if key is not None and "Literal" in key.type else []
 
 

@@ -47,8 +47,8 @@ class ValidationConfig:
     metrics: Annotated[list[Annotated[str, one_of(METRICS)]], BeforeValidator(as_list)] = Field(
         default=["cross-entropy", "bleu"],
         min_length=1,
-        description="any of cross-entropy (nats per target piece, END included), perplexity, and, in percent, bleu, chrf, chrf++,"
-        " ter (translation edit rate) and exact-match (the share of translations that equal their references)",
+        description="any of cross-entropy (nats per target piece, END included), perplexity, and, in percent, bleu, chrf,"
+        " chrf++, ter (translation edit rate) and exact-match (the share of translations that equal their references)",
     )
     bleu_tokenizer: Annotated[str, one_of(TOKENIZERS)] = Field(
         default=AUTO,

@@ -42,8 +42,8 @@ class LogConfig:
     )
     trackers: Annotated[list[Annotated[str, one_of(TRACKERS)]], BeforeValidator(as_list)] = Field(
         default=[],
-        description="experiment trackers that also get the events, by their own packages: tensorboard, wandb, mlflow (needs, for"
-        " example: pip install '.[wandb]' in the project's folder); environment variables such as WANDB_MODE and"
+        description="experiment trackers that also get the events: tensorboard, wandb, mlflow (each by its package, as in"
+        " pip install '.[wandb]' in the project's folder); environment variables such as WANDB_MODE and"
         " MLFLOW_TRACKING_URI apply",
     )
 
