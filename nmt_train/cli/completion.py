@@ -38,7 +38,8 @@ def _cases(parser: Parser) -> Iterator[tuple[str, str]]:
     options, pending = set(), [*parser._actions]
     for action in pending:
         if isinstance(action, argparse._SubParsersAction):
-            yield f'"{parser.prog} {parser.prog}"', _words(action.choices)
+            own = [option for each in parser._actions for option in each.option_strings]
+            yield f'"{parser.prog} {parser.prog}"', _words([*action.choices, *own])
             pending += [each for kind in action.choices.values() for each in kind._actions]
         elif values := _values(action):
             yield " | ".join(f'"{parser.prog} {option}"' for option in action.option_strings), _words(values)

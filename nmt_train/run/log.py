@@ -146,16 +146,16 @@ class Log:
         _write(self.metrics, json.dumps(record))
         numbers = {f"{kind}/{name}": value for name, value in values.items() if isinstance(value, float)}
         self.trackers.numbers(numbers, progress.updates)
-        self._say_failures()
+        self._say_of_trackers()
 
-    def _say_failures(self) -> None:
-        for failure in self.trackers.failures():
-            self.say(f"warning: {failure}")
+    def _say_of_trackers(self) -> None:
+        for sentence in self.trackers.sentences():
+            self.say(sentence)
 
     def close(self) -> None:
         self.trackers.close()
         with contextlib.suppress(UserError):
-            self._say_failures()
+            self._say_of_trackers()
         for stream in (self.bar, self.text, self.metrics):
             if stream is not None:
                 with contextlib.suppress(OSError):  # the failed write has already raised an error

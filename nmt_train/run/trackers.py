@@ -43,10 +43,13 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """A run at a tracker, created from a TrackedRun. identity: what continues it later; None: the run folder is enough."""
+    """A run at a tracker, created from a TrackedRun.
 
-    @property
-    def identity(self) -> str | None: ...
+    identity: what continues it later, or None if the run folder is enough. url: where to look at it, or None.
+    """
+
+    identity: str | None = None
+    url: str | None = None
 
     def numbers(self, values: Mapping[str, float], update: int) -> None:
         """Record numbers, with names such as `train/cost`, at this update."""
@@ -58,9 +61,7 @@ class Tracker(Protocol):
         """Deliver everything. completed: no error has ended training."""
 
 
-class _TensorBoard:
-    identity: str | None = None
-
+class _TensorBoard(Tracker):
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -87,18 +88,20 @@ class _TensorBoard:
         self._writer.close()
 
 
-class _WandB:
+class _WandB(Tracker):
     def __init__(self, run: TrackedRun) -> None:
         import wandb
 
         self._wandb = wandb
-        self.identity: str | None = run.identity or secrets.token_hex(8)
+        self.identity = run.identity or secrets.token_hex(8)
+        wandb.setup(wandb.Settings(silent=True))  # it would ask for a key on the terminal, and write between log lines
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "nmt_train"), name=run.folder.resolve().name, id=self.identity,
             resume="allow", dir=str(run.folder), config=dict(run.config), allow_val_change=True,
         )  # fmt: skip
         # The axis is the update: W&B's own steps cannot go back to the checkpoint from which a run continues.
         self._run.define_metric("*", step_metric="update")
+        self.url = self._run.url
 
     def numbers(self, values: Mapping[str, float], update: int) -> None:
         self._run.log({**values, "update": update})
@@ -114,15 +117,15 @@ class _WandB:
         self._run.finish(exit_code=0 if completed else 1)
 
 
-class _MLflow:
+class _MLflow(Tracker):
     def __init__(self, run: TrackedRun) -> None:
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
 
         self._metric, self._client = Metric, MlflowClient()
-        self.identity: str = run.identity or self._create(run, Param)
-        self._client.update_run(self.identity, status="RUNNING")
-        self._client.log_artifact(self.identity, str(run.folder / "config.yml"))  # parameters of a run cannot change
+        self._id = self.identity = run.identity or self._create(run, Param)
+        self._client.update_run(self._id, status="RUNNING")
+        self._client.log_artifact(self._id, str(run.folder / "config.yml"))  # parameters of a run cannot change
 
     def _create(self, run: TrackedRun, parameter: Callable[[str, str], Any]) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "nmt_train")
@@ -140,15 +143,15 @@ class _MLflow:
         metrics = [
             self._metric(re.sub(r"[^/\w.\- ]", "_", name), value, now, update) for name, value in values.items()
         ]
-        self._client.log_batch(self.identity, metrics=metrics)
+        self._client.log_batch(self._id, metrics=metrics)
 
     def finish(self, card: str, pictures: Sequence[Path]) -> None:
-        self._client.log_text(self.identity, card, "README.md")
+        self._client.log_text(self._id, card, "README.md")
         for path in pictures:
-            self._client.log_artifact(self.identity, str(path))
+            self._client.log_artifact(self._id, str(path))
 
     def close(self, completed: bool) -> None:
-        self._client.set_terminated(self.identity, "FINISHED" if completed else "FAILED")
+        self._client.set_terminated(self._id, "FINISHED" if completed else "FAILED")
 
 
 # The name of each is that of its extra, too; with the module that it needs.
@@ -173,13 +176,14 @@ class Trackers:
     """The trackers of a run, and the thread that calls them; without names, there is no thread."""
 
     def __init__(self, names: Sequence[str] = (), run: TrackedRun | None = None) -> None:
-        self._alive: dict[str, Tracker] = {}
+        self._names = list(dict.fromkeys(names))  # of those that have not failed
+        self._begun: dict[str, Tracker] = {}
         self._calls = SimpleQueue[Callable[[Tracker], None] | None]()
-        self._failures = SimpleQueue[str]()
+        self._sentences = SimpleQueue[str]()
         self._completed = False
         self._thread: threading.Thread | None = None
         if names and run is not None:
-            self._thread = threading.Thread(target=self._serve, args=(names, run), name="trackers", daemon=True)
+            self._thread = threading.Thread(target=self._serve, args=(run,), name="trackers", daemon=True)
             self._thread.start()
 
     def numbers(self, values: Mapping[str, float], update: int) -> None:
@@ -191,11 +195,11 @@ class Trackers:
         self._completed = True
         self._call(lambda tracker: tracker.finish(card, pictures))
 
-    def failures(self) -> Iterator[str]:
-        """Sentences about trackers that have failed since the last call."""
+    def sentences(self) -> Iterator[str]:
+        """For the log: where to look at the tracked runs, and which trackers have failed, since the last call."""
         while True:
             try:
-                yield self._failures.get_nowait()
+                yield self._sentences.get_nowait()
             except Empty:
                 return
 
@@ -205,35 +209,38 @@ class Trackers:
             self._calls.put(None)
             self._thread.join(_PATIENCE)
             if self._thread.is_alive():
-                self._failures.put(f"log.trackers: {', '.join(self._alive)} did not take everything in {_PATIENCE:.0f} s")
+                late = ", ".join(self._names)
+                self._sentences.put(f"warning: log.trackers: {late} did not take everything in {_PATIENCE:.0f} s")
             self._thread = None
 
     def _call(self, call: Callable[[Tracker], None]) -> None:
         if self._thread is not None:
             self._calls.put(call)
 
-    def _serve(self, names: Sequence[str], run: TrackedRun) -> None:
-        for name in names:
+    def _serve(self, run: TrackedRun) -> None:
+        for name in list(self._names):
             with self._failing(name):
-                self._alive[name] = _begun(name, run)
+                self._begun[name] = tracker = _begun(name, run)
+                if tracker.url:
+                    self._sentences.put(f"log.trackers: {name}: {tracker.url}")
         while (call := self._calls.get()) is not None:
             self._for_all(call)
         self._for_all(lambda tracker: tracker.close(self._completed))
 
     def _for_all(self, call: Callable[[Tracker], None]) -> None:
-        for name, tracker in list(self._alive.items()):
+        for name in list(self._names):
             with self._failing(name):
-                call(tracker)
+                call(self._begun[name])
 
     @contextmanager
     def _failing(self, name: str) -> Iterator[None]:
         """An error of a tracker is noted, and ends only its own calls."""
         try:
             yield
-        except Exception as error:
-            self._alive.pop(name, None)
+        except BaseException as error:  # wandb raises KeyboardInterrupt at the end of an input; signals reach another thread
+            self._names.remove(name)
             what = (str(error).strip() or type(error).__name__).splitlines()[0]
-            self._failures.put(f"log.trackers: {name} failed, and gets nothing more from this start: {what}")
+            self._sentences.put(f"warning: log.trackers: {name} failed, and gets nothing more from this start: {what}")
 
 
 def _begun(name: str, run: TrackedRun) -> Tracker:

@@ -45,7 +45,7 @@ class Recorder:
     """A tracker that keeps what it gets. begun: all of them."""
 
     begun: ClassVar[list[Recorder]] = []
-    identity = "first"
+    identity, url = "first", "https://example.org/first"
 
     def __init__(self, run: TrackedRun) -> None:
         self.run, self.card = run, ""
@@ -73,6 +73,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
     return Recorder
 
 
+@pytest.mark.slow
 def test_a_tracker_gets_the_configuration_all_numbers_the_pictures_and_the_model_card(
     make: Make, recorder: type[Recorder]
 ) -> None:
@@ -80,7 +81,7 @@ def test_a_tracker_gets_the_configuration_all_numbers_the_pictures_and_the_model
     folder = Path(config.run)
     assert run(config) == 0
     (first,) = recorder.begun
-    assert first.run.keys == configuration.flatten(configuration.plain(config))
+    assert first.run.keys == {**configuration.flatten(configuration.plain(config)), "mode": "single"}
     assert first.run.keys["optimizer.learning_rate"] == 0.01
     assert sorted(first.numbers_of) == sorted(numbers(folder))
     assert {"train/cost", "validation/cross-entropy", "ranks/interval"} <= {name for name, *_ in first.numbers_of}
@@ -88,11 +89,13 @@ def test_a_tracker_gets_the_configuration_all_numbers_the_pictures_and_the_model
     assert f"cross-entropy on the validation set: {events(folder, 'validation')[-1]['cross-entropy']:.4f}" in first.card
     assert f"nmt-translate --model {folder}" in first.card
     assert (first.pictures, first.completed) == ([], True)
+    assert "log.trackers: recorder: https://example.org/first\n" in (folder / "train.log").read_text(encoding="utf-8")
     picture = convergence.plot([folder], "cross-entropy", "seconds", folder / "convergence.png")[0]
     assert run(make(stop__after="6u", log__trackers=["recorder"], **CHANGES)) == 0
     assert recorder.begun[1].pictures == [picture]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_the_tracked_run_and_one_that_starts_over_begins_another(
     make: Make, recorder: type[Recorder]
 ) -> None:
@@ -106,6 +109,7 @@ def test_a_resumed_run_continues_the_tracked_run_and_one_that_starts_over_begins
     assert json.loads((folder / trackers.IDENTITIES).read_text(encoding="utf-8")) == {"recorder": "second"}
 
 
+@pytest.mark.slow
 def test_only_the_leader_of_several_ranks_writes(make: Make, tmp_path: Path, recorder: type[Recorder]) -> None:
     folder = simulated(make, tmp_path / "two", [1, 1], mode="sync", stop__after="4u", log__trackers=["recorder"], **CHANGES)
     (only,) = recorder.begun
@@ -127,7 +131,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_does_not_end_training(
     assert run(config) == 0
     said = (Path(config.run) / "train.log").read_text(encoding="utf-8")
     warning = "warning: log.trackers: recorder failed, and gets nothing more from this start: no route to host\n"
-    assert said.count(warning) == said.count("log.trackers") == len(calls) == 1
+    assert said.count(warning) == said.count("warning: log.trackers") == len(calls) == 1
 
 
 def test_a_run_that_an_error_ends_is_not_completed(
@@ -151,9 +155,7 @@ def test_a_tracker_that_hangs_does_not_hold_up_a_finished_run(
     found = Trackers(["recorder"], TrackedRun(tmp_path, {}, {}, 0))
     found.numbers({"train/cost": 1.0}, 1)
     found.close()
-    assert [sentence.replace("recorder", "").strip() for sentence in found.failures()] == [
-        "log.trackers:  did not take everything in 0 s"
-    ]
+    assert list(found.sentences()) == ["warning: log.trackers: recorder did not take everything in 0 s"]
     answered.set()
 
 
@@ -180,6 +182,7 @@ def test_what_is_no_tracker_is_answered_with_what_to_write(make: Make, given: di
         make(log=given)
 
 
+@pytest.mark.slow
 def test_the_calls_of_wandb(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[dict[str, Any]] = []
     logged: list[dict[str, Any]] = []
@@ -188,31 +191,36 @@ def test_the_calls_of_wandb(make: Make, monkeypatch: pytest.MonkeyPatch) -> None
     def init(**given: Any) -> SimpleNamespace:
         made.append(given)
         return SimpleNamespace(
-            dir=given["dir"], define_metric=lambda name, step_metric: made[-1].update(axis=(name, step_metric)),
+            dir=given["dir"], url=None, define_metric=lambda name, step_metric: made[-1].update(axis=(name, step_metric)),
             log=logged.append, save=lambda file, **_: saved.append(Path(file).read_text(encoding="utf-8")),
             finish=lambda exit_code: made[-1].update(exit_code=exit_code),
         )  # fmt: skip
 
     fake = ModuleType("wandb")
     monkeypatch.setattr(fake, "init", init, raising=False)
+    monkeypatch.setattr(fake, "Settings", lambda silent: {"silent": silent}, raising=False)
+    monkeypatch.setattr(fake, "setup", lambda settings: made.append(settings), raising=False)
     monkeypatch.setattr(fake, "Image", lambda path: f"image {path}", raising=False)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.setenv("WANDB_PROJECT", "translation")
     config = make(stop__after="2u", log__trackers=["wandb"], **CHANGES)
     folder = Path(config.run)
     assert run(config) == 0
-    assert made[0]["config"]["optimizer"]["learning_rate"] == 0.01
-    assert {"project": "translation", "name": "run", "resume": "allow", "exit_code": 0}.items() <= made[0].items()
-    assert made[0]["axis"] == ("*", "update")
+    silent, first = made
+    assert silent == {"silent": True}, "it does not ask for a key on the terminal"
+    assert first["config"]["optimizer"]["learning_rate"] == 0.01
+    assert {"project": "translation", "name": "run", "resume": "allow", "exit_code": 0}.items() <= first.items()
+    assert first["axis"] == ("*", "update")
     found = [(name, line["update"], value) for line in logged for name, value in line.items() if name != "update"]
     assert sorted(found) == sorted(numbers(folder))
     assert "trained for 2 updates" in saved[0]
     (folder / "curve.png").write_bytes(b"")
     assert run(make(stop__after="3u", log__trackers=["wandb"], **CHANGES)) == 0
-    assert made[1]["id"] == made[0]["id"]
+    assert made[-1]["id"] == first["id"]
     assert logged[-1] == {"curve": f"image {folder / 'curve.png'}"}
 
 
+@pytest.mark.slow
 def test_the_calls_of_mlflow(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
@@ -256,6 +264,7 @@ def test_the_calls_of_mlflow(make: Make, monkeypatch: pytest.MonkeyPatch) -> Non
     assert calls[before] == ("update_run", ("abc",), {"status": "RUNNING"})
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_the_same_values(make: Make) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
