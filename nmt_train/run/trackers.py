@@ -140,9 +140,7 @@ class _MLflow(Tracker):
     def numbers(self, values: Mapping[str, float], update: int) -> None:
         now = int(time.time() * 1000)
         # MLflow's names have no other special characters: chrf__ for chrf++, bleu_news for bleu@news.
-        metrics = [
-            self._metric(re.sub(r"[^/\w.\- ]", "_", name), value, now, update) for name, value in values.items()
-        ]
+        metrics = [self._metric(re.sub(r"[^/\w.\- ]", "_", name), value, now, update) for name, value in values.items()]
         self._client.log_batch(self._id, metrics=metrics)
 
     def finish(self, card: str, pictures: Sequence[Path]) -> None:

@@ -115,7 +115,7 @@ def comet(page: str) -> str:
 
 @pytest.fixture
 def comet_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for COMET's command: it prints lines as that one does, and the share of words of the reference as the score."""
+    """A stand-in for COMET's command, which prints as that one does; its score is the number of lines, divided by 100."""
     script = tmp_path / "bin" / "comet-score"
     script.parent.mkdir()
     script.write_text(
@@ -128,7 +128,7 @@ def comet_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "given = parser.parse_args()\n"
         "source, translations, reference = (open(name).read().splitlines() for name in (given.s, given.t, given.r))\n"
         "assert len(source) == len(translations) == len(reference)\n"
-        "print('Predicting DataLoader 0: 100%')\n"
+        "print('Predicting: 100%')\n"
         "print(f'{given.t}\\tscore: {len(source) / 100:.4f}')\n"
     )
     script.chmod(0o755)
@@ -136,9 +136,7 @@ def comet_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("comet_score")
-def test_comet_is_measured_by_the_command_of_the_documents(
-    run: Path, demo: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_comet_is_measured_by_the_command_of_the_documents(run: Path, demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = len((demo / "test.en").read_text(encoding="utf-8").splitlines())
     test = ["--test", demo / "test.en", demo / "test.de", "--metrics", "ter", "--beam", 1, "--command", comet("corpora.md")]
     assert call(validate, run / "last", *test, "--json") == 0
@@ -570,7 +568,7 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
         (translate, ["--model", "{run}", "--devices", "cuda"], "finds none"),
         (translate, ["--model", "{run}", "--devices", "cpu x 3"], "--devices cpu x 3: names 3 devices, but one is used"),
         (validate, ["{run}", "--test", "absent"], "absent: No such file"),
-        (validate, ["{run}", "--metrics", "ter"], "argument --metrics: invalid choice"),
+        (validate, ["{run}", "--metrics", "meteor"], "argument --metrics: invalid choice"),
         (plot, ["convergence", "{tmp}"], "give a run folder"),
         (plot, ["convergence", "{run}", "--output", "{tmp}/x.doc"], "unknown extension"),
         (plot, ["trace", "{run}", "--chrome", "--output", "{tmp}"], "Is a directory; name a file that can be written"),
