@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from sacrebleu.metrics.base import Metric, Score
-from sacrebleu.utils import sum_of_lists
 
 
 class ExactMatch(Metric):
@@ -16,7 +15,7 @@ class ExactMatch(Metric):
     """
 
     def __init__(self, references: Sequence[Sequence[str]] | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         if references is not None:
             self._ref_cache = self._cache_references(references)
 
@@ -30,7 +29,7 @@ class ExactMatch(Metric):
         return [int(hypothesis in ref_kwargs["references"]), 1]
 
     def _aggregate_and_compute(self, stats: list[list[int]]) -> Score:
-        return self._compute_score_from_stats(sum_of_lists(stats))
+        return self._compute_score_from_stats([sum(column) for column in zip(*stats, strict=True)])
 
     def _compute_score_from_stats(self, stats: list[int]) -> Score:
         equal, translations = stats
