@@ -284,9 +284,10 @@ def test_tensorboard_gets_the_same_values(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_wandb_keeps_a_run_offline(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_keeps_a_run_offline(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.chdir(tmp_path)
     config = make(stop__after="2u", log__trackers=["wandb"], **CHANGES)
     folder = Path(config.run)
     assert run(config) == 0
