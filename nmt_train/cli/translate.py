@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import stat
 import sys
-from collections.abc import Sequence
-from typing import TextIO
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, TextIO
 
 from nmt_train import cli
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
 from nmt_train.common.plural import counted
 from nmt_train.common.streams import tell
+
+if TYPE_CHECKING:
+    from nmt_train.model.beam_search import Hypothesis
 
 _PAUSE = 0.05  # seconds without a further line, after which what a pipe or a terminal has sent is translated
 _INVALID = {
@@ -47,8 +51,65 @@ def parser() -> cli.Parser:
         help="what to do with a line that is not UTF-8: stop: translate the lines before it and exit with an error; replace:"
         " replace its invalid bytes by U+FFFD and translate it; skip: print an empty line (default: stop)",
     )  # fmt: skip
+    _add_demands(options)
     cli.add_model_options(options)
     return options
+
+
+def _add_demands(options: cli.Parser) -> None:
+    options.add_argument(
+        "--prefix", type=expanded, metavar="FILE",
+        help="a file with the beginning of each line's translation, or an empty line. Its last word may be continued,"
+        " unless the prefix ends with a space",
+    )  # fmt: skip
+    options.add_argument(
+        "--terms", type=expanded, metavar="FILE",
+        help="a file with a line for each line: the terms, separated by tabs, that its translation must contain as whole words",
+    )  # fmt: skip
+    options.add_argument(
+        "--unknown", choices=("avoid", "copy"), default="avoid",
+        help="how to translate characters that the vocabulary lacks: avoid: by known pieces; copy: where the model predicts its"
+        " unknown piece, copy those of the source, in their order (default: avoid)",
+    )  # fmt: skip
+    options.add_argument(
+        "--sample", type=_sampling, metavar="HOW",
+        help="draw each piece at random instead of searching: top-k=K: from the K most probable; nucleus=P: from the most"
+        " probable that together have probability P. With --n-best N, N independent samples",
+    )  # fmt: skip
+    options.add_argument("--seed", type=cli.count, default=1, metavar="N", help="of --sample (default: 1)")
+    options.add_argument(
+        "--max-length-factor", type=cli.bounded(float, "factor", 0, 100), default=2.0, metavar="N",
+        help="a translation has at most N times as many pieces as its source, plus 10 (default: 2)",
+    )  # fmt: skip
+
+
+def _sampling(text: str) -> dict[str, float]:
+    """`top-k=10` as {"top_k": 10}, or `nucleus=0.9` as {"nucleus": 0.9}."""
+    kind, _, value = text.partition("=")
+    try:
+        if kind == "top-k":
+            return {"top_k": int(cli.positive(value))}
+        if kind == "nucleus":
+            return {"nucleus": cli.bounded(float, "probability", 1e-6, 1)(value)}
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}; write top-k=10 or nucleus=0.9") from None
+    raise argparse.ArgumentTypeError(f"{text} is unknown; write top-k=10 or nucleus=0.9")
+
+
+def _check(given: argparse.Namespace, arguments: Sequence[str]) -> None:
+    if given.sample is None:
+        if given.n_best is not None and given.n_best > given.beam:
+            raise UserError(f"command line: --n-best {given.n_best} needs a --beam of at least as many, not {given.beam}")
+    elif given.beam > 1 and any(word.partition("=")[0] == "--beam" for word in arguments):
+        raise UserError("command line: --sample draws translations and has no beam; leave out --beam (or --sample)")
+    elif given.terms is not None:
+        raise UserError("command line: --terms needs beam search; leave out --sample (or --terms)")
+    if sys.stdin is None:
+        raise UserError("standard input is closed; give the lines to translate, as in nmt-translate --model RUN < FILE")
+    if sys.stdout is None:
+        raise UserError(
+            "standard output is closed; say where the translations should go, as in nmt-translate --model RUN > FILE"
+        )
 
 
 def command(arguments: Sequence[str]) -> int:
@@ -59,46 +120,37 @@ def command(arguments: Sequence[str]) -> int:
     from nmt_train.corpus.text import Lines, NotUtf8
     from nmt_train.load_model import load_ensemble
     from nmt_train.model.beam_search import SearchConfig
+    from nmt_train.model.request import Requests
+    from nmt_train.model.sampling import Sampling
     from nmt_train.model.translator import Translator
     from nmt_train.run.folder import newest
 
-    if given.n_best is not None and given.n_best > given.beam:
-        raise UserError(f"command line: --n-best {given.n_best} needs a --beam of at least as many, not {given.beam}")
+    _check(given, arguments)
     own = device.prepare_one(given.devices, given.threads)
     model, vocabulary, tags = load_ensemble([newest(path, given.average) for path in given.model], own)
-    search = SearchConfig(beam=given.beam, normalization=given.normalization, n_best=given.n_best or 1)
-    translator = Translator(model, vocabulary, search, given.batch_tokens, tags=tags)
-    if sys.stdin is None:
-        raise UserError("standard input is closed; give the lines to translate, as in nmt-translate --model RUN < FILE")
-    if sys.stdout is None:
-        raise UserError(
-            "standard output is closed; say where the translations should go, as in nmt-translate --model RUN > FILE"
-        )
+    search = SearchConfig(
+        beam=given.beam, normalization=given.normalization, length_factor=given.max_length_factor, n_best=given.n_best or 1
+    )
+    sampling = None if given.sample is None else Sampling(**given.sample, seed=given.seed)
+    copies = given.unknown == "copy"
+    translator = Translator(model, vocabulary, search, given.batch_tokens, tags=tags, sampling=sampling, copy_unknown=copies)
     lines = Lines(sys.stdin.buffer, "standard input", given.on_error)
-    translations = translator.stream(lines, given.window, None if _is_file(sys.stdin) else _PAUSE)
+    requests = Requests(lines, vocabulary, given.prefix, given.terms)
+    translations = translator.stream(requests, given.window, None if _is_file(sys.stdin) else _PAUSE)
     results = tqdm(translations, unit=" lines", leave=False, disable=sys.stdout.isatty() or None)
     for number, found in enumerate(results):
-        if given.n_best is None:
-            output = found[0][0] + "\n"
-        else:
-            padded = [*found, *found[-1:] * given.n_best][: given.n_best]  # N lines, also for an empty source
-            output = "".join(
-                f"{number} ||| {text} ||| {hypothesis.log_probability:.4f} ||| {hypothesis.score:.4f}\n"
-                for text, hypothesis in padded
-            )
-        sys.stdout.buffer.write(output.encode("utf-8"))
+        sys.stdout.buffer.write("".join(_rows(number, found, given.n_best)).encode("utf-8"))
         sys.stdout.buffer.flush()  # whoever sends a line may wait for its translation
-    for numbers, what in (
+    _warn(
         (translator.cut, "longer than 1,000 pieces: cut"),
         (translator.broken_off, "translated into something that did not end: broken off"),
+        (translator.lacking, "translated without a term"),
         (translator.unknown_codes, "with a language code that the model does not know: read as text"),
         (translator.untagged, f"without a tag, which all training sources had: begin each with {' or '.join(tags)}"),
         (lines.invalid, _INVALID.get(given.on_error, "")),
-    ):
-        if numbers:
-            some = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
-            are = "is" if len(numbers) == 1 else "are"
-            tell(f"warning: {counted(len(numbers), 'line')} {are} {what} (line {some})")
+    )
+    if requests.error is not None:
+        raise requests.error
     if lines.error is not None:
         done = (
             f"translated before it: {counted(lines.number, 'line')}; correct it and continue with tail -n +{lines.number + 1}"
@@ -106,6 +158,23 @@ def command(arguments: Sequence[str]) -> int:
         choice = ", or use --on-error replace or skip" if isinstance(lines.error, NotUtf8) else ""
         raise UserError(f"{lines.error}; {done}{choice}")
     return 0
+
+
+def _rows(number: int, found: list[tuple[str, Hypothesis]], n_best: int | None) -> Iterator[str]:
+    """The output for line `number`."""
+    if n_best is None:
+        yield found[0][0] + "\n"
+        return
+    for text, hypothesis in [*found, *found[-1:] * n_best][:n_best]:  # n_best rows, also for an empty source
+        yield f"{number} ||| {text} ||| {hypothesis.log_probability:.4f} ||| {hypothesis.score:.4f}\n"
+
+
+def _warn(*warnings: tuple[list[int], str]) -> None:
+    for numbers, what in warnings:
+        if numbers:
+            some = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+            are = "is" if len(numbers) == 1 else "are"
+            tell(f"warning: {counted(len(numbers), 'line')} {are} {what} (line {some})")
 
 
 def _is_file(stream: TextIO) -> bool:

@@ -36,6 +36,10 @@ class VocabularyConfig:
         le=1,
         description="fraction of the corpus's characters that pieces cover; rarer characters become unknown pieces",
     )
+    user_defined: Annotated[list[str], BeforeValidator(as_list)] | None = Field(
+        default=None,
+        description="texts that become one piece each and are never split, such as placeholders: [<name>, <number>]",
+    )
     sampling: float = Field(
         default=0.0,
         ge=0,
@@ -45,7 +49,10 @@ class VocabularyConfig:
     )
 
     @model_validator(mode="after")
-    def _check_sampling(self) -> VocabularyConfig:
+    def _check(self) -> VocabularyConfig:
+        for text in self.user_defined or ():
+            if not text or text in SPECIAL or any(map(str.isspace, text)):
+                raise ValueError(f"user_defined {text!r} cannot be one piece; write a word such as <name>")
         if self.sampling and self.type != "unigram":
             raise ValueError(f"sampling needs type unigram, not {self.type}; set type: unigram or sampling: 0")
         return self

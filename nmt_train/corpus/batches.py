@@ -56,6 +56,12 @@ def check_settings(corpus: CorpusConfig, vocabulary: Vocabulary) -> None:
         )
     if any(part.noise for part in corpus.parts) and isinstance(vocabulary, VocabularyPair):
         raise UserError("corpus.train: noise needs one SentencePiece model for both sides; remove it")
+    for text in corpus.vocabulary.user_defined or ():
+        if text not in map(vocabulary.piece, vocabulary.encode([f"a{text}b"])[0]):
+            raise UserError(
+                f"corpus.vocabulary.user_defined: {text} is no user-defined piece of this run's vocabulary; remove it, or use a"
+                " vocabulary that has it"
+            )
 
 
 def check_batch_size(corpus: CorpusConfig, batch: BatchConfig) -> None:

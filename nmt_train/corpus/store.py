@@ -12,7 +12,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,6 +25,7 @@ from nmt_train.corpus import MAX_RATIO, CorpusConfig, CorpusPart, cache
 from nmt_train.corpus.mapped_file import mapped
 from nmt_train.corpus.survey import Survey
 from nmt_train.corpus.text import read_pairs, refuse_empty, weights_of
+from nmt_train.corpus.unknown import UnknownCharacters
 from nmt_train.corpus.vocabulary import Vocabulary
 
 _FORMAT = 2
@@ -62,7 +63,7 @@ class Store:
     """Both sides of a corpus; pair i is line i + 1 of its files, empty lines included.
 
     weights: those of the pairs (pairs,), float32, or None if all are 1. held: an open file that protects the store. checksum:
-    of all tokens and weights.
+    of all tokens and weights. unknown: the characters of its text that the vocabulary lacks.
     """
 
     path: Path
@@ -71,6 +72,7 @@ class Store:
     weights: np.ndarray | None = None
     held: BinaryIO | None = None
     checksum: str = ""
+    unknown: UnknownCharacters = field(default_factory=UnknownCharacters)
 
     def __len__(self) -> int:
         return len(self.source.offsets) - 1
@@ -134,6 +136,14 @@ class Stores:
     def identity(self) -> list[dict[str, Any]]:
         """What identifies the text and the sentence weights of each corpus, as JSON: its pairs, and a checksum."""
         return [{"pairs": len(store), "checksum": store.checksum} for store in self._stores]
+
+    @property
+    def unknown(self) -> UnknownCharacters:
+        """Those of all corpora."""
+        found = UnknownCharacters()
+        for store in self._stores:
+            found.merge(store.unknown)
+        return found
 
     @property
     def paths(self) -> list[Path]:
@@ -207,7 +217,7 @@ class _Output:
 def _build(folder: Path, part: CorpusPart, key: str, vocabulary: Vocabulary, ratio: float) -> None:
     pairs = read_pairs(part.files, key, ratio)
     dtype = np.uint16 if len(vocabulary) <= 1 << 16 else np.uint32
-    counts, total = [0, 0], 0
+    counts, total, unknown = [0, 0], 0, UnknownCharacters()
     outputs = [_Output(folder / f"{side}.{kind}") for side in ("source", "target") for kind in ("tokens", "offsets")]
     with ExitStack() as opened:
         for output in outputs:
@@ -217,7 +227,9 @@ def _build(folder: Path, part: CorpusPart, key: str, vocabulary: Vocabulary, rat
         for chunk in _chunks(pairs):
             total += len(chunk)
             for side, (tokens, offsets) in enumerate((outputs[:2], outputs[2:])):
-                ids = vocabulary.encode([pair[side] for pair in chunk], side)
+                lines = [pair[side] for pair in chunk]
+                ids = vocabulary.encode(lines, side)
+                unknown.add(lines, ids, vocabulary, side)
                 lengths = np.fromiter(map(len, ids), np.int64, len(ids))
                 offsets.write(counts[side] + np.cumsum(lengths))
                 tokens.write(np.fromiter((i for line in ids for i in line), dtype, int(lengths.sum())))
@@ -229,7 +241,7 @@ def _build(folder: Path, part: CorpusPart, key: str, vocabulary: Vocabulary, rat
         outputs[-1].write(weights)
         outputs[-1].close()
     checksum = hashlib.sha256("".join(output.checksum.hexdigest() for output in outputs).encode()).hexdigest()[:16]
-    facts = {"pairs": total, "dtype": np.dtype(dtype).name, "checksum": checksum}
+    facts = {"pairs": total, "dtype": np.dtype(dtype).name, "checksum": checksum, "unknown": unknown.facts}
     (folder / cache.READY).write_text(json.dumps(facts))
 
 
@@ -255,7 +267,7 @@ def _map(path: Path) -> Store:
         weights = mapped(path / "weights", np.float32) if (path / "weights").exists() else None
         if weights is not None and len(weights) != facts["pairs"]:
             raise ValueError("sizes disagree")
-        checksum = str(facts["checksum"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        checksum, unknown = str(facts["checksum"]), UnknownCharacters(facts.get("unknown"))
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: damaged ({error}); delete this folder, and the next start rebuilds it") from None
-    return Store(path, source, target, weights, held, checksum)
+    return Store(path, source, target, weights, held, checksum, unknown)

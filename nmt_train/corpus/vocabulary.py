@@ -10,7 +10,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -76,6 +76,16 @@ class Vocabulary:
         ids: list[list[int]] = self._processor.encode(list(lines), num_threads=os.cpu_count() or 1)
         return ids
 
+    def segment(self, lines: Sequence[str], side: int = SOURCE) -> list[list[str]]:
+        """Return the pieces of each line as text; an unknown piece is the characters that it stands for."""
+        pieces: list[list[str]] = self._processor.encode(list(lines), out_type=str, num_threads=os.cpu_count() or 1)
+        return pieces
+
+    def unknown(self, lines: Sequence[str], side: int = SOURCE) -> list[list[str]]:
+        """What the unknown pieces of each line stand for, in order."""
+        both = zip(self.encode(lines, side), self.segment(lines, side), strict=True)
+        return [[text for number, text in zip(*line, strict=True) if number == UNKNOWN] for line in both]
+
     def knows(self, tag: str) -> bool:
         """Whether a tag before a source is encoded without loss."""
         return UNKNOWN not in self.encode([tag])[0]
@@ -90,6 +100,14 @@ class Vocabulary:
         Begin, end and padding produce no text.
         """
         return [clean(self._processor.decode([int(i) for i in sequence if i > END or i == UNKNOWN])) for sequence in ids]
+
+    def decode_with(self, ids: Sequence[int], unknown: Iterable[str]) -> str:
+        """Return the text of `ids` like `decode`, with each unknown piece replaced by the next of `unknown`."""
+        texts = iter(unknown)
+        return self._join([next(texts) if i == UNKNOWN else self.piece(i) for i in ids if i > END or i == UNKNOWN])
+
+    def _join(self, pieces: list[str]) -> str:
+        return clean(str(self._processor.decode_pieces(pieces)))
 
     def can_resample(self) -> bool:
         """Whether `resample` is possible: SentencePiece finds several segmentations only with a unigram model."""
@@ -107,9 +125,16 @@ class Vocabulary:
             return list(ids)
         text = self._processor.decode(ids.tolist())
         found: list[list[int]] = self._processor.nbest_encode_as_ids(text, candidates)
+        if whole := self._user_defined.intersection(ids.tolist()):  # which other segmentations may split
+            found = [its for its in found if [i for i in its if i in whole] == [i for i in ids if i in whole]]
         scores = power * np.array([self._scores[candidate].sum() for candidate in found])
         weights = np.exp(scores - scores.max())
         return found[int(random.choice(len(found), p=weights / weights.sum()))]
+
+    @cached_property
+    def _user_defined(self) -> set[int]:
+        """The user-defined pieces of a unigram model, whose other pieces have negative scores."""
+        return {piece for piece in range(END + 1, len(self)) if self._scores[piece] == 0}
 
     @cached_property
     def _scores(self) -> np.ndarray:
@@ -153,6 +178,9 @@ class VocabularyPair(Vocabulary):
         return self.pieces[number]
 
     def encode(self, lines: Sequence[str], side: int = SOURCE) -> list[list[int]]:
+        return [[self._ids.get(piece, UNKNOWN) for piece in pieces] for pieces in self.segment(lines, side)]
+
+    def segment(self, lines: Sequence[str], side: int = SOURCE) -> list[list[str]]:
         codes, texts = [], []
         for line in lines:
             code = _code(line) if side == SOURCE else ""
@@ -161,7 +189,7 @@ class VocabularyPair(Vocabulary):
             codes.append([code] if code else [])
             texts.append(line[len(code) :])
         found = self.sides[side].encode(texts, out_type=str, num_threads=os.cpu_count() or 1)
-        return [[self._ids.get(piece, UNKNOWN) for piece in code + pieces] for code, pieces in zip(codes, found, strict=True)]
+        return [code + pieces for code, pieces in zip(codes, found, strict=True)]
 
     def knows(self, tag: str) -> bool:
         return not self.unknown_code(tag) and super().knows(tag)
@@ -174,8 +202,10 @@ class VocabularyPair(Vocabulary):
         return False
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        texts = ([self.pieces[int(i)] for i in sequence if i > END or i == UNKNOWN] for sequence in ids)
-        return [clean(str(self.sides[TARGET].decode_pieces(pieces))).strip() for pieces in texts]
+        return [self._join([self.pieces[int(i)] for i in sequence if i > END or i == UNKNOWN]) for sequence in ids]
+
+    def _join(self, pieces: list[str]) -> str:
+        return clean(str(self.sides[TARGET].decode_pieces(pieces))).strip()
 
 
 def _code(line: str) -> str:
@@ -196,7 +226,7 @@ def _processor(model: bytes, where: str) -> sentencepiece.SentencePieceProcessor
 def trained(config: CorpusConfig, folders: Sequence[Path], survey: Survey) -> Vocabulary:
     """The vocabulary that `train` makes of this text with these settings, from a cache in `folders` if it has been trained."""
     vocabulary = config.vocabulary
-    settings = [sentencepiece.__version__, vocabulary.size, vocabulary.type, vocabulary.character_coverage, _tags(config)]
+    settings = [sentencepiece.__version__, vocabulary.size, vocabulary.type, vocabulary.character_coverage, _whole(config)]
     text = [cache.fingerprints(part, config.label(number)) for number, part in enumerate(config.parts)]
     name = cache.name("vocabulary", [*settings, SAMPLE_LINES, text])
 
@@ -237,7 +267,7 @@ def train(config: CorpusConfig, survey: Survey | None = None) -> Vocabulary:
         unk_id=UNKNOWN,
         bos_id=BEGIN,
         eos_id=END,
-        user_defined_symbols=_tags(config),
+        user_defined_symbols=_whole(config),
         num_threads=os.cpu_count() or 1,
         max_sentence_length=LONGEST_LINE,  # else it leaves out lines of more than 4,192 bytes
         minloglevel=2,
@@ -251,8 +281,10 @@ def train(config: CorpusConfig, survey: Survey | None = None) -> Vocabulary:
     return Vocabulary(output.getvalue(), "the vocabulary just trained")
 
 
-def _tags(config: CorpusConfig) -> list[str]:
-    return list(dict.fromkeys(part.tag for part in config.parts if part.tag))
+def _whole(config: CorpusConfig) -> list[str]:
+    """The tags and other texts that become one piece each."""
+    tags = [part.tag for part in config.parts if part.tag]
+    return list(dict.fromkeys([*tags, *(config.vocabulary.user_defined or ())]))
 
 
 def _in_thread(work: Callable[[], object]) -> None:

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN
+from nmt_train.corpus.vocabulary import BEGIN, END, PAD
+from nmt_train.model.demand import Demands, permitted
 from nmt_train.model.ensemble import Ensemble
+from nmt_train.model.term_progress import TermProgress, first_open
 from nmt_train.model.transformer import Transformer
 
 
@@ -34,9 +36,9 @@ class SearchConfig:
     length_extra: int = 10
     n_best: int = 1
 
-    def limit(self, source: int) -> int:
-        """Return the maximum length of a translation of `source` pieces; both lengths include END."""
-        return int(self.length_factor * source) + self.length_extra
+    def limit(self, source: int, demanded: int = 0) -> int:
+        """Return the maximum length of a translation of `source` pieces with `demanded` ones; both lengths include END."""
+        return max(int(self.length_factor * source), demanded) + self.length_extra
 
 
 @dataclass(frozen=True)
@@ -53,73 +55,152 @@ class Hypothesis:
 
 
 @torch.inference_mode()
-def search(model: Transformer | Ensemble, source: Tensor, mask: Tensor | None, config: SearchConfig) -> list[list[Hypothesis]]:
+def search(
+    model: Transformer | Ensemble, source: Tensor, mask: Tensor | None, config: SearchConfig, demands: Demands | None = None
+) -> list[list[Hypothesis]]:
     """Return the `n_best` best translations of each sentence of `source` (sentences, length), best first.
 
     A hypothesis has ended if END is among the `beam` best candidates of its sentence. A sentence is finished when `n_best`
     hypotheses have ended and no open one can become better, even if all of its further pieces up to the maximum length were
     certain. At that length, open hypotheses are broken off; the best of them is the only result if none has ended. The result
     of greedy search counts, too. A sentence has no translation if the model's logits are not finite.
-    mask: (sentences, 1, 1, length), or None.
+    mask: (sentences, 1, 1, length), or None. demands: what each translation must have. A sentence whose translations have its
+    terms anyway keeps them; otherwise it is searched again, with a beam that is larger by the pieces of its terms. A
+    translation lacks a term only if it was broken off.
     """
-    results, lost = _search(model, source, mask, config)
+    results = _beam_and_greedy(model, source, mask, config, demands)
+    if demands is None:
+        return results
+    lacking: dict[int, list[int]] = {}  # by the size of their beam
+    for row, demand in enumerate(demands.each):
+        if not all(demand.has_terms(hypothesis.ids, demands.kinds) for hypothesis in results[row]):
+            lacking.setdefault(config.beam + demand.term_pieces, []).append(row)
+    for beam, rows in lacking.items():
+        own = demands.pick(rows)
+        again = _Search(model, *_part(source, mask, rows), replace(config, beam=beam), own, TermProgress(own, beam)).run()
+        for row, found in zip(rows, again.results, strict=True):
+            for hypothesis in results[row]:
+                if hypothesis.ended and demands.each[row].has_terms(hypothesis.ids, demands.kinds):
+                    _add(found, hypothesis, config.n_best)
+            results[row] = found
+    return results
+
+
+def _beam_and_greedy(
+    model: Transformer | Ensemble, source: Tensor, mask: Tensor | None, config: SearchConfig, demands: Demands | None
+) -> list[list[Hypothesis]]:
+    """The better results of beam search and of greedy search, without terms."""
+    first = _Search(model, source, mask, config, demands).run()
+    results, lost = first.results, first.lost
     if lost:
-        alone = None if mask is None else mask[lost]
-        found, _ = _search(model, source[lost], alone, replace(config, beam=1, n_best=1))
-        for row, hypotheses in zip(lost, found, strict=True):
+        own = None if demands is None else demands.pick(lost)
+        greedy = _Search(model, *_part(source, mask, lost), replace(config, beam=1, n_best=1), own).run()
+        for row, hypotheses in zip(lost, greedy.results, strict=True):
             for hypothesis in hypotheses:
                 _add(results[row], hypothesis, config.n_best)
     return results
 
 
-def _search(
-    model: Transformer | Ensemble, source: Tensor, mask: Tensor | None, config: SearchConfig
-) -> tuple[list[list[Hypothesis]], list[int]]:
-    """The results of the beam; and the sentences where it lost the greedy hypothesis, which can still become better."""
-    beam, device = config.beam, source.device
-    limits = torch.tensor([config.limit(int(n)) for n in (source != PAD).sum(1).tolist()], device=device)
-    longest = limits.float() ** config.normalization  # divides the log-probability in the best case
-    state: Any = model.start(source, mask)
-    sentences = torch.arange(len(source), device=device)  # the sentences that are not finished
-    words = torch.full((len(source), beam), BEGIN, device=device)
-    scores = torch.full((len(source), beam), -math.inf, device=device)
-    scores[:, 0] = 0.0  # start from one hypothesis; otherwise all would be equal
-    greedy = torch.zeros(len(source), dtype=torch.long, device=device)  # row of the greedy hypothesis; -1: it ended or is lost
-    history = words.new_empty(len(source), beam, 0)
-    results: list[list[Hypothesis]] = [[] for _ in range(len(source))]
-    worst = torch.full((len(source),), -math.inf, device=device)  # the score that a further result must exceed
-    lost: dict[int, float] = {}  # the best score that a lost greedy hypothesis could have
-    while len(sentences):
-        length = history.shape[2] + 1
-        candidates, parents, pieces, of_greedy = _extend(model.step(words, state), scores, greedy)
-        ended, possible = pieces == END, scores / longest[sentences, None]
-        final = (candidates / length**config.normalization).masked_fill(~ended, -math.inf)[:, :beam]
-        for row, rank in (final > worst[:, None]).nonzero().tolist():
-            ids, found = history[row, parents[row, rank]].tolist(), results[int(sentences[row])]
-            _add(found, Hypothesis(ids, float(candidates[row, rank]), float(final[row, rank])), config.n_best)
-            worst[row] = found[-1].score if len(found) == config.n_best else -math.inf
-        at_limit = limits[sentences] <= length
-        for row in (at_limit & candidates[:, 0].isfinite()).nonzero().flatten().tolist():
-            total, before = float(scores[row, 0]), max(1, length - 1)
-            broken_off = Hypothesis(history[row, 0].tolist(), total, total / before**config.normalization, ended=False)
-            _add(results[int(sentences[row])], broken_off, config.n_best)
-        scores, places = candidates.masked_fill(ended, -math.inf).topk(beam, dim=1)
+def _part(source: Tensor, mask: Tensor | None, rows: list[int]) -> tuple[Tensor, Tensor | None]:
+    return source[rows], None if mask is None else mask[rows]
+
+
+class _Search:
+    """One search. results: the n-best lists. lost: where the beam lost the greedy hypothesis, which can still become better.
+
+    Tensors have a row for each sentence that is not finished: `_sentences` has its number, `_worst` the score that a further
+    result must exceed, and `_greedy` the place of the greedy hypothesis in the beam; -1: it ended or is lost.
+    """
+
+    def __init__(
+        self, model: Transformer | Ensemble, source: Tensor, mask: Tensor | None, config: SearchConfig,
+        demands: Demands | None, progress: TermProgress | None = None,
+    ) -> None:  # fmt: skip
+        """progress: in the terms of `demands`, which are otherwise ignored."""
+        device, count, beam = source.device, len(source), config.beam
+        self._model, self._config, self._demands, self._progress = model, config, demands, progress
+        demanded = [0] * count if demands is None else demands.lengths(terms=progress is not None)
+        lengths = (source != PAD).sum(1).tolist()
+        limits = [config.limit(int(n), least) for n, least in zip(lengths, demanded, strict=True)]
+        self._limits = torch.tensor(limits, device=device)
+        self._longest = self._limits.float() ** config.normalization  # divides the log-probability in the best case
+        self._state: Any = model.start(source, mask)
+        self._sentences = torch.arange(count, device=device)
+        self._words = torch.full((count, beam), BEGIN, device=device)
+        self._scores = torch.full((count, beam), -math.inf, device=device)
+        self._scores[:, 0] = 0.0  # start from one hypothesis; otherwise all would be equal
+        self._greedy = torch.full((count,), 0 if progress is None else -1, device=device)
+        self._history = self._words.new_empty(count, beam, 0)
+        self._worst = torch.full((count,), -math.inf, device=device)
+        self._lost: dict[int, float] = {}  # the best score that a lost greedy hypothesis could have
+        self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
+
+    def run(self) -> _Search:
+        while len(self._sentences):
+            self._step(permitted(self._model.step(self._words, self._state), self._history, self._demands))
+        return self
+
+    @property
+    def lost(self) -> list[int]:
+        full = [len(found) == self._config.n_best and found[-1].ended for found in self.results]
+        return [row for row, best in self._lost.items() if not full[row] or best > self.results[row][-1].score]
+
+    def _step(self, logs: Tensor) -> None:
+        """Extend all hypotheses by a piece. logs: its log-probabilities (sentences, beam, vocabulary)."""
+        beam, length, progress = self._config.beam, self._history.shape[2] + 1, self._progress
+        if progress is None:
+            candidates, parents, pieces, of_greedy = _extend(logs, self._scores, self._greedy)
+        else:
+            candidates, parents, pieces = progress.extend(logs, self._scores)
+            of_greedy = self._greedy
+        ended, possible = pieces == END, self._scores / self._longest[self._sentences, None]
+        self._add_ended(candidates.masked_fill(~ended, -math.inf)[:, :beam], parents)
+        at_limit = self._limits[self._sentences] <= length
+        self._add_broken_off(at_limit & candidates[:, 0].isfinite())
+        opened = candidates.masked_fill(ended, -math.inf)
+        scores, places = opened.topk(beam, dim=1) if progress is None else first_open(opened, beam)
         following = _row_of(of_greedy, places)
         has_ended = ended[:, :beam].gather(1, of_greedy.clamp(0, beam - 1)[:, None]).squeeze(1)
         has_ended &= (of_greedy >= 0) & (of_greedy < beam)
-        for row in ((greedy >= 0) & (following < 0) & ~has_ended).nonzero().flatten().tolist():
-            lost[int(sentences[row])] = float(possible[row, greedy[row]])
-        parents, words = parents.gather(1, places), pieces.gather(1, places)
-        alive = scores[:, 0].isfinite() & ~at_limit & (scores[:, 0] / longest[sentences] > worst)
+        for row in ((self._greedy >= 0) & (following < 0) & ~has_ended).nonzero().flatten().tolist():
+            self._lost[int(self._sentences[row])] = float(possible[row, self._greedy[row]])
+        alive = scores[:, 0].isfinite() & ~at_limit & (scores[:, 0] / self._longest[self._sentences] > self._worst)
         if beam == 1:
             alive &= following >= 0
-        kept = alive.nonzero().flatten()
-        history = torch.cat([history.gather(1, parents[..., None].expand_as(history)), words[..., None]], dim=2)[kept]
-        rows = (kept[:, None] * beam + parents[kept]).flatten()
-        state.select(None if len(kept) == len(alive) else kept, rows)
-        sentences, words, scores, greedy, worst = sentences[kept], words[kept], scores[kept], following[kept], worst[kept]
-    full = [len(found) == config.n_best and found[-1].ended for found in results]
-    return results, [row for row, best in lost.items() if not full[row] or best > results[row][-1].score]
+        self._scores, self._greedy = scores, following
+        self._keep(alive.nonzero().flatten(), parents.gather(1, places), pieces.gather(1, places))
+
+    def _add_ended(self, totals: Tensor, parents: Tensor) -> None:
+        """Add the candidates (sentences, beam) that are not -inf to the results, if they are good enough."""
+        count = self._config.n_best
+        final = totals / (self._history.shape[2] + 1) ** self._config.normalization
+        for row, rank in (final > self._worst[:, None]).nonzero().tolist():
+            ids, found = self._history[row, parents[row, rank]].tolist(), self.results[int(self._sentences[row])]
+            _add(found, Hypothesis(ids, float(totals[row, rank]), float(final[row, rank])), count)
+            self._worst[row] = found[-1].score if len(found) == count else -math.inf
+
+    def _add_broken_off(self, rows: Tensor) -> None:
+        """Add the best hypothesis of some sentences (bool) to their results, without END; of those with the most terms."""
+        length = max(1, self._history.shape[2])
+        places = [0] * len(rows) if self._progress is None else self._progress.fullest(self._scores)
+        for row in rows.nonzero().flatten().tolist():
+            total, ids = float(self._scores[row, places[row]]), self._history[row, places[row]].tolist()
+            broken_off = Hypothesis(ids, total, total / length**self._config.normalization, ended=False)
+            _add(self.results[int(self._sentences[row])], broken_off, self._config.n_best)
+
+    def _keep(self, kept: Tensor, parents: Tensor, words: Tensor) -> None:
+        """Continue with some sentences; their hypotheses are those at `parents` with a further word, both (sentences, beam)."""
+        history = self._history.gather(1, parents[..., None].expand_as(self._history))
+        self._history = torch.cat([history, words[..., None]], dim=2)[kept]
+        all_kept = len(kept) == len(parents)
+        if self._progress is not None:
+            self._progress.advance(parents, words, kept)
+        if self._demands is not None and 0 < len(kept) < len(parents):
+            self._demands = self._demands.pick(kept.tolist())
+        rows = (kept[:, None] * self._config.beam + parents[kept]).flatten()
+        self._state.select(None if all_kept else kept, rows)
+        self._sentences, self._words, self._scores = self._sentences[kept], words[kept], self._scores[kept]
+        self._greedy, self._worst = self._greedy[kept], self._worst[kept]
 
 
 def _add(best: list[Hypothesis], hypothesis: Hypothesis, count: int) -> None:
@@ -135,18 +216,16 @@ def _add(best: list[Hypothesis], hypothesis: Hypothesis, count: int) -> None:
     del best[count if hypothesis.ended else 1 :]
 
 
-def _extend(logits: Tensor, scores: Tensor, greedy: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _extend(logs: Tensor, scores: Tensor, greedy: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the 2 * beam best extensions of each sentence's hypotheses, best first.
 
     The results are (totals, parents, pieces), each (sentences, 2 * beam), and the place of the greedy hypothesis' best
     extension among them (sentences,), -1 if there is none. At most `beam` extensions end (one per hypothesis), so at least
-    `beam` others remain. logits (sentences, beam, vocabulary); scores (sentences, beam); greedy (sentences,).
+    `beam` others remain. logs (sentences, beam, vocabulary); scores (sentences, beam); greedy (sentences,).
     """
-    beam, vocabulary = logits.shape[1:]
-    log_probabilities = torch.log_softmax(logits.float(), dim=-1)
-    log_probabilities[..., [PAD, UNKNOWN, BEGIN]] = -math.inf
+    beam, vocabulary = logs.shape[1:]
     width = min(2 * beam, vocabulary)
-    best, pieces = log_probabilities.topk(width, dim=2)  # per hypothesis first: many short sorts run in parallel
+    best, pieces = logs.topk(width, dim=2)  # per hypothesis first: many short sorts run in parallel
     candidates, places = (best + scores[..., None]).flatten(1).topk(min(2 * beam, width * beam), dim=1)
     of_greedy = _row_of(torch.where(greedy >= 0, greedy * width, -1), places)
     return candidates, places // width, pieces.flatten(1).gather(1, places), of_greedy

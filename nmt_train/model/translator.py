@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from nmt_train.common.errors import NotFinite
 from nmt_train.corpus import untagged
 from nmt_train.corpus.batch import fitting, pad, padding_mask
-from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.corpus.vocabulary import TARGET, UNKNOWN, Vocabulary
 from nmt_train.model.beam_search import Hypothesis, SearchConfig, search
+from nmt_train.model.demand import NOTHING, Demand, Demands, PieceKinds
 from nmt_train.model.ensemble import Ensemble
+from nmt_train.model.request import Request
+from nmt_train.model.sampling import Sampling, sample
 from nmt_train.model.transformer import Transformer
+
+Item = TypeVar("Item")
 
 NO_PROBABILITIES = (
     "the model gives no probabilities: its parameters are not finite, or too large; use an earlier checkpoint, or train with a"
@@ -28,12 +37,15 @@ class Translator:
 
     def __init__(
         self, model: Transformer | Ensemble, vocabulary: Vocabulary, config: SearchConfig, batch_tokens: int = 2048,
-        longest: int = 1000, tags: tuple[str, ...] = (),
+        longest: int = 1000, tags: tuple[str, ...] = (), sampling: Sampling | None = None, copy_unknown: bool = False,
     ) -> None:  # fmt: skip
         """longest: sources are truncated to this number of pieces, including END. tags: each source should begin with one.
+        sampling: draw translations at random instead of searching for the best. copy_unknown: a translation may have unknown
+        pieces, and its n-th one becomes the characters of the n-th unknown piece of the source.
 
         cut: the numbers of the truncated sources. unknown_codes: those of sources with an unknown language code. untagged:
         those of sources without a tag. broken_off: those of sources whose translation did not end before its maximum length.
+        lacking: those of sources whose translation lacks a term.
         """
         self.model, self.vocabulary, self.config = model, vocabulary, config
         self._batch_tokens, self._longest = batch_tokens, longest
@@ -42,26 +54,51 @@ class Translator:
         self.untagged: list[int] = []
         self._tags = tags
         self.broken_off: list[int] = []
+        self.lacking: list[int] = []
+        self._sampling, self._copies = sampling, copy_unknown
         self._lines = 0  # sources so far
 
     def stream(
-        self, lines: Iterable[str], window: int = 2000, pause: float | None = None
+        self, lines: Iterable[str | Request], window: int = 2000, pause: float | None = None
     ) -> Iterator[list[tuple[str, Hypothesis]]]:
         """Yield the n-best list of (text, hypothesis) for each line, in order; read at most `window` lines ahead.
 
         pause: translate what has been read when no line has come for this time [seconds]; None: wait for the whole window.
         """
         for chunk in _windows(lines, window) if pause is None else _until_pauses(lines, window, pause):
+            requests = [line if isinstance(line, Request) else Request(line) for line in chunk]
+            texts = [request.text for request in requests]
             self.unknown_codes += [
-                self._lines + number for number, line in enumerate(chunk, 1) if self.vocabulary.unknown_code(line)
+                self._lines + number for number, text in enumerate(texts, 1) if self.vocabulary.unknown_code(text)
             ]
-            self.untagged += [self._lines + number for number in untagged(chunk, self._tags)]
-            for hypotheses in self.translate([np.array(ids) for ids in self.vocabulary.encode(chunk)]):
-                texts = self.vocabulary.decode([hypothesis.ids for hypothesis in hypotheses])
-                yield list(zip(texts, hypotheses, strict=True))
+            self.untagged += [self._lines + number for number in untagged(texts, self._tags)]
+            encoded = self.vocabulary.encode(texts)
+            copied = [self._unknown(text, ids) for text, ids in zip(texts, encoded, strict=True)]
+            demands = [replace(each.demand, unknown=len(its)) for each, its in zip(requests, copied, strict=True)]
+            found = self.translate([np.array(ids) for ids in encoded], demands=demands)
+            for request, its, hypotheses in zip(requests, copied, found, strict=True):
+                yield list(zip(self._decode(request, its, hypotheses), hypotheses, strict=True))
 
-    def translate(self, sources: list[np.ndarray], between: Callable[[], None] = lambda: None) -> list[list[Hypothesis]]:
+    def _unknown(self, text: str, ids: list[int]) -> list[str]:
+        """What the unknown pieces of a source stand for, if they are copied."""
+        return self.vocabulary.unknown([text])[0] if self._copies and UNKNOWN in ids else []
+
+    def _decode(self, request: Request, copied: list[str], hypotheses: list[Hypothesis]) -> list[str]:
+        """The texts of hypotheses: the prefix as it was given, then what follows it."""
+        prefix = request.demand.prefix
+        if not (prefix or copied):
+            return self.vocabulary.decode([hypothesis.ids for hypothesis in hypotheses])
+        unknown = [*self.vocabulary.unknown([request.prefix], TARGET)[0], *copied]
+        begin = self.vocabulary.decode_with(prefix, unknown)
+        texts = [self.vocabulary.decode_with(hypothesis.ids, unknown) for hypothesis in hypotheses]
+        return [request.prefix + text.removeprefix(begin) if text else "" for text in texts]
+
+    def translate(
+        self, sources: list[np.ndarray], between: Callable[[], None] = lambda: None, demands: Sequence[Demand] | None = None
+    ) -> list[list[Hypothesis]]:
         """Return the n-best lists of sources (piece ids without begin or end); an empty source has one empty translation.
+
+        demands: what each translation must have, except that of an empty source.
 
         Calls `between` before each batch. Raises NotFinite if the model gives no probabilities.
         """
@@ -74,17 +111,37 @@ class Translator:
                 between()
                 ids = pad([sources[i][: self._longest - 1] for i in group])
                 mask = padding_mask(ids)
-                found = search(self.model, ids.to(device), None if mask is None else mask.to(device), self.config)
+                demanded = None if demands is None else [demands[i] for i in group]
+                found = self._search(ids.to(device), None if mask is None else mask.to(device), group, demanded)
                 if not all(found):
                     raise NotFinite(NO_PROBABILITIES)
                 for i, hypotheses in zip(group, found, strict=True):
                     results[i] = hypotheses
         finally:
             self.model.train(was_training)
+        for number, (best, demand) in enumerate(zip(results, demands or (), strict=False), 1):
+            if demand.terms and not demand.has_terms(best[0].ids, self._kinds):
+                self.lacking.append(self._lines + number)
         self.cut += [self._lines + number for number, ids in enumerate(sources, 1) if len(ids) >= self._longest]
         self.broken_off += [self._lines + number for number, best in enumerate(results, 1) if not best[0].ended]
         self._lines += len(sources)
         return results
+
+    def _search(
+        self, source: Tensor, mask: Tensor | None, group: list[int], demanded: list[Demand] | None
+    ) -> list[list[Hypothesis]]:
+        """Translate a batch. group: the numbers of its sources in the window."""
+        demands = None
+        if demanded is not None and any(demand != NOTHING for demand in demanded):
+            demands = Demands(demanded, self._kinds)
+        if self._sampling is None:
+            return search(self.model, source, mask, self.config, demands)
+        numbers = [self._lines + i for i in group]
+        return sample(self.model, source, mask, self.config, self._sampling, numbers, demands)
+
+    @cached_property
+    def _kinds(self) -> PieceKinds:
+        return PieceKinds.of(self.vocabulary, next(self.model.parameters()).device)
 
     def _groups(self, sources: list[np.ndarray]) -> Iterator[list[int]]:
         """Yield batches of at most `batch_tokens`, as indices of the non-empty sources, longest first."""
@@ -97,15 +154,15 @@ class Translator:
             start += size
 
 
-def _windows(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+def _windows(lines: Iterable[Item], size: int) -> Iterator[list[Item]]:
     iterator = iter(lines)
     while window := list(islice(iterator, size)):
         yield window
 
 
-def _until_pauses(lines: Iterable[str], size: int, pause: float) -> Iterator[list[str]]:
+def _until_pauses(lines: Iterable[Item], size: int, pause: float) -> Iterator[list[Item]]:
     """Yield lists of at most `size` lines, each as soon as no line has come for `pause` seconds."""
-    read: queue.Queue[str | None] = queue.Queue(size)
+    read: queue.Queue[Item | None] = queue.Queue(size)
     errors: list[BaseException] = []
 
     def put() -> None:

@@ -29,6 +29,7 @@ _ORDER = (
 # run's parameters.
 FIXED = (
     "corpus.vocabulary.size", "corpus.vocabulary.type", "corpus.vocabulary.character_coverage",
+    "corpus.vocabulary.user_defined",
     "model.encoder_layers", "model.decoder_layers", "model.dim", "model.ffn_dim", "model.heads", "model.norm", "model.tied",
     "model.activation", "model.output_bias",
 )  # fmt: skip

@@ -196,6 +196,8 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
         log.say(f"corpus: {len(batches):,} pairs; left out: {batches.left_out}; tokenized in {where}")
         for sentence in batches.mixture.described():
             log.say(sentence)
+        if prepared.saved is None and (sentence := batches.stores.unknown.described()):
+            log.say(sentence)
     for sentence in tokenizers:
         log.say(sentence)
     for sentence in prepared.decided:

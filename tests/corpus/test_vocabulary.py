@@ -130,3 +130,38 @@ def test_a_vocabulary_of_a_sample_of_the_corpus_is_the_same_in_every_process(dem
     command = [sys.executable, "-c", SAMPLED, f"{demo}/train.en", f"{demo}/train.de"]
     digests = {subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)}
     assert len(digests) == 1
+
+
+PLACEHOLDERS = ["<name>", "{0}"]
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_user_defined_pieces_survive_everywhere_in_a_text(make: Make, kind: str) -> None:
+    own = train(make(corpus__vocabulary={"size": 140, "type": kind, "user_defined": PLACEHOLDERS}).corpus)
+    for text in ("<name>", "zwei <name> Kisten", "drei{0}Kisten <name>, {0}{0}", "The book <name>"):
+        ids = own.encode([text])[0]
+        assert own.decode([ids]) == [text]
+        assert sum(own.piece(number) in PLACEHOLDERS for number in ids) == text.count("<name>") + text.count("{0}")
+        if own.can_resample():
+            random = np.random.default_rng(1)
+            drawn = [own.resample(np.array(ids), 0.1, 16, random) for _ in range(20)]
+            assert all(any(own.piece(number) in PLACEHOLDERS for number in its) for its in drawn)
+            assert own.decode(drawn) == [text] * 20
+
+
+def test_user_defined_pieces_must_be_words_and_in_the_vocabulary_of_the_run(make: Make, tmp_path: Path) -> None:
+    for text in ("", "two words", "<s>"):
+        with pytest.raises(UserError, match=r"corpus.vocabulary: user_defined .* cannot be one piece"):
+            make(corpus__vocabulary={"user_defined": [text]})
+    (tmp_path / "own.model").write_bytes(train(make().corpus).model)
+    config = make(corpus__vocabulary={"path": str(tmp_path / "own.model"), "user_defined": ["<name>"]})
+    with pytest.raises(UserError, match="corpus.vocabulary.user_defined: <name> is no user-defined piece of this run's"):
+        start(config, False, False)
+
+
+def test_unknown_pieces_are_named_and_can_be_put_back(vocabulary: Vocabulary) -> None:
+    text = "zwei 漢字 und 語"
+    assert vocabulary.unknown([text, "zwei"]) == [["漢字", "語"], []]
+    ids = vocabulary.encode([text])[0]
+    assert vocabulary.decode_with(ids, ["漢字", "語"]) == text
+    assert ids.count(UNKNOWN) == 2
