@@ -27,6 +27,7 @@ from nmt_train.corpus.text import LONGEST_LINE, clean
 PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
 _RESERVED = "\u2585"  # SentencePiece leaves out lines with this character when it trains
 _MODEL = "vocabulary.model"
+SPACE = "\u2581"  # what SentencePiece writes for the space before a word
 SOURCE, TARGET = 0, 1  # the sides of a pair
 _PAIR = b"nmt_train: two SentencePiece models\n"  # the first line of a serialized `VocabularyPair`
 

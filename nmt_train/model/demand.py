@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary
+from nmt_train.corpus.vocabulary import BEGIN, END, PAD, SPACE, UNKNOWN, Vocabulary
 from nmt_train.model.bleu import AUTO, DEFAULT, choose_tokenizer
 
-SPACE = "\u2581"  # in SentencePiece's pieces
 
 
 @dataclass(frozen=True)

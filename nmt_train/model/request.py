@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from nmt_train.common.errors import UserError
 from nmt_train.corpus.text import Lines, read_lines
-from nmt_train.corpus.vocabulary import TARGET, UNKNOWN, Vocabulary
-from nmt_train.model.demand import NOTHING, SPACE, Demand, without_spaces
+from nmt_train.corpus.vocabulary import SPACE, TARGET, UNKNOWN, Vocabulary
+from nmt_train.model.demand import NOTHING, Demand, without_spaces
 
 
 class Request(NamedTuple):
