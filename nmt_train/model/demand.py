@@ -16,7 +16,6 @@ from nmt_train.corpus.vocabulary import BEGIN, END, PAD, SPACE, UNKNOWN, Vocabul
 from nmt_train.model.bleu import AUTO, DEFAULT, choose_tokenizer
 
 
-
 @dataclass(frozen=True)
 class Demand:
     """What the translation of one source must have, as piece ids.
