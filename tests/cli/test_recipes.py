@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import runpy
 import shlex
@@ -237,6 +238,45 @@ def test_several_corpora_have_their_shares_and_each_direction_its_score(
     assert shares[3:] == [("to-german", "600", "50.0%"), ("to-english", "600", "50.0%"), ("crawled", "0", "0.0%")]
     assert len(scores(folder / "runs" / "both", "cross-entropy@to-english")) == 1
     assert call(validate, "runs/both") == 0
+
+
+@pytest.mark.slow
+@recipe("terms")
+def test_a_model_trained_with_annotated_terms_uses_those_that_a_line_demands(folder: Path) -> None:
+    """Each English word of the list has two translations, of which one is drawn at random for every pair."""
+    names = {"boxes": ("Kisten", "Schachteln"), "bags": ("Säcke", "Beutel"), "rice": ("Reis", "Gries")}
+    Path("terms.tsv").write_text(
+        "".join(f"{one}\t{word}\n" for one, words in names.items() for word in words), encoding="utf-8"
+    )
+    chance = random.Random(1)
+    for part, count in (("train", 900), ("valid", 20), ("test", 100)):
+        numbers = [chance.choice([("two", "zwei"), ("six", "sechs"), ("ten", "zehn")]) for _ in range(count)]
+        goods = [chance.choice(sorted(names)) for _ in range(count)]
+        source = [f"I need {number} {good}." for (number, _), good in zip(numbers, goods, strict=True)]
+        target = [
+            f"Ich brauche {number} {chance.choice(names[good])}." for (_, number), good in zip(numbers, goods, strict=True)
+        ]
+        for language, text in (("en", source), ("de", target)):
+            Path(f"{part}.{language}").write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
+    script = [sys.executable, "terms.py"]
+    for part in ("train", "test"):
+        out = "annotated" if part == "train" else "demanded"
+        subprocess.run([*script, "annotate", "terms.tsv", f"{part}.en", f"{part}.de", out], check=True)
+    more = {**TINY, **SIZES, "corpus.vocabulary.size": 50, "stop.after": "300u", "validation.every": "300u", "model.dim": 64}
+    more |= {f"model.{name}": value for name, value in (("encoder_layers", 2), ("decoder_layers", 2), ("ffn_dim", 64))}
+    more |= {"model.dropout": 0, "model.label_smoothing": 0, "optimizer.learning_rate": 0.005, "optimizer.warmup": 30}
+    assert call(train, "--config", "config.yml", *options(more)) == 0
+    shares = []
+    for source in ("test.en", "demanded.source"):
+        code = "from nmt_train.cli.translate import main; main()"
+        command = [sys.executable, "-c", code, "--model", "runs/terms", "--beam", "1"]
+        with open(source, encoding="utf-8") as lines, open("out", "w", encoding="utf-8") as translations:
+            subprocess.run(command, stdin=lines, stdout=translations, check=True)
+        command = [*script, "accuracy", "terms.tsv", "test.en", "test.de", "out"]
+        said = subprocess.run(command, check=True, capture_output=True).stdout.decode()
+        shares.append(float(re.findall(r"([\d.]+)%", said)[0]))
+    assert shares[0] < 75, "the source alone does not say which"
+    assert shares[1] > 90
 
 
 @pytest.mark.slow
