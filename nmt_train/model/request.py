@@ -21,6 +21,30 @@ class Request(NamedTuple):
     demand: Demand = NOTHING
 
 
+class _File:
+    """A file that has a line for each line of input."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lines = path, read_lines(path)
+
+    def line(self, number: int) -> str:
+        """The next line, which belongs to this line of input. Raises UserError if there is none."""
+        line = next(self._lines, None)
+        if line is None:
+            raise UserError(
+                f"{self._path}: ends after line {number - 1}, but the input goes on; give one line per line of input, empty"
+                " where nothing is demanded"
+            )
+        return line
+
+    def expect_end(self, number: int) -> None:
+        """Raise UserError if there are more lines than these lines of input."""
+        if next(self._lines, None) is not None:
+            raise UserError(
+                f"{self._path}, line {number + 1}: the input ends after line {number}; give one line per line of input"
+            )
+
+
 class Requests:
     """Each line with its own line of the files of prefixes and terms, which are read in step; up to the first error.
 
@@ -39,29 +63,14 @@ class Requests:
             self.error = error
 
     def _read(self) -> Iterator[Request]:
-        paths = [path for path in (self._prefixes, self._terms) if path is not None]
-        files = {path: read_lines(path) for path in paths}
+        files = [None if path is None else _File(path) for path in (self._prefixes, self._terms)]
         number = 0
         for number, text in enumerate(self._lines, 1):
-            found: dict[Path | None, str] = {path: self._line(files[path], path, number) for path in paths}
-            prefix = found.get(self._prefixes, "") if self._prefixes is not None else ""
-            terms = found.get(self._terms, "") if self._terms is not None else ""
+            prefix, terms = ("" if file is None else file.line(number) for file in files)
             yield self._request(text, prefix, self._split(terms, number))
-        for path in paths:
-            if self._lines.error is None and next(files[path], None) is not None:
-                raise UserError(
-                    f"{path}, line {number + 1}: the input ends after line {number}; give one line per line of input"
-                )
-
-    @staticmethod
-    def _line(lines: Iterator[str], path: Path, number: int) -> str:
-        line = next(lines, None)
-        if line is None:
-            raise UserError(
-                f"{path}: ends after line {number - 1}, but the input goes on; give one line per line of input, empty where"
-                " nothing is demanded"
-            )
-        return line
+        if self._lines.error is None:
+            for file in filter(None, files):
+                file.expect_end(number)
 
     def _request(self, text: str, prefix: str, terms: tuple[tuple[int, ...], ...]) -> Request:
         stripped = prefix.strip()
