@@ -124,6 +124,12 @@ class Config:
         return self
 
     @model_validator(mode="after")
+    def _check_lora(self) -> Config:
+        if self.model.lora_rank is not None and self.init is None:
+            raise ValueError("model.lora_rank trains only factors beside the parameters of a model; name that model as init")
+        return self
+
+    @model_validator(mode="after")
     def _check_decay(self) -> Config:
         optimizer = self.optimizer
         if optimizer.cosine_until is not None and optimizer.schedule != "cosine":
@@ -176,7 +182,7 @@ def leaves() -> dict[str, Key]:
 
 
 # Texts that may contain YAML's special characters: a shell command, and paths.
-_LITERAL = ("validation.command", "run", "init", "corpus.cache", "corpus.vocabulary.path")
+_LITERAL = ("validation.command", "run", "init", "corpus.cache", _PATH := "corpus.vocabulary.path")
 
 
 def load(files: Sequence[str], overrides: Mapping[str, str]) -> Config:
@@ -189,7 +195,8 @@ def load(files: Sequence[str], overrides: Mapping[str, str]) -> Config:
     where: dict[str, str] = {}
     for file in files:
         merge(values, read(expanded(file), where, "give an existing YAML file to --config"), leaves())
-    override(values, overrides, where, literal=_LITERAL)
+    lists = [_PATH] if overrides.get(_PATH, "").startswith("[") else []  # [source, target]
+    override(values, overrides, where, literal={*_LITERAL}.difference(lists))
     return validate(values, where)
 
 
@@ -202,7 +209,7 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
     for name in flatten(values):
         if name not in known and not any(name.startswith(key + ".") for key in known):
             raise UserError(f"{where.get(name, 'config')}: {unknown(name)}")
-    values, undecided = _without_auto(values, where)
+    values, undecided = _without_auto(_tied(values), where)
     try:
         return _SECTIONS.validate_python({**values, "undecided": undecided})
     except ValidationError as error:
@@ -222,6 +229,14 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
             raise UserError(f"{place if several else file}: {subject} is missing; set it") from None
         more = ", or auto" if name in OPEN else ""
         raise UserError(f"{place}: {subject}: {text}{more}; see nmt-train --help") from None
+
+
+def _tied(values: dict[str, Any]) -> dict[str, Any]:
+    """The values; embeddings of separate vocabularies, with lists as `size` or `path`, are not tied unless that is given."""
+    corpus, model = values.get("corpus"), values.get("model", {})
+    vocabulary = corpus.get("vocabulary") if isinstance(corpus, dict) else None
+    separate = isinstance(vocabulary, dict) and any(isinstance(vocabulary.get(key), list) for key in ("size", "path"))
+    return {**values, "model": {"tied": "target-output", **model}} if separate and isinstance(model, dict) else values
 
 
 def _without_auto(values: dict[str, Any], where: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +60,18 @@ def load_model(paths: list[Path], device: torch.device) -> tuple[Transformer, Vo
         for name, tensor in tensors.items():
             mean[name] = tensor if count == 1 else mean[name].lerp_(tensor, 1 / count)
     vocabulary = first.vocabulary()
-    model = Transformer(_model_config(first), len(vocabulary))
+    model = Transformer(_model_config(first), vocabulary.size)
     flat = FlatModel(model)
     flat.load(mean, flat.parameters, str(first.path))
     return model.to(device).eval(), vocabulary, saved.facts
 
 
 def _model_config(saved: Checkpoint) -> ModelConfig:
-    """Only the section `model`, because the names of other keys may have changed since the checkpoint was saved."""
+    """Only the section `model`, because the names of other keys may have changed since the checkpoint was saved; without
+    low-rank factors, which `best_parameters` merges.
+    """
     try:
-        return ModelConfig(**saved.facts["config"]["model"])
+        return replace(ModelConfig(**saved.facts["config"]["model"]), lora_rank=None)
     except (KeyError, TypeError, ValueError) as error:
         text = problem(error).text if isinstance(error, ValidationError) else error
         raise UserError(f"{saved.path}: the configuration of its model: {text}; use the version that wrote it") from None

@@ -22,7 +22,7 @@ from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.corpus.mixture import Mixture
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.survey import refuse_left_out
-from nmt_train.corpus.vocabulary import UNKNOWN, Vocabulary, VocabularyPair
+from nmt_train.corpus.vocabulary import SOURCE, TARGET, UNKNOWN, Vocabulary, VocabularyPair
 
 _CANDIDATES = 16  # segmentations of which one is sampled
 _SAMPLE = 2000  # batches, of which the largest is found
@@ -51,13 +51,13 @@ def check_settings(corpus: CorpusConfig, vocabulary: Vocabulary) -> None:
     """Raise UserError if no batches can be made with this vocabulary, whatever the text is."""
     if corpus.vocabulary.sampling and not vocabulary.can_resample():
         raise UserError(
-            "corpus.vocabulary.sampling: needs one SentencePiece model of type unigram for both sides, and this run's"
-            " vocabulary is another; set it to 0"
+            "corpus.vocabulary.sampling: needs one SentencePiece model of type unigram for both sides, or separate vocabularies"
+            " of that type, and this run's vocabulary is another; set it to 0"
         )
     if any(part.noise for part in corpus.parts) and isinstance(vocabulary, VocabularyPair):
         raise UserError("corpus.train: noise needs one SentencePiece model for both sides; remove it")
     for text in corpus.vocabulary.user_defined or ():
-        if text not in map(vocabulary.piece, vocabulary.encode([f"a{text}b"])[0]):
+        if not vocabulary.of(SOURCE).has_piece(text):
             raise UserError(
                 f"corpus.vocabulary.user_defined: {text} is no user-defined piece of this run's vocabulary; remove it, or use a"
                 " vocabulary that has it"
@@ -265,8 +265,8 @@ class Batches:
                 source[row], target[row] = self._noisy(pair, source[row], target[row], random)
         if self._sampling:
             source, target = (
-                [np.array(self._vocabulary.resample(ids, self._sampling, _CANDIDATES, random)) for ids in side]
-                for side in (source, target)
+                [np.array(its.resample(ids, self._sampling, _CANDIDATES, random)) for ids in rows]
+                for its, rows in ((self._vocabulary.of(SOURCE), source), (self._vocabulary.of(TARGET), target))
             )
         batch = assemble(source, target, tuple(pairs.tolist()))
         if self.stores.weighted:
@@ -284,7 +284,8 @@ class Batches:
         noise, tag = self._noise[number], self.stores.tags[number]
         if noise is None or (source == UNKNOWN).any() or (target == UNKNOWN).any():
             return source, target
-        texts = self._vocabulary.decode([source[len(tag) :].tolist(), target.tolist()])
+        plain = [source[len(tag) :].tolist(), target.tolist()]
+        texts = [self._vocabulary.of(side).decode([ids])[0] for side, ids in enumerate(plain)]
         changed = noise.apply(texts[0], texts[1], random)
         if list(changed) == texts:
             return source, target

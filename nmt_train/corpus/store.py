@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from nmt_train.common.errors import UserError
+from nmt_train.common.section import as_list
 from nmt_train.common.streams import tell
 from nmt_train.corpus import MAX_RATIO, CorpusConfig, CorpusPart, cache
 from nmt_train.corpus.mapped_file import mapped
@@ -216,7 +217,7 @@ class _Output:
 
 def _build(folder: Path, part: CorpusPart, key: str, vocabulary: Vocabulary, ratio: float) -> None:
     pairs = read_pairs(part.files, key, ratio)
-    dtype = np.uint16 if len(vocabulary) <= 1 << 16 else np.uint32
+    dtype = np.uint16 if max(as_list(vocabulary.size)) <= 1 << 16 else np.uint32
     counts, total, unknown = [0, 0], 0, UnknownCharacters()
     outputs = [_Output(folder / f"{side}.{kind}") for side in ("source", "target") for kind in ("tokens", "offsets")]
     with ExitStack() as opened:

@@ -48,9 +48,9 @@ class Sample(Generic[Item]):
 
 
 class _Drawn(NamedTuple):
-    """lines: of both sides, for a vocabulary. pairs: to estimate lengths. total: the number of all pairs."""
+    """lines: for each vocabulary to train, those of its sides. pairs: to estimate lengths. total: the number of all pairs."""
 
-    lines: list[str]
+    lines: list[list[str]]
     pairs: list[tuple[str, str]]
     total: int
 
@@ -68,25 +68,29 @@ class Survey:
     @cached_property
     def _drawn(self) -> _Drawn:
         corpus, total = self._corpus, 0
-        lines, pairs = Sample[str](SAMPLE_LINES, _CHARACTERS), Sample[tuple[str, str]](_PAIRS, float("inf"))
+        lines = [Sample[str](SAMPLE_LINES, _CHARACTERS) for _ in corpus.vocabulary.sizes]
+        pairs = Sample[tuple[str, str]](_PAIRS, float("inf"))
         for number, part in enumerate(corpus.parts):
             key, text, count = corpus.label(number), [False, False], 0
             for count, pair in enumerate(read_pairs(part.files, key, corpus.max_ratio), 1):  # noqa: B007
                 filled = [bool(side.strip()) for side in pair]
                 pairs.add(pair, 0)
                 if all(filled):
-                    for line in (line for side in pair for line in _cut(side)):
-                        lines.add(line, len(line))
+                    for place, side in enumerate(pair):
+                        for line in _cut(side):
+                            lines[place % len(lines)].add(line, len(line))
                 text = [before or now for before, now in zip(text, filled, strict=True)]
             refuse_empty(key, *text)
             if part.sentence_weights is not None:
                 weights_of(part, key, count, corpus.max_ratio)
             total += count
-        return _Drawn(lines.items, pairs.items, total)
+        return _Drawn([drawn.items for drawn in lines], pairs.items, total)
 
     @property
-    def lines(self) -> list[str]:
-        """Random lines of both sides of the pairs with text on both, in parts of at most _LONG characters."""
+    def lines(self) -> list[list[str]]:
+        """Random lines of both sides of the pairs with text on both, in parts of at most _LONG characters; for separate
+        vocabularies, those of the source, and those of the target.
+        """
         return self._drawn.lines
 
     def check_lengths(self, measure: Callable[[Sequence[str], int], Sequence[int]], unit: str = "pieces") -> None:

@@ -1,4 +1,4 @@
-"""The vocabulary: one SentencePiece model for both languages, which a run can train, or one per language (imported models)."""
+"""The vocabulary: one SentencePiece model for both languages, or one for each. A run can train them, or use existing ones."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -20,7 +21,7 @@ import sentencepiece
 from nmt_train.common.errors import UserError, unreadable
 from nmt_train.common.paths import expanded
 from nmt_train.common.streams import tell
-from nmt_train.corpus import CorpusConfig, VocabularyConfig, cache
+from nmt_train.corpus import CorpusConfig, cache
 from nmt_train.corpus.survey import SAMPLE_LINES, Survey
 from nmt_train.corpus.text import LONGEST_LINE, clean
 
@@ -28,8 +29,11 @@ PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
 _RESERVED = "\u2585"  # SentencePiece leaves out lines with this character when it trains
 _MODEL = "vocabulary.model"
 SPACE = "\u2581"  # what SentencePiece writes for the space before a word
+# How words between spaces remain as they are: as many as there are, at most the size, and no normalization of their characters.
+_AS_IT_IS: dict[str, Any] = {"hard_vocab_limit": False, "normalization_rule_name": "identity"}
 SOURCE, TARGET = 0, 1  # the sides of a pair
 _PAIR = b"nmt_train: two SentencePiece models\n"  # the first line of a serialized `VocabularyPair`
+_SEPARATE = b"nmt_train: two separate vocabularies\n"  # the first line of a serialized `SeparateVocabularies`
 
 
 class Vocabulary:
@@ -48,17 +52,37 @@ class Vocabulary:
 
     @staticmethod
     def read(model: bytes, where: str) -> Vocabulary:
-        """Return the `Vocabulary` or `VocabularyPair` serialized in `model`; arguments and errors as for `__init__`."""
+        """Return the vocabulary of any kind serialized in `model`; arguments and errors as for `__init__`."""
+        if model.startswith(_SEPARATE):
+            return SeparateVocabularies(model, where)
         return VocabularyPair(model, where) if model.startswith(_PAIR) else Vocabulary(model, where)
 
     @staticmethod
-    def load(path: str | Path) -> Vocabulary:
+    def load(path: str | Path | list[str]) -> Vocabulary:
+        """The vocabulary in a file, or separate ones in the files for source and target."""
+        if isinstance(path, list):
+            source, target = (Vocabulary.load(each) for each in path)
+            return SeparateVocabularies.join(source, target, " and ".join(path))
         try:
             return Vocabulary.read(expanded(path).read_bytes(), str(path))
         except OSError as error:
             raise UserError(
                 f"{unreadable(path, error)}; name an existing SentencePiece model, or let the run train one"
             ) from None
+
+    def of(self, side: int) -> Vocabulary:
+        """The vocabulary of a side, SOURCE or TARGET: this one, unless each has its own."""
+        return self
+
+    @property
+    def size(self) -> int | list[int]:
+        """The number of pieces; [source, target] if each side has a vocabulary of its own."""
+        return len(self)
+
+    @property
+    def models(self) -> list[bytes]:
+        """The serialized SentencePiece model, or those of source and target."""
+        return [self.model]
 
     def __len__(self) -> int:
         return int(self._processor.get_piece_size())
@@ -90,6 +114,10 @@ class Vocabulary:
     def knows(self, tag: str) -> bool:
         """Whether a tag before a source is encoded without loss."""
         return UNKNOWN not in self.encode([tag])[0]
+
+    def has_piece(self, text: str) -> bool:
+        """Whether this text in a source becomes one piece."""
+        return text in (self.piece(number).removeprefix(SPACE) for number in self.encode([text])[0])
 
     def unknown_code(self, line: str) -> str:
         """The language code at the beginning of a source, if the vocabulary should have a piece for it, but has none."""
@@ -153,10 +181,10 @@ class VocabularyPair(Vocabulary):
         self.model = model
         try:
             held = json.loads(model.removeprefix(_PAIR))
-            models = [base64.b64decode(held[side]) for side in ("source", "target")]
+            models = _sides(held)
             self.pieces: list[str] = [str(piece) for piece in held["pieces"]]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise UserError(f"{where}: the vocabulary is damaged; restore it, or use another file") from None
+        except _DAMAGED:
+            raise UserError(f"{where}: {_WHAT_IS_DAMAGED}") from None
         self.sides = [_processor(part, where) for part in models]
         self._ids = {piece: number for number, piece in enumerate(self.pieces)}
         if len(self._ids) < len(self.pieces) or len(self.pieces) <= END:
@@ -165,12 +193,12 @@ class VocabularyPair(Vocabulary):
     @classmethod
     def join(cls, source: bytes, target: bytes, pieces: Sequence[str], where: str) -> VocabularyPair:
         """Make a pair from two SentencePiece models and the pieces by id; `where` names them in errors."""
-        held = {
-            "source": base64.b64encode(source).decode(),
-            "target": base64.b64encode(target).decode(),
-            "pieces": list(pieces),
-        }
+        held = {**_encoded([source, target]), "pieces": list(pieces)}
         return cls(_PAIR + json.dumps(held).encode(), where)
+
+    @property
+    def models(self) -> list[bytes]:
+        return [side.serialized_model_proto() for side in self.sides]
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -184,7 +212,7 @@ class VocabularyPair(Vocabulary):
     def segment(self, lines: Sequence[str], side: int = SOURCE) -> list[list[str]]:
         codes, texts = [], []
         for line in lines:
-            code = _code(line) if side == SOURCE else ""
+            code = code_of(line) if side == SOURCE else ""
             if code not in self._ids:  # ordinary text may look like one
                 code = ""
             codes.append([code] if code else [])
@@ -196,7 +224,7 @@ class VocabularyPair(Vocabulary):
         return not self.unknown_code(tag) and super().knows(tag)
 
     def unknown_code(self, line: str) -> str:
-        code = _code(line)
+        code = code_of(line)
         return "" if code in self._ids else code
 
     def can_resample(self) -> bool:
@@ -209,7 +237,73 @@ class VocabularyPair(Vocabulary):
         return clean(str(self.sides[TARGET].decode_pieces(pieces))).strip()
 
 
-def _code(line: str) -> str:
+class SeparateVocabularies(Vocabulary):
+    """A vocabulary with ids of its own for each side. What is not asked of a side is of the target, which models write.
+
+    `model` is _SEPARATE, then JSON.
+    """
+
+    def __init__(self, model: bytes, where: str) -> None:
+        self.model = model
+        try:
+            models = _sides(json.loads(model.removeprefix(_SEPARATE)))
+        except _DAMAGED:
+            raise UserError(f"{where}: {_WHAT_IS_DAMAGED}") from None
+        self._sides = [Vocabulary(part, where) for part in models]
+
+    @classmethod
+    def join(cls, source: Vocabulary, target: Vocabulary, where: str) -> SeparateVocabularies:
+        """Make one value of the vocabularies of both sides; `where` names them in errors."""
+        return cls(_SEPARATE + json.dumps(_encoded([source.model, target.model])).encode(), where)
+
+    def of(self, side: int) -> Vocabulary:
+        return self._sides[side]
+
+    @property
+    def size(self) -> int | list[int]:
+        return [len(side) for side in self._sides]
+
+    @property
+    def models(self) -> list[bytes]:
+        return [side.model for side in self._sides]
+
+    def __len__(self) -> int:
+        return len(self._sides[TARGET])
+
+    def piece(self, number: int) -> str:
+        return self._sides[TARGET].piece(number)
+
+    def encode(self, lines: Sequence[str], side: int = SOURCE) -> list[list[int]]:
+        return self._sides[side].encode(lines)
+
+    def segment(self, lines: Sequence[str], side: int = SOURCE) -> list[list[str]]:
+        return self._sides[side].segment(lines)
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        return self._sides[TARGET].decode(ids)
+
+    def _join(self, pieces: list[str]) -> str:
+        return self._sides[TARGET]._join(pieces)
+
+    def can_resample(self) -> bool:
+        return all(side.can_resample() for side in self._sides)
+
+
+_DAMAGED = (ValueError, KeyError, TypeError, RecursionError)  # of a serialized pair
+_WHAT_IS_DAMAGED = "the vocabulary is damaged; restore it, or use another file"
+
+
+def _encoded(models: Sequence[bytes]) -> dict[str, str]:
+    """The SentencePiece models of source and target as JSON."""
+    return {side: base64.b64encode(model).decode() for side, model in zip(("source", "target"), models, strict=True)}
+
+
+def _sides(held: dict[str, str]) -> list[bytes]:
+    """The reverse of `_encoded`; one of _DAMAGED if that is not possible."""
+    return [base64.b64decode(held[side]) for side in ("source", "target")]
+
+
+def code_of(line: str) -> str:
     """The language code that a line begins with, such as >>fra<<, or an empty string."""
     found = re.match(r">>[^\s<>]+<<", line)
     return found[0] if found else ""
@@ -227,13 +321,16 @@ def _processor(model: bytes, where: str) -> sentencepiece.SentencePieceProcessor
 def trained(config: CorpusConfig, folders: Sequence[Path], survey: Survey) -> Vocabulary:
     """The vocabulary that `train` makes of this text with these settings, from a cache in `folders` if it has been trained."""
     vocabulary = config.vocabulary
-    settings = [sentencepiece.__version__, vocabulary.size, vocabulary.type, vocabulary.character_coverage, _whole(config)]
+    settings: list[object] = [sentencepiece.__version__, vocabulary.size, vocabulary.type, vocabulary.character_coverage]
+    settings.append(_whole(config))
+    if vocabulary.user_defined:
+        settings.append(vocabulary.user_defined)
     text = [cache.fingerprints(part, config.label(number)) for number, part in enumerate(config.parts)]
     name = cache.name("vocabulary", [*settings, SAMPLE_LINES, text])
 
     def read(entry: Path) -> Vocabulary:
         with cache.hold(entry):
-            return Vocabulary((entry / _MODEL).read_bytes(), str(entry / _MODEL))
+            return Vocabulary.read((entry / _MODEL).read_bytes(), str(entry / _MODEL))
 
     def write(entry: Path) -> None:
         (entry / _MODEL).write_bytes(model.model)
@@ -248,37 +345,51 @@ def trained(config: CorpusConfig, folders: Sequence[Path], survey: Survey) -> Vo
 
 
 def train(config: CorpusConfig, survey: Survey | None = None) -> Vocabulary:
-    """Train the joint vocabulary of `config.vocabulary` on both sides of the training corpus.
+    """Train the vocabulary of `config.vocabulary` on both sides of the training corpus, or one on each.
 
     survey: of the training corpus, if there is one. Raises UserError if the corpus is too small for the requested vocabulary
     size.
     """
+    texts, sizes = (survey or Survey(config)).lines, config.vocabulary.sizes
+    source, *target = (_train(config, lines, size, side) for side, (lines, size) in enumerate(zip(texts, sizes, strict=True)))
+    return SeparateVocabularies.join(source, target[0], "the vocabularies just trained") if target else source
+
+
+def _train(config: CorpusConfig, lines: Sequence[str], size: int, side: int) -> Vocabulary:
+    """Train a vocabulary of this size on these lines. side: whose vocabulary it is; SOURCE if it is that of both."""
     vocabulary = config.vocabulary
-    lines = (survey or Survey(config)).lines
     output = io.BytesIO()
-    tell(f"nmt-train: training a vocabulary of {vocabulary.size:,} pieces")  # the log is not open yet
+    whose = f" for the {('source', 'target')[side]}" if isinstance(vocabulary.size, list) else ""
+    tell(f"nmt-train: training a vocabulary of {size:,} pieces{whose}")  # the log is not open yet
+    if vocabulary.type == "word" and any(SPACE in line for line in lines):
+        raise UserError(
+            f"corpus.vocabulary.type: word would not leave the character {SPACE} of this corpus alone; give the text without"
+            " it, or as it was before SentencePiece cut it, with that SentencePiece model as corpus.vocabulary.path"
+        )
+    whole = _whole(config) if side == SOURCE else [*(vocabulary.user_defined or ())]
     training = partial(
         sentencepiece.SentencePieceTrainer.train,
         sentence_iterator=(line.replace(_RESERVED, " ") for line in lines),
         model_writer=output,
-        vocab_size=vocabulary.size,
+        vocab_size=size,
         model_type=vocabulary.type,
         character_coverage=vocabulary.character_coverage,
         pad_id=PAD,
         unk_id=UNKNOWN,
         bos_id=BEGIN,
         eos_id=END,
-        user_defined_symbols=_whole(config),
+        user_defined_symbols=[SPACE + text for text in whole] if vocabulary.type == "word" else whole,
         num_threads=os.cpu_count() or 1,
         max_sentence_length=LONGEST_LINE,  # else it leaves out lines of more than 4,192 bytes
         minloglevel=2,
+        **(_AS_IT_IS if vocabulary.type == "word" else {}),
     )
     try:
         _in_thread(training)
     except RuntimeError as error:
         if "sentences_.empty()" in str(error):
             raise UserError("corpus.train: no pair has text on both sides; check the files") from None
-        raise UserError(f"corpus.vocabulary.size: {_explain(str(error), vocabulary)}") from None
+        raise UserError(f"corpus.vocabulary.size: {_explain(str(error), size)}{whose}") from None
     return Vocabulary(output.getvalue(), "the vocabulary just trained")
 
 
@@ -302,11 +413,11 @@ def _in_thread(work: Callable[[], object]) -> None:
     done.result()
 
 
-def _explain(message: str, vocabulary: VocabularyConfig) -> str:
+def _explain(message: str, size: int) -> str:
     """Translate SentencePiece's error message into the terms of the configuration."""
     largest = re.search(r"value <= (\d+)", message)
     if largest:
-        return f"{vocabulary.size} pieces are more than this corpus can fill; set it to {largest[1]} or less"
+        return f"{size} pieces are more than this corpus can fill; set it to {largest[1]} or less"
     if "required_chars" in message or "smaller than required" in message:
-        return f"{vocabulary.size} pieces are fewer than the characters of this corpus need; choose a larger size"
-    return f"{vocabulary.size} pieces could not be trained on this corpus; choose a smaller size ({message[-160:]})"
+        return f"{size} pieces are fewer than the characters of this corpus need; choose a larger size"
+    return f"{size} pieces could not be trained on this corpus; choose a smaller size ({message[-160:]})"

@@ -42,6 +42,13 @@ class ModelConfig:
     )
     activation: Literal["relu", "swish"] = Field(default="relu", description="nonlinearity of the feed-forward blocks")
     output_bias: bool = Field(default=False, description="whether the output layer has a bias per piece")
+    lora_rank: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**6,
+        description="with init: train only factors of this rank beside each projection of attention (LoRA), which the workers"
+        " exchange instead of gradients of all parameters; null: train all",
+    )
     dropout: float = Field(default=0.1, ge=0, lt=1, description="dropout of embeddings and block outputs [probability]")
     dropout_attention: float = Field(default=0.0, ge=0, lt=1, description="dropout of attention weights [probability]")
     dropout_ffn: float = Field(default=0.0, ge=0, lt=1, description="dropout inside feed-forward blocks [probability]")

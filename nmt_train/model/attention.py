@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt_train.model.dropout import dropout
+from nmt_train.model.lora import AdaptedLinear
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop: float, causal: bool = False) -> Tensor:
@@ -38,15 +40,17 @@ def fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop: 
 class Attention(nn.Module):
     """Projections around `attend`. Self-attention computes queries, keys and values from its input with one matrix product."""
 
-    def __init__(self, dim: int, heads: int, drop: float, cross: bool) -> None:
+    def __init__(self, dim: int, heads: int, drop: float, cross: bool, rank: int | None = None) -> None:
+        """rank: that of the factors that are trained instead of the projections (see lora.py); None: no factors."""
         super().__init__()
         self.heads, self.drop, self.cross = heads, drop, cross
+        linear = nn.Linear if rank is None else partial(AdaptedLinear, rank=rank)
         if cross:
-            self.query = nn.Linear(dim, dim)
-            self.key_value = nn.Linear(dim, 2 * dim)
+            self.query = linear(dim, dim)
+            self.key_value = linear(dim, 2 * dim)
         else:
-            self.query_key_value = nn.Linear(dim, 3 * dim)
-        self.output = nn.Linear(dim, dim)
+            self.query_key_value = linear(dim, 3 * dim)
+        self.output = linear(dim, dim)
 
     def forward(self, x: Tensor, memory: tuple[Tensor, Tensor] | None, mask: Tensor | None, causal: bool = False) -> Tensor:
         """Let `x` (batch, length, dim) attend to itself or to `memory` (see `project_memory`); return (batch, length, dim)."""

@@ -51,7 +51,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         # Autocast would run the softmax in fp32 and convert every block of logits; this code chooses the dtypes itself.
         with torch.autocast(hidden.device.type, enabled=False):
-            total, *gradients = _loss_and_gradients(hidden, output, bias, labels, smoothing, weights)
+            total, *gradients = _loss_and_gradients(hidden, output, bias, labels, smoothing, weights, ctx.needs_input_grad[1])
         ctx.save_for_backward(*gradients)
         return total
 
@@ -60,7 +60,8 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         hidden_gradient, output_gradient, bias_gradient = ctx.saved_tensors
         bias_gradient = None if bias_gradient is None else bias_gradient * scale
-        return hidden_gradient * scale, output_gradient * scale, bias_gradient, None, None, None
+        output_gradient = None if output_gradient is None else output_gradient * scale
+        return hidden_gradient * scale, output_gradient, bias_gradient, None, None, None
 
 
 def _loss_and_gradients(
@@ -70,10 +71,12 @@ def _loss_and_gradients(
     labels: Tensor,
     smoothing: float,
     row_weights: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    trained: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The loss, and its gradients; trained: whether that of `output` is wanted."""
     vocabulary = output.shape[0]
     dtype, weights = hidden.dtype, output.to(hidden.dtype)
-    hidden_gradient, output_gradient = torch.empty_like(hidden), torch.zeros_like(output)
+    hidden_gradient, output_gradient = torch.empty_like(hidden), torch.zeros_like(output) if trained else None
     bias_gradient = None if bias is None else torch.zeros_like(bias)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     weights_sum = output.sum(0)
@@ -99,17 +102,20 @@ def _loss_and_gradients(
             probabilities *= its[:, None].to(dtype)
         total -= (1 - smoothing) * log_label.sum() + smoothing * mean_log.sum()
         torch.mm(probabilities, weights, out=hidden_gradient[start : start + size])
-        _accumulate(output_gradient, probabilities, block)
+        if output_gradient is not None:
+            _accumulate(output_gradient, probabilities, block)
         if bias_gradient is not None:
             bias_gradient += probabilities.sum(0, dtype=torch.float32)
     if smoothing:
         share = smoothing / vocabulary
         if row_weights is None:
             hidden_gradient -= weights_sum * share
-            output_gradient -= hidden.sum(0, dtype=torch.float32) * share
+            rows = hidden.sum(0, dtype=torch.float32)
         else:
             hidden_gradient -= row_weights[:, None] * weights_sum * share
-            output_gradient -= (hidden.float() * row_weights[:, None]).sum(0) * share
+            rows = (hidden.float() * row_weights[:, None]).sum(0)
+        if output_gradient is not None:
+            output_gradient -= rows * share
         if bias_gradient is not None:
             bias_gradient -= (len(hidden) if row_weights is None else row_weights.sum()) * share
     return total, hidden_gradient, output_gradient, bias_gradient

@@ -16,6 +16,7 @@ from nmt_train.corpus.vocabulary import PAD
 from nmt_train.model import ModelConfig
 from nmt_train.model.attention import Attention
 from nmt_train.model.dropout import drop_words, dropout
+from nmt_train.model.lora import freeze
 from nmt_train.model.loss import cross_entropy, log_probabilities, smoothed_cross_entropy
 
 
@@ -50,7 +51,7 @@ class Residual(nn.Module):
 class EncoderLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention = Attention(config.dim, config.heads, config.dropout_attention, cross=False)
+        self.attention = Attention(config.dim, config.heads, config.dropout_attention, cross=False, rank=config.lora_rank)
         self.attention_residual = Residual(config)
         self.ffn = FeedForward(config)
         self.ffn_residual = Residual(config)
@@ -63,9 +64,9 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention = Attention(config.dim, config.heads, config.dropout_attention, cross=False)
+        self.attention = Attention(config.dim, config.heads, config.dropout_attention, cross=False, rank=config.lora_rank)
         self.attention_residual = Residual(config)
-        self.cross = Attention(config.dim, config.heads, config.dropout_attention, cross=True)
+        self.cross = Attention(config.dim, config.heads, config.dropout_attention, cross=True, rank=config.lora_rank)
         self.cross_residual = Residual(config)
         self.ffn = FeedForward(config)
         self.ffn_residual = Residual(config)
@@ -100,17 +101,20 @@ class DecoderState:
 
 
 class Transformer(nn.Module):
-    """An encoder-decoder model; `vocabulary` is the number of pieces, and `Batch` defines the ids and the padding."""
+    """An encoder-decoder model; `vocabulary` is the number of pieces, or [source, target] if each has a vocabulary of its own.
+    `Batch` defines the ids and the padding.
+    """
 
-    def __init__(self, config: ModelConfig, vocabulary: int) -> None:
+    def __init__(self, config: ModelConfig, vocabulary: int | Sequence[int]) -> None:
         super().__init__()
         self.config = config
-        self.target_embedding = nn.Parameter(torch.empty(vocabulary, config.dim))
+        source, target = (vocabulary, vocabulary) if isinstance(vocabulary, int) else vocabulary
+        self.target_embedding = nn.Parameter(torch.empty(target, config.dim))
         if config.tied != "all":
-            self.source_embedding = nn.Parameter(torch.empty(vocabulary, config.dim))
+            self.source_embedding = nn.Parameter(torch.empty(source, config.dim))
         if config.tied == "none":
-            self.output_embedding = nn.Parameter(torch.empty(vocabulary, config.dim))
-        self.output_bias = nn.Parameter(torch.empty(vocabulary)) if config.output_bias else None
+            self.output_embedding = nn.Parameter(torch.empty(target, config.dim))
+        self.output_bias = nn.Parameter(torch.empty(target)) if config.output_bias else None
         encoder = [EncoderLayer(config) for _ in range(config.encoder_layers)]
         decoder = [DecoderLayer(config) for _ in range(config.decoder_layers)]
         self.encoder: Sequence[EncoderLayer] = nn.ModuleList(encoder)  # type: ignore[assignment]
@@ -123,6 +127,8 @@ class Transformer(nn.Module):
         self._layers_in = torch.float32
         self._lookups: Tensor | None = None  # a view of the output layer's matrix, with its own gradient
         self._initialize()
+        if config.lora_rank is not None:
+            freeze(self)
 
     def _initialize(self) -> None:
         """Initialize matrices by Glorot (fused projections block by block), embeddings by N(0, 1/dim) and biases by zero."""

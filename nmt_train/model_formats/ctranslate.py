@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt_train.corpus.vocabulary import BEGIN, END, UNKNOWN, Vocabulary, VocabularyPair
+from nmt_train.corpus.vocabulary import BEGIN, END, SOURCE, TARGET, UNKNOWN, Vocabulary
 from nmt_train.model.attention import Attention
 from nmt_train.model.transformer import DecoderLayer, EncoderLayer, FeedForward, Residual, Transformer
 from nmt_train.model_formats import POSITIONS, QUANTIZATIONS, SENTENCEPIECE, SENTENCEPIECE_PAIR
@@ -29,9 +29,10 @@ def write(model: Transformer, vocabulary: Vocabulary, quantize: str | None, fold
     spec.config.decoder_start_token = spec.config.bos_token = vocabulary.piece(BEGIN)
     spec.config.eos_token, spec.config.unk_token = vocabulary.piece(END), vocabulary.piece(UNKNOWN)
     spec.config.add_source_eos, spec.config.layer_norm_epsilon = True, 1e-5
-    pieces = [vocabulary.piece(number) for number in range(len(vocabulary))]
-    spec.register_source_vocabulary(pieces)
-    spec.register_target_vocabulary(pieces)
+    for its, register in (
+        (vocabulary.of(SOURCE), spec.register_source_vocabulary), (vocabulary.of(TARGET), spec.register_target_vocabulary)
+    ):  # fmt: skip
+        register([its.piece(number) for number in range(len(its))])
     positions = model.position_table(POSITIONS, torch.device("cpu"))
     spec.encoder.embeddings[0].weight = _array(model.source_matrix)
     spec.decoder.embeddings.weight = _array(model.target_embedding)
@@ -51,11 +52,9 @@ def write(model: Transformer, vocabulary: Vocabulary, quantize: str | None, fold
     spec.validate()
     spec.optimize(quantization=QUANTIZATIONS[quantize] if quantize else None)
     spec.save(str(folder))
-    if isinstance(vocabulary, VocabularyPair):
-        for name, processor in zip(SENTENCEPIECE_PAIR, vocabulary.sides, strict=True):
-            (folder / name).write_bytes(processor.serialized_model_proto())
-    else:
-        (folder / SENTENCEPIECE).write_bytes(vocabulary.model)
+    models = vocabulary.models
+    for name, content in zip((SENTENCEPIECE,) if len(models) == 1 else SENTENCEPIECE_PAIR, models, strict=True):
+        (folder / name).write_bytes(content)
 
 
 def _layer(ours: EncoderLayer | DecoderLayer, spec: Any) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nmt_train.common.errors import UserError
-from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary, VocabularyPair
+from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary
 from nmt_train.model import ModelConfig
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.transformer import Transformer
@@ -31,7 +31,7 @@ def needs_transformers_5(config: ModelConfig) -> bool:
 def write(model: Transformer, vocabulary: Vocabulary, search: SearchConfig, folder: Path) -> None:
     """Write the model, its tokenizer and its search settings into an existing folder."""
     config = model.config
-    if isinstance(vocabulary, VocabularyPair):  # an imported model
+    if len(vocabulary.models) == 2:
         if config.norm == "pre":
             raise UserError(
                 "--to huggingface: transformers has no tokenizer with two SentencePiece models for a pre-norm model; export to"

@@ -21,7 +21,17 @@ from torch import Tensor
 
 from nmt_train.common.errors import UserError, unreadable
 from nmt_train.common.section import problem
-from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, VocabularyPair
+from nmt_train.corpus.vocabulary import (
+    BEGIN,
+    END,
+    PAD,
+    SOURCE,
+    TARGET,
+    UNKNOWN,
+    SeparateVocabularies,
+    Vocabulary,
+    VocabularyPair,
+)  # fmt: skip
 from nmt_train.model import ModelConfig
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.transformer import Transformer
@@ -30,7 +40,6 @@ from nmt_train.model_formats.weights import from_bart, layers, to_bart
 from nmt_train.run.checkpoint import read_tensors
 
 _NEVER = -20.0  # a very low logit; with -inf, label smoothing would make the cost infinite
-_SPECIAL = ("<pad>", "<unk>", "", "</s>")  # their names for our pieces 0 to 3; they have no BEGIN
 _PYTORCH, _SAFETENSORS = "pytorch_model.bin", "model.safetensors"
 # The values that config.json must have for a model that we support. None: the key may be missing.
 _NEEDED: dict[str, tuple[Any, ...]] = {
@@ -63,30 +72,31 @@ def read(folder: Path) -> tuple[ModelConfig, VocabularyPair, dict[str, Tensor]]:
     return config, vocabulary, _parameters(_tensors(folder), config, torch.tensor(ids), folder)
 
 
-def write(model: Transformer, vocabulary: VocabularyPair, search: SearchConfig, folder: Path, settings: dict[str, Any]) -> None:
+def write(model: Transformer, vocabulary: Vocabulary, search: SearchConfig, folder: Path, settings: dict[str, Any]) -> None:
     """Write the model and its tokenizer into an existing folder: the reverse of `read`.
 
+    vocabulary: with two SentencePiece models, and one table of ids for both or, as `SeparateVocabularies`, one for each.
     settings: further entries of config.json.
     """
-    config = model.config
-    ids = [END, UNKNOWN, *range(END + 1, len(vocabulary)), BEGIN]  # our ids in their order; BEGIN is their padding
-    place = torch.tensor(ids)
+    config, separate = model.config, isinstance(vocabulary, SeparateVocabularies)
+    orders = [_their_order(len(vocabulary.of(side)), separate) for side in (SOURCE, TARGET)]
+    source, target = (torch.tensor(order) for order in orders)
     tensors = to_bart(model.state_dict(), config)
-    named: dict[str, Tensor] = {"model.shared.weight": model.target_embedding}
+    named: dict[str, tuple[Tensor, Tensor]] = {"model.shared.weight": (model.target_embedding, target)}
     if config.tied != "all":
         named = {
-            "model.encoder.embed_tokens.weight": model.source_matrix,
-            "model.decoder.embed_tokens.weight": model.target_embedding,
+            "model.encoder.embed_tokens.weight": (model.source_matrix, source),
+            "model.decoder.embed_tokens.weight": (model.target_embedding, target),
         }
     if config.tied == "none":
-        named["lm_head.weight"] = model.output_matrix
-    tensors |= {name: matrix.detach().cpu()[place] for name, matrix in named.items()}
-    bias = torch.zeros(len(vocabulary)) if model.output_bias is None else model.output_bias.detach().cpu()
-    tensors["final_logits_bias"] = bias[place][None]
+        named["lm_head.weight"] = (model.output_matrix, target)
+    tensors |= {name: matrix.detach().cpu()[place] for name, (matrix, place) in named.items()}
+    bias = torch.zeros(len(target)) if model.output_bias is None else model.output_bias.detach().cpu()[target]
+    tensors["final_logits_bias"] = bias[None]
     save_file(tensors, folder / _SAFETENSORS, {"format": "pt"})
-    eos, unknown, pad = 0, 1, len(ids) - 1
+    eos, unknown, pad = 0, 1, orders[TARGET].index(BEGIN)
     special = {"eos_token_id": eos, "pad_token_id": pad, "decoder_start_token_id": pad, "forced_eos_token_id": None}
-    values = settings | special | {"bos_token_id": eos, "vocab_size": len(ids), "decoder_vocab_size": len(ids)}
+    values = settings | special | {"bos_token_id": eos, "vocab_size": len(source), "decoder_vocab_size": len(target)}
     write_json(folder / "config.json", values)
     generation = {
         "bad_words_ids": [[pad]],
@@ -97,13 +107,24 @@ def write(model: Transformer, vocabulary: VocabularyPair, search: SearchConfig, 
         "early_stopping": False,
     }
     write_json(folder / "generation_config.json", special | generation)
-    names = [_SPECIAL[number] if number in (PAD, UNKNOWN, END) else vocabulary.piece(number) for number in ids[:-1]]
-    write_json(folder / "vocab.json", {name: number for number, name in enumerate([*names, _SPECIAL[PAD]])})
-    for name, processor in zip(SENTENCEPIECE_PAIR, vocabulary.sides, strict=True):
-        (folder / name).write_bytes(processor.serialized_model_proto())
-    write_json(
-        folder / "tokenizer_config.json", {"tokenizer_class": "MarianTokenizer", "model_max_length": LONGEST_TRANSLATION}
-    )
+    for side, table in enumerate(("vocab.json", "target_vocab.json") if separate else ("vocab.json",)):
+        names = (_their_name(vocabulary.of(side), number) for number in orders[side])
+        write_json(folder / table, {name: number for number, name in enumerate(names)})
+    for name, content in zip(SENTENCEPIECE_PAIR, vocabulary.models, strict=True):
+        (folder / name).write_bytes(content)
+    tokenizer = {"tokenizer_class": "MarianTokenizer", "model_max_length": LONGEST_TRANSLATION}
+    write_json(folder / "tokenizer_config.json", tokenizer | ({"separate_vocabs": True} if separate else {}))
+
+
+def _their_order(pieces: int, separate: bool) -> list[int]:
+    """Our ids in the order of theirs, without our padding: BEGIN becomes their padding, which has one id in both tables."""
+    if separate:
+        return [END, UNKNOWN, BEGIN, *range(END + 1, pieces)]
+    return [END, UNKNOWN, *range(END + 1, pieces), BEGIN]
+
+
+def _their_name(vocabulary: Vocabulary, number: int) -> str:
+    return {BEGIN: "<pad>", UNKNOWN: "<unk>", END: "</s>"}.get(number) or vocabulary.piece(number)
 
 
 def _config(found: Mapping[str, Any], folder: Path) -> ModelConfig:

@@ -113,7 +113,7 @@ def _plan(config: Config, mode: Mode, nodes: tuple[int, ...], values: _Values) -
     plan = Plan(
         mode=config.mode or "", family=family, workers=_workers(config, nodes), waves=joining or Waves(len(nodes)),
         dropped_up=0.99 if up is None else up, sums=config.batch.reduction == "sum", accumulate=config.batch.accumulate,
-        tied=config.model.tied != "none",
+        tied=config.model.tied != "none" and config.model.lora_rank is None,
         optimizer=dataclasses.replace(
             optimizer, name=values("optimizer.name", optimizer.name, _OPTIMIZER),
             async_beta1=values("optimizer.async_beta1", optimizer.async_beta1, None),

@@ -11,23 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt_train.common.errors import UserError
+from nmt_train.optim.frozen import Frozen, by_name, fill, layout_of
 from nmt_train.optim.muon import Matrix, beside
 
 
 class FlatModel:
     """`parameters` and `gradient`, both (elements,) fp32 on the model's device; the model reads and writes them in place.
 
-    `layout` lists (name, shape) in the order of the vector. With `precision` bf16, the layers of the model read a copy of their
-    parameters in bf16 instead, which `loss` and `using` make by one operation, and `backward` adds their gradients to
-    `gradient` by a few: torch's autocast would convert every matrix and every gradient by itself.
+    `layout` lists (name, shape) in the order of the vector. Parameters that the model does not train are in `frozen` instead.
+    With `precision` bf16, the layers of the model read a copy of their parameters in bf16 instead, which `loss` and `using`
+    make by one operation, and `backward` adds their gradients to `gradient` by a few: torch's autocast would convert every
+    matrix and every gradient by itself.
     """
 
     def __init__(self, model: nn.Module, precision: str = "fp32") -> None:
         self.model: Any = model
-        named = list(model.named_parameters())
+        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._parameters = [parameter for _, parameter in named]
-        self.layout = [(name, tuple(parameter.shape)) for name, parameter in named]
+        self.layout, self.frozen = layout_of(named), Frozen(model)
         self.parameters = torch.cat([parameter.detach().flatten() for _, parameter in named])
         self.gradient = torch.zeros_like(self.parameters)
         for (_, parameter), value, gradient in zip(
@@ -52,7 +53,9 @@ class FlatModel:
         return found
 
     def _copy_layers(self) -> None:
-        self._layers = self.model.compute_layers_in(torch.bfloat16)
+        layers = self.model.compute_layers_in(torch.bfloat16)
+        self.frozen.convert(layers, torch.bfloat16)
+        self._layers = [parameter for parameter in layers if parameter.requires_grad]
         first = len(self._parameters) - len(self._layers)
         assert all(one is other for one, other in zip(self._layers, self._parameters[first:], strict=True))
         sizes = [parameter.numel() for parameter in self._layers]
@@ -112,8 +115,7 @@ class FlatModel:
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """The views of a flat `vector` by parameter name, in the parameters' shapes."""
-        sizes = [torch.Size(shape).numel() for _, shape in self.layout]
-        return {name: part.view(shape) for (name, shape), part in zip(self.layout, vector.split(sizes), strict=True)}
+        return by_name(self.layout, vector)
 
     @contextmanager
     def using(self, vector: Tensor) -> Iterator[None]:
@@ -132,14 +134,7 @@ class FlatModel:
 
     def load(self, tensors: Mapping[str, Tensor], into: Tensor, where: str) -> None:
         """Copy named tensors into a flat vector; raises UserError if names or shapes differ from those of this model."""
-        views = self.named(into)
-        for name in sorted(views.keys() ^ tensors.keys()):
-            raise UserError(f"{where}: parameter {name} is in only one of checkpoint and model; use a checkpoint of this model")
-        for name, view in views.items():
-            if tensors[name].shape != view.shape:
-                shapes = f"{tuple(tensors[name].shape)} there, {tuple(view.shape)} in this model"
-                raise UserError(f"{where}: parameter {name} has another shape: {shapes}; use the checkpoint's config")
-            view.copy_(tensors[name])
+        fill(self.named(into), tensors, where)
 
 
 def cpu_copy(vector: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError, remedy
 from nmt_train.common.section import STRICT
 from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.model.lora import merged
 from nmt_train.run.tensor_file import Layout, TensorFile, described
 
 FORMAT = 2
@@ -73,8 +74,17 @@ class Checkpoint:
         return f"{name}.safetensors" in self.facts["files"]
 
     def best_parameters(self) -> dict[str, Tensor]:
-        """The parameters for translation: the smoothed ones if there are any."""
-        return self.tensors(self.best_name)
+        """The parameters for translation: the smoothed ones if there are any. Low-rank factors are merged into the others."""
+        found = self.tensors(self.best_name)
+        if not self.has("frozen"):
+            return found
+        try:
+            return merged(found, self.tensors("frozen"))
+        except (KeyError, RuntimeError, ZeroDivisionError) as error:
+            raise UserError(
+                f"{self.path}: its low-rank factors do not fit its other parameters ({error}); use another checkpoint of the"
+                " run"
+            ) from None
 
     @property
     def best_name(self) -> str:

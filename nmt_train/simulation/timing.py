@@ -43,7 +43,7 @@ _SETTLING = 5  # first steps, which are not measured: ranks start in lockstep an
 
 def shapes_of(config: Config, vocabulary: Vocabulary) -> Shapes:
     with torch.device("meta"):
-        return [tuple(part.shape) for part in Transformer(config.model, len(vocabulary)).parameters()]
+        return [tuple(part.shape) for part in Transformer(config.model, vocabulary.size).parameters() if part.requires_grad]
 
 
 def model_and_batches(config: Config, vocabulary: Vocabulary, stores: Stores) -> tuple[Shapes, list[int]]:

@@ -124,7 +124,7 @@ class Plan:
 
     workers: how many exchange. waves: how many train, and since when. dropped_up: the share of elements that workers do not
     send, if their codec drops any. sums: gradients are summed, not averaged (batch.reduction: sum). tied: the model's
-    embedding is also its output layer.
+    embedding is also its output layer, and is trained.
     reasons: for each value that the user did not choose, and that has an effect: the value and who chose it, by key.
     """
 

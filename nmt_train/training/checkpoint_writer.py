@@ -24,7 +24,7 @@ from nmt_train.run.checkpoint import Draft
 from nmt_train.run.folder import Run
 from nmt_train.run.tensor_file import TensorFile
 from nmt_train.strategy.state import GLOBAL, Vectors
-from nmt_train.training.leader_state import LeaderState, named_generators
+from nmt_train.training.leader_state import LeaderState, frozen_part, named_generators
 from nmt_train.training.snapshot import Header, PendingSnapshot, Piece, RankState
 from nmt_train.training.worker import Worker
 from nmt_train.transport import Future, Tag, Transport
@@ -71,6 +71,8 @@ class CheckpointWriter:
             for rank in ranks:
                 folder = str(draft.folder.absolute()) if self._disk else ""
                 self._transport.send(rank, Tag.STATE, from_json({"folder": folder}))
+            for name, tensors in frozen_part(self._worker.flat).items():
+                draft.add(name, tensors)
             files = _Files(draft, pending.own, self._worker.flat, update)
             files.add(0, pending.own.header, self._alive(pending.own.pieces(pending.own.header)), pending.slices[0])
             for rank in ranks:

@@ -190,7 +190,8 @@ def with_rate(config: Config, stores: Stores, nodes: Sequence[int]) -> tuple[Con
 
     The rate grows with the square root of the tokens up to those of the recipe (measured with preset tiny, docs/comparison.md),
     and with their fourth root from there (fairseq after Ott et al. 2018: twice the rate for 16 times the tokens). A run that
-    begins with another model has a fifth of it, so that it does not forget what that model knows, and a short warm-up.
+    begins with another model has a fifth of it, so that it does not forget what that model knows (but not if it trains only
+    factors of low rank, which begin at zero), and a short warm-up.
     """
     if not config.undecided:
         return config, []
@@ -204,7 +205,9 @@ def with_rate(config: Config, stores: Stores, nodes: Sequence[int]) -> tuple[Con
     if name not in _ADAM:
         rate, why = _RATES.get(name, config.optimizer.learning_rate), f"for {name}"
     if config.init is not None:
-        rate, warmup, why = rate * _TUNING, min(warmup, _TUNING_WARMUP), f"{why}; less for fine-tuning (init)"
+        warmup = min(warmup, _TUNING_WARMUP)
+        if config.model.lora_rank is None:
+            rate, why = rate * _TUNING, f"{why}; less for fine-tuning (init)"
     found = {"optimizer.learning_rate": float(f"{rate:.2g}"), "optimizer.warmup": warmup}
     found = {key: value for key, value in found.items() if key in config.undecided}
     listed = ", ".join(f"{key} {value:g}" for key, value in found.items())
@@ -239,7 +242,7 @@ def _tried(config: Config, own: torch.device, vocabulary: Vocabulary, stores: St
         return Tried(faster, tokens)
 
     def model(precision: str) -> FlatModel:
-        return FlatModel(Transformer(config.model, len(vocabulary)).to(own).train(), precision)
+        return FlatModel(Transformer(config.model, vocabulary.size).to(own).train(), precision)
 
     def step(flat: FlatModel, batch: Batch) -> None:
         flat.backward(flat.loss(batch.to(own)))

@@ -11,7 +11,7 @@ from nmt_train.corpus.data_shard import DataShard, from_plain, resume
 from nmt_train.training.checkpoint_writer import hand_over
 from nmt_train.training.control import Order, Report, Reports
 from nmt_train.training.rank_stats import Totals
-from nmt_train.training.snapshot import RankState
+from nmt_train.training.snapshot import RankState, receive_vector
 from nmt_train.training.worker import Worker
 from nmt_train.transport import Tag
 
@@ -113,6 +113,8 @@ class Follower:
         """Begin with the part that rank 0 sends: the state of a checkpoint, or rank 0's initial parameters."""
         facts = to_facts(self._state(), "workers", "stages", "epochs")
         part = RankState.receive(self._state)
+        receive_vector(self._worker.flat.frozen.vector, self._state)
+        self._worker.flat.frozen.use()
         data_shard = DataShard(self._transport.rank, facts["workers"], from_plain(facts["stages"]), self._synchronous)
         self.resume_from(part, data_shard, facts["epochs"], "rank 0's checkpoint")
 

@@ -19,6 +19,7 @@ from nmt_train.common.message import from_json
 from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.data_shard import DataShard, Position, plain, resume
 from nmt_train.model.metrics import TestSets
+from nmt_train.optim.flat_model import cpu_copy
 from nmt_train.run.folder import Run
 from nmt_train.run.log import Log
 from nmt_train.server.nodes import first_ranks
@@ -29,7 +30,7 @@ from nmt_train.training.control import Order, Orders
 from nmt_train.training.data_balance import DataBalancer
 from nmt_train.training.leader_state import LeaderState
 from nmt_train.training.rank_stats import RankStatistics
-from nmt_train.training.snapshot import PendingSnapshot, RankState, Snapshot, contributed
+from nmt_train.training.snapshot import PendingSnapshot, RankState, Snapshot, contributed, vector_messages
 from nmt_train.training.worker import Worker
 from nmt_train.transport import Tag
 
@@ -69,8 +70,9 @@ class Leader:
         parts = whole.split(strategy.slices, first, workers, means=plan.synchronous)
         stages = resume(0, snapshot.stages, workers)[0].stages
         facts = {"stages": plain(stages), "workers": workers, "epochs": self._progress.epochs}
+        frozen = cpu_copy(self._worker.flat.frozen.vector)
         for rank in self._orders.followers:
-            for message in (from_json(facts), *parts[rank].messages()):
+            for message in (from_json(facts), *parts[rank].messages(), *vector_messages(frozen)):
                 self._transport.send(rank, Tag.STATE, message)
         self.resume_from(parts[0], DataShard(0, workers, stages, plan.synchronous), snapshot.stages, str(self._run.folder))
         if snapshot.stages:

@@ -16,6 +16,7 @@ from nmt_train.common.errors import UserError
 from nmt_train.config import Config
 from nmt_train.corpus.data_shard import Position, from_plain
 from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.model.new_embeddings import with_new_pieces
 from nmt_train.optim.flat_model import FlatModel, cpu_copy
 from nmt_train.run import checkpoint
 from nmt_train.run.checkpoint import Checkpoint
@@ -67,16 +68,22 @@ class LeaderState:
 
     def save_best(self, path: Path, vector: Tensor, numbers: dict[str, Any], config: Config, flat: FlatModel) -> None:
         """Write a checkpoint of only the parameters, for translation, not for continuing; UserError if writing fails."""
-        checkpoint.save(path, {"parameters": flat.named(vector)}, self.facts(numbers, config), self.vocabulary)
+        parts = {"parameters": flat.named(vector), **frozen_part(flat)}
+        checkpoint.save(path, parts, self.facts(numbers, config), self.vocabulary)
 
     def begin(self, initial: Checkpoint | None, flat: FlatModel, validate: bool) -> Snapshot:
-        """Return the snapshot of a new run; it has the parameters of `initial`, or else those of the model.
+        """Return the snapshot of a new run; it has the parameters of `initial`, or else those of the model. Parameters that the
+        model does not train are loaded into it.
 
         validate: whether to validate the parameters of `initial`. Raises UserError if it has another model.
         """
         parameters = cpu_copy(flat.parameters)
         if initial is not None:
-            flat.load(initial.best_parameters(), parameters, str(initial.path))
+            tensors = with_new_pieces(initial.best_parameters(), self.vocabulary, initial.vocabulary())
+            if flat.frozen:
+                flat.frozen.load(tensors, str(initial.path))
+            else:
+                flat.load(tensors, parameters, str(initial.path))
             self.validation_pending = validate
             updates = initial.facts["progress"]["updates"]
             digest = initial.facts["files"][f"{initial.best_name}.safetensors"]["sha256"]
@@ -104,10 +111,12 @@ class LeaderState:
         saved.expect(self.vocabulary)
         parameters = torch.empty_like(flat.parameters, device="cpu")
         flat.load(saved.tensors("parameters"), parameters, where)
+        if flat.frozen:
+            flat.frozen.load(saved.tensors("frozen"), where)
         vectors = {"parameters": parameters, **saved.tensors("optimizer")}
         if smoothing:
             vectors["smoothed"] = torch.empty_like(parameters)
-            flat.load(saved.best_parameters(), vectors["smoothed"], where)
+            flat.load(saved.tensors(saved.best_name), vectors["smoothed"], where)
         for name, vector in vectors.items():
             if vector.shape != parameters.shape:
                 file = f"{where}/optimizer.safetensors"
@@ -120,6 +129,11 @@ class LeaderState:
         generators = [{name: random[_keyed(name, r)] for name in _GENERATORS if _keyed(name, r) in random} for r in ranks]
         files = [saved.tensors(f"worker-{rank}") if saved.has(f"worker-{rank}") else {} for rank in ranks]
         return Snapshot(vectors, saved.facts["optimizer"], [WorkerState.of(vectors) for vectors in files], generators, stages)
+
+
+def frozen_part(flat: FlatModel) -> dict[str, dict[str, Tensor]]:
+    """The file of a checkpoint with the parameters that the model does not train, if there are any."""
+    return {"frozen": {name: cpu_copy(tensor) for name, tensor in flat.frozen.named().items()}} if flat.frozen else {}
 
 
 def named_generators(random: Sequence[Vectors]) -> Vectors:

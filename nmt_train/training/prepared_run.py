@@ -11,10 +11,11 @@ from nmt_train import config as configuration
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
-from nmt_train.common.section import listed
+from nmt_train.common.section import as_list, listed
 from nmt_train.config import Config
 from nmt_train.corpus import CorpusConfig, ValidationSet, VocabularyConfig, cache, untagged
 from nmt_train.corpus.batches import check_batch_size, check_settings
+from nmt_train.corpus.new_pieces import extended, extends
 from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.survey import Survey
 from nmt_train.corpus.text import read_lines, read_pairs, read_weights, sides
@@ -81,6 +82,7 @@ def opened(
         vocabulary = _inherited(initial, config) if initial else _vocabulary(run, config, saved, overwrite, survey)
         if saved is not None and trains:
             saved.expect(vocabulary)  # before its corpora, which are identified by their pieces
+        _check_tying(config, vocabulary)
         check_settings(config.corpus, vocabulary)
         TestSets(config.corpus, vocabulary)  # which finds errors; tokenizing the corpus takes longer
         stores = open_stores(config.corpus, vocabulary, _fallback(run), survey)
@@ -162,7 +164,10 @@ def _initial(config: Config) -> Checkpoint:
     """The checkpoint that `init` names; UserError if its model has other sizes than this run's."""
     initial = load_verified(newest(expanded(str(config.init)), 1)[0])
     there, here = saved_keys(initial.facts["config"]), configuration.flatten(configuration.plain(config))
-    keys = [key for key in FIXED if key.startswith("model.") and key in here and there.get(key) != here[key]]
+    its = [
+        key for key in FIXED if key.startswith("model.") and key != "model.lora_rank"
+    ]  # of which a model is the same without
+    keys = [key for key in its if key in here and there.get(key) != here[key]]
     if keys:
         wanted = ", ".join(f"{key} {there.get(key)} (here {here[key]})" for key in keys)
         raise UserError(f"init: {initial.path} needs {wanted}; set them so, or use another model")
@@ -208,6 +213,14 @@ def _compare_corpora(saved: Checkpoint, config: Config, stores: Stores, force: b
     return changed
 
 
+def _check_tying(config: Config, vocabulary: Vocabulary) -> None:
+    if isinstance(vocabulary.size, list) and config.model.tied == "all":
+        raise UserError(
+            "model.tied: all would share a matrix between two vocabularies, but source and target have separate ones; set it to"
+            " target-output"
+        )
+
+
 def _fallback(run: Run) -> Path:
     """The folder of the tokenized corpus if the user's cache cannot be written."""
     return run.folder / "store"
@@ -229,26 +242,39 @@ def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: b
         raise UserError(
             f"corpus.vocabulary.path: {wanted.path} is not the vocabulary that run {run.folder} began with ({path})"
         )
-    if given is None and saved is None and len(vocabulary) != wanted.size:
+    if given is None and saved is None and not _as_wanted(vocabulary, wanted):
         raise UserError(
-            f"{path}: has {len(vocabulary)} pieces, but corpus.vocabulary.size is {wanted.size}; delete it, or name it as"
+            f"{path}: has {vocabulary.size} pieces, but corpus.vocabulary.size is {wanted.size}; delete it, or name it as"
             " corpus.vocabulary.path"
         )
     return vocabulary
 
 
+def _as_wanted(vocabulary: Vocabulary, wanted: VocabularyConfig) -> bool:
+    """Whether the vocabulary may be one that a run with this configuration has trained."""
+    sizes = as_list(vocabulary.size)
+    if wanted.type in ("char", "word"):  # of which there may be fewer
+        return len(sizes) == len(wanted.sizes) and all(map(int.__le__, sizes, wanted.sizes))
+    return sizes == wanted.sizes
+
+
 def _inherited(initial: Checkpoint, config: Config) -> Vocabulary:
-    """The vocabulary of the checkpoint that `init` names; UserError if the configuration gives another."""
-    path = config.corpus.vocabulary.path
-    if path and Vocabulary.load(path).digest != initial.facts["vocabulary"]:
+    """The vocabulary of the checkpoint that `init` names, with the new pieces that the configuration gives.
+
+    Raises UserError if the configuration gives another vocabulary.
+    """
+    wanted, vocabulary = config.corpus.vocabulary, initial.vocabulary()
+    if wanted.path:
+        given = Vocabulary.load(wanted.path)
+        if not extends(given, vocabulary):
+            raise UserError(
+                f"corpus.vocabulary.path: {wanted.path} is not the vocabulary of {initial.path}, which init names, nor one that"
+                " begins with its pieces; remove the key: the run then uses that vocabulary"
+            )
+        return given
+    if wanted.size not in (vocabulary.size, VocabularyConfig().size):
         raise UserError(
-            f"corpus.vocabulary.path: {path} is not the vocabulary of {initial.path}, which init names; remove the key: the run"
-            " then uses that vocabulary"
+            f"corpus.vocabulary.size: is {wanted.size}, but the vocabulary of {initial.path}, which init names, has"
+            f" {vocabulary.size} pieces; remove the key"
         )
-    vocabulary, size = initial.vocabulary(), config.corpus.vocabulary.size
-    if size not in (len(vocabulary), VocabularyConfig().size):
-        raise UserError(
-            f"corpus.vocabulary.size: is {size}, but the vocabulary of {initial.path}, which init names, has {len(vocabulary)}"
-            " pieces; remove the key"
-        )
-    return vocabulary
+    return extended(vocabulary, wanted.user_defined or [])

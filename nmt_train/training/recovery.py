@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -36,6 +37,7 @@ class SurvivorState:
     repeated_batches: batches trained after `settled`.
     leader: the state that a rank 0 continues from (see leader.py), as far as this rank knows it, with its generation.
     strategy: the worker's, until `let_go`.
+    frozen: the parameters that the model does not train.
     worker_state, in_doubt: see `Strategy.rescue`; the second counts only if no rank has made more than `updates` updates.
     updates: the number of updates that this rank knows of.
     lost: updates lost by an earlier recovery that was interrupted before the loss was logged.
@@ -50,6 +52,7 @@ class SurvivorState:
     repeated_batches: int
     random: Vectors
     leader: Facts | None
+    frozen: torch.Tensor = field(default_factory=partial(torch.empty, 0))
     strategy: Strategy | None = None
     worker_state: WorkerState = field(default_factory=WorkerState)
     in_doubt: WorkerState = field(default_factory=WorkerState)
@@ -65,7 +68,8 @@ class SurvivorState:
         where = worker.settled_position, worker.assignments, worker.unsettled_batches, worker.random()
         if not worker.has_part:
             return cls(ranks, -1, [], *where, leader)
-        return cls(ranks, generation, [], *where, leader, worker.strategy, size=worker.transport.size)
+        frozen = cpu_copy(worker.flat.frozen.vector)
+        return cls(ranks, generation, [], *where, leader, frozen, worker.strategy, size=worker.transport.size)
 
     def let_go(self) -> None:
         """Copy the worker's vectors to the CPU, and drop the reference to its strategy.
@@ -88,6 +92,7 @@ class SurvivorState:
     def forget(self) -> None:
         """Free the memory. Called once all surviving ranks train again."""
         self.recovery_pieces, self.random, self.worker_state, self.in_doubt = [], {}, WorkerState(), WorkerState()
+        self.frozen = torch.empty(0)
 
     def facts(self) -> Facts:
         pieces = [piece.facts() for piece in self.recovery_pieces]
@@ -124,6 +129,8 @@ def recover(worker: Worker, survivor: SurvivorState) -> RecoveredState | None:
     inventory = Inventory.gather(transport, survivor.facts(), worker.flat.parameters.numel())
     if not inventory.begun:
         return None
+    worker.flat.frozen.vector.copy_(survivor.frozen)
+    worker.flat.frozen.use()
     moves = inventory.plan(strategy.slices)
     shard = _exchange(transport, strategy.slices[transport.rank], survivor.recovery_pieces, moves)
     stages, numbers = inventory.stages(), inventory.numbers()

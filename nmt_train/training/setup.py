@@ -13,6 +13,7 @@ from nmt_train import device
 from nmt_train.common.errors import UserError
 from nmt_train.common.metric import is_worst
 from nmt_train.common.plural import counted
+from nmt_train.common.section import as_list
 from nmt_train.config import Config
 from nmt_train.config_text import to_yaml
 from nmt_train.corpus.batches import Batches
@@ -129,7 +130,7 @@ def maker(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Sto
 
     def make(config: Config, transport: Transport) -> Worker:
         torch.manual_seed(config.seed)
-        model = Transformer(config.model, len(vocabulary)).to(own)
+        model = Transformer(config.model, vocabulary.size).to(own)
         if config.compile:
             model.compile_layers(partial(device.compiled, own=own))
         if transport.rank:
@@ -185,8 +186,10 @@ def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mappin
     log.begun(worker.progress, in_force, prepared.forced)
     config, batches, transport = worker.config, worker.batches, worker.transport
     where = "" if transport.size == 1 else f", {transport.size} ranks on {', '.join(dict.fromkeys(transport.hosts))}"
+    pieces = " + ".join(f"{size:,}" for size in as_list(prepared.vocabulary.size))
+    frozen = f"trained and {worker.flat.frozen.vector.numel():,} frozen " if worker.flat.frozen else ""
     log.say(
-        f"{worker.flat.parameters.numel():,} parameters, {len(prepared.vocabulary):,} pieces, mode {config.mode} on"
+        f"{worker.flat.parameters.numel():,} {frozen}parameters, {pieces} pieces, mode {config.mode} on"
         f" {worker.device}, {config.precision}, {counted(torch.get_num_threads(), 'thread')}{where}"
     )
     if slow := device.slow_precision(worker.device, config.precision):

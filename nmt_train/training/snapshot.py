@@ -73,6 +73,19 @@ class Header:
             yield Piece(group, name, place.start, following().vector(len(place), dtype))
 
 
+def vector_messages(vector: Tensor) -> Iterator[Message]:
+    """A vector (elements,) in pieces, because it may be longer than one message can be."""
+    for start in range(0, vector.numel(), _PIECE):
+        yield Message((), (vector[start : start + _PIECE],))
+
+
+def receive_vector(into: Tensor, following: Next) -> None:
+    """The reverse of `vector_messages`; raises Malformed."""
+    for start in range(0, into.numel(), _PIECE):
+        part = into[start : start + _PIECE]
+        part.copy_(following().vector(part.numel(), part.dtype))
+
+
 @dataclasses.dataclass
 class RankState:
     """One rank's part of the state that a run continues from; rank 0 also sends such parts at the start.

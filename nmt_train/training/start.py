@@ -20,6 +20,7 @@ from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.common.message import Message, from_bytes, from_json, to_bytes, to_facts
 from nmt_train.common.paths import expanded
+from nmt_train.common.section import as_list
 from nmt_train.common.streams import tell
 from nmt_train.config import Config
 from nmt_train.corpus.store import Stores, open_stores
@@ -232,7 +233,8 @@ def _accept(config: Config, transport: Transport) -> Vocabulary:
     """Receive rank 0's vocabulary; UserError if this rank's `corpus.vocabulary.path` is another one."""
     vocabulary = Vocabulary.read(to_bytes(transport.receive(0, Tag.HELLO).result()[1]), "rank 0's vocabulary")
     path = config.corpus.vocabulary.path
-    if path and expanded(path).exists() and Vocabulary.load(path).digest != vocabulary.digest:
+    there = all(expanded(each).exists() for each in as_list(path)) if path else False
+    if path and there and Vocabulary.load(path).digest != vocabulary.digest:
         raise UserError(
             f"corpus.vocabulary.path: {path} is not the vocabulary of rank 0 (host {transport.hosts[0]}); copy that one here"
         )

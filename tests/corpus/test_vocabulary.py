@@ -149,10 +149,54 @@ def test_user_defined_pieces_survive_everywhere_in_a_text(make: Make, kind: str)
             assert own.decode(drawn) == [text] * 20
 
 
+@pytest.mark.parametrize("kind", ["char", "word"])
+def test_a_vocabulary_of_characters_or_words_has_at_most_its_size(make: Make, demo: Path, kind: str) -> None:
+    lines = (demo / "train.de").read_text(encoding="utf-8").split("\n")[:50]
+    whole, few = (train(make(corpus__vocabulary={"size": size, "type": kind}).corpus) for size in (20_000, 20))
+    assert whole.decode(whole.encode(lines)) == lines
+    assert 20 < len(whole) < 20_000
+    assert len(few) == 20
+    assert not whole.can_resample()
+    pieces = [whole.piece(number) for number in range(4, len(whole))]
+    assert all(len(piece) == 1 for piece in pieces) if kind == "char" else all(piece[0] == "▁" for piece in pieces)
+
+
+def test_words_remain_as_they_are(make: Make, tmp_path: Path) -> None:
+    """Text that another program has cut into pieces comes back as it was: no character is normalized."""
+    lines = ["w@@ ord s@@ ½ ﬁ Ⅳ &apos;s ａ", "ein@@ und@@ zwanzig － ok"]
+    for side in ("en", "de"):
+        (tmp_path / side).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    files = [str(tmp_path / side) for side in ("en", "de")]
+    words = train(make(corpus__train=files, corpus__vocabulary={"size": 100, "type": "word"}).corpus)
+    ids = words.encode(lines)
+    assert [[words.piece(i)[1:] for i in line] for line in ids] == [line.split() for line in lines]
+    assert words.decode(ids) == lines
+    assert UNKNOWN in words.encode(["new"])[0]
+
+
+def test_pieces_that_sentencepiece_wrote_cannot_be_words(make: Make, tmp_path: Path) -> None:
+    for side in ("en", "de"):
+        (tmp_path / side).write_text("▁wa ter ▁mel on\n", encoding="utf-8")
+    config = make(corpus__train=[str(tmp_path / side) for side in ("en", "de")], corpus__vocabulary={"type": "word"})
+    with pytest.raises(UserError, match="corpus.vocabulary.type: word would not leave the character ▁ of this corpus alone"):
+        train(config.corpus)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "char", "word"])
+def test_tags_and_user_defined_pieces_are_never_split(make: Make, demo: Path, kind: str) -> None:
+    part = {"files": [f"{demo}/train.en", f"{demo}/train.de"], "tag": "<2de>"}
+    vocabulary = {"size": 140, "type": kind, "user_defined": ["<name>"]}
+    found = train(make(corpus__train=[part], corpus__vocabulary=vocabulary).corpus)
+    for symbol in ("<2de>", "<name>"):
+        assert found.knows(symbol)
+        assert symbol in [found.piece(i).removeprefix("▁") for i in found.encode([f"six {symbol} seven"])[0]]
+    assert found.decode(found.encode(["<2de> six <name>"])) == ["<2de> six <name>"]
+
+
 def test_user_defined_pieces_must_be_words_and_in_the_vocabulary_of_the_run(make: Make, tmp_path: Path) -> None:
-    for text in ("", "two words", "<s>"):
-        with pytest.raises(UserError, match=r"corpus.vocabulary: user_defined .* cannot be one piece"):
-            make(corpus__vocabulary={"user_defined": [text]})
+    for wrong in ("two words", "", "</s>"):
+        with pytest.raises(UserError, match=r"corpus.vocabulary: user_defined .* cannot be one piece; write a word"):
+            make(corpus__vocabulary={"user_defined": [wrong]})
     (tmp_path / "own.model").write_bytes(train(make().corpus).model)
     config = make(corpus__vocabulary={"path": str(tmp_path / "own.model"), "user_defined": ["<name>"]})
     with pytest.raises(UserError, match="corpus.vocabulary.user_defined: <name> is no user-defined piece of this run's"):
@@ -165,3 +209,11 @@ def test_unknown_pieces_are_named_and_can_be_put_back(vocabulary: Vocabulary) ->
     ids = vocabulary.encode([text])[0]
     assert vocabulary.decode_with(ids, ["漢字", "語"]) == text
     assert ids.count(UNKNOWN) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["char", "word"])
+def test_a_run_with_characters_or_words_continues(make: Make, kind: str) -> None:
+    for after in ("3u", "6u"):
+        config = make(corpus__vocabulary={"size": 5000, "type": kind}, corpus__max_length=200, stop__after=after)
+        assert start(config, False, False) == 0

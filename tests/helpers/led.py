@@ -17,6 +17,7 @@ from memory import MemoryTransport
 from nmt_train.common.duration import Duration
 from nmt_train.common.message import Message
 from nmt_train.corpus.data_shard import DataShard, Position
+from nmt_train.optim.frozen import Frozen
 from nmt_train.run.folder import Run
 from nmt_train.run.log import Log, LogConfig
 from nmt_train.run.progress import Progress
@@ -68,6 +69,7 @@ class _Worker:
         self.transport, self.config, self.batches, self.did = transport, config, None, transport.did
         standard = {"synchronous": False, "workers_wait": False, "accumulate": 2, "per_node": False, "exchanges_once": False}
         self.plan = SimpleNamespace(waves=waves, **standard | plan)
+        self.flat = SimpleNamespace(frozen=Frozen(torch.nn.Module()))
         self.trace, self.progress = SimpleNamespace(take=lambda: ()), Progress()
         self.position, self.settled_position, self.data_shard = Position(), Position(), DataShard(0, waves.first)
         self.joins_once, self.last_epoch, self.assignments = False, 10, 1

@@ -13,7 +13,7 @@ from nmt_train.model import ModelConfig
 from nmt_train.model.transformer import Transformer
 
 
-def random_model(pieces: int, norm: str = "pre", tied: str = "all", **changes: Any) -> Transformer:
+def random_model(pieces: int | list[int], norm: str = "pre", tied: str = "all", **changes: Any) -> Transformer:
     torch.manual_seed(1)
     sizes = {"encoder_layers": 2, "decoder_layers": 3, "dim": 32, "ffn_dim": 48, "heads": 4}
     config = ModelConfig(**{**sizes, "norm": norm, "tied": tied, **changes})  # type: ignore[arg-type]

@@ -154,6 +154,12 @@ def test_fine_tuning_has_a_fifth_of_the_rate_and_a_short_warm_up(demo: Path) -> 
     assert "less for fine-tuning" in said[0]
 
 
+def test_factors_of_low_rank_have_the_whole_rate_and_a_short_warm_up(demo: Path) -> None:
+    model = {"preset": "base", "lora_rank": 8}
+    config, _ = with_rate(bare(demo, model=model, batch={"tokens": 25_000}, mode="single", init="another"), pairs(100), (0,))
+    assert (config.optimizer.learning_rate, config.optimizer.warmup) == (7e-4, 200)
+
+
 @pytest.mark.parametrize(
     ("each", "memory", "found"), [(1.0, 1e9, 4096), (100.0, 204_900.0, 2049), (100.0, 15_000.0, 150), (100.0, 9000.0, 0)]
 )

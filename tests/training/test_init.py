@@ -13,6 +13,8 @@ from conftest import Make
 from simulated import events, run
 
 from nmt_train.common.errors import TRY_AGAIN, UserError
+from nmt_train.corpus.new_pieces import extended
+from nmt_train.load_model import load_model
 from nmt_train.model.metrics import ValidationConfig
 from nmt_train.report.table import measure
 from nmt_train.training.prepared_run import opened, taken_over
@@ -92,6 +94,44 @@ def test_a_model_that_does_not_fit_is_refused_by_its_sizes(make: Make, tmp_path:
     with pytest.raises(UserError, match="holds no checkpoint|does not exist"):
         trained(make, tmp_path, "fine", init=str(tmp_path / "nothing"))
     assert not (tmp_path / "fine" / "last").exists()
+
+
+def test_new_pieces_are_added_and_everything_else_is_as_in_its_source(make: Make, tmp_path: Path, demo: Path) -> None:
+    source = trained(make, tmp_path)
+    part = {"files": [f"{demo}/train.en", f"{demo}/train.de"], "tag": "<2de>"}
+    new = {"corpus__train": [part], "corpus__valid": [part], "corpus__vocabulary": {"user_defined": ["<2de>", "<name>"]}}
+    fine = trained(make, tmp_path, "fine", init=str(source), checkpoint__keep=9, validation__every="6u", **new)
+    scores = [event["cross-entropy"] for event in events(fine, "validation")]
+    assert scores[-1] < scores[0]
+    before, after = (load_model([path], CPU) for path in (source / "last", fine / "checkpoints" / "0"))
+    size = len(before[1])
+    assert [after[1].piece(number) for number in range(size, len(after[1]))] == ["<2de>", "<name>"]
+    assert torch.equal(after[0].target_embedding[:size], before[0].target_embedding)
+    trained(make, tmp_path, "fine", init=str(source), stop__after="15u", **new)
+    with pytest.raises(UserError, match=r"cannot change what it began with.*corpus.vocabulary.user_defined was"):
+        trained(make, tmp_path, "fine", init=str(source), stop__after="20u", corpus__train=[part], corpus__valid=[part])
+
+
+def test_a_longer_vocabulary_is_taken_if_it_begins_with_that_of_its_source(make: Make, tmp_path: Path) -> None:
+    source = trained(make, tmp_path)
+    vocabulary = load_model([source / "last"], CPU)[1]
+    (tmp_path / "longer.model").write_bytes(extended(vocabulary, ["<name>"]).model)
+    fine = trained(make, tmp_path, "fine", init=str(source), corpus__vocabulary={"path": str(tmp_path / "longer.model")})
+    assert len(load_model([fine / "last"], CPU)[1]) == len(vocabulary) + 1
+    with pytest.raises(UserError, match="nor one that begins with its pieces; remove the key"):
+        trained(make, tmp_path, "back", init=str(fine), corpus__vocabulary={"path": str(source / "vocabulary.model")})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sync", "sparse-overlap"])
+def test_several_workers_train_new_pieces(make: Make, tmp_path: Path, mode: str) -> None:
+    source = trained(make, tmp_path)
+    fine = run(
+        make, tmp_path / "fine", [1, 1], init=str(source), mode=mode, stop__after="30u", validation__every="10u",
+        corpus__vocabulary={"user_defined": ["sieben", "<name>"]},
+    )  # fmt: skip
+    scores = [event["cross-entropy"] for event in events(fine, "validation")]
+    assert scores[-1] < scores[0]
 
 
 def test_another_size_of_the_vocabulary_is_refused(make: Make, tmp_path: Path) -> None:
