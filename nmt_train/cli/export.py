@@ -15,8 +15,8 @@ from nmt_train.model_formats import QUANTIZATIONS, TARGETS
 def parser() -> cli.Parser:
     options = cli.Parser(
         prog="nmt-export",
-        description="Write a trained model as a folder for Hugging Face transformers or for CTranslate2. Its README.md says how"
-        " to use it. Needs: pip install '.[export]' in the project's folder.",
+        description="Write a trained model as a folder for Hugging Face transformers, CTranslate2 or Marian. Its README.md says"
+        " how to use it. The first two need: pip install '.[export]' in the project's folder.",
     )
     options.add_argument(
         "model", type=expanded, metavar="RUN", help="run folder (its last checkpoint) or a checkpoint such as RUN/best-bleu"

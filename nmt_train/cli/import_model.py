@@ -13,13 +13,18 @@ from nmt_train.common.streams import tell
 def parser() -> cli.Parser:
     options = cli.Parser(
         prog="nmt-import",
-        description="Read a MarianMT model, such as one of OPUS-MT, from its Hugging Face folder, and write it as a checkpoint"
-        " that nmt-translate, nmt-validate, nmt-export and the key init of nmt-train accept.",
+        description="Read a model of Marian (.npz), or the Hugging Face folder of a MarianMT model such as one of OPUS-MT, and"
+        " write it as a checkpoint that nmt-translate, nmt-validate, nmt-export and the key init of nmt-train accept.",
     )
     options.add_argument(
-        "folder", type=expanded, metavar="FOLDER", help="has config.json, the weights, vocab.json and two .spm files"
-    )
+        "model", type=expanded, metavar="MODEL",
+        help="a .npz file; or a folder with config.json, the weights, vocab.json and two .spm files",
+    )  # fmt: skip
     options.add_argument("out", type=expanded, metavar="OUT", help="the new checkpoint")
+    options.add_argument(
+        "--vocab", type=expanded, nargs="+", default=[], metavar="SPM",
+        help="vocabulary of a .npz file, for both sides, or those of source and target",
+    )  # fmt: skip
     options.add_argument("--debug", action="store_true", help="print the stack trace of an error")
     return options
 
@@ -28,7 +33,7 @@ def command(arguments: Sequence[str]) -> int:
     given = parser().parse_args(arguments)
     from nmt_train.model_formats.importing import import_model
 
-    tell(import_model(given.folder, given.out))
+    tell(import_model(given.model, given.vocab, given.out))
     return 0
 
 

@@ -42,6 +42,11 @@ class ModelConfig:
     )
     activation: Literal["relu", "swish"] = Field(default="relu", description="nonlinearity of the feed-forward blocks")
     output_bias: bool = Field(default=False, description="whether the output layer has a bias per piece")
+    conventions: Literal["standard", "marian"] = Field(
+        default="standard",
+        description="details of the model: standard, or those of Marian, which nmt-export --to marian needs beside norm: post:"
+        " its sinusoids, a zero vector as first input of the decoder, padding and begin never predicted",
+    )
     lora_rank: int | None = Field(
         default=None,
         ge=1,
@@ -73,4 +78,10 @@ class ModelConfig:
             raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}")
         if self.dim % 2:
             raise ValueError(f"dim {self.dim} is odd; sinusoidal positions need an even width")
+        if self.conventions == "marian" and self.dim < 4:
+            raise ValueError(f"dim {self.dim} is too small for the sinusoids of Marian, which need at least 4")
         return self
+
+    @property
+    def layer_norm_epsilon(self) -> float:
+        return 1e-5 if self.conventions == "standard" else 1e-6

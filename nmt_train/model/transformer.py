@@ -12,12 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt_train.corpus.batch import Batch
-from nmt_train.corpus.vocabulary import PAD
+from nmt_train.corpus.vocabulary import BEGIN, PAD
 from nmt_train.model import ModelConfig
 from nmt_train.model.attention import Attention
 from nmt_train.model.dropout import drop_words, dropout
 from nmt_train.model.lora import freeze
 from nmt_train.model.loss import cross_entropy, log_probabilities, smoothed_cross_entropy
+
+_NEVER = -1e4  # a logit whose probability is 0, and which fp16 can represent
 
 
 class FeedForward(nn.Module):
@@ -39,7 +41,7 @@ class Residual(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(config.dim)
+        self.norm = nn.LayerNorm(config.dim, eps=config.layer_norm_epsilon)
         self.pre, self.drop = config.norm == "pre", config.dropout
 
     def forward(self, x: Tensor, block: Callable[[Tensor], Tensor]) -> Tensor:
@@ -120,7 +122,7 @@ class Transformer(nn.Module):
         self.encoder: Sequence[EncoderLayer] = nn.ModuleList(encoder)  # type: ignore[assignment]
         self.decoder: Sequence[DecoderLayer] = nn.ModuleList(decoder)  # type: ignore[assignment]
         final = nn.LayerNorm if config.norm == "pre" else nn.Identity
-        self.encoder_norm, self.decoder_norm = final(config.dim), final(config.dim)
+        self.encoder_norm, self.decoder_norm = (final(config.dim, eps=config.layer_norm_epsilon) for _ in range(2))
         self._positions = torch.empty(0)
         # What computes a layer of each kind in training: its own method, or a compiled version of it that all layers share.
         self._trains: tuple[Any, Any] = (EncoderLayer.forward, DecoderLayer.forward)
@@ -149,6 +151,22 @@ class Transformer(nn.Module):
     @property
     def output_matrix(self) -> Tensor:
         return self.output_embedding if self.config.tied == "none" else self.target_embedding
+
+    @property
+    def target_lookups(self) -> Tensor:
+        """The embeddings (vocabulary, dim) of the decoder's input; under Marian's conventions, that of BEGIN is zero."""
+        if self.config.conventions == "standard":
+            return self.target_embedding
+        return self.target_embedding.index_fill(0, torch.tensor(BEGIN, device=self.target_embedding.device), 0.0)
+
+    @property
+    def prediction_bias(self) -> Tensor | None:
+        """What is added to the logits (vocabulary,) except in training; Marian's conventions exclude PAD and BEGIN."""
+        if self.config.conventions == "standard":
+            return self.output_bias
+        matrix = self.output_matrix
+        bias = matrix.new_zeros(len(matrix)) if self.output_bias is None else self.output_bias
+        return bias.index_fill(0, torch.tensor([PAD, BEGIN], device=matrix.device), _NEVER)
 
     def separate_lookups(self, gradient: Tensor) -> None:
         """From now on, add the gradients of lookups in the first parameter, the output layer's matrix, to `gradient`."""
@@ -191,12 +209,12 @@ class Transformer(nn.Module):
     def cross_entropy(self, batch: Batch) -> Tensor:
         """Return the validation measure: the sum of -log p over target tokens without label smoothing, an fp32 scalar."""
         hidden, labels = self._hidden(batch)
-        return cross_entropy(hidden, self.output_matrix, self.output_bias, labels)
+        return cross_entropy(hidden, self.output_matrix, self.prediction_bias, labels)
 
     def log_probabilities(self, batch: Batch) -> Tensor:
         """Return log p of each sentence's target, END included (sentences,), fp32."""
         hidden, labels = self._hidden(batch)
-        pieces = log_probabilities(hidden, self.output_matrix, self.output_bias, labels)
+        pieces = log_probabilities(hidden, self.output_matrix, self.prediction_bias, labels)
         return pieces.new_zeros(len(batch)).index_add_(0, _sentence_of_pieces(batch), pieces)
 
     def states(self, source: Tensor, mask: Tensor | None, target: Tensor) -> Tensor:
@@ -244,7 +262,7 @@ class Transformer(nn.Module):
             x = layer.ffn_residual(x, layer.ffn).view(sentences * beam, 1, -1)
         state.steps += 1
         x = self.decoder_norm(x).to(self.output_matrix.dtype)
-        return F.linear(x, self.output_matrix, self.output_bias).view(sentences, beam, -1)
+        return F.linear(x, self.output_matrix, self.prediction_bias).view(sentences, beam, -1)
 
     def _in_layers(self, mask: Tensor | None) -> Tensor | None:
         return None if mask is None else mask.to(self._layers_in)
@@ -258,6 +276,8 @@ class Transformer(nn.Module):
         if self._lookups is not None and matrix is self.output_matrix:
             matrix = self._lookups
         x = F.embedding(ids, matrix) * math.sqrt(self.config.dim)
+        if self.config.conventions == "marian":
+            x = x.masked_fill((ids == BEGIN)[..., None], 0.0)
         x = drop_words(x, drop, self.training)
         x = x + self.position_table(first + ids.shape[1], x.device)[first:]
         return dropout(x.to(self._layers_in), self.config.dropout, self.training)
@@ -268,7 +288,8 @@ class Transformer(nn.Module):
             size = max(256, 1 << (length - 1).bit_length())
             half = self.config.dim // 2
             with torch.inference_mode(False):  # validation may create this table, and training uses it later
-                rates = torch.exp(torch.arange(half) * (-math.log(10000.0) / half))
+                steps = half if self.config.conventions == "standard" else half - 1  # from the first rate, 1, to 1e-4
+                rates = torch.exp(torch.arange(half) * (-math.log(10000.0) / steps))
                 angles = torch.arange(size)[:, None] * rates
                 self._positions = torch.cat([angles.sin(), angles.cos()], dim=1).to(device)
         return self._positions[:length]

@@ -11,12 +11,14 @@ from typing import Any
 TARGETS = {
     "huggingface": {"tokenizers": "tokenizers", "google.protobuf": "protobuf"},
     "ctranslate2": {"ctranslate2": "ctranslate2"},
+    "marian": {},
 }
 # The number formats of weights that CTranslate2 stores besides fp32, with its names for them.
 QUANTIZATIONS = {"int8": "int8", "bf16": "bfloat16", "fp16": "float16"}
 POSITIONS = 2048  # maximum number of pieces in a sentence: the rows of the position table
 LONGEST_TRANSLATION = 512  # pieces; transformers cannot limit the output relative to the source length
 SENTENCEPIECE = "sentencepiece.model"  # the vocabulary in an exported folder
+MARIAN_MODEL, MARIAN_CONFIG = "model.npz", "decoder.yml"  # in a folder for Marian
 SENTENCEPIECE_PAIR = ("source.spm", "target.spm")  # the same with one SentencePiece model for each side
 
 

@@ -12,7 +12,7 @@ from nmt_train.common.metric import METRICS, metric_of
 from nmt_train.common.plural import counted
 from nmt_train.model import ModelConfig
 from nmt_train.model.beam_search import SearchConfig
-from nmt_train.model_formats import SENTENCEPIECE, SENTENCEPIECE_PAIR
+from nmt_train.model_formats import MARIAN_CONFIG, MARIAN_MODEL, SENTENCEPIECE, SENTENCEPIECE_PAIR
 from nmt_train.run import checkpoint
 from nmt_train.run.folder import run_of
 from nmt_train.run.log import validations
@@ -85,6 +85,20 @@ print([target.decode(result.hypotheses[0]) for result in found])
 ```
 
 Sources are cut at 1,024 pieces and translations at 256, unless `max_input_length` and `max_decoding_length` say otherwise.
+"""
+
+
+def marian(origin: Origin, config: ModelConfig) -> str:
+    return f"""{_about(origin, config)}
+## Use
+
+With `marian-decoder` of Marian 1.10 or newer, in this folder:
+
+```
+echo "A dog runs." | marian-decoder -c {MARIAN_CONFIG} --cpu-threads 1
+```
+
+To continue training with `marian`: `--pretrained-model {MARIAN_MODEL}`.
 """
 
 

@@ -28,17 +28,17 @@ def write(model: Transformer, vocabulary: Vocabulary, quantize: str | None, fold
     )
     spec.config.decoder_start_token = spec.config.bos_token = vocabulary.piece(BEGIN)
     spec.config.eos_token, spec.config.unk_token = vocabulary.piece(END), vocabulary.piece(UNKNOWN)
-    spec.config.add_source_eos, spec.config.layer_norm_epsilon = True, 1e-5
+    spec.config.add_source_eos, spec.config.layer_norm_epsilon = True, config.layer_norm_epsilon
     for its, register in (
         (vocabulary.of(SOURCE), spec.register_source_vocabulary), (vocabulary.of(TARGET), spec.register_target_vocabulary)
     ):  # fmt: skip
         register([its.piece(number) for number in range(len(its))])
     positions = model.position_table(POSITIONS, torch.device("cpu"))
     spec.encoder.embeddings[0].weight = _array(model.source_matrix)
-    spec.decoder.embeddings.weight = _array(model.target_embedding)
+    spec.decoder.embeddings.weight = _array(model.target_lookups)
     spec.decoder.projection.weight = _array(model.output_matrix)
-    if model.output_bias is not None:
-        spec.decoder.projection.bias = _array(model.output_bias)
+    if (bias := model.prediction_bias) is not None:
+        spec.decoder.projection.bias = _array(bias)
     for side in (spec.encoder, spec.decoder):
         side.position_encodings.encodings = _array(positions)
     for encoder, theirs in zip(model.encoder, spec.encoder.layer, strict=True):

@@ -18,7 +18,7 @@ from nmt_train.corpus.vocabulary import BEGIN, PAD, Vocabulary
 from nmt_train.load_model import load_model
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.transformer import Transformer
-from nmt_train.model_formats import TARGETS, card, ctranslate, huggingface
+from nmt_train.model_formats import TARGETS, card, ctranslate, huggingface, marian_npz
 from nmt_train.model_formats.card import Origin
 from nmt_train.run.folder import refuse_existing
 
@@ -41,6 +41,9 @@ def export(checkpoints: list[Path], target: str, out: Path, quantize: str | None
         if target == "huggingface":
             huggingface.write(model, vocabulary, search, folder)
             text = card.huggingface(origin, model.config, huggingface.needs_transformers_5(model.config))
+        elif target == "marian":
+            marian_npz.write(model, vocabulary, search, folder)
+            text = card.marian(origin, model.config)
         else:
             ctranslate.write(model, vocabulary, quantize, folder)
             text = card.ctranslate2(origin, model.config, search, quantize, _special(vocabulary), len(vocabulary.models) == 2)

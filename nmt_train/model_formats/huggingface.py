@@ -31,6 +31,8 @@ def needs_transformers_5(config: ModelConfig) -> bool:
 def write(model: Transformer, vocabulary: Vocabulary, search: SearchConfig, folder: Path) -> None:
     """Write the model, its tokenizer and its search settings into an existing folder."""
     config = model.config
+    if config.conventions == "marian":
+        raise UserError("--to huggingface: transformers has other sinusoids than Marian; export to ctranslate2 or to marian")
     if len(vocabulary.models) == 2:
         if config.norm == "pre":
             raise UserError(

@@ -31,7 +31,7 @@ FIXED = (
     "corpus.vocabulary.size", "corpus.vocabulary.type", "corpus.vocabulary.character_coverage",
     "corpus.vocabulary.user_defined",
     "model.encoder_layers", "model.decoder_layers", "model.dim", "model.ffn_dim", "model.heads", "model.norm", "model.tied",
-    "model.activation", "model.output_bias", "model.lora_rank",
+    "model.activation", "model.output_bias", "model.conventions", "model.lora_rank",
 )  # fmt: skip
 
 

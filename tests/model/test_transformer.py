@@ -14,6 +14,7 @@ from torch import Tensor
 from nmt_train import device
 from nmt_train.common.errors import UserError
 from nmt_train.corpus.batch import Batch, assemble
+from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN
 from nmt_train.model import PRESETS, ModelConfig
 from nmt_train.model.attention import Attention, attend, fused
 from nmt_train.model.dropout import drop_words, dropout
@@ -103,17 +104,59 @@ def test_a_position_sees_itself_and_those_before_but_none_after() -> None:
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("tied", ["all", "target-output", "none"])
-def test_decoding_step_by_step_gives_the_same_logits_as_all_at_once(norm: str, tied: str) -> None:
-    network = model(norm=norm, tied=tied).eval()
+@pytest.mark.parametrize("conventions", ["standard", "marian"])
+def test_decoding_step_by_step_gives_the_same_logits_as_all_at_once(norm: str, tied: str, conventions: str) -> None:
+    network = model(norm=norm, tied=tied, conventions=conventions).eval()
     batch = assemble(sentences(4, 6), sentences(5, 5, seed=2))
     hidden = network.decode(batch.target_in, network.encode(batch.source, batch.source_mask), batch.source_mask)
-    expected = hidden @ network.output_matrix.T
+    expected = torch.nn.functional.linear(hidden, network.output_matrix, network.prediction_bias)
     state = network.start(batch.source, batch.source_mask)
     words = batch.target_in
     for position in range(words.shape[1]):
         logits = network.step(words[:, position : position + 1].expand(-1, 3).contiguous(), state)
         for beam in range(3):
             torch.testing.assert_close(logits[:, beam], expected[:, position], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tied", ["all", "none"])
+def test_with_marians_conventions_the_decoder_starts_from_a_zero_vector(tied: str) -> None:
+    network = model(conventions="marian", tied=tied)
+    batch = assemble(sentences(4, 6), sentences(5, 2))
+    before = network.states(batch.source, batch.source_mask, batch.target_in)
+    with torch.no_grad():
+        network.target_embedding[BEGIN] += 1
+    torch.testing.assert_close(network.states(batch.source, batch.source_mask, batch.target_in), before)
+    before.sum().backward()
+    assert network.target_embedding.grad is not None
+    assert not network.target_embedding.grad[BEGIN].any()
+    assert not network.target_lookups[BEGIN].any()
+    assert torch.equal(network.target_lookups[BEGIN + 1 :], network.target_embedding[BEGIN + 1 :])
+
+
+@pytest.mark.parametrize("output_bias", [False, True])
+def test_with_marians_conventions_padding_and_begin_have_no_probability(output_bias: bool) -> None:
+    network = model(conventions="marian", output_bias=output_bias).eval()
+    batch = assemble(sentences(4, 6), sentences(5, 5))
+    state = network.start(batch.source, batch.source_mask)
+    probabilities = network.step(batch.target_in[:, :1], state).softmax(-1)
+    assert not probabilities[..., [PAD, BEGIN]].any()
+    assert bool((probabilities[..., [UNKNOWN, END]] > 0).all())
+    hidden = network.states(batch.source, batch.source_mask, batch.target_in)
+    logits = torch.nn.functional.linear(hidden, network.output_matrix, network.output_bias)
+    logits[..., [PAD, BEGIN]] = -math.inf
+    expected = logits.log_softmax(-1).gather(-1, batch.target_out[..., None]).sum()
+    torch.testing.assert_close(network.log_probabilities(batch).sum(), expected)
+    torch.testing.assert_close(network.cross_entropy(batch), -expected)
+
+
+def test_the_sinusoids_of_marian_go_from_one_radian_per_word_to_exactly_a_ten_thousandth() -> None:
+    """tensor2tensor and fairseq have them too; those of the paper stop one step before."""
+    table = model(conventions="marian", dim=8).position_table(50, torch.device("cpu"))
+    rates = torch.tensor([1.0, 10000 ** (-1 / 3), 10000 ** (-2 / 3), 1e-4])
+    angles = torch.arange(50)[:, None] * rates
+    torch.testing.assert_close(table, torch.cat([angles.sin(), angles.cos()], dim=1))
+    with pytest.raises(ValueError, match="dim 2 is too small for the sinusoids of Marian"):
+        tiny(conventions="marian", dim=2, heads=1)
 
 
 @pytest.mark.parametrize(("tied", "matrices"), [("all", 1), ("target-output", 2), ("none", 3)])

@@ -41,6 +41,7 @@ from nmt_train.training.start import start
 SEARCH = SearchConfig(beam=5)
 KINDS = [(norm, tied) for norm in ("pre", "post") for tied in ("all", "target-output", "none")]
 MARIANS = {"activation": "swish", "output_bias": True}  # as the models of OPUS-MT have them
+CONVENTIONS = {"conventions": "marian"}
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +127,7 @@ def test_hugging_face_translates_as_we_do(trained: Path, demo: Path, tmp_path: P
     assert found == [hypotheses[0][0] for hypotheses in Translator(model, vocabulary, SEARCH).stream(sources)]
 
 
-@pytest.mark.parametrize("more", [{}, MARIANS])
+@pytest.mark.parametrize("more", [{}, MARIANS, CONVENTIONS, MARIANS | CONVENTIONS])
 @pytest.mark.parametrize(("norm", "tied"), KINDS)
 def test_ctranslate2_scores_as_we_do(
     tmp_path: Path, vocabulary: Vocabulary, norm: str, tied: str, more: dict[str, Any]
@@ -268,7 +269,7 @@ def test_without_the_package_it_says_how_to_get_it(
 
 def logits_of(model: Transformer, batch: Batch) -> Tensor:
     states = model.states(batch.source, batch.source_mask, batch.target_in)
-    return torch.nn.functional.linear(states, model.output_matrix, model.output_bias)
+    return torch.nn.functional.linear(states, model.output_matrix, model.prediction_bias)
 
 
 def call(*arguments: Any) -> int:

@@ -28,7 +28,7 @@ def test_an_optimizer_that_is_named_is_the_one_that_the_mode_has_by_itself(make:
 
 def test_a_key_that_an_earlier_version_did_not_have_counts_as_its_default(make: Make) -> None:
     old = plain(make())
-    for name in ("activation", "output_bias"):
+    for name in ("activation", "output_bias", "conventions"):
         del old["model"][name]
     assert differences(old, make()) == []
     assert differences(old, make(model__activation="swish")) == ["model.activation was relu, now swish"]
