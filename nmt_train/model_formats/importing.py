@@ -33,7 +33,7 @@ def import_model(source: Path, vocabularies: Sequence[Path], out: Path) -> str:
         model, vocabulary, parameters = marian_npz.read(source, vocabularies)
     imported = [f"imported from {source.resolve().name}"] * 2
     values = {
-        "corpus": {"train": imported, "valid": imported, "vocabulary": {"size": len(vocabulary)}},
+        "corpus": {"train": imported, "valid": imported, "vocabulary": {"size": vocabulary.size}},
         "model": vars(model), "stop": {"after": "1u"},
     }  # fmt: skip
     digest = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in parameters.values())).hexdigest()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import yaml
 from torch import Tensor
 
 from nmt_train.common.errors import UserError, unreadable
-from nmt_train.corpus.vocabulary import UNKNOWN, Vocabulary
+from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.model import ModelConfig
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.transformer import Transformer
@@ -57,8 +56,8 @@ def read(path: Path, vocabularies: Sequence[Path]) -> tuple[ModelConfig, Vocabul
     options = marian_options.parse(arrays.pop(SPECIAL, None), str(path))
     config = marian_options.to_config(options, str(path))
     vocabulary, source, target = marian_vocabulary.read(vocabularies)
-    pair, one_source = source is not target, bool(options["tied-embeddings-src"])
-    if pair and (config.tied == "all" or one_source):
+    one_source = bool(options["tied-embeddings-src"])
+    if len(vocabulary.models) == 2 and (config.tied == "all" or one_source):
         raise UserError(f"{path}: both sides share their embeddings; give --vocab one vocabulary for both")
     if _EARLIER_OUTPUT in arrays:
         arrays[_OUTPUT] = arrays.pop(_EARLIER_OUTPUT).T
@@ -75,17 +74,12 @@ def read(path: Path, vocabularies: Sequence[Path]) -> tuple[ModelConfig, Vocabul
             found[ours] = _reordered(arrays[name], source if ours == "source_embedding" else target, path, vocabularies)
         if config.output_bias:
             found["output_bias"] = _reordered(arrays[_BIAS].reshape(-1, 1), target, path, vocabularies).flatten()
+            found["output_bias"][torch.tensor(target) < 0] = _UNSEEN
     except KeyError as error:
         raise UserError(f"{path}: parameter {error.args[0]} is missing; copy the file again") from None
     except (RuntimeError, TypeError, ValueError):
         raise UserError(f"{path}: a parameter does not have the shape that its options say; copy the file again") from None
-    if pair and not config.output_bias:  # which must exclude the pieces that only the source has
-        config = replace(config, output_bias=True)
-        found["output_bias"] = torch.zeros(len(vocabulary))
-    if config.output_bias:
-        unseen = [number < 0 or (number == target[UNKNOWN] and ours != UNKNOWN) for ours, number in enumerate(target)]
-        found["output_bias"][torch.tensor(unseen)] = _UNSEEN
-    _compare(found, config, path)
+    _compare(found, config, vocabulary, path)
     return config, vocabulary, found
 
 
@@ -164,10 +158,10 @@ def _reordered(array: np.ndarray, order: list[int], path: Path, vocabularies: Se
     return torch.cat([torch.from_numpy(array), torch.zeros(1, *array.shape[1:])])[order]
 
 
-def _compare(found: Mapping[str, Tensor], config: ModelConfig, path: Path) -> None:
+def _compare(found: Mapping[str, Tensor], config: ModelConfig, vocabulary: Vocabulary, path: Path) -> None:
     """Raise UserError if the parameters do not have the sizes that the options give."""
     with torch.device("meta"):
-        wanted = Transformer(config, len(found["target_embedding"])).named_parameters()
+        wanted = Transformer(config, vocabulary.size).named_parameters()
     for name, parameter in wanted:
         if found[name].shape != parameter.shape:
             shape, said = tuple(found[name].shape), tuple(parameter.shape)

@@ -13,7 +13,7 @@ from pathlib import Path
 import sentencepiece
 
 from nmt_train.common.errors import UserError, unreadable
-from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary, VocabularyPair
+from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, SeparateVocabularies, Vocabulary
 
 _PIECE = 0x0A  # the key of field 1, whose type is 2
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # the types of fields
@@ -24,39 +24,26 @@ _NEW = ("<pad>", "", "<s>", "")  # our names of pieces that Marian's vocabularie
 def read(paths: Sequence[Path]) -> tuple[Vocabulary, list[int], list[int]]:
     """Read one vocabulary for both sides, or the source's and the target's.
 
-    Return ours, and for each of its ids Marian's id on the source side and on the target side; -1: Marian has no such piece. In
-    a pair, a piece that only the other side has is unknown to this side. Raises UserError if a file is not a vocabulary.
+    Return ours, and for each of the ids of a side Marian's id; -1: Marian has no such piece. Raises UserError if a file is no
+    vocabulary.
     """
-    models = [_bytes(path) for path in paths]
-    processors = [_processor(model, path) for model, path in zip(models, paths, strict=True)]
-    if len({*models}) == 1:
-        order = _order(processors[0])
+    if len(paths) == 2 and _bytes(paths[0]) == _bytes(paths[1]):
+        paths = paths[:1]
+    sides, orders = [], []
+    for path in paths:
+        model = _bytes(path)
+        order = _order(_processor(model, path))
         pieces = [_NEW[place] if number < 0 else number for place, number in enumerate(order)]
-        return Vocabulary(renumbered(models[0], pieces), str(paths[0])), order, order
-    source, target = processors
-    names = dict.fromkeys(processor.id_to_piece(i) for processor in (target, source) for i in _ordinary(processor))
-    special = ("<pad>", target.id_to_piece(target.unk_id()), "<s>", target.id_to_piece(target.eos_id()))
-    if clash := names.keys() & {*special}:
-        raise UserError(
-            f"{paths[0]}: {min(clash)} is an ordinary piece here, but not in Marian; give the model's own vocabularies"
-        )
-    pair = VocabularyPair.join(models[0], models[1], [*special, *names], str(paths[0]))
-    orders = [[-1, processor.unk_id(), -1, processor.eos_id(), *map(processor.piece_to_id, names)] for processor in processors]
-    return pair, orders[0], orders[1]
+        sides.append(Vocabulary(renumbered(model, pieces), str(path)))
+        orders.append(order)
+    both = sides[0] if len(sides) == 1 else SeparateVocabularies.join(sides[0], sides[1], " and ".join(map(str, paths)))
+    return both, orders[0], orders[-1]
 
 
 def written(vocabulary: Vocabulary) -> list[tuple[bytes, list[int]]]:
     """Return Marian's vocabulary for each side (one if both are the same), with our id for each of Marian's ids."""
-    if not isinstance(vocabulary, VocabularyPair):
-        order = [END, UNKNOWN, *range(END + 1, len(vocabulary))]
-        return [(renumbered(vocabulary.model, order), order)]
-    ids = {name: number for number, name in enumerate(vocabulary.pieces)}
-    sides = []
-    for processor in vocabulary.sides:
-        special = {processor.unk_id(): UNKNOWN, processor.eos_id(): END}
-        order = [special[i] if i in special else ids[processor.id_to_piece(i)] for i in range(len(processor))]
-        sides.append((processor.serialized_model_proto(), order))
-    return sides
+    orders = [[END, UNKNOWN, *range(END + 1, len(vocabulary.of(side)))] for side in range(len(vocabulary.models))]
+    return [(renumbered(model, order), order) for model, order in zip(vocabulary.models, orders, strict=True)]
 
 
 def renumbered(model: bytes, order: Sequence[int | str]) -> bytes:
@@ -70,10 +57,6 @@ def _order(processor: sentencepiece.SentencePieceProcessor) -> list[int]:
     special = {PAD: processor.pad_id(), UNKNOWN: processor.unk_id(), BEGIN: processor.bos_id(), END: processor.eos_id()}
     first = [special[place] for place in range(END + 1)]
     return first + [number for number in range(len(processor)) if number not in first]
-
-
-def _ordinary(processor: sentencepiece.SentencePieceProcessor) -> list[int]:
-    return [number for number in range(len(processor)) if number not in (processor.unk_id(), processor.eos_id())]
 
 
 def _entries(model: bytes) -> tuple[list[bytes], list[bytes]]:

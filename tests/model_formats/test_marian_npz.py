@@ -116,7 +116,7 @@ def test_so_does_one_with_a_vocabulary_for_each_side(
     made = Made(tmp_path, separate, changes)
     sources, targets = (side[-8:] for side in lines)
     sources.append("ü is a piece of the target only")
-    targets.append(targets[0])
+    targets.append("x is a piece of the source only")
     assert our_scores(made.bring_in(), sources, targets) == pytest.approx(made.scores(sources, targets), abs=1e-3, rel=1e-5)
 
 

@@ -55,8 +55,7 @@ def test_a_model_that_marian_has_trained_scores_the_same_here(
     paths = [tmp_path / f"{number}.spm" for number in range(vocabularies)]
     marian.marian(
         "train", "--type", "transformer", "-m", tmp_path / "model.npz", "-t", demo / "train.en", demo / "train.de",
-        "-v", paths[0], paths[-1], "--dim-vocabs", 420, 400 if vocabularies == 2 else 420, *SIZES, *options,
-        "--sentencepiece-options", "--byte_fallback --hard_vocab_limit=false",
+        "-v", paths[0], paths[-1], "--dim-vocabs", 120, 100 if vocabularies == 2 else 120, *SIZES, *options,
         "--after", "20u", "--learn-rate", 0.01, "--mini-batch", 50, "-w", 256, "--quiet",
     )  # fmt: skip
     arguments = [tmp_path / "model.npz", tmp_path / "ours", "--vocab", *paths]
