@@ -233,7 +233,7 @@ def test_fine_tuning_names_what_the_model_section_lacks(make: Make, shared: Path
         ({"transformer-ffn-depth": 3}, "transformer-ffn-depth is 3"),
         ({"transformer-decoder-ffn-depth": 1}, "transformer-decoder-ffn-depth is 1; only models with 0 or 2"),
         ({"transformer-decoder-dim-ffn": 8}, "transformer-decoder-dim-ffn is not transformer-dim-ffn"),
-        ({"transformer-postprocess-emb": "nd"}, "transformer-postprocess-emb is 'nd'"),
+        ({"transformer-postprocess-emb": "n"}, "transformer-postprocess-emb is 'n'"),
         ({"transformer-preprocess": "n"}, "transformer-preprocess 'n', transformer-postprocess 'dan', transformer-post"),
         ({**reference.PRE_NORM, "transformer-postprocess-top": ""}, "transformer-postprocess-top ''; only models with"),
         ({"transformer-postprocess": "dhn"}, "transformer-postprocess 'dhn'"),
