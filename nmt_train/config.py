@@ -130,6 +130,24 @@ class Config:
         return self
 
     @model_validator(mode="after")
+    def _check_guided_alignment(self) -> Config:
+        guided, layers = self.model.guided_alignment, self.model.decoder_layers
+        aligned = any(part.alignments is not None for part in self.corpus.parts)
+        if aligned and guided.layer is None:
+            raise ValueError(
+                "corpus.train has alignments, but no attention head learns them; set model.guided_alignment.layer (the last"
+                " decoder layer but one is usual), or remove them"
+            )
+        if guided.layer is not None and guided.weight and not aligned:
+            raise ValueError(
+                "model.guided_alignment.layer needs a corpus with alignments (docs/corpora.md); give them, or set"
+                " model.guided_alignment.weight: 0"
+            )
+        if guided.layer is not None and guided.layer > layers and "model.preset" not in self.undecided:
+            raise ValueError(f"model.guided_alignment.layer {guided.layer} is not one of the {layers} decoder layers; lower it")
+        return self
+
+    @model_validator(mode="after")
     def _check_decay(self) -> Config:
         optimizer = self.optimizer
         if optimizer.cosine_until is not None and optimizer.schedule != "cosine":
@@ -284,6 +302,7 @@ _ELSEWHERE = {
         ("corpus.weights", "corpus.weight"),
         "give every corpus its weight: corpus.train: [{files: [a, b], weight: 2}, ...] (docs/corpora.md)",
     ),
+    "corpus.alignments": "give them to their corpus: corpus.train: [{files: [a, b], alignments: c}] (docs/corpora.md)",
     **dict.fromkeys(
         ("corpus.test", "test"), "training needs only corpus.valid; test a trained model with nmt-validate RUN --test FILE FILE"
     ),

@@ -105,7 +105,8 @@ class CorpusPart:
 
     files: in the form of `corpus.train` for a single corpus. name: for the log and errors. weight: its share of an epoch,
     relative to the other weights. until: used only in the first epochs, as 3e; None: always. tag: put before every source.
-    sentence_weights: a file with one number per pair, or `column` for the third column of .tsv files. noise: random changes.
+    sentence_weights: a file with one number per pair, or `column` for the third column of .tsv files. alignments: a file, or a
+    list of files, with word alignments in Pharaoh format. noise: random changes.
     """
 
     files: Files
@@ -114,6 +115,7 @@ class CorpusPart:
     until: Duration | None = None
     tag: str = ""
     sentence_weights: str | None = None
+    alignments: str | list[str] | None = None
     noise: Noise | None = None
 
     @model_validator(mode="after")
@@ -165,7 +167,7 @@ class CorpusConfig:
     train: Annotated[Annotated[Files, Tag("files")] | Annotated[list[CorpusPart], Tag("entry")], Discriminator(_form)] = Field(
         description="[source, target], each a file or a list of files; or [pairs.tsv]; relative to the working directory."
         " For several corpora: a list of {files: [source, target], name, weight, until: 3e, tag: '<2de>', sentence_weights,"
-        " noise} (docs/corpora.md)"
+        " alignments, noise} (docs/corpora.md)"
     )
     valid: Annotated[Annotated[Files, Tag("files")] | Annotated[list[ValidationSet], Tag("entry")], Discriminator(_form)] = (
         Field(

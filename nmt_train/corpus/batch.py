@@ -26,6 +26,8 @@ class Batch:
     target_filled: (target_tokens,); the positions of pieces in the flattened target_out, or None without padding.
     source_tokens, target_tokens: the numbers of pieces, END included. pairs: the numbers of the pairs in their store, if any.
     weights: (sentences,), fp32; how much each pair counts in the cost, or None if all count 1.
+    links, link_shares: (links,), int64 and fp32, or None; the places in the flattened (sentences, target length,
+    source length) to which the guided attention head should attend, and the share that each should have.
     """
 
     source: Tensor
@@ -37,6 +39,8 @@ class Batch:
     target_tokens: int
     pairs: tuple[int, ...] = ()
     weights: Tensor | None = None
+    links: Tensor | None = None
+    link_shares: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.source)

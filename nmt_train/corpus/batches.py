@@ -19,6 +19,7 @@ from nmt_train.common.errors import UserError
 from nmt_train.corpus import BatchConfig, CorpusConfig
 from nmt_train.corpus.batch import Batch, Turn, assemble
 from nmt_train.corpus.data_shard import DataShard, Position
+from nmt_train.corpus.guidance import Guidance
 from nmt_train.corpus.mixture import Mixture
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.survey import refuse_left_out
@@ -116,6 +117,7 @@ class Batches:
         self._label, self._longest = corpus.label, corpus.max_length
         self._window, self._sampling = corpus.window, corpus.vocabulary.sampling
         self._noise = [part.noise for part in corpus.parts]
+        self._guidance = Guidance(stores, vocabulary) if stores.aligned else None
         lengths = stores.lengths()
         self._lengths = tuple(np.concatenate(side) if len(side) > 1 else side[0] for side in zip(*lengths, strict=True))
         # numpy sorts short integers in linear time.
@@ -271,7 +273,7 @@ class Batches:
         batch = assemble(source, target, tuple(pairs.tolist()))
         if self.stores.weighted:
             batch = replace(batch, weights=torch.tensor([self.stores.weight(pair) for pair in pairs]))
-        return batch
+        return batch if self._guidance is None else self._guidance.added(batch, source, target)
 
     def _noisy(
         self, pair: int, source: np.ndarray, target: np.ndarray, random: np.random.Generator

@@ -20,7 +20,7 @@ from typing import BinaryIO, TypeVar
 from nmt_train.common import atomic_file as durable
 from nmt_train.common.errors import UserError, remedy, unreadable
 from nmt_train.common.paths import expanded, user_cache
-from nmt_train.corpus import CorpusPart
+from nmt_train.corpus import CorpusPart, alignment
 from nmt_train.corpus.text import sides
 
 Entry = TypeVar("Entry")
@@ -60,7 +60,7 @@ def name(kind: str, made_from: Sequence[object]) -> str:
 
 
 def fingerprints(part: CorpusPart, key: str) -> list[list[object]]:
-    """What identifies the text and the sentence weights of a corpus, as JSON, wherever its files are.
+    """What identifies the text, the sentence weights and the alignments of a corpus, as JSON, wherever its files are.
 
     key: the configuration key of the corpus. Raises UserError if a file cannot be read.
     """
@@ -68,7 +68,10 @@ def fingerprints(part: CorpusPart, key: str) -> list[list[object]]:
     if part.sentence_weights is not None:
         lists.append([] if part.sentence_weights == "column" else [os.path.expanduser(part.sentence_weights)])
     try:
-        return [[_fingerprint(path) for path in paths] for paths in lists]
+        found = [list[object](map(_fingerprint, paths)) for paths in lists]
+        if part.alignments is not None:
+            found.append(["alignments", *map(_fingerprint, alignment.paths(part))])
+        return found
     except OSError as error:
         raise UserError(f"{key}: {unreadable(error.filename, error)}; check the path") from None
 
@@ -91,7 +94,7 @@ def _fingerprint(path: str) -> list[object]:
 
 def text_size(part: CorpusPart, key: str) -> int:
     """About how many bytes of text a corpus has; tokenized, it takes less. Raises OSError if a file cannot be read."""
-    paths = [path for side in sides(part.files, key) for path in side]
+    paths = [path for side in sides(part.files, key) for path in side] + alignment.paths(part)
     return sum(os.stat(path).st_size * (_TEXT_PER_BYTE if path.endswith(".gz") else 1) for path in paths)
 
 

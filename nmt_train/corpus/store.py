@@ -11,11 +11,11 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
@@ -23,11 +23,15 @@ from nmt_train.common.errors import UserError
 from nmt_train.common.section import as_list
 from nmt_train.common.streams import tell
 from nmt_train.corpus import MAX_RATIO, CorpusConfig, CorpusPart, cache
+from nmt_train.corpus.alignment import described
 from nmt_train.corpus.mapped_file import mapped
 from nmt_train.corpus.survey import Survey
 from nmt_train.corpus.text import read_pairs, refuse_empty, weights_of
 from nmt_train.corpus.unknown import UnknownCharacters
 from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.corpus.whole_words import links_of_ids
+
+Item = TypeVar("Item")
 
 _FORMAT = 2
 _CHUNK = 20_000  # pairs tokenized at a time
@@ -63,14 +67,16 @@ class Side:
 class Store:
     """Both sides of a corpus; pair i is line i + 1 of its files, empty lines included.
 
-    weights: those of the pairs (pairs,), float32, or None if all are 1. held: an open file that protects the store. checksum:
-    of all tokens and weights. unknown: the characters of its text that the vocabulary lacks.
+    weights: those of the pairs (pairs,), float32, or None if all are 1. links: those of the pairs, each two numbers as in
+    `WholeWords.of_ids`, or None. held: an open file that protects the store. checksum: of all that is stored. unknown: the
+    characters of its text that the vocabulary lacks.
     """
 
     path: Path
     source: Side
     target: Side
     weights: np.ndarray | None = None
+    links: Side | None = None
     held: BinaryIO | None = None
     checksum: str = ""
     unknown: UnknownCharacters = field(default_factory=UnknownCharacters)
@@ -82,12 +88,14 @@ class Store:
 class Stores:
     """The training corpora, concatenated: pairs are numbered consecutively through all of them.
 
-    tags: for each corpus, the ids of the pieces to put before each of its sources. weighted: whether pairs have weights.
+    tags: for each corpus, the ids of the pieces to put before each of its sources. weighted, aligned: whether pairs have
+    weights, or alignments.
     """
 
     def __init__(self, stores: Sequence[Store], tags: Sequence[np.ndarray]) -> None:
         self._stores, self.tags = stores, tags
         self.weighted = any(store.weights is not None for store in stores)
+        self.aligned = any(store.links is not None for store in stores)
         # The number of each corpus's first pair, then the number of all pairs.
         self._first = list(accumulate(map(len, stores), initial=0))
 
@@ -115,6 +123,16 @@ class Stores:
         weights = self._stores[number].weights
         return 1.0 if weights is None else float(weights[line - 1])
 
+    def links(self, pair: int) -> np.ndarray:
+        """The links of a pair (links, 2), with numbers as in `WholeWords.of_ids`, its tag left out."""
+        number, line = self.place(pair)
+        links = self._stores[number].links
+        return np.zeros((0, 2), np.int64) if links is None else links[line - 1].reshape(-1, 2).astype(np.int64)
+
+    def tag(self, pair: int) -> np.ndarray:
+        """The ids of the tag of a pair."""
+        return self.tags[self.place(pair)[0]]
+
     def place(self, pair: int) -> tuple[int, int]:
         """The number of the corpus that a pair is in, from 0, and of its line there, from 1."""
         number = bisect_right(self._first, pair) - 1
@@ -135,7 +153,7 @@ class Stores:
 
     @property
     def identity(self) -> list[dict[str, Any]]:
-        """What identifies the text and the sentence weights of each corpus, as JSON: its pairs, and a checksum."""
+        """What identifies the content of each store, as JSON: its pairs, and a checksum."""
         return [{"pairs": len(store), "checksum": store.checksum} for store in self._stores]
 
     @property
@@ -241,28 +259,47 @@ def _build(folder: Path, part: CorpusPart, key: str, vocabulary: Vocabulary, rat
         outputs.append(_Output(folder / "weights"))
         outputs[-1].write(weights)
         outputs[-1].close()
+    if part.alignments is not None:
+        outputs += _write_links(folder, part, key, vocabulary, ratio, dtype)
     checksum = hashlib.sha256("".join(output.checksum.hexdigest() for output in outputs).encode()).hexdigest()[:16]
     facts = {"pairs": total, "dtype": np.dtype(dtype).name, "checksum": checksum, "unknown": unknown.facts}
     (folder / cache.READY).write_text(json.dumps(facts))
 
 
-def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    while chunk := list(islice(pairs, _CHUNK)):
+def _write_links(
+    folder: Path, part: CorpusPart, key: str, vocabulary: Vocabulary, ratio: float, dtype: type[np.generic]
+) -> list[_Output]:
+    """Add the links of all pairs to a store that has their tokens."""
+    source, target = (_side(folder, name, dtype) for name in ("source", "target"))
+    ids = ((source[pair], target[pair]) for pair in range(len(source.offsets) - 1))
+    count, tokens, offsets = 0, _Output(folder / "links.tokens"), _Output(folder / "links.offsets")
+    with closing(tokens), closing(offsets):
+        offsets.write(np.zeros(1, np.int64))
+        for chunk in _chunks(links_of_ids(part, key, vocabulary, ids, ratio)):
+            offsets.write(count + np.cumsum([links.size for links in chunk], dtype=np.int64))
+            tokens.write(np.concatenate(chunk).astype(np.uint32))
+            count += sum(links.size for links in chunk)
+    if not count:
+        raise UserError(f"{described(part, key)} has no links; give the word alignments of the corpus, or remove the key")
+    return [tokens, offsets]
+
+
+def _chunks(items: Iterator[Item]) -> Iterator[list[Item]]:
+    while chunk := list(islice(items, _CHUNK)):
         yield chunk
+
+
+def _side(folder: Path, name: str, dtype: str | type[np.generic]) -> Side:
+    return Side(mapped(folder / f"{name}.tokens", dtype), mapped(folder / f"{name}.offsets", np.int64))
 
 
 def _map(path: Path) -> Store:
     held = cache.hold(path)
     try:
         facts = json.loads(held.read())
-        source, target = (
-            Side(
-                mapped(path / f"{name}.tokens", facts["dtype"]),
-                mapped(path / f"{name}.offsets", np.int64),
-            )
-            for name in ("source", "target")
-        )
-        for side in (source, target):
+        sides = [_side(path, name, facts["dtype"]) for name in ("source", "target")]
+        links = _side(path, "links", np.uint32) if (path / "links.tokens").exists() else None
+        for side in (*sides, links or sides[0]):
             if len(side.offsets) != facts["pairs"] + 1 or side.offsets[-1] != len(side.tokens):
                 raise ValueError("sizes disagree")
         weights = mapped(path / "weights", np.float32) if (path / "weights").exists() else None
@@ -271,4 +308,4 @@ def _map(path: Path) -> Store:
         checksum, unknown = str(facts["checksum"]), UnknownCharacters(facts.get("unknown"))
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: damaged ({error}); delete this folder, and the next start rebuilds it") from None
-    return Store(path, source, target, weights, held, checksum, unknown)
+    return Store(path, sides[0], sides[1], weights, links, held, checksum, unknown)

@@ -12,6 +12,7 @@ import numpy as np
 
 from nmt_train.common.errors import UserError
 from nmt_train.corpus import CorpusConfig
+from nmt_train.corpus.alignment import read_aligned
 from nmt_train.corpus.text import read_pairs, refuse_empty, weights_of
 
 Item = TypeVar("Item")
@@ -59,7 +60,7 @@ class Survey:
     """What one pass over the training corpora draws. The pass is made when it is first needed.
 
     It raises UserError for a line that cannot be read, sides with different numbers of lines, a side without text, and
-    sentence weights that are wrong or of another number.
+    sentence weights or alignments that are wrong or of another number.
     """
 
     def __init__(self, corpus: CorpusConfig) -> None:
@@ -83,6 +84,9 @@ class Survey:
             refuse_empty(key, *text)
             if part.sentence_weights is not None:
                 weights_of(part, key, count, corpus.max_ratio)
+            if part.alignments is not None:
+                for _ in read_aligned(part, key, corpus.max_ratio):  # which checks them
+                    pass
             total += count
         return _Drawn([drawn.items for drawn in lines], pairs.items, total)
 

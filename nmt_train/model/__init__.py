@@ -21,6 +21,25 @@ SIZES = tuple(key for key in PRESETS["small"] if key != "dropout")  # the keys t
 
 
 @dataclass(frozen=True, config=STRICT)
+class GuidedAlignmentConfig:
+    """Guided alignment (Garg et al. 2019): the first head of a decoder layer learns the alignments of the corpus."""
+
+    layer: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="decoder layer, from 1, whose first head attends to the source words that a target word is aligned with;"
+        " the last but one is usual; null: none",
+    )
+    weight: float = Field(
+        default=0.05,
+        ge=0,
+        le=1000,
+        description="weight of its cross-entropy in the cost, per target token as all of the cost; 0: the head learns no more",
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
 class ModelConfig:
     """An encoder-decoder transformer (Vaswani et al. 2017); the preset sets the sizes that no other key sets."""
 
@@ -62,6 +81,7 @@ class ModelConfig:
     label_smoothing: float = Field(
         default=0.1, ge=0, lt=1, description="share of each label spread evenly over the vocabulary, in training only"
     )
+    guided_alignment: GuidedAlignmentConfig = Field(default_factory=GuidedAlignmentConfig)
 
     @model_validator(mode="before")
     @classmethod

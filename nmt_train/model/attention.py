@@ -37,6 +37,16 @@ def fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, drop: 
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=drop, is_causal=causal)
 
 
+def log_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the logarithms of the attention weights of one head, fp32 (batch, query length, key length).
+
+    query, key: (batch, length, dim). mask: broadcast to the result. Other than in `attend`, no weights are dropped.
+    """
+    with torch.autocast(query.device.type, enabled=False):
+        scores = ((query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)).float()
+        return torch.log_softmax(scores if mask is None else scores + mask, dim=-1)
+
+
 class Attention(nn.Module):
     """Projections around `attend`. Self-attention computes queries, keys and values from its input with one matrix product."""
 
@@ -52,13 +62,21 @@ class Attention(nn.Module):
             self.query_key_value = linear(dim, 3 * dim)
         self.output = linear(dim, dim)
 
-    def forward(self, x: Tensor, memory: tuple[Tensor, Tensor] | None, mask: Tensor | None, causal: bool = False) -> Tensor:
-        """Let `x` (batch, length, dim) attend to itself or to `memory` (see `project_memory`); return (batch, length, dim)."""
+    def forward(
+        self, x: Tensor, memory: tuple[Tensor, Tensor] | None, mask: Tensor | None, causal: bool = False,
+        watch: list[Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Let `x` (batch, length, dim) attend to itself or to `memory` (see `project_memory`); return (batch, length, dim).
+
+        watch: the `log_weights` of the first head are appended to it.
+        """
         if self.cross:
             assert memory is not None
             query, (key, value) = self._split(self.query(x), 1)[0], memory
         else:
             query, key, value = self._split(self.query_key_value(x), 3)
+        if watch is not None:
+            watch.append(log_weights(query[:, 0], key[:, 0], None if mask is None else mask[:, 0]))
         return self._finish(query, key, value, mask, causal)
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:

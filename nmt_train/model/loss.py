@@ -141,6 +141,14 @@ def _accumulate(gradient: Tensor, probabilities: Tensor, block: Tensor) -> None:
         gradient += (probabilities.T @ block).to(gradient.dtype)
 
 
+def guided_cross_entropy(log_weights: Tensor, links: Tensor, shares: Tensor) -> Tensor:
+    """Return the fp32 sum over links of -share * log(attention weight): the cost of guided alignment (Garg et al. 2019).
+
+    log_weights: (batch, target, source). links: (links,), places in it when flattened. shares: (links,).
+    """
+    return -(log_weights.flatten().index_select(0, links) * shares).sum()
+
+
 def cross_entropy(hidden: Tensor, output: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
     """Return the fp32 sum over rows of -log p(label), without label smoothing or gradients; shapes as above."""
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)

@@ -17,7 +17,7 @@ from nmt_train.model import ModelConfig
 from nmt_train.model.attention import Attention
 from nmt_train.model.dropout import drop_words, dropout
 from nmt_train.model.lora import freeze
-from nmt_train.model.loss import cross_entropy, log_probabilities, smoothed_cross_entropy
+from nmt_train.model.loss import cross_entropy, guided_cross_entropy, log_probabilities, smoothed_cross_entropy
 
 _NEVER = -1e4  # a logit whose probability is 0, and which fp16 can represent
 
@@ -73,10 +73,10 @@ class DecoderLayer(nn.Module):
         self.ffn = FeedForward(config)
         self.ffn_residual = Residual(config)
 
-    def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None, watch: list[Tensor] | None = None) -> Tensor:
         x = self.attention_residual(x, lambda y: self.attention(y, None, None, causal=True))
         keys_values = self.cross.project_memory(memory)
-        x = self.cross_residual(x, lambda y: self.cross(y, keys_values, mask))
+        x = self.cross_residual(x, lambda y: self.cross(y, keys_values, mask, watch=watch))
         return self.ffn_residual(x, self.ffn)
 
 
@@ -198,12 +198,17 @@ class Transformer(nn.Module):
     def loss(self, batch: Batch) -> Tensor:
         """Return the training objective: the mean label-smoothed cross-entropy per target token, an fp32 scalar.
 
-        With weights, each sentence's part of the sum is multiplied by its weight; the number of tokens is not.
+        With weights, each sentence's part of the sum is multiplied by its weight; the number of tokens is not. With links, the
+        cross-entropy of the guided head is added, with its weight.
         """
-        hidden, labels = self._hidden(batch)
+        guided = self.config.guided_alignment
+        watch: list[Tensor] | None = [] if batch.links is not None and guided.weight else None
+        hidden, labels = self._hidden(batch, watch)
         weights = None if batch.weights is None else batch.weights[_sentence_of_pieces(batch)]
         smoothing = self.config.label_smoothing
         total = smoothed_cross_entropy(hidden, self.output_matrix, self.output_bias, labels, smoothing, weights)
+        if watch and batch.links is not None and batch.link_shares is not None:
+            total = total + guided.weight * guided_cross_entropy(watch[0], batch.links, batch.link_shares)
         return total / batch.target_tokens
 
     def cross_entropy(self, batch: Batch) -> Tensor:
@@ -217,14 +222,28 @@ class Transformer(nn.Module):
         pieces = log_probabilities(hidden, self.output_matrix, self.prediction_bias, labels)
         return pieces.new_zeros(len(batch)).index_add_(0, _sentence_of_pieces(batch), pieces)
 
-    def states(self, source: Tensor, mask: Tensor | None, target: Tensor) -> Tensor:
-        """Return the decoder output (batch, target, dim) for the ids of both sides; shapes as for `encode` and `decode`."""
-        mask = self._in_layers(mask)
-        return self.decode(target, self.encode(source, mask), mask)
+    @property
+    def guided(self) -> bool:
+        """Whether a head learns, or has learned, word alignments."""
+        return self.config.guided_alignment.layer is not None
 
-    def _hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def guided_attention(self, batch: Batch) -> Tensor:
+        """Return how much the guided head attends to each source piece when it predicts each target piece, fp32.
+
+        The result is (batch, target, source); END is a piece. Needs a guided head.
+        """
+        watch: list[Tensor] = []
+        self.states(batch.source, batch.source_mask, batch.target_in, watch)
+        return watch[0].exp()
+
+    def states(self, source: Tensor, mask: Tensor | None, target: Tensor, watch: list[Tensor] | None = None) -> Tensor:
+        """Return the decoder output (batch, target, dim) for the ids of both sides; arguments as for `encode` and `decode`."""
+        mask = self._in_layers(mask)
+        return self.decode(target, self.encode(source, mask), mask, watch)
+
+    def _hidden(self, batch: Batch, watch: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """Return the decoder output (target tokens, dim) and the labels (target tokens,) without padding."""
-        x = self.states(batch.source, batch.source_mask, batch.target_in)
+        x = self.states(batch.source, batch.source_mask, batch.target_in, watch)
         if batch.target_filled is None:
             return x.flatten(0, 1), batch.target_out.flatten()
         return x.flatten(0, 1)[batch.target_filled], batch.target_out.flatten()[batch.target_filled]
@@ -237,12 +256,15 @@ class Transformer(nn.Module):
             x = forward(layer, x, mask)
         return self.encoder_norm(x)
 
-    def decode(self, target: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
-        """Decode ids (batch, target) to (batch, target, dim); each position attends to itself and to earlier positions."""
+    def decode(self, target: Tensor, memory: Tensor, mask: Tensor | None, watch: list[Tensor] | None = None) -> Tensor:
+        """Decode ids (batch, target) to (batch, target, dim); each position attends to itself and to earlier positions.
+
+        watch: the logarithms of the guided head's attention weights (batch, target, source), fp32, are appended to it.
+        """
         x = self._embed(target, self.target_embedding, 0, self.config.dropout_target_words)
         forward = self._trains[1] if self.training else DecoderLayer.forward
-        for layer in self.decoder:
-            x = forward(layer, x, memory, mask)
+        for number, layer in enumerate(self.decoder, 1):
+            x = forward(layer, x, memory, mask, watch if number == self.config.guided_alignment.layer else None)
         return self.decoder_norm(x)
 
     def start(self, source: Tensor, mask: Tensor | None) -> DecoderState:

@@ -77,7 +77,7 @@ def differences(old: dict[str, Any], new: Config) -> list[str]:
 
 
 def corpus_differences(old: list[dict[str, Any]], new: Stores, corpus: CorpusConfig) -> list[str]:
-    """List the training corpora whose text or sentence weights differ from those that a checkpoint identifies.
+    """List the training corpora whose content differs from that which a checkpoint identifies: text, weights or alignments.
 
     old: the `identity` of the checkpoint's corpora.
     """
@@ -86,7 +86,7 @@ def corpus_differences(old: list[dict[str, Any]], new: Stores, corpus: CorpusCon
     return [
         f"{corpus.label(number)} had {before['pairs']:,} pairs, now {now['pairs']:,}"
         if before["pairs"] != now["pairs"]
-        else f"{corpus.label(number)} has other text or sentence weights in its {now['pairs']:,} pairs"
+        else f"{corpus.label(number)} has other text, sentence weights or alignments in its {now['pairs']:,} pairs"
         for number, (before, now) in enumerate(zip(old, new.identity, strict=True))
         if before != now
     ]
@@ -104,7 +104,7 @@ def _entries(train: Any) -> list[dict[str, Any]]:
 
 
 def _without_files(entry: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in entry.items() if key not in ("files", "name", "sentence_weights")}
+    return {key: value for key, value in entry.items() if key not in ("files", "name", "sentence_weights", "alignments")}
 
 
 def _equal(before: Any, after: Any) -> bool:

@@ -13,7 +13,7 @@ from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
 from nmt_train.common.section import as_list, listed
 from nmt_train.config import Config
-from nmt_train.corpus import CorpusConfig, ValidationSet, VocabularyConfig, cache, untagged
+from nmt_train.corpus import CorpusConfig, ValidationSet, VocabularyConfig, alignment, cache, untagged
 from nmt_train.corpus.batches import check_batch_size, check_settings
 from nmt_train.corpus.new_pieces import extended, extends
 from nmt_train.corpus.store import Stores, open_stores
@@ -121,6 +121,9 @@ def _check_early(config: Config) -> None:
             next(read_lines(path, config.corpus.max_ratio), None)
         if part.sentence_weights is not None:
             next(read_weights(part, config.corpus.label(number), config.corpus.max_ratio), None)
+        for path in alignment.paths(part):
+            _refuse_pipe(path)
+            next(read_lines(path, config.corpus.max_ratio), None)
     for test in config.corpus.validation_sets:
         for path in (path for side in sides(test.files, test.label) for path in side):
             _refuse_pipe(path)

@@ -96,6 +96,7 @@ def test_print_config_refuses_a_mode_that_there_is_not(demo: Path, tmp_path: Pat
         ("epochs", "write stop.after: 10e"),
         ("corpus.test", "test a trained model with nmt-validate"),
         ("corpus.weights", "give every corpus its weight"),
+        ("corpus.alignments", "give them to their corpus: corpus.train: [{files: [a, b], alignments: c}]"),
         ("corpus.trian", "did you mean corpus.train?"),
     ],
 )

@@ -50,8 +50,8 @@ def log(config: Config) -> str:
 CHANGES: dict[str, tuple[Callable[[list[str]], list[str]], tuple[str, ...], str]] = {
     "more pairs": (lambda lines: lines + lines[:7], ("train.en", "train.de", "weights"), "had 600 pairs, now 607"),
     "fewer pairs": (lambda lines: lines[:-9], ("train.en", "train.de", "weights"), "had 600 pairs, now 591"),
-    "another order": (lambda lines: lines[::-1], ("train.en", "train.de"), "has other text or sentence weights in its 600"),
-    "other weights": (lambda lines: ["2\n", *lines[1:]], ("weights",), "has other text or sentence weights in its 600"),
+    "another order": (lambda lines: lines[::-1], ("train.en", "train.de"), "has other text, sentence weights or"),
+    "other weights": (lambda lines: ["2\n", *lines[1:]], ("weights",), "has other text, sentence weights or"),
 }
 
 

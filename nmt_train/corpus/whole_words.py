@@ -1,0 +1,70 @@
+"""Which whole word of a sentence each piece belongs to; a whole word is what whitespace separates in a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+import numpy as np
+
+from nmt_train.corpus import MAX_RATIO, CorpusPart
+from nmt_train.corpus.alignment import read_aligned
+from nmt_train.corpus.vocabulary import SOURCE, TARGET, Vocabulary
+
+_SPACE = "\u2581"  # the character by which SentencePiece marks that a piece begins a whole word
+
+
+class WholeWords:
+    """Finds the whole words of sentences that have been divided by this vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._begins = np.array([vocabulary.piece(number).startswith(_SPACE) for number in range(len(vocabulary))])
+
+    def of_ids(self, ids: np.ndarray) -> np.ndarray:
+        """The number, from 0, of the whole word of each piece (pieces,), by the pieces that begin one."""
+        begins = self._begins[ids]
+        begins[:1] = True
+        numbers: np.ndarray = np.cumsum(begins) - 1
+        return numbers
+
+    def of_line(self, line: str, ids: np.ndarray, side: int) -> np.ndarray:
+        """The same for the pieces of a line, or the first of them; all -1 if they are not found in its words.
+
+        It differs from `of_ids` where SentencePiece sees other words than whitespace separates (characters that it leaves out
+        or divides), and where an unknown piece begins a word. side: SOURCE or TARGET.
+        """
+        numbers, words = self.of_ids(ids), line.split()
+        if len(words) == (numbers[-1] + 1 if len(ids) else 0):
+            return numbers
+        each = self._vocabulary.encode(words, side)
+        if [*chain.from_iterable(each)][: len(ids)] == ids.tolist():
+            return np.repeat(np.arange(len(words)), [*map(len, each)])[: len(ids)]
+        return np.full(len(ids), -1)
+
+    def renumbered(self, links: np.ndarray, side: int, line: str, ids: np.ndarray) -> np.ndarray:
+        """Links (links, 2) with numbers as in `of_ids` instead of those of `line` on one side, SOURCE or TARGET."""
+        numbers, words = self.of_ids(ids), self.of_line(line, ids, side)
+        if np.array_equal(numbers, words):
+            return links
+        numbers_of: dict[int, list[int]] = {}
+        for word, number in sorted({*zip(words.tolist(), numbers.tolist(), strict=True)}):
+            numbers_of.setdefault(word, []).append(number)
+        changed = [
+            (number, link[TARGET]) if side == SOURCE else (link[SOURCE], number)
+            for link in links.tolist()
+            for number in numbers_of.get(link[side], ())
+        ]
+        return np.array(changed, np.int64).reshape(-1, 2)
+
+
+def links_of_ids(
+    part: CorpusPart, key: str, vocabulary: Vocabulary, ids: Iterable[tuple[np.ndarray, np.ndarray]], ratio: float = MAX_RATIO
+) -> Iterator[np.ndarray]:
+    """Yield the links of each pair (links, 2) with numbers as in `WholeWords.of_ids`, which any segmentation of a text shares.
+
+    ids: the pieces of each pair. Other arguments and errors as for `read_aligned`.
+    """
+    words = WholeWords(vocabulary)
+    for (source, target, links), (of_source, of_target) in zip(read_aligned(part, key, ratio), ids, strict=True):
+        yield words.renumbered(words.renumbered(links, SOURCE, source, of_source), TARGET, target, of_target)
