@@ -50,6 +50,10 @@ def parser() -> cli.Parser:
         help="length of the window [seconds] (default: ten steps; with several RUNs, two of the slowest)",
     )  # fmt: skip
     _add_output(spans, ".png, .svg or .pdf", "in the run folder; with several RUNs, in the working directory")
+    aligned = kinds.add_parser("alignment", help="a translation, and which words of its source its words come from")
+    aligned.add_argument("run", type=expanded, metavar="RUN", help="run folder or checkpoint with a guided attention head")
+    aligned.add_argument("source", metavar="SENTENCE", help="the line to translate")
+    _add_output(aligned, ".png, .svg or .pdf")
     trace = kinds.add_parser("trace", help="export a trace for other programs")
     trace.add_argument("run", type=expanded, metavar="RUN")
     trace.add_argument("--chrome", action="store_true", required=True, help="Trace Event JSON, for ui.perfetto.dev")
@@ -73,10 +77,15 @@ def command(arguments: Sequence[str]) -> int:
     runs = given.runs if "runs" in given else [given.run]
     shown = f"-{given.metric}" if given.kind == "convergence" and given.metric != "cross-entropy" else ""
     name = "trace.json" if given.kind == "trace" else f"{given.kind}{shown}.png"
-    output = given.output or (runs[0] / name if len(runs) == 1 and runs[0].is_dir() else Path(name))
+    inside = len(runs) == 1 and runs[0].is_dir() and not (runs[0] / "checkpoint.json").exists()  # a checkpoint stays as it is
+    output = given.output or (runs[0] / name if inside else Path(name))
     try:
         if "metric" in given:
             written = convergence.plot(runs, given.metric, given.clock, output)
+        elif given.kind == "alignment":
+            from nmt_train.report import alignment
+
+            written = alignment.plot(given.run, given.source, output)
         elif given.kind == "timeline" and len(runs) > 1:
             if given.start is not None:
                 raise UserError("--start: of a single RUN only; with several, every window begins after ten steps")

@@ -37,8 +37,14 @@ def parser() -> cli.Parser:
         type=cli.positive,
         default=None,
         metavar="N",
-        help="print the N best translations of each line: line number from 0 ||| text ||| log p ||| score",
+        help="print the N best translations of each line: line number from 0 ||| text (||| alignment) ||| log p ||| score",
     )
+    options.add_argument(
+        "--alignment", choices=("hard", "soft"), default=None,
+        help="print the word alignment after each translation and |||; hard: pairs of numbers, from 0, of a word of the source"
+        " and a word of the translation, as 0-0 1-2; soft: for each word of the translation, how much it attends to each word"
+        " of the source; both ends count as the last words. Words are separated by spaces",
+    )  # fmt: skip
     options.add_argument(
         "--window",
         type=cli.positive,
@@ -123,22 +129,31 @@ def command(arguments: Sequence[str]) -> int:
     from nmt_train.model.request import Requests
     from nmt_train.model.sampling import Sampling
     from nmt_train.model.translator import Translator
+    from nmt_train.model.word_alignment import as_text
     from nmt_train.run.folder import newest
 
     _check(given, arguments)
     own = device.prepare_one(given.devices, given.threads)
     model, vocabulary, tags = load_ensemble([newest(path, given.average) for path in given.model], own)
+    if given.alignment and not model.guided:
+        raise UserError(
+            "command line: --alignment needs a model, or models, with a guided attention head; train one with"
+            " model.guided_alignment.layer (docs/corpora.md), or remove --alignment"
+        )
     search = SearchConfig(
         beam=given.beam, normalization=given.normalization, length_factor=given.max_length_factor, n_best=given.n_best or 1
     )
-    sampling = None if given.sample is None else Sampling(**given.sample, seed=given.seed)
-    copies = given.unknown == "copy"
-    translator = Translator(model, vocabulary, search, given.batch_tokens, tags=tags, sampling=sampling, copy_unknown=copies)
+    translator = Translator(
+        model, vocabulary, search, given.batch_tokens, tags=tags, copy_unknown=given.unknown == "copy",
+        sampling=None if given.sample is None else Sampling(**given.sample, seed=given.seed), align=bool(given.alignment),
+    )  # fmt: skip
     lines = Lines(sys.stdin.buffer, "standard input", given.on_error)
     requests = Requests(lines, vocabulary, given.prefix, given.terms)
     translations = translator.stream(requests, given.window, None if _is_file(sys.stdin) else _PAUSE)
     results = tqdm(translations, unit=" lines", leave=False, disable=sys.stdout.isatty() or None)
     for number, found in enumerate(results):
+        if given.alignment:
+            found = [(f"{text} ||| {as_text(its.alignment, given.alignment)}", its) for text, its in found]
         sys.stdout.buffer.write("".join(_rows(number, found, given.n_best)).encode("utf-8"))
         sys.stdout.buffer.flush()  # whoever sends a line may wait for its translation
     _warn(

@@ -8,9 +8,10 @@ never worse.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,13 +46,14 @@ class SearchConfig:
 class Hypothesis:
     """Piece ids without BEGIN and END; `log_probability` is the sum over them and END, `score` the length-normalized sum.
 
-    ended: False if it was broken off at the maximum length, without END.
+    ended: False if it was broken off at the maximum length, without END. alignment: soft, as of `Aligner`, if it is wanted.
     """
 
     ids: list[int]
     log_probability: float
     score: float
     ended: bool = True
+    alignment: np.ndarray | None = field(default=None, compare=False)
 
 
 @torch.inference_mode()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from nmt_train.corpus.batch import Batch
 from nmt_train.model.transformer import DecoderState, Transformer
 
 
@@ -33,6 +34,15 @@ class Ensemble(nn.Module):
 
     def start(self, source: Tensor, mask: Tensor | None) -> EnsembleState:
         return EnsembleState([model.start(source, mask) for model in self._models])
+
+    @property
+    def guided(self) -> bool:
+        """Whether all models have a guided head."""
+        return all(model.guided for model in self._models)
+
+    def guided_attention(self, batch: Batch) -> Tensor:
+        """The mean of `Transformer.guided_attention`."""
+        return torch.stack([model.guided_attention(batch) for model in self._models]).mean(0)
 
     def step(self, words: Tensor, state: EnsembleState) -> Tensor:
         """Like `Transformer.step`; returns log-probabilities (sentences, beam, vocabulary), which can be used as logits."""

@@ -23,6 +23,7 @@ from nmt_train.model.ensemble import Ensemble
 from nmt_train.model.request import Request
 from nmt_train.model.sampling import Sampling, sample
 from nmt_train.model.transformer import Transformer
+from nmt_train.model.word_alignment import Aligner, Sentence
 
 Item = TypeVar("Item")
 
@@ -38,10 +39,12 @@ class Translator:
     def __init__(
         self, model: Transformer | Ensemble, vocabulary: Vocabulary, config: SearchConfig, batch_tokens: int = 2048,
         longest: int = 1000, tags: tuple[str, ...] = (), sampling: Sampling | None = None, copy_unknown: bool = False,
+        align: bool = False,
     ) -> None:  # fmt: skip
         """longest: sources are truncated to this number of pieces, including END. tags: each source should begin with one.
         sampling: draw translations at random instead of searching for the best. copy_unknown: a translation may have unknown
-        pieces, and its n-th one becomes the characters of the n-th unknown piece of the source.
+        pieces, and its n-th one becomes the characters of the n-th unknown piece of the source. align: align translations in
+        `stream`, for which the models need guided heads.
 
         cut: the numbers of the truncated sources. unknown_codes: those of sources with an unknown language code. untagged:
         those of sources without a tag. broken_off: those of sources whose translation did not end before its maximum length.
@@ -53,6 +56,7 @@ class Translator:
         self.unknown_codes: list[int] = []
         self.untagged: list[int] = []
         self._tags = tags
+        self._aligner = Aligner(model, vocabulary, batch_tokens) if align else None
         self.broken_off: list[int] = []
         self.lacking: list[int] = []
         self._sampling, self._copies = sampling, copy_unknown
@@ -75,9 +79,23 @@ class Translator:
             encoded = self.vocabulary.encode(texts)
             copied = [self._unknown(text, ids) for text, ids in zip(texts, encoded, strict=True)]
             demands = [replace(each.demand, unknown=len(its)) for each, its in zip(requests, copied, strict=True)]
-            found = self.translate([np.array(ids) for ids in encoded], demands=demands)
-            for request, its, hypotheses in zip(requests, copied, found, strict=True):
-                yield list(zip(self._decode(request, its, hypotheses), hypotheses, strict=True))
+            sources = [np.array(ids, np.int64) for ids in encoded]
+            found = self.translate(sources, demands=demands)
+            decoded = [self._decode(*each) for each in zip(requests, copied, found, strict=True)]
+            if self._aligner is not None:
+                found = self._aligned(self._aligner, [*map(Sentence, texts, sources)], decoded, found)
+            yield from (list(zip(*each, strict=True)) for each in zip(decoded, found, strict=True))
+
+    def _aligned(
+        self, aligner: Aligner, sources: list[Sentence], texts: list[list[str]], found: list[list[Hypothesis]]
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses of each source with their alignments. texts: what they say."""
+        left, right = [], []
+        for source, its, hypotheses in zip(sources, texts, found, strict=True):
+            left += [Sentence(source.text, source.ids[: self._longest - 1])] * len(hypotheses)
+            right += [Sentence(text, np.array(one.ids, np.int64)) for text, one in zip(its, hypotheses, strict=True)]
+        soft = iter(aligner.soft(left, right))
+        return [[replace(hypothesis, alignment=next(soft)) for hypothesis in hypotheses] for hypotheses in found]
 
     def _unknown(self, text: str, ids: list[int]) -> list[str]:
         """What the unknown pieces of a source stand for, if they are copied."""

@@ -135,6 +135,8 @@ def _about(origin: Origin, config: ModelConfig, verb: str = "exported") -> str:
         f" width {config.dim}, {_trained(progress, imported)}; {verb} by nmt_train {__version__}.{mean}",
         "",
     ]
+    if layer := config.guided_alignment.layer:
+        lines.append(f"- word alignments: attention of the first head of decoder layer {layer} to the source")
     if not imported:
         lines.append(f"- training corpus: {_files(corpus['train'])}")
         sets = corpus["valid"] if isinstance(corpus["valid"][0], dict) else [{"files": corpus["valid"]}]

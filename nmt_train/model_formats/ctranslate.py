@@ -25,6 +25,8 @@ def write(model: Transformer, vocabulary: Vocabulary, quantize: str | None, fold
         config.heads,
         pre_norm=config.norm == "pre",
         activation=Activation.RELU if config.activation == "relu" else Activation.SWISH,
+        alignment_layer=(config.guided_alignment.layer or 0) - 1,  # without a guided head, the last layer: its default
+        alignment_heads=1,
     )
     spec.config.decoder_start_token = spec.config.bos_token = vocabulary.piece(BEGIN)
     spec.config.eos_token, spec.config.unk_token = vocabulary.piece(END), vocabulary.piece(UNKNOWN)

@@ -146,6 +146,21 @@ def test_ctranslate2_scores_as_we_do(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_hugging_face_has_the_attention_of_a_guided_head(tmp_path: Path, vocabulary: Vocabulary, norm: str) -> None:
+    model, batch = random_model(len(vocabulary), norm, guided_alignment={"layer": 2}), random_batch(len(vocabulary))
+    huggingface.write(model, vocabulary, SEARCH, tmp_path)
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, attn_implementation="eager")
+    inputs = batch.target_in.clone()
+    inputs[:, 0] = theirs.config.decoder_start_token_id
+    mask = (batch.source != PAD).long()
+    with torch.inference_mode():
+        found = theirs(input_ids=batch.source, attention_mask=mask, decoder_input_ids=inputs, output_attentions=True)
+        wanted = model.guided_attention(batch)
+    torch.testing.assert_close(found.cross_attentions[2 - 1][:, 0], wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("quantize", [None, "int8", "bf16"])
 def test_ctranslate2_translates_as_we_do(trained: Path, demo: Path, tmp_path: Path, quantize: str | None) -> None:
     options = ["--quantize", quantize] if quantize else []
