@@ -35,7 +35,8 @@ class GuidedAlignmentConfig:
         default=0.05,
         ge=0,
         le=1000,
-        description="weight of its cross-entropy in the cost, per target token as all of the cost; 0: the head learns no more",
+        description="weight of the head's cross-entropy in the cost, both per target token; 0: the head learns no more, and the"
+        " corpus needs no alignments",
     )
 
 
