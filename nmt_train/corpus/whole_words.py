@@ -9,9 +9,7 @@ import numpy as np
 
 from nmt_train.corpus import MAX_RATIO, CorpusPart
 from nmt_train.corpus.alignment import read_aligned
-from nmt_train.corpus.vocabulary import SOURCE, TARGET, Vocabulary
-
-_SPACE = "\u2581"  # the character by which SentencePiece marks that a piece begins a whole word
+from nmt_train.corpus.vocabulary import SOURCE, SPACE, TARGET, Vocabulary
 
 
 class WholeWords:
@@ -19,7 +17,7 @@ class WholeWords:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._begins = np.array([vocabulary.piece(number).startswith(_SPACE) for number in range(len(vocabulary))])
+        self._begins = np.array([vocabulary.piece(number).startswith(SPACE) for number in range(len(vocabulary))])
 
     def of_ids(self, ids: np.ndarray) -> np.ndarray:
         """The number, from 0, of the whole word of each piece (pieces,), by the pieces that begin one."""

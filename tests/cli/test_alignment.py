@@ -216,3 +216,18 @@ def test_a_plot_shows_the_words_of_a_translation_and_of_its_source(run: Path, tm
 def test_a_plot_of_an_empty_sentence_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(plot.command, ["alignment", str(run), " "]) == 2
     assert "the sentence is empty; give a line to translate" in capsys.readouterr().err
+
+
+def test_translations_with_prefixes_and_copied_characters_are_aligned_by_their_words(
+    run: Path, tmp_path: Path, translated: Any
+) -> None:
+    (source, target, _), *_ = pairs(1, 12)
+    begin = target.split()[0]
+    (tmp_path / "prefix").write_text(f"{begin}  \n{begin} \n", encoding="utf-8")
+    given = ["--model", run, "--prefix", tmp_path / "prefix", "--unknown", "copy", "--alignment", "hard"]
+    lines = translated(f"{source}\n{source} 字\n", *given)[1]
+    for line in lines:
+        text, _, alignment = line.partition(" ||| ")
+        assert text.startswith(f"{begin} ")
+        assert sorted(target for _, target in links(alignment)) == [*range(len(text.split()))]
+    assert (len(source.split()) - 1, 0) in links(lines[0].partition(" ||| ")[2])
