@@ -10,7 +10,7 @@ import torch
 
 from nmt_train.corpus.batch import Batch
 from nmt_train.corpus.store import Stores
-from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.corpus.vocabulary import SOURCE, TARGET, Vocabulary
 from nmt_train.corpus.whole_words import WholeWords
 
 
@@ -41,11 +41,11 @@ class Guidance:
 
     def _linked(self, pair: int, source: np.ndarray, target: np.ndarray) -> np.ndarray:
         """Whether each piece of the target is linked with each piece of the source; bool (target pieces, source pieces)."""
-        of_source, of_target = self._words.of_ids(source), self._words.of_ids(target)
+        of_source, of_target = self._words.of_ids(source, SOURCE), self._words.of_ids(target, TARGET)
         words = of_source[-1] + 1, of_target[-1] + 1
         links = self._stores.links(pair)
         if len(tag := self._stores.tag(pair)):
-            links[:, 0] += self._words.of_ids(tag)[-1] + 1
+            links[:, 0] += self._words.of_ids(tag, SOURCE)[-1] + 1
         links = links[(links < words).all(1)]  # noise may have removed words at the end
         linked = np.zeros(words, dtype=bool)
         linked[links[:, 0], links[:, 1]] = True

@@ -23,7 +23,7 @@ from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.corpus.store import open_stores
 from nmt_train.corpus.survey import Survey
-from nmt_train.corpus.vocabulary import END, SOURCE, TARGET, Vocabulary
+from nmt_train.corpus.vocabulary import END, SOURCE, TARGET, Vocabulary, train
 from nmt_train.corpus.whole_words import WholeWords
 from nmt_train.training.start import start
 
@@ -110,7 +110,7 @@ def test_subword_sampling_and_noise_keep_the_links_of_words(make: Make, vocabula
         batch, found = turn.batch, shares(turn.batch)
         for row, pair in enumerate(batch.pairs):
             ids = [side[row][side[row] != END].numpy() for side in (batch.source, batch.target_out)]
-            left, right = (words.of_ids(side[side != 0]) for side in ids)
+            left, right = (words.of_ids(its[its != 0], side) for side, its in enumerate(ids))
             segmentations.add(tuple(ids[0].tolist()))
             linked = {(int(left[place]), int(right[other])) for other, place in found[row].nonzero().tolist()}
             wanted = {tuple(map(int, link.split("-"))) for link in PAIRS[pair][2].split()}
@@ -272,3 +272,19 @@ def test_a_pipe_is_refused(make: Make, tmp_path: Path) -> None:
     os.mkfifo(entry["alignments"])
     with pytest.raises(UserError, match=r"a.links: is a pipe, but a corpus is read several times"):
         start(make(corpus__train=[entry], **GUIDED), False, False)
+
+
+@pytest.mark.parametrize("kind", [{"size": [90, 110]}, {"size": 60, "type": "char"}, {"size": 150, "type": "word"}], ids=str)
+def test_every_kind_of_vocabulary_keeps_the_links(make: Make, demo: Path, tmp_path: Path, kind: dict[str, Any]) -> None:
+    vocabulary = train(make(corpus__vocabulary=kind).corpus)
+    batch = first(batches(make, [tsv(tmp_path, PAIRS)], vocabulary, tmp_path))
+    found, words = shares(batch), WholeWords(vocabulary)
+    for row, pair in enumerate(batch.pairs):
+        sides = [np.array(vocabulary.encode([PAIRS[pair][side]], side)[0]) for side in (SOURCE, TARGET)]
+        left, right = (words.of_line(PAIRS[pair][side], ids, side) for side, ids in enumerate(sides))
+        linked = {f"{left[place]}-{right[other]}" for other, place in found[row].nonzero().tolist()}
+        seen = {f"{word}-{other}" for word in left for other in right}  # neighbors that are unknown share a piece
+        assert linked == set(PAIRS[pair][2].split()) & seen
+        assert kind.get("type") == "word" or [len(set(its)) for its in (left, right)] == [
+            len(line.split()) for line in PAIRS[pair][:2]
+        ]
