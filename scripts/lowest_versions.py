@@ -14,7 +14,7 @@ def lowest(requirements: list[str]) -> list[str]:
     """`name==bound` for each `name>=bound`. Raises ValueError for a requirement of another form."""
     found = []
     for requirement in requirements:
-        parts = re.fullmatch(r"([\w-]+)>=([\d.]+)", requirement)
+        parts = re.fullmatch(r"([\w.-]+)>=([\d.]+)(?:;.*)?", requirement)
         if parts is None:
             raise ValueError(f"pyproject.toml: dependency {requirement!r}: write it as name>=version")
         found.append("==".join(parts.groups()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,8 +14,8 @@ from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
 from nmt_train.common.streams import tell
-from nmt_train.corpus import cache
-from nmt_train.launch.restarts import Job, read_hosts
+from nmt_train.corpus import cache, opustrainer
+from nmt_train.launch.restarts import Host, Job, read_hosts
 
 if TYPE_CHECKING:
     from nmt_train.config import Config
@@ -28,6 +29,7 @@ _EXAMPLES = """
   nmt-train --config mine.yml --stop.after 20e             # every key of the configuration is an option
   nmt-train --config mine.yml --devices all                # on all GPUs of this machine
   nmt-train --config mine.yml --mode auto --hosts hosts       # several machines; hosts has lines like: node1 slots=1
+  nmt-train --config mine.yml --check                      # what can be known in seconds, before a night is spent
   nmt-train --config mine.yml --print-config               # what you, the mode and the defaults choose
   nmt-train --help optimizer                               # what a key or section means
 """
@@ -55,6 +57,18 @@ def parser() -> cli.Parser:
         " without NAME, list the recipes",
     )
     options.add_argument(
+        "--check",
+        action="store_true",
+        help="train nothing: read the corpora, print what can be known before training (text, memory, disk space, what the"
+        " start decides), with warnings, and exit with status 2 if something prevents training",
+    )
+    options.add_argument(
+        "--opustrainer",
+        type=expanded,
+        metavar="FILE",
+        help="print a configuration with the mixture (datasets, stages, weights, modifiers) of a file of OpusTrainer, and exit",
+    )
+    options.add_argument(
         "--empty-cache",
         action="store_true",
         help="remove all tokenized corpora and vocabularies that no running process uses (see corpus.cache), and exit; a run"
@@ -80,6 +94,9 @@ def command(arguments: Sequence[str]) -> int:
 
         print(completion.script(), end="")
         return 0
+    if given.opustrainer is not None:
+        print(opustrainer.convert(given.opustrainer), end="")
+        return 0
     if given.empty_cache:
         configured = settings.resolve(given).corpus.cache if given.config else vars(given)["corpus.cache"]
         folder = cache.folder(configured)
@@ -94,11 +111,15 @@ def command(arguments: Sequence[str]) -> int:
             settings.print_config(resolved)
             return 0
         launcher.refuse_torchrun()
+        if given.check and launcher.launched():
+            raise UserError("--check: is one process; start it without mpirun or srun (--hosts tells it the number of ranks)")
         settings.keep_files(given, resolved)
         from nmt_train.training.start import check, start  # imports the slow parts of torch, which --help does not need
 
         hosts = read_hosts(given.hosts) if given.hosts and not launcher.launched() else []
-        check(resolved, hosts)
+        devices = check(resolved, hosts)
+        if given.check:
+            return _check(given, resolved, hosts, len(devices))
     except UserError as error:
         if launcher.launched() and launcher.local_rank():
             launcher.wait_for_first_rank()  # which usually has the same error, prints it, and ends the job
@@ -106,6 +127,22 @@ def command(arguments: Sequence[str]) -> int:
         raise
     overwrite = given.overwrite and not launcher.queued_again()  # after a requeue, keep what the job has written
     return start(resolved, given.force, overwrite, Job(hosts, given.restarts, arguments), _adviser)
+
+
+def _check(given: argparse.Namespace, config: Config, hosts: Sequence[Host], devices: int) -> int:
+    """Print what can be known before training. devices: how many of this machine train, if there are no hosts."""
+    from nmt_train import device
+    from nmt_train.check.check import check
+    from nmt_train.training.start import nodes_of
+
+    check(
+        config,
+        nodes_of(hosts, devices),
+        device.prepare(config.devices, config.threads, tells=False),
+        given.force,
+        given.overwrite,
+    )
+    return 0
 
 
 def _example(options: cli.Parser, words: list[str]) -> int:

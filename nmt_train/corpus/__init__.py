@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, PlainSerializer, PlainValidator, Tag, model_validator
 from pydantic.dataclasses import dataclass
 
 from nmt_train.common.duration import Duration
@@ -14,7 +15,7 @@ from nmt_train.common.metric import METRICS
 from nmt_train.common.section import STRICT, as_list, listed
 from nmt_train.corpus.noise import Noise
 
-MAX_RATIO = 200.0  # bytes of text per byte of a .gz file: ordinary text has 5 to 10, purely repetitive text 1,000
+MAX_RATIO = 200.0  # bytes of text per byte of a compressed file: ordinary text has 5 to 10, purely repetitive text 1,000
 # One entry per side, or one .tsv file with both sides; a side may be a list of files, which are read in order.
 Files = list[str | list[str]] | str
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # pieces that every vocabulary has
@@ -94,6 +95,31 @@ def untagged(sources: Iterable[str], tags: Sequence[str]) -> Iterator[int]:
         yield from (number for number, lacking in enumerate(lacks, 1) if lacking)
 
 
+Weight = float | dict[int, float]  # one number, or numbers by the epoch, from 1, from which each applies
+
+
+def _weight(value: Any) -> Weight | None:
+    """The weight of a corpus. Raises ValueError if it is neither a positive number nor numbers by epochs."""
+    try:
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            if not 0 < float(value) < math.inf:
+                raise ValueError(f"it should be greater than 0, not {value}")
+            return float(value)
+        weights = {int(first): float(weight) for first, weight in value.items()}
+    except TypeError:
+        raise ValueError(f"it should be a number, or numbers by epochs, as in {{1: 0.8, 4: 0.2}}, not {value!r}") from None
+    if not weights or min(weights) < 1 or not all(0 <= weight < math.inf for weight in weights.values()):
+        raise ValueError(f"it should be numbers of at least 0 by epochs of at least 1, as in {{1: 0.8, 4: 0.2}}, not {value}")
+    return dict(sorted(weights.items()))
+
+
+def _plain_weight(weight: Weight | None) -> Any:
+    """The weight as a value of JSON and YAML, which `_weight` reads back."""
+    return {str(first): its for first, its in weight.items()} if isinstance(weight, dict) else weight
+
+
 def _check_tag(tag: str) -> None:
     if tag in SPECIAL or any(map(str.isspace, tag)):
         raise ValueError(f"tag {tag!r} cannot be one piece; write a word such as <2de>")
@@ -104,19 +130,36 @@ class CorpusPart:
     """One of several training corpora (an entry of `corpus.train`).
 
     files: in the form of `corpus.train` for a single corpus. name: for the log and errors. weight: its share of an epoch,
-    relative to the other weights. until: used only in the first epochs, as 3e; None: always. tag: put before every source.
-    sentence_weights: a file with one number per pair, or `column` for the third column of .tsv files. alignments: a file, or a
-    list of files, with word alignments in Pharaoh format. noise: random changes.
+    relative to the other weights, for all epochs, or by the epoch from which it applies. until: used only in the first epochs,
+    as 3e; None: always. tag: put before every source. sentence_weights: a file with one number per pair, or `column` for the
+    third column of .tsv files. alignments: a file, or a list of files, with word alignments in Pharaoh format. noise: random
+    changes.
     """
 
     files: Files
     name: str = ""
-    weight: float | None = Field(default=None, gt=0)
+    weight: Annotated[Weight | None, PlainValidator(_weight), PlainSerializer(_plain_weight)] = None
     until: Duration | None = None
     tag: str = ""
     sentence_weights: str | None = None
     alignments: str | list[str] | None = None
     noise: Noise | None = None
+
+    def weight_in(self, epoch: int) -> float | None:
+        """The weight in an epoch, counted from 0."""
+        if not isinstance(self.weight, dict):
+            return self.weight
+        return next((weight for first, weight in reversed(self.weight.items()) if first <= epoch + 1), 0.0)
+
+    def used_in(self, epoch: int) -> bool:
+        """Whether any pair is trained on in an epoch, counted from 0."""
+        return (self.until is None or epoch < self.until.amount) and self.weight_in(epoch) != 0
+
+    @property
+    def changes(self) -> set[int]:
+        """The epochs, counted from 0, in which another weight begins, or the corpus is no longer used."""
+        later = {first - 1 for first in self.weight if first > 1} if isinstance(self.weight, dict) else set[int]()
+        return later | ({int(self.until.amount)} if self.until is not None else set[int]())
 
     @model_validator(mode="after")
     def _check(self) -> CorpusPart:
@@ -162,7 +205,7 @@ def _form(value: Any) -> str:
 
 @dataclass(frozen=True, config=STRICT)
 class CorpusConfig:
-    """Parallel text: UTF-8, plain or .gz, one sentence per line; or .tsv with source and target in its first two columns."""
+    """Parallel text: UTF-8, plain, .gz, .xz or .zst, one sentence per line; or .tsv with source and target in two columns."""
 
     train: Annotated[Annotated[Files, Tag("files")] | Annotated[list[CorpusPart], Tag("entry")], Discriminator(_form)] = Field(
         description="[source, target], each a file or a list of files; or [pairs.tsv]; relative to the working directory."
@@ -182,6 +225,12 @@ class CorpusConfig:
         description="of several corpora: each has a share of an epoch proportional to its size to the power 1/temperature;"
         " null: their weights apply; without weights, every pair occurs once",
     )
+    epoch: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**12,
+        description="the number of pairs that count as an epoch; null: as many as the corpora in use have [pairs]",
+    )
     max_length: int = Field(
         default=100,
         ge=1,
@@ -195,7 +244,7 @@ class CorpusConfig:
         default=MAX_RATIO,
         ge=1,
         le=10**6,
-        description="reject a .gz file if its text is more than this many times as long as the file",
+        description="reject a compressed file if its text is more than this many times as long as the file",
     )
     cache: str | None = Field(
         default=None,
@@ -217,8 +266,8 @@ class CorpusConfig:
 
     @property
     def stages(self) -> list[int]:
-        """The epochs after which corpora end (`until`), each of which begins another stage; ascending."""
-        return sorted({int(part.until.amount) for part in self.parts if part.until is not None})
+        """The epochs, from 0, in which a stage after the first begins: corpora end or have other weights; ascending."""
+        return sorted(set[int]().union(*(part.changes for part in self.parts)))
 
     @property
     def validation_sets(self) -> list[ValidationSet]:
@@ -245,6 +294,9 @@ class CorpusConfig:
             raise ValueError("train has two corpora with the same name; give each another")
         if all(part.until is not None for part in self.parts):
             raise ValueError("train has only corpora that end (until), and later epochs would be empty; remove one until")
+        for epoch in (0, *self.stages):
+            if not any(part.used_in(epoch) for part in self.parts):
+                raise ValueError(f"train has no corpus in epoch {epoch + 1}; give one of them a weight there")
         names = [part.name for part in self.validation_sets]
         if "" in names[1:] or len(set(names)) < len(names):
             raise ValueError("valid needs a different name for every set after the first")

@@ -20,7 +20,7 @@ from typing import BinaryIO, TypeVar
 from nmt_train.common import atomic_file as durable
 from nmt_train.common.errors import UserError, remedy, unreadable
 from nmt_train.common.paths import expanded, user_cache
-from nmt_train.corpus import CorpusPart, alignment
+from nmt_train.corpus import CorpusPart, alignment, formats
 from nmt_train.corpus.text import sides
 
 Entry = TypeVar("Entry")
@@ -28,7 +28,7 @@ Entry = TypeVar("Entry")
 SUFFIX = ".store"
 _WHOLE, _BLOCK, _BLOCKS = 1 << 26, 1 << 20, 64  # bytes, bytes, blocks: what the fingerprint of a file covers
 _SHARE = 0.5  # of the space that would be free without the cache
-_TEXT_PER_BYTE = 4  # bytes of text per byte of a .gz file, about
+_TEXT_PER_BYTE = 4  # bytes of text per byte of a compressed file, about
 _MANY_FILES = 1 << 20  # enough; programs that a run starts may close every number up to the limit
 _ABANDONED = 24 * 3600.0  # seconds after the last change of a store that is being built: its process has ended
 READY = "store.json"  # in a folder that is complete; processes that use it lock this file
@@ -80,7 +80,7 @@ def _fingerprint(path: str) -> list[object]:
     """The size of a file and a digest of its bytes. To read all of a large file would take minutes, so the digest of such a
     file covers evenly spaced blocks, and the time of its last change is added.
     """
-    packed = path.endswith(".gz")
+    packed = bool(formats.suffix(path))
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
         if status.st_size <= _WHOLE:
@@ -95,7 +95,7 @@ def _fingerprint(path: str) -> list[object]:
 def text_size(part: CorpusPart, key: str) -> int:
     """About how many bytes of text a corpus has; tokenized, it takes less. Raises OSError if a file cannot be read."""
     paths = [path for side in sides(part.files, key) for path in side] + alignment.paths(part)
-    return sum(os.stat(path).st_size * (_TEXT_PER_BYTE if path.endswith(".gz") else 1) for path in paths)
+    return sum(os.stat(path).st_size * (_TEXT_PER_BYTE if formats.suffix(path) else 1) for path in paths)
 
 
 def find(folders: Sequence[Path], name: str, read: Callable[[Path], Entry]) -> Entry | None:

@@ -15,9 +15,9 @@ _PASSES = 0x9A55  # part of the random seed, so that these numbers differ from t
 class Mixture:
     """Selects the pairs of each epoch. They depend only on the seed and the epoch, so they are the same on all ranks.
 
-    An epoch has as many pairs as all corpora in use in that epoch. Without weights, each of their pairs occurs once. With
-    weights (or a temperature), each corpus has a share of the epoch. Its pairs are drawn in passes over the corpus, each in a
-    new random order, so that after n passes each pair has occurred n times.
+    An epoch has as many pairs as all corpora in use in that epoch, and without weights, each of their pairs occurs once. With
+    weights, a temperature or another length (`corpus.epoch`), each corpus has a share of the epoch. Its pairs are drawn in
+    passes over the corpus, each in a new random order, so that after n passes each pair has occurred n times.
     """
 
     def __init__(self, config: CorpusConfig, kept: Sequence[np.ndarray], seed: int) -> None:
@@ -25,6 +25,7 @@ class Mixture:
         self._parts, self._kept, self._seed = config.parts, kept, seed
         # The epochs in which a stage begins: the corpora in use change.
         self._stages = [0, *config.stages]
+        self._length = config.epoch
         self._power = None if config.temperature is None else 1.0 / config.temperature
 
     @property
@@ -34,15 +35,16 @@ class Mixture:
 
     def counts(self, epoch: int) -> list[int]:
         """How many pairs of each corpus are in this epoch."""
-        used = [part.until is None or epoch < part.until.amount for part in self._parts]
-        sizes = [len(kept) * now for kept, now in zip(self._kept, used, strict=True)]
+        sizes = [len(kept) * part.used_in(epoch) for part, kept in zip(self._parts, self._kept, strict=True)]
         if self._power is not None:
             weights = [size**self._power for size in sizes]
         elif self._parts[0].weight is not None:
-            weights = [(part.weight or 0.0) * (size > 0) for part, size in zip(self._parts, sizes, strict=True)]
-        else:
+            weights = [(part.weight_in(epoch) or 0.0) * (size > 0) for part, size in zip(self._parts, sizes, strict=True)]
+        elif self._length is None:
             return sizes
-        ends = np.round(np.cumsum(weights) / sum(weights) * sum(sizes)).astype(int)
+        else:
+            weights = [float(size) for size in sizes]
+        ends = np.round(np.cumsum(weights) / sum(weights) * (self._length or sum(sizes))).astype(int)
         return [int(count) for count in np.diff(ends, prepend=0)]
 
     def described(self) -> list[str]:
@@ -61,7 +63,7 @@ class Mixture:
         """The numbers of the pairs of this epoch (pairs,), in arbitrary order."""
         found, before = [], self._drawn(epoch)
         for number, (kept, count) in enumerate(zip(self._kept, self.counts(epoch), strict=True)):
-            if count == len(kept) and self._power is None and self._parts[number].weight is None:
+            if count == len(kept) and (self._power, self._length, self._parts[number].weight) == (None, None, None):
                 found.append(kept)
             elif count:
                 found.append(self._draw(number, before[number], before[number] + count))

@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -25,8 +26,10 @@ from nmt_train.common.streams import tell
 from nmt_train.corpus import MAX_RATIO, CorpusConfig, CorpusPart, cache
 from nmt_train.corpus.alignment import described
 from nmt_train.corpus.mapped_file import mapped
+from nmt_train.corpus.pass_bar import PassBar
 from nmt_train.corpus.survey import Survey
 from nmt_train.corpus.text import read_pairs, refuse_empty, weights_of
+from nmt_train.corpus.tokenizing import cores, tokenized
 from nmt_train.corpus.unknown import UnknownCharacters
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.corpus.whole_words import links_of_ids
@@ -35,6 +38,7 @@ Item = TypeVar("Item")
 
 _FORMAT = 2
 _CHUNK = 20_000  # pairs tokenized at a time
+_MANY = 100_000  # pairs from which on several processes tokenize: each takes half a second to begin
 _CACHE = 100e9  # bytes of tokenized corpora and vocabularies in a cache, at most
 
 
@@ -169,23 +173,29 @@ class Stores:
         return [store.path for store in self._stores]
 
 
+def check_tags(config: CorpusConfig, vocabulary: Vocabulary) -> None:
+    """Raise UserError if the vocabulary does not know the tag of a corpus."""
+    for number, part in enumerate(config.parts):
+        if not vocabulary.knows(part.tag):
+            raise UserError(
+                f"{config.label(number)}: tag {part.tag} is unknown to the vocabulary of this run; choose one that it knows"
+            )
+
+
 def open_stores(config: CorpusConfig, vocabulary: Vocabulary, fallback: Path, survey: Survey | None = None) -> Stores:
     """Open or build the stores of all training corpora, in the cache or, if it cannot be written, in `fallback`.
 
     survey: of these corpora, if there is one. Raises UserError as `open_store` does, and if too many pairs are over-long.
     """
     parts, folders = config.parts, cache.folders(config.cache, fallback)
-    for number, part in enumerate(parts):
-        if not vocabulary.knows(part.tag):
-            raise UserError(
-                f"{config.label(number)}: tag {part.tag} is unknown to the vocabulary of this run; choose one that it knows"
-            )
+    check_tags(config, vocabulary)
     cache.allow_many_files()
     survey = survey or Survey(config)
 
-    def prepare(part: CorpusPart, key: str) -> None:
+    def prepare(number: int) -> int:
         survey.check_lengths(lambda lines, side: [*map(len, vocabulary.encode(lines, side))])
-        make_room(cache.text_size(part, key))
+        make_room(cache.text_size(parts[number], config.label(number)))
+        return survey.counts[number]
 
     def make_room(coming: int) -> None:
         for folder in folders[:-1]:
@@ -193,7 +203,7 @@ def open_stores(config: CorpusConfig, vocabulary: Vocabulary, fallback: Path, su
                 cache.make_room(folder, _CACHE, coming)
 
     stores = [
-        open_store(part, config.label(number), vocabulary, folders, config.max_ratio, prepare)
+        open_store(part, config.label(number), vocabulary, folders, config.max_ratio, partial(prepare, number))
         for number, part in enumerate(parts)
     ]
     make_room(0)
@@ -202,20 +212,30 @@ def open_stores(config: CorpusConfig, vocabulary: Vocabulary, fallback: Path, su
 
 def open_store(
     part: CorpusPart, key: str, vocabulary: Vocabulary, folders: Sequence[Path], ratio: float = MAX_RATIO,
-    prepare: Callable[[CorpusPart, str], None] = lambda part, key: None,
+    prepare: Callable[[], int | None] = lambda: None,
 ) -> Store:  # fmt: skip
     """Open the store of a corpus, or build it in the first of `folders` that can be written.
 
     key: the configuration key of the corpus, for error messages. ratio: as for `read_lines`. prepare: called before a store is
-    built. Raises UserError if the text is invalid or the disk cannot hold the store.
+    built; returns the number of pairs, if it is known. Raises UserError if the text is invalid or the disk cannot hold the
+    store.
     """
-    name = cache.name("corpus", [_FORMAT, vocabulary.digest, cache.fingerprints(part, key)])
+    name = _name(part, key, vocabulary)
     store = cache.find(folders, name, _map)
     if store is not None:
         return store
-    prepare(part, key)
+    pairs = prepare()
     tell(f"nmt-train: tokenizing {key}")  # the log is not open yet
-    return cache.build(folders, name, _map, lambda folder: _build(folder, part, key, vocabulary, ratio))
+    return cache.build(folders, name, _map, lambda folder: _build(folder, part, key, vocabulary, ratio, pairs))
+
+
+def is_built(part: CorpusPart, key: str, vocabulary: Vocabulary, folders: Sequence[Path]) -> bool:
+    """Whether there is a store of this corpus and vocabulary."""
+    return any((folder / _name(part, key, vocabulary) / cache.READY).exists() for folder in folders)
+
+
+def _name(part: CorpusPart, key: str, vocabulary: Vocabulary) -> str:
+    return cache.name("corpus", [_FORMAT, vocabulary.digest, cache.fingerprints(part, key)])
 
 
 class _Output:
@@ -233,9 +253,9 @@ class _Output:
         self._file.close()
 
 
-def _build(folder: Path, part: CorpusPart, key: str, vocabulary: Vocabulary, ratio: float) -> None:
-    pairs = read_pairs(part.files, key, ratio)
-    dtype = np.uint16 if max(as_list(vocabulary.size)) <= 1 << 16 else np.uint32
+def _build(folder: Path, part: CorpusPart, key: str, vocabulary: Vocabulary, ratio: float, pairs: int | None = None) -> None:
+    """Fill a folder. pairs: their number, if it is known; many are tokenized in several processes."""
+    dtype = np.dtype(np.uint16 if max(as_list(vocabulary.size)) <= 1 << 16 else np.uint32)
     counts, total, unknown = [0, 0], 0, UnknownCharacters()
     outputs = [_Output(folder / f"{side}.{kind}") for side in ("source", "target") for kind in ("tokens", "offsets")]
     with ExitStack() as opened:
@@ -243,16 +263,17 @@ def _build(folder: Path, part: CorpusPart, key: str, vocabulary: Vocabulary, rat
             opened.callback(output.close)
         for offsets in outputs[1::2]:
             offsets.write(np.zeros(1, np.int64))
-        for chunk in _chunks(pairs):
-            total += len(chunk)
+        bar = opened.enter_context(PassBar(f"tokenizing {key}", pairs))
+        processes = cores() if pairs is not None and pairs >= _MANY and cores() > 1 else 0
+        for sides in tokenized(vocabulary, _chunks(read_pairs(part.files, key, ratio)), dtype, processes):
             for side, (tokens, offsets) in enumerate((outputs[:2], outputs[2:])):
-                lines = [pair[side] for pair in chunk]
-                ids = vocabulary.encode(lines, side)
-                unknown.add(lines, ids, vocabulary, side)
-                lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+                lengths, ids, lacking = sides[side]
+                unknown.merge(lacking)
                 offsets.write(counts[side] + np.cumsum(lengths))
-                tokens.write(np.fromiter((i for line in ids for i in line), dtype, int(lengths.sum())))
-                counts[side] += int(lengths.sum())
+                tokens.write(ids)
+                counts[side] += len(ids)
+            total += len(sides[0].lengths)
+            bar.advance(len(sides[0].lengths))
     refuse_empty(key, *map(bool, counts))
     if part.sentence_weights is not None:
         weights = weights_of(part, key, total, ratio)
@@ -262,7 +283,7 @@ def _build(folder: Path, part: CorpusPart, key: str, vocabulary: Vocabulary, rat
     if part.alignments is not None:
         outputs += _write_links(folder, part, key, vocabulary, ratio, dtype)
     checksum = hashlib.sha256("".join(output.checksum.hexdigest() for output in outputs).encode()).hexdigest()[:16]
-    facts = {"pairs": total, "dtype": np.dtype(dtype).name, "checksum": checksum, "unknown": unknown.facts}
+    facts = {"pairs": total, "dtype": dtype.name, "checksum": checksum, "unknown": unknown.facts}
     (folder / cache.READY).write_text(json.dumps(facts))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from nmt_train.common.errors import UserError
 from nmt_train.corpus import CorpusConfig
 from nmt_train.corpus.alignment import read_aligned
+from nmt_train.corpus.pass_bar import PassBar
 from nmt_train.corpus.text import read_pairs, refuse_empty, weights_of
 
 Item = TypeVar("Item")
@@ -21,6 +22,7 @@ _LONG = 4000  # characters of a line
 SAMPLE_LINES = 1_000_000  # random ones, to train a vocabulary on
 _CHARACTERS = 50_000_000  # of the lines to train a vocabulary on; SentencePiece takes about 25 bytes for each
 _PAIRS = 10_000  # sampled to estimate how many pairs are over-long
+_STEP = 10_000  # pairs between two looks at the progress
 _SURE = 3.0  # standard errors of that estimate
 
 
@@ -44,16 +46,29 @@ class Sample(Generic[Item]):
             self._limit, self._left = -dropped, self._left + freed
 
     @property
+    def complete(self) -> bool:
+        """Whether all items were kept."""
+        return len(self._kept) == self._number
+
+    @property
     def items(self) -> list[Item]:
         return [item for _, _, _, item in sorted(self._kept, key=lambda entry: entry[1])]
 
 
 class _Drawn(NamedTuple):
-    """lines: for each vocabulary to train, those of its sides. pairs: to estimate lengths. total: the number of all pairs."""
+    """lines: for each vocabulary to train, those of its sides. complete: whether these are all. pairs: to estimate lengths.
+
+    counts: the number of pairs of each corpus.
+    """
 
     lines: list[list[str]]
+    complete: bool
     pairs: list[tuple[str, str]]
-    total: int
+    counts: list[int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts)
 
 
 class Survey:
@@ -63,32 +78,48 @@ class Survey:
     sentence weights or alignments that are wrong or of another number.
     """
 
-    def __init__(self, corpus: CorpusConfig) -> None:
-        self._corpus = corpus
+    def __init__(
+        self, corpus: CorpusConfig, characters: int = _CHARACTERS, watch: Sequence[Callable[[tuple[str, str]], None]] = ()
+    ) -> None:
+        """characters: at most as many are drawn for a vocabulary. watch: for each corpus, what is called with all its pairs."""
+        self._corpus, self._characters, self._watch = corpus, characters, watch
 
     @cached_property
     def _drawn(self) -> _Drawn:
-        corpus, total = self._corpus, 0
-        lines = [Sample[str](SAMPLE_LINES, _CHARACTERS) for _ in corpus.vocabulary.sizes]
+        corpus, counts = self._corpus, []
+        lines = [Sample[str](SAMPLE_LINES, self._characters) for _ in corpus.vocabulary.sizes]
         pairs = Sample[tuple[str, str]](_PAIRS, float("inf"))
         for number, part in enumerate(corpus.parts):
-            key, text, count = corpus.label(number), [False, False], 0
-            for count, pair in enumerate(read_pairs(part.files, key, corpus.max_ratio), 1):  # noqa: B007
-                filled = [bool(side.strip()) for side in pair]
+            key, count = corpus.label(number), 0
+            source_filled = target_filled = False
+            for count, pair in enumerate(self._pairs(number), 1):  # noqa: B007
                 pairs.add(pair, 0)
-                if all(filled):
+                source, target = (side != "" and not side.isspace() for side in pair)
+                if source and target:
                     for place, side in enumerate(pair):
-                        for line in _cut(side):
+                        for line in (side,) if len(side) <= _LONG else _cut(side):
                             lines[place % len(lines)].add(line, len(line))
-                text = [before or now for before, now in zip(text, filled, strict=True)]
-            refuse_empty(key, *text)
+                source_filled, target_filled = source_filled or source, target_filled or target
+            refuse_empty(key, source_filled, target_filled)
             if part.sentence_weights is not None:
                 weights_of(part, key, count, corpus.max_ratio)
             if part.alignments is not None:
                 for _ in read_aligned(part, key, corpus.max_ratio):  # which checks them
                     pass
-            total += count
-        return _Drawn([drawn.items for drawn in lines], pairs.items, total)
+            counts.append(count)
+        return _Drawn([drawn.items for drawn in lines], all(drawn.complete for drawn in lines), pairs.items, counts)
+
+    def _pairs(self, number: int) -> Iterator[tuple[str, str]]:
+        """The pairs of a corpus; shows how many were read."""
+        watch, key = self._watch[number] if self._watch else None, self._corpus.label(number)
+        with PassBar(f"reading {key}") as bar:
+            pairs = read_pairs(self._corpus.parts[number].files, key, self._corpus.max_ratio)
+            for count, pair in enumerate(pairs, 1):
+                if watch is not None:
+                    watch(pair)
+                yield pair
+                if not count % _STEP:
+                    bar.advance(_STEP)
 
     @property
     def lines(self) -> list[list[str]]:
@@ -96,6 +127,16 @@ class Survey:
         vocabularies, those of the source, and those of the target.
         """
         return self._drawn.lines
+
+    @property
+    def complete(self) -> bool:
+        """Whether `lines` are all lines."""
+        return self._drawn.complete
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of pairs of each corpus."""
+        return self._drawn.counts
 
     def check_lengths(self, measure: Callable[[Sequence[str], int], Sequence[int]], unit: str = "pieces") -> None:
         """Raise UserError if training would surely leave out too many pairs.

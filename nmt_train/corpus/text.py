@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-import gzip
-import math
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from nmt_train.common.errors import UserError, remedy, unreadable
+from nmt_train.common.errors import UserError
 from nmt_train.common.plural import counted
-from nmt_train.corpus import MAX_RATIO, CorpusPart, Files
+from nmt_train.corpus import MAX_RATIO, CorpusPart, Files, formats
 
 # Control characters and Unicode line separators, which would break the rule of one sentence per line; tabs are kept.
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+_INSIDE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # the same in text of several lines
+_ASCII_CONTROL = bytes([*range(9), *range(11, 32), 127])  # without the line feed
+_C1_CONTROL = re.compile(b"\xc2[\x80-\x9f]")  # in UTF-8
+_SEPARATORS = (b"\xe2\x80\xa8", b"\xe2\x80\xa9")  # in UTF-8
 _WIDE = 0.4  # the share of zero bytes from which a line is taken for UTF-16
-# The first bytes of other formats, and how to turn such a file into text. UTF-32 is before UTF-16, whose mark begins alike.
-_FORMATS = {
-    b"\x1f\x8b": ("compressed with gzip", "give it a name that ends in .gz, or decompress it (gzip -d)"),
-    b"\xfd7zXZ\x00": ("compressed with xz", "decompress it (xz -d)"),
-    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "decompress it (zstd -d)"),
-    b"BZh": ("compressed with bzip2", "decompress it (bzip2 -d)"),
-    b"PK\x03\x04": ("a .zip archive", "unpack it (unzip)"),
-    b"\xff\xfe\x00\x00": ("UTF-32", "convert it to UTF-8 (iconv -f UTF-32 -t UTF-8)"),
-    b"\x00\x00\xfe\xff": ("UTF-32", "convert it to UTF-8 (iconv -f UTF-32 -t UTF-8)"),
-    b"\xff\xfe": ("UTF-16", "convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"),
-    b"\xfe\xff": ("UTF-16", "convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"),
-}
-_BZIP2 = re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)")  # what follows these letters, which may begin a text, too
 _LARGEST_WEIGHT = 1e6  # of a sentence; sums of weights are in fp32
 LONGEST_LINE = 10_000_000
-_SMALL = 1 << 26  # a .gz file of any size may contain this many bytes of text
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -43,63 +31,138 @@ class NotUtf8(UserError):
     """A line is not UTF-8."""
 
 
+Invalid = Callable[[int, bytes], str]  # called with the number and the bytes of a line that is not UTF-8; returns its text
+
+
 def clean(line: str) -> str:
     """Return `line` with every control character, U+0085, U+2028 and U+2029 replaced by a space."""
     return _CONTROL.sub(" ", line)
 
 
-def decode_lines(stream: BinaryIO, name: str, invalid: Callable[[int, bytes], str] | None = None) -> Iterator[str]:
-    """Yield the cleaned lines of a binary `stream` without their ends (LF or CRLF).
-
-    invalid: called with the number and the bytes of a line that is not UTF-8; returns the text to use for it.
+def decode_lines(stream: BinaryIO, name: str, invalid: Invalid | None = None) -> Iterator[str]:
+    """Yield the cleaned lines of a binary `stream` without their ends (LF or CRLF), as soon as they arrive.
 
     A UserError names the file if its first bytes are those of another format, and the file and the line of invalid UTF-8
-    (`NotUtf8`) or of a line that is too long to be text; such a line is rejected before it fills the memory.
+    (`NotUtf8`, without `invalid`) or of a line that is too long to be text; such a line is rejected before it fills the memory.
     """
-    for number, raw in enumerate(iter(lambda: stream.readline(LONGEST_LINE), b""), 1):
-        if len(raw) == LONGEST_LINE:
-            raise UserError(
-                f"{name}, line {number}: longer than {LONGEST_LINE:,} bytes; give a text file with one sentence per line"
-            )
-        if number == 1:
-            if other := _other_format(raw, name):
+    return _decoded(iter(lambda: stream.readline(LONGEST_LINE), b""), name, invalid)
+
+
+def read_lines(path: str | Path, ratio: float = MAX_RATIO) -> Iterator[str]:
+    """Yield the cleaned lines of a plain or compressed file.
+
+    Raises UserError as `formats.blocks` and `decode_lines` do.
+    """
+    return _decoded(formats.blocks(path, ratio), str(path))
+
+
+def _decoded(blocks: Iterator[bytes], name: str, invalid: Invalid | None = None) -> Iterator[str]:
+    """The cleaned lines of bytes that come in blocks. Lines of ordinary text are decoded many at a time."""
+    number, parts = 0, _whole_lines(blocks)
+    for part in parts:
+        if not number:
+            first, part = _first_line(part, 1, name)
+            if other := formats.other_format(first, name):
                 raise UserError(other)
-            raw = raw.removeprefix(_BOM)
-        raw = raw.rstrip(b"\n").removesuffix(b"\r")
-        try:
-            if (zeros := raw.count(0)) > max(1, _WIDE * len(raw)):
-                raise UnicodeDecodeError("utf-8", raw, raw.index(0), len(raw), f"{zeros} zero bytes")
-            line = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            if number == 1 and (order := _wide(raw, stream)):
-                raise UserError(f"{name}: is UTF-16; convert it to UTF-8 (iconv -f UTF-16{order} -t UTF-8)") from None
-            if invalid is not None:
-                yield clean(invalid(number, raw))
-                continue
-            raise NotUtf8(
-                f"{name}, line {number}: not UTF-8 (byte {error.start + 1} of the line); convert the file, e.g. with iconv"
-            ) from None
-        yield clean(line)
+            first = first.removeprefix(_BOM)
+            if not part and _damage(first):
+                part = next(parts, b"")
+            number = 1
+            yield _decode(first, number, name, invalid, part[:1])
+        if not part:
+            continue
+        _first_line(part, number + 1, name)  # only the first line of a part can be longer than a block
+        lines = _decode_all(part)
+        for line in lines if lines is not None else _one_by_one(part, number, name, invalid):
+            number += 1
+            yield line
 
 
-def _other_format(first: bytes, name: str) -> str:
-    """A sentence on the format of a file that begins with this line, if it is not text in UTF-8; else an empty string."""
-    for mark, (what, action) in _FORMATS.items():
-        if first.startswith(mark) and (mark != b"BZh" or _BZIP2.match(first)):
-            twice = " twice" if name.endswith(".gz") and "compressed" in what else ""
-            return f"{name}: is {what}{twice}; {'decompress it once (gzip -d)' if twice else action}"
-    return ""
+def _whole_lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Parts that end with a line feed, but for the last one, and for one that is too long to be a line."""
+    left: list[bytes] = []
+    for block in blocks:
+        end = block.rfind(b"\n") + 1
+        if end:
+            yield b"".join([*left, block[:end]])
+            left = []
+        left.append(block[end:])
+        if sum(map(len, left)) >= LONGEST_LINE:
+            yield b"".join(left)
+            left = []
+    if any(left):
+        yield b"".join(left)
 
 
-def _wide(first: bytes, stream: BinaryIO) -> str:
-    """The byte order, LE or BE, of a stream in UTF-16 without a mark; an empty string if it is something else.
+def _first_line(part: bytes, number: int, name: str) -> tuple[bytes, bytes]:
+    """The first line of a part, with its line feed, and the rest; UserError if the line is too long to be text."""
+    end = part.find(b"\n") + 1 or len(part)
+    if end >= LONGEST_LINE:
+        raise UserError(
+            f"{name}, line {number}: longer than {LONGEST_LINE:,} bytes; give a text file with one sentence per line"
+        )
+    return part[:end], part[end:]
+
+
+def _decode_all(part: bytes) -> list[str] | None:
+    """The cleaned lines of a part, or None if one of them needs a closer look."""
+    if b"\0" in part or part.endswith(b"\r"):
+        return None
+    if b"\r" in part:
+        part = part.replace(b"\r\n", b"\n")
+    try:
+        text = part.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    ascii_control = len(part.translate(None, _ASCII_CONTROL)) < len(part)
+    if ascii_control or any(mark in part for mark in _SEPARATORS) or _C1_CONTROL.search(part):
+        text = _INSIDE.sub(" ", text)
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _one_by_one(part: bytes, before: int, name: str, invalid: Invalid | None) -> Iterator[str]:
+    """The cleaned lines of a part. before: how many lines are before it."""
+    for number, raw in enumerate(part.removesuffix(b"\n").split(b"\n"), before + 1):
+        yield _decode(raw, number, name, invalid)
+
+
+def _decode(raw: bytes, number: int, name: str, invalid: Invalid | None, following: bytes = b"") -> str:
+    """The cleaned text of a line. following: the byte after the first line; see `_wide`."""
+    line = raw.removesuffix(b"\n").removesuffix(b"\r")
+    error = _damage(raw)
+    if error is None:
+        return clean(line.decode("utf-8"))
+    if number == 1 and (order := _wide(line, following)):
+        raise UserError(f"{name}: is UTF-16; convert it to UTF-8 (iconv -f UTF-16{order} -t UTF-8)")
+    if invalid is not None:
+        return clean(invalid(number, line))
+    raise NotUtf8(f"{name}, line {number}: not UTF-8 (byte {error.start + 1} of the line); convert the file, e.g. with iconv")
+
+
+def _damage(raw: bytes) -> UnicodeDecodeError | None:
+    """Why a line is not UTF-8."""
+    line = raw.removesuffix(b"\n").removesuffix(b"\r")
+    if (zeros := line.count(0)) > max(1, _WIDE * len(line)):
+        return UnicodeDecodeError("utf-8", line, line.index(0), len(line), f"{zeros} zero bytes")
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error
+    return None
+
+
+def _wide(first: bytes, following: bytes) -> str:
+    """The byte order, LE or BE, of text in UTF-16 without a mark; an empty string if it is something else.
 
     first: its first line, which is not UTF-8, up to the byte 10, which is the second byte of a line feed in BE, and the first
-    in LE. One of the two bytes is zero; text in other encodings has no zero bytes.
+    in LE. One of the two bytes is zero; text in other encodings has no zero bytes. following: the byte after it, if any.
     """
     if len(first) % 2:
         return "BE" if first.endswith(b"\x00") else ""
-    if stream.read(1) == b"\x00":
+    if following == b"\x00":
         return "LE"
     return "BE" if first[:1] == b"\x00" else "LE" if first[1:2] == b"\x00" else ""  # a single line without line feed
 
@@ -131,37 +194,6 @@ class Lines:
         return raw.decode("utf-8", "replace") if self._replaces else ""
 
 
-def read_lines(path: str | Path, ratio: float = MAX_RATIO) -> Iterator[str]:
-    """Yield the cleaned lines of a plain or .gz file.
-
-    Raises UserError if the file is missing, unreadable, damaged or not UTF-8, or if the text of a .gz file is more than `ratio`
-    times as long as the file.
-    """
-    try:
-        with open_binary(path) as stream:
-            packed = isinstance(stream, gzip.GzipFile)
-            longest = max(_SMALL, ratio * os.stat(path).st_size) if packed else math.inf
-            for line in decode_lines(stream, str(path)):
-                if packed and stream.tell() > longest:
-                    raise UserError(
-                        f"{path}: its text is more than {ratio:g} times as long as the file; check the file, and raise"
-                        " corpus.max_ratio if it is correct"
-                    )
-                yield line
-    except gzip.BadGzipFile as error:
-        with open(path, "rb") as plain:
-            what = _other_format(plain.read(16), "").removeprefix(": is ") or "not compressed with gzip; rename it"
-        raise UserError(f"{path}: its name ends in .gz, but it is {what} ({error})") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{unreadable(path, error)}; {remedy(error, 'check the file')}") from None
-
-
-def open_binary(path: str | Path) -> BinaryIO:
-    if str(path).endswith(".gz"):
-        return gzip.open(path, "rb")  # type: ignore[return-value]
-    return open(path, "rb")
-
-
 def sides(files: Files, key: str) -> list[list[str]]:
     """Convert `files` of the configuration to one list of TSV files, or to two lists: source files and target files.
 
@@ -171,7 +203,7 @@ def sides(files: Files, key: str) -> list[list[str]]:
     lists = [[os.path.expanduser(path) for path in ([entry] if isinstance(entry, str) else entry)] for entry in entries]
     if len(lists) not in (1, 2) or not all(lists):
         raise UserError(f"{key}: give [source, target] or [pairs.tsv]; there are {len(lists)} entries")
-    if len(lists) == 2 and all(path.endswith((".tsv", ".tsv.gz")) for entry in lists for path in entry):
+    if len(lists) == 2 and all(path.removesuffix(formats.suffix(path)).endswith(".tsv") for entry in lists for path in entry):
         raise UserError(
             f"{key}: has two entries, a source and a target, but a .tsv file has both; give several .tsv files as one entry:"
             " [[a.tsv, b.tsv]]"
@@ -191,11 +223,7 @@ def read_pairs(files: Files, key: str, ratio: float = MAX_RATIO) -> Iterator[tup
             yield from _read_tsv(path, ratio)
         return
     source, target = (_numbered(paths, ratio) for paths in lists)
-    count = 0
-    while True:
-        left, right = next(source, None), next(target, None)
-        if left is None and right is None:
-            return
+    for count, (left, right) in enumerate(zip_longest(source, target)):
         if left is None or right is None:
             longer = count + 1 + sum(1 for _ in (target if left is None else source))
             lines = (count, longer) if left is None else (longer, count)
@@ -203,7 +231,6 @@ def read_pairs(files: Files, key: str, ratio: float = MAX_RATIO) -> Iterator[tup
             raise UserError(
                 f"{key}: {' and '.join(both)}; give files in which equal line numbers are translations of each other"
             )
-        count += 1
         yield left, right
 
 

@@ -39,6 +39,8 @@ _SEPARATE = b"nmt_train: two separate vocabularies\n"  # the first line of a ser
 class Vocabulary:
     """Converts text to piece ids and back. Ids 0 to 3 are padding, unknown, begin and end of sentence."""
 
+    threads = os.cpu_count() or 1  # that encode several lines
+
     def __init__(self, model: bytes, where: str) -> None:
         """`model`: a serialized SentencePiece model; `where` names it in errors."""
         self.model = model
@@ -98,12 +100,12 @@ class Vocabulary:
 
     def encode(self, lines: Sequence[str], side: int = SOURCE) -> list[list[int]]:
         """Return the piece ids of each line, without begin or end. side: SOURCE or TARGET, the side of the lines."""
-        ids: list[list[int]] = self._processor.encode(list(lines), num_threads=os.cpu_count() or 1)
+        ids: list[list[int]] = self._processor.encode(list(lines), num_threads=self.threads)
         return ids
 
     def segment(self, lines: Sequence[str], side: int = SOURCE) -> list[list[str]]:
         """Return the pieces of each line as text; an unknown piece is the characters that it stands for."""
-        pieces: list[list[str]] = self._processor.encode(list(lines), out_type=str, num_threads=os.cpu_count() or 1)
+        pieces: list[list[str]] = self._processor.encode(list(lines), out_type=str, num_threads=self.threads)
         return pieces
 
     def unknown(self, lines: Sequence[str], side: int = SOURCE) -> list[list[str]]:
@@ -217,7 +219,7 @@ class VocabularyPair(Vocabulary):
                 code = ""
             codes.append([code] if code else [])
             texts.append(line[len(code) :])
-        found = self.sides[side].encode(texts, out_type=str, num_threads=os.cpu_count() or 1)
+        found = self.sides[side].encode(texts, out_type=str, num_threads=self.threads)
         return [code + pieces for code, pieces in zip(codes, found, strict=True)]
 
     def knows(self, tag: str) -> bool:
@@ -320,53 +322,71 @@ def _processor(model: bytes, where: str) -> sentencepiece.SentencePieceProcessor
 
 def trained(config: CorpusConfig, folders: Sequence[Path], survey: Survey) -> Vocabulary:
     """The vocabulary that `train` makes of this text with these settings, from a cache in `folders` if it has been trained."""
+
+    def write(entry: Path) -> None:
+        (entry / _MODEL).write_bytes(model.model)
+        (entry / cache.READY).write_text("{}")
+
+    name = _name(config)
+    known = cache.find(folders, name, _read)
+    if known is not None:
+        return known
+    refuse_long(survey)
+    model = train(config, survey)
+    return cache.build(folders, name, _read, write)
+
+
+def refuse_long(survey: Survey) -> None:
+    """Raise UserError if training would surely leave out too many pairs, whatever the pieces will be."""
+    survey.check_lengths(lambda lines, side: [len(line.split()) for line in lines], "words, each at least one piece")
+
+
+def cached(config: CorpusConfig, folders: Sequence[Path]) -> Vocabulary | None:
+    """The vocabulary that `train` has made of this text with these settings, if a cache in `folders` has it."""
+    return cache.find(folders, _name(config), _read)
+
+
+def _name(config: CorpusConfig) -> str:
     vocabulary = config.vocabulary
     settings: list[object] = [sentencepiece.__version__, vocabulary.size, vocabulary.type, vocabulary.character_coverage]
     settings.append(_whole(config))
     if vocabulary.user_defined:
         settings.append(vocabulary.user_defined)
     text = [cache.fingerprints(part, config.label(number)) for number, part in enumerate(config.parts)]
-    name = cache.name("vocabulary", [*settings, SAMPLE_LINES, text])
-
-    def read(entry: Path) -> Vocabulary:
-        with cache.hold(entry):
-            return Vocabulary.read((entry / _MODEL).read_bytes(), str(entry / _MODEL))
-
-    def write(entry: Path) -> None:
-        (entry / _MODEL).write_bytes(model.model)
-        (entry / cache.READY).write_text("{}")
-
-    known = cache.find(folders, name, read)
-    if known is not None:
-        return known
-    survey.check_lengths(lambda lines, side: [len(line.split()) for line in lines], "words, each at least one piece")
-    model = train(config, survey)
-    return cache.build(folders, name, read, write)
+    return cache.name("vocabulary", [*settings, SAMPLE_LINES, text])
 
 
-def train(config: CorpusConfig, survey: Survey | None = None) -> Vocabulary:
+def _read(entry: Path) -> Vocabulary:
+    with cache.hold(entry):
+        return Vocabulary.read((entry / _MODEL).read_bytes(), str(entry / _MODEL))
+
+
+def train(config: CorpusConfig, survey: Survey | None = None, fewer: bool = False) -> Vocabulary:
     """Train the vocabulary of `config.vocabulary` on both sides of the training corpus, or one on each.
 
-    survey: of the training corpus, if there is one. Raises UserError if the corpus is too small for the requested vocabulary
-    size.
+    survey: of the training corpus, if there is one. fewer: if the text is too small for the requested size, make it smaller;
+    otherwise, raise UserError.
     """
     texts, sizes = (survey or Survey(config)).lines, config.vocabulary.sizes
-    source, *target = (_train(config, lines, size, side) for side, (lines, size) in enumerate(zip(texts, sizes, strict=True)))
+    drawn = enumerate(zip(texts, sizes, strict=True))
+    source, *target = (_train(config, lines, size, side, fewer) for side, (lines, size) in drawn)
     return SeparateVocabularies.join(source, target[0], "the vocabularies just trained") if target else source
 
 
-def _train(config: CorpusConfig, lines: Sequence[str], size: int, side: int) -> Vocabulary:
+def _train(config: CorpusConfig, lines: Sequence[str], size: int, side: int, fewer: bool) -> Vocabulary:
     """Train a vocabulary of this size on these lines. side: whose vocabulary it is; SOURCE if it is that of both."""
     vocabulary = config.vocabulary
     output = io.BytesIO()
     whose = f" for the {('source', 'target')[side]}" if isinstance(vocabulary.size, list) else ""
-    tell(f"nmt-train: training a vocabulary of {size:,} pieces{whose}")  # the log is not open yet
+    tell(f"nmt-train: training a vocabulary of {size:,} pieces{whose}{' on a sample' * fewer}")  # the log is not open yet
     if vocabulary.type == "word" and any(SPACE in line for line in lines):
         raise UserError(
             f"corpus.vocabulary.type: word would not leave the character {SPACE} of this corpus alone; give the text without"
             " it, or as it was before SentencePiece cut it, with that SentencePiece model as corpus.vocabulary.path"
         )
     whole = _whole(config) if side == SOURCE else [*(vocabulary.user_defined or ())]
+    # The default is not given: the model would contain it.
+    limit: dict[str, Any] = {"hard_vocab_limit": False} if fewer else {}
     training = partial(
         sentencepiece.SentencePieceTrainer.train,
         sentence_iterator=(line.replace(_RESERVED, " ") for line in lines),
@@ -382,7 +402,7 @@ def _train(config: CorpusConfig, lines: Sequence[str], size: int, side: int) -> 
         num_threads=os.cpu_count() or 1,
         max_sentence_length=LONGEST_LINE,  # else it leaves out lines of more than 4,192 bytes
         minloglevel=2,
-        **(_AS_IT_IS if vocabulary.type == "word" else {}),
+        **(limit | _AS_IT_IS if vocabulary.type == "word" else limit),
     )
     try:
         _in_thread(training)

@@ -18,6 +18,11 @@ _BLOCK = {"cpu": 1 << 23, "cuda": 1 << 28}
 _TINY = 1e-30  # softmax rounds probabilities below about 1e-38 to 0
 
 
+def block_size(device: str, vocabulary: int) -> int:
+    """How many rows of logits a block has on this type of device."""
+    return max(1, _BLOCK[device] // vocabulary)
+
+
 def smoothed_cross_entropy(
     hidden: Tensor,
     output: Tensor,
@@ -80,7 +85,7 @@ def _loss_and_gradients(
     bias_gradient = None if bias is None else torch.zeros_like(bias)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     weights_sum = output.sum(0)
-    size = max(1, _BLOCK[hidden.device.type] // vocabulary)
+    size = block_size(hidden.device.type, vocabulary)
     for start in range(0, len(hidden), size):
         block = hidden[start : start + size]
         label = torch.arange(len(block), device=labels.device), labels[start : start + size]
@@ -168,7 +173,7 @@ def log_probabilities(hidden: Tensor, output: Tensor, bias: Tensor | None, label
 
 def _blocks(hidden: Tensor, output: Tensor, bias: Tensor | None, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield fp32 logits (rows of the block, vocabulary) with their labels."""
-    size = max(1, _BLOCK[hidden.device.type] // output.shape[0])
+    size = block_size(hidden.device.type, output.shape[0])
     with torch.autocast(hidden.device.type, enabled=False):
         for start in range(0, len(hidden), size):
             logits = hidden[start : start + size].float() @ output.T

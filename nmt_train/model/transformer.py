@@ -134,6 +134,8 @@ class Transformer(nn.Module):
 
     def _initialize(self) -> None:
         """Initialize matrices by Glorot (fused projections block by block), embeddings by N(0, 1/dim) and biases by zero."""
+        if self.target_embedding.is_meta:  # without values
+            return
         for name, parameter in self.named_parameters():
             if name.endswith("embedding"):
                 nn.init.normal_(parameter, std=self.config.dim**-0.5)

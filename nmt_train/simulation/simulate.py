@@ -58,7 +58,7 @@ def simulate(config: Config, cluster: ClusterConfig, force: bool, overwrite: boo
     start = time.perf_counter()
     with opened(config, force, overwrite, described(cluster), given.mode is None) as ready:
         config, ready.decided = without_device(config, ready.stores, cluster.ranks(), ready.saved, ready.initial)
-        elements = count(shapes_of(config, ready.vocabulary))
+        elements = count(shapes_of(config, ready.vocabulary.size))
         _warn_of_other_model(cluster, elements)
         network = Network(cluster.with_codec(resolve(config, cluster.ranks())), elements, shuffle_seed)
         engine = Engine(

@@ -41,15 +41,16 @@ _PIECES = 8  # of a vocabulary that does not matter
 _SETTLING = 5  # first steps, which are not measured: ranks start in lockstep and drift apart
 
 
-def shapes_of(config: Config, vocabulary: Vocabulary) -> Shapes:
+def shapes_of(config: Config, pieces: int | Sequence[int]) -> Shapes:
+    """The shapes of the model's trained parameters. pieces: as in `Transformer`."""
     with torch.device("meta"):
-        return [tuple(part.shape) for part in Transformer(config.model, vocabulary.size).parameters() if part.requires_grad]
+        return [tuple(part.shape) for part in Transformer(config.model, pieces).parameters() if part.requires_grad]
 
 
 def model_and_batches(config: Config, vocabulary: Vocabulary, stores: Stores) -> tuple[Shapes, list[int]]:
     """The shapes of the model's parameters, and the target tokens of each batch of an epoch."""
     batches = Batches(stores, config.corpus, config.batch, vocabulary, config.seed)
-    return shapes_of(config, vocabulary), batches.target_tokens()
+    return shapes_of(config, vocabulary.size), batches.target_tokens()
 
 
 def _layer_matrices(config: ModelConfig, shapes: Shapes) -> dict[int, int]:
@@ -73,7 +74,7 @@ class RankTiming:
 
     words_per_second: target tokens, without the first steps. spent: seconds by thread and span name. sent: bytes of
     training messages, without the initial parameters. spans: recorded if tracing is on. period: steps between two exchanges.
-    memory: bytes of its vectors (see memory.py).
+    memory: bytes of its vectors (see memory.py). state: bytes of its part of a checkpoint.
     """
 
     node: int
@@ -84,6 +85,7 @@ class RankTiming:
     spans: list[Span]
     period: float = 1.0
     memory: float = 0.0
+    state: float = 0.0
 
     def share(self, *names: str) -> float:
         """The fraction of the time that the worker's main thread spent in spans of these names."""
@@ -279,6 +281,7 @@ def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
     engine.run([partial(run, transport) for transport in engine.transports])
     now = engine.transports[0].now()
     coordinator.sort(key=lambda its: its.worker.transport.rank)
+    sizes = [Sizes.of(its.worker) for its in coordinator]
     ranks = [
         RankTiming(
             node=its.worker.transport.nodes[its.worker.transport.rank],
@@ -289,12 +292,12 @@ def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
             seconds=its.end,
             period=steps / max(1, its.exchanges),
             memory=held(its.worker.strategy) * engine.network.scale,
+            state=size.state,
         )
-        for its in coordinator
+        for its, size in zip(coordinator, sizes, strict=True)
     ]
     timing = Timing(ranks, now, elements)
     words = timing.words_per_second
     updates = max(its.worker.strategy.updates for its in coordinator) / max(now, 1e-9)
     speed = Speed(updates, words, words / sum(tokens))
-    sizes = [Sizes.of(its.worker) for its in coordinator]
     return dataclasses.replace(timing, upkeep=share(config, cluster, sizes, network.scale, speed))

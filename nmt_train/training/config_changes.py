@@ -23,7 +23,8 @@ MAY_CHANGE = (
 )  # fmt: skip
 # Keys that decide which pairs are in which batch of an epoch; a position in the data has no meaning after a change of them.
 _ORDER = (
-    "seed", "corpus.train", "corpus.temperature", "corpus.max_length", "corpus.window", "batch.tokens", "batch.sentences",
+    "seed", "corpus.train", "corpus.temperature", "corpus.epoch", "corpus.max_length", "corpus.window",
+    "batch.tokens", "batch.sentences",
 )  # fmt: skip
 # Keys that cannot change when a run continues, even with --force: other values would have no effect, or would not match the
 # run's parameters.

@@ -57,6 +57,27 @@ class PreparedRun:
     decided: Sequence[str] = ()
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """What a run begins with: the fields are as in `PreparedRun`."""
+
+    saved: Checkpoint | None
+    damaged: list[str]
+    initial: Checkpoint | None
+    forced: list[str]
+
+    @classmethod
+    def of(cls, run: Run, config: Config, force: bool, overwrite: bool, trains: bool = True) -> Beginning:
+        """Find it. Raises UserError if there is no intact checkpoint, or if the configuration does not fit the one there is."""
+        saved, damaged = (None, []) if overwrite else _newest(run)
+        forced = _compare(saved, config, force) if saved is not None and trains else []
+        return cls(saved, damaged, _initial(config) if saved is None and config.init else None, forced)
+
+    def vocabulary(self, run: Run, config: Config, overwrite: bool) -> Vocabulary | None:
+        """The vocabulary, or None if the run has to train one. Raises UserError if the configuration asks for another."""
+        return _inherited(self.initial, config) if self.initial else _vocabulary(run, config, self.saved, overwrite)
+
+
 @contextmanager
 def opened(
     config: Config, force: bool, overwrite: bool, simulated: str = "", mode_chosen: bool = False, trains: bool = True
@@ -66,7 +87,7 @@ def opened(
     trains: False if a run in this folder will not continue, so that its configuration need not be the same.
     """
     check_installed(config.log.trackers)
-    _check_early(config)
+    check_files(config)
     if trains and not overwrite:
         Run(expanded(config.run)).refuse_foreign()
     run = Run.open(expanded(config.run), patient=launcher.restarted())
@@ -75,11 +96,11 @@ def opened(
             run.refuse_other_kind(bool(simulated))
             if launcher.begun_before():
                 run.refuse_elsewhere()
-        saved, damaged = (None, []) if overwrite else _newest(run)
-        forced = _compare(saved, config, force) if saved is not None and trains else []
-        initial = _initial(config) if saved is None and config.init else None
-        survey = Survey(config.corpus)
-        vocabulary = _inherited(initial, config) if initial else _vocabulary(run, config, saved, overwrite, survey)
+        begin = Beginning.of(run, config, force, overwrite, trains)
+        saved, forced, survey = begin.saved, begin.forced, Survey(config.corpus)
+        vocabulary = begin.vocabulary(run, config, overwrite)
+        if vocabulary is None:
+            vocabulary = trained(config.corpus, cache.folders(config.corpus.cache, _fallback(run)), survey)
         if saved is not None and trains:
             saved.expect(vocabulary)  # before its corpora, which are identified by their pieces
         _check_tying(config, vocabulary)
@@ -88,7 +109,9 @@ def opened(
         stores = open_stores(config.corpus, vocabulary, _fallback(run), survey)
         if saved is not None and trains:
             forced += _compare_corpora(saved, config, stores, force)
-        yield PreparedRun(run, saved, damaged, vocabulary, stores, overwrite, initial, forced, simulated, mode_chosen)
+        yield PreparedRun(
+            run, saved, begin.damaged, vocabulary, stores, overwrite, begin.initial, forced, simulated, mode_chosen
+        )
     finally:
         run.close()
 
@@ -110,7 +133,7 @@ def taken_over(
         run.close()
 
 
-def _check_early(config: Config) -> None:
+def check_files(config: Config) -> None:
     """Find errors in the corpus files before a vocabulary is trained and a corpus is tokenized."""
     if "batch.tokens" not in config.undecided:
         check_batch_size(config.corpus, config.batch)
@@ -229,17 +252,15 @@ def _fallback(run: Run) -> Path:
     return run.folder / "store"
 
 
-def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: bool, survey: Survey) -> Vocabulary:
-    """The vocabulary of the run (unless `overwrite`), else the given one, else the checkpoint's, else one trained on its text.
+def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: bool) -> Vocabulary | None:
+    """The vocabulary of the run (unless `overwrite`), else the given one, else the checkpoint's, else none.
 
     A start that made no checkpoint has left its config.yml and a vocabulary, perhaps of other text.
     """
     path, wanted = run.folder / "vocabulary.model", config.corpus.vocabulary
     given = Vocabulary.load(wanted.path) if wanted.path else None
     if overwrite or not path.exists() or (saved is None and (run.folder / "config.yml").exists()):
-        if given is not None or saved is not None:
-            return given or saved.vocabulary()  # type: ignore[union-attr]
-        return trained(config.corpus, cache.folders(config.corpus.cache, _fallback(run)), survey)
+        return given if given is not None or saved is None else saved.vocabulary()
     vocabulary = Vocabulary.load(path)
     if given is not None and given.digest != vocabulary.digest:
         raise UserError(

@@ -18,6 +18,7 @@ from nmt_train.config import Config
 from nmt_train.config_text import to_yaml
 from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.store import Stores
+from nmt_train.corpus.swapped import EXCHANGED
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.launch.stop_request import StopRequest
 from nmt_train.model.metrics import TestSets
@@ -83,10 +84,7 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
             leader.begin(snapshot)
             del snapshot  # free it: it is as large as the state of all ranks
             for label in test_sets.swapped(config.corpus, prepared.stores):
-                log.say(
-                    f"warning: {label}: its source looks like the targets of the training corpus, and its target like the"
-                    " sources; are its files exchanged?"
-                )
+                log.say(f"warning: {label}: {EXCHANGED}")
             _introduce(worker, log, prepared, in_force, tokenizers)
         else:
             leader.resume_from(recovered.part, recovered.data_shard, recovered.stages, "the surviving ranks' state")

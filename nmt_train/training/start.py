@@ -87,9 +87,13 @@ def check(config: Config, hosts: Sequence[Host] = ()) -> list[torch.device]:
         if config.mode not in (None, AUTO):  # these are decided after the ranks have connected
             resolve(config)
     elif config.mode != AUTO:
-        nodes = tuple(node for node, host in enumerate(hosts) for _ in range(host.slots)) or (0,) * len(devices)
-        resolve(config, nodes)
+        resolve(config, nodes_of(hosts, len(devices)))
     return devices
+
+
+def nodes_of(hosts: Sequence[Host], devices: int) -> tuple[int, ...]:
+    """The machine of each rank of a job that nmt-train starts itself. devices: how many of this one, if there are no hosts."""
+    return tuple(node for node, host in enumerate(hosts) for _ in range(host.slots)) or (0,) * devices
 
 
 def connect(config: TransportConfig) -> Transport:
@@ -254,7 +258,7 @@ def _identity(config: Config, stores: Stores) -> dict[str, Any]:
     return {
         "version": nmt_train.__version__, "code (its checksum)": code.hexdigest()[:12], **same,
         "corpus.train (weight, until, tag and noise of each corpus)": [
-            [part.weight, part.until and str(part.until), part.tag, part.noise and vars(part.noise)]
+            [str(part.weight), part.until and str(part.until), part.tag, part.noise and vars(part.noise)]
             for part in config.corpus.parts
         ],
         **{f"corpus.train ({what})": [one[what] for one in stores.identity] for what in ("pairs", "checksum")},

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,27 @@ def test_a_corpus_ends_after_its_epochs_and_the_others_share_what_follows() -> N
     assert {often[pair] for pair in range(30, 40)} == {8}
 
 
+def test_a_weight_may_change_with_the_epoch_and_passes_go_on() -> None:
+    mixed = mixture([40, 10], {"weight": {1: 1, 3: 0, 4: 1}, "name": "crawled"}, {"weight": {2: 3, 3: 1}, "name": "clean"})
+    assert [mixed.counts(epoch) for epoch in range(5)] == [[40, 0], [12, 38], [0, 10], [25, 25], [25, 25]]
+    often = Counter(np.concatenate([mixed.pairs(epoch) for epoch in range(5)]).tolist())
+    counts = [often[pair] for pair in range(40)]
+    assert (sum(counts), max(counts) - min(counts)) == (102, 1)
+
+
+@pytest.mark.parametrize("changes", [({}, {}), ({"weight": 1}, {"weight": 3})])
+def test_an_epoch_may_have_any_length(changes: tuple[dict[str, Any], ...]) -> None:
+    found = [CorpusPart(files=FILES, **change) for change in changes]
+    config = CorpusConfig(train=found, valid=FILES, epoch=20)  # type: ignore[arg-type]
+    mixed = Mixture(config, np.split(np.arange(40), [30]), 1)
+    assert mixed.counts(0) == ([15, 5] if changes[0] == {} else [5, 15])
+    often = Counter(np.concatenate([mixed.pairs(epoch) for epoch in range(4)]).tolist())
+    assert sum(often.values()) == 80
+    for first, end in ((0, 30), (30, 40)):
+        counts = [often[pair] for pair in range(first, end)]
+        assert max(counts) - min(counts) <= 1
+
+
 def test_seed_and_epoch_determine_the_pairs() -> None:
     def drawn(seed: int, epoch: int) -> list[int]:
         return sorted(mixture([50, 50], {"weight": 1}, {"weight": 4}, seed=seed).pairs(epoch).tolist())
@@ -98,6 +121,11 @@ def test_seed_and_epoch_determine_the_pairs() -> None:
         ([{"files": FILES, "tag": "to German"}], None, "tag 'to German' cannot be one piece; write a word such as <2de>"),
         ([{"files": FILES, "tag": "</s>"}], None, "tag '</s>' cannot be one piece"),
         ([{"files": FILES}, "c"], None, "keys with their values|instance of"),
+        ([{"files": FILES, "weight": {1: 1, 4: 0}}], None, "train has no corpus in epoch 4; give one of them a weight there"),
+        ([{"files": FILES, "weight": {2: 1}}], None, "train has no corpus in epoch 1"),
+        ([{"files": FILES, "weight": {0: 1}}], None, "epochs of at least 1"),
+        ([{"files": FILES, "weight": {1: -1}}], None, "numbers of at least 0"),
+        ([{"files": FILES, "weight": [1]}], None, "it should be a number, or numbers by epochs"),
     ],
 )
 def test_what_contradicts_itself_is_refused(train: Any, temperature: float | None, text: str) -> None:
@@ -178,6 +206,26 @@ def test_a_run_resumes_within_a_mixture_bit_for_bit(make: Make, demo: Path, tmp_
     assert "from epoch 3 on, an epoch has 600 pairs: large 600 pairs (100.0%; it has 600), small 0" in log
 
 
+@pytest.mark.slow
+def test_a_run_with_weights_by_epochs_and_short_epochs_resumes_bit_for_bit(make: Make, demo: Path, tmp_path: Path) -> None:
+    train = two(demo)
+    train[0]["weight"], train[1]["weight"] = {1: 3, 2: 1}, {1: 0, 2: 2, 4: 1}
+
+    def go(name: str, stop: str) -> bytes:
+        config = make(stop__after=stop, corpus__train=train, corpus__epoch=100)
+        assert start(dataclasses.replace(config, run=str(tmp_path / name)), False, False) == 0
+        return (tmp_path / name / "last" / "parameters.safetensors").read_bytes()
+
+    whole = go("whole", "14u")
+    go("parts", "10u")  # in epoch 4
+    assert go("parts", "14u") == whole
+    log = (tmp_path / "whole" / "train.log").read_text(encoding="utf-8")
+    for epoch, large, small in ((1, 100, 0), (2, 33, 67), (4, 50, 50)):
+        assert f"from epoch {epoch} on, an epoch has 100 pairs: large {large} pairs" in log
+        assert f"small {small} pairs" in log
+    assert "14 updates, 4." in log
+
+
 @pytest.mark.parametrize(
     ("entry", "text"),
     [
@@ -221,3 +269,13 @@ def test_ranks_with_other_weights_stages_or_tags_notice(
     configs = [make(corpus__train=two(demo, **changes)) for changes in ({}, change)]
     one, other = (_identity(config, open_stores(config.corpus, vocabulary, tmp_path)) for config in configs)
     assert one != other
+
+
+def test_weights_by_epochs_are_saved_and_read_back_without_a_warning(make: Make) -> None:
+    settled = make(corpus__train=[{"files": FILES, "weight": {1: 1, 4: 0.5}}, {"files": FILES, "weight": 2, "until": "3e"}])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        values = json.loads(json.dumps(configuration.plain(settled)))
+        again = configuration.validate(values, {})
+    assert again.corpus == settled.corpus
+    assert again.corpus.parts[0].weight == {1: 1.0, 4: 0.5}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nmt_train.corpus.swapped import swapped
+from nmt_train.corpus.swapped import Sides, swapped
 
 RANDOM = np.random.default_rng(1)
 LEFT, RIGHT = (RANDOM.integers(low, low + 500, 20_000) for low in (4, 400))  # a fifth of the pieces is common to both
@@ -34,3 +34,17 @@ def test_only_exchanged_sides_are_pointed_out() -> None:
 def test_a_few_pieces_prove_nothing() -> None:
     assert not swapped((LEFT, RIGHT), (lines(RIGHT[:40]), lines(LEFT[:40])))
     assert not swapped((LEFT, RIGHT), ([], []))
+
+
+def test_the_share_of_exchanged_pairs_is_found_and_short_ones_are_not_judged() -> None:
+    sides = Sides(LEFT, RIGHT)
+    sources, targets = lines(LEFT)[:30] + lines(RIGHT)[:10], lines(RIGHT)[:30] + lines(LEFT)[:10]
+    assert sides.share_exchanged(sources, targets) == 0.25
+    short = [ids[:5] for ids in sources], [ids[:5] for ids in targets]
+    assert sides.share_exchanged(*short) == 0.0
+
+
+def test_sides_of_the_same_language_are_alike_if_there_is_enough_text() -> None:
+    assert Sides(LEFT[::2], LEFT[1::2]).alike
+    assert not Sides(LEFT, RIGHT).alike
+    assert not Sides(LEFT[:100], LEFT[100:200]).alike

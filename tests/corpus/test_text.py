@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import importlib
 import io
 import lzma
 import re
+import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from nmt_train.common.errors import UserError
-from nmt_train.corpus import text
-from nmt_train.corpus.text import Lines, NotUtf8, decode_lines, read_lines, read_pairs
+from nmt_train.corpus import formats
+from nmt_train.corpus.text import Lines, NotUtf8, clean, decode_lines, read_lines, read_pairs
 
 
 def file(folder: Path, name: str, data: bytes) -> str:
@@ -46,17 +50,80 @@ def test_bad_utf8_is_named_with_file_and_line(tmp_path: Path) -> None:
         list(decode_lines(io.BytesIO(b"\xff\n"), "standard input"))
 
 
-def test_compressed_files_are_read_and_damaged_ones_named(tmp_path: Path) -> None:
-    data = gzip.compress("schön\nzwei\n".encode())
-    assert list(read_lines(file(tmp_path, "a.gz", data))) == ["schön", "zwei"]
-    for name, damaged in (("cut.gz", data[:-9]), ("no.gz", b"plain text")):
-        with pytest.raises(UserError, match=name):
-            list(read_lines(file(tmp_path, name, damaged)))
+def packed(end: str, data: bytes) -> bytes:
+    """The data in the format of files whose names end so."""
+    if end == ".zst":
+        return importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd").compress(data)
+    return {".gz": gzip, ".xz": lzma}[end].compress(data)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("end", [".gz", ".xz", ".zst"])
+def test_compressed_files_are_read_and_damaged_ones_named(tmp_path: Path, end: str) -> None:
+    data = packed(end, "schön\nzwei\n".encode() * 1000)
+    assert list(read_lines(file(tmp_path, f"a{end}", data))) == ["schön", "zwei"] * 1000
+    assert list(read_lines(file(tmp_path, f"twice{end}", data + data))) == ["schön", "zwei"] * 2000
+    assert list(read_pairs([file(tmp_path, f"p.tsv{end}", packed(end, b"one\teins\n"))], "corpus.train")) == [("one", "eins")]
+    middle = len(data) // 2
+    for name, damaged in (
+        ("cut", data[:-9]),
+        ("no", b"plain text"),
+        ("changed", data[:middle] + b"\x00\xff" + data[middle + 2 :]),
+    ):
+        with pytest.raises(UserError, match=name + end):
+            list(read_lines(file(tmp_path, f"{name}{end}", damaged)))
+
+
+def test_without_the_package_for_zst_one_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "compression.zstd", None)
+    monkeypatch.setitem(sys.modules, "backports.zstd", None)
+    path = file(tmp_path, "a.zst", b"\x28\xb5\x2f\xfd")
+    with pytest.raises(UserError, match=r"a\.zst: reading \.zst needs a package: pip install backports\.zstd"):
+        list(read_lines(path))
+
+
+@settings(max_examples=200)
+@given(
+    lines=st.lists(st.text(st.sampled_from("ab\u00e9\u0085\u2028\x00\x0b\x1f\t\r\ufffd中"), max_size=5), max_size=20),
+    invalid=st.integers(0, 30), size=st.integers(1, 12),
+)  # fmt: skip
+def test_lines_are_the_same_one_by_one_and_in_blocks(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], invalid: int, size: int
+) -> None:
+    raw = [line.encode() for line in lines]
+    bad = invalid < len(raw)
+    if bad:
+        raw[invalid] += b"\xff"
+    data = b"\n".join(raw)
+    expected = [clean(line.removesuffix(b"\r").decode("utf-8", "replace")) for line in raw]
+    if expected and not raw[-1]:
+        expected.pop()  # what follows the last line feed is no line
+    wide = any(line.removesuffix(b"\r").count(0) > max(1, 0.4 * len(line)) for line in raw)
+    assume(not wide and (invalid or b"\0" not in data))  # else it may be taken for UTF-16
+    told: list[int] = []
+
+    def tell(number: int, line: bytes) -> str:
+        told.append(number)
+        return line.decode("utf-8", "replace")
+
+    assert list(decode_lines(io.BytesIO(data), "here", tell)) == expected
+    assert told == [invalid + 1] * bad
+    path = tmp_path_factory.getbasetemp() / "blocks"
+    path.write_bytes(data)
+    found: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(formats, "BLOCK", size)
+        if not bad:
+            assert list(read_lines(path)) == expected
+            return
+        with pytest.raises(NotUtf8, match=f"line {invalid + 1}:"):
+            for line in read_lines(path):
+                found.append(line)
+    assert found == expected[:invalid]
 
 
 @pytest.mark.slow
 def test_a_compressed_file_that_grows_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "_SMALL", 10_000)
+    monkeypatch.setattr(formats, "_SMALL", 10_000)
     bomb = file(tmp_path, "bomb.gz", gzip.compress(b"\n" * 100_000))
     with pytest.raises(UserError, match=r"bomb\.gz: its text is more than 200 times as long as the file.*corpus\.max_ratio"):
         list(read_lines(bomb))
@@ -107,9 +174,15 @@ def test_neither_one_nor_two_entries_are_refused(tmp_path: Path) -> None:
 TEXT = "Straße 北京\nzwei\n"
 OTHER_FORMATS: dict[str, tuple[bytes, str]] = {
     "gzip": (gzip.compress(TEXT.encode()), r"is compressed with gzip; give it a name that ends in \.gz, or decompress it"),
-    "xz": (lzma.compress(TEXT.encode()), r"is compressed with xz; decompress it \(xz -d\)"),
+    "xz": (
+        lzma.compress(TEXT.encode()),
+        r"is compressed with xz; give it a name that ends in \.xz, or decompress it \(xz -d\)",
+    ),
     "bzip2": (bz2.compress(TEXT.encode()), "is compressed with bzip2; decompress it"),
-    "zstd": (bytes.fromhex("28b52ffd0405290000") + b"eins\n", "is compressed with zstd; decompress it"),
+    "zstd": (
+        bytes.fromhex("28b52ffd0405290000") + b"eins\n",
+        r"is compressed with zstd; give it a name that ends in \.zst, or decompress it",
+    ),
     "zip": (b"PK\x03\x04\x14\x00", "is a .zip archive; unpack it"),
     "UTF-16": (TEXT.encode("utf-16"), r"is UTF-16; convert it to UTF-8 \(iconv -f UTF-16 -t UTF-8\)"),
     "UTF-16, the other order": (b"\xfe\xff" + TEXT.encode("utf-16-be"), "is UTF-16; convert"),
@@ -143,7 +216,7 @@ def test_so_are_those_on_standard_input_whatever_is_to_be_done_with_invalid_line
 def test_a_name_with_gz_does_not_make_another_format_gzip(tmp_path: Path) -> None:
     for data, said in (
         (b"text\n", "not compressed with gzip; rename it"),
-        (lzma.compress(b"text\n"), r"compressed with xz; decompress it \(xz -d\)"),
+        (lzma.compress(b"text\n"), r"compressed with xz; give it a name that ends in \.xz, or decompress it"),
     ):
         with pytest.raises(UserError, match=rf"a.gz: its name ends in .gz, but it is {said}"):
             list(read_lines(file(tmp_path, "a.gz", data)))

@@ -25,10 +25,10 @@ def test_the_lowest_versions_are_the_bounds_of_what_builds_runs_and_tests_the_pr
         requires = ["setuptools>=77.0.1"]
         [project]
         dependencies = ["torch>=2.6", "mpi4py>=4.1"]
-        optional-dependencies = { dev = ["pytest-xdist>=3.6"] }
+        optional-dependencies = { dev = ["pytest-xdist>=3.6"], zstd = ["backports.zstd>=1.0; python_version < '3.14'"] }
     """
     found = lowest_versions.lowest(lowest_versions.requirements(project))
-    assert found == ["setuptools==77.0.1", "torch==2.6", "mpi4py==4.1", "pytest-xdist==3.6"]
+    assert found == ["setuptools==77.0.1", "torch==2.6", "mpi4py==4.1", "pytest-xdist==3.6", "backports.zstd==1.0"]
 
 
 @pytest.mark.parametrize("requirement", ["torch", "torch<3", "torch>=2.6,<3", "torch~=2.6"])

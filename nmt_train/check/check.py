@@ -1,0 +1,86 @@
+"""nmt-train --check: what can be known in seconds about a training, from the functions with which it would begin."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from nmt_train.check import corpora, resources
+from nmt_train.check.page import Page
+from nmt_train.common.paths import expanded
+from nmt_train.common.plural import counted
+from nmt_train.common.section import as_list
+from nmt_train.config import Config
+from nmt_train.corpus import cache
+from nmt_train.corpus.batches import check_settings
+from nmt_train.corpus.store import check_tags
+from nmt_train.corpus.vocabulary import Vocabulary, cached, refuse_long, train
+from nmt_train.model.metrics import TestSets
+from nmt_train.modes.auto import AUTO
+from nmt_train.modes.resolve import choose_mode
+from nmt_train.run.folder import Run
+from nmt_train.run.trackers import check_installed
+from nmt_train.training.prepared_run import Beginning, check_files
+
+_TOGETHER = "sync"  # stands for what `mode: auto` will choose
+
+
+def check(config: Config, nodes: Sequence[int], own: torch.device, force: bool, overwrite: bool) -> None:
+    """Print the page. Nothing is written, and nothing is trained, except for trials of the batch size on a GPU.
+
+    nodes: the machine of each rank. own: a device of this machine. Raises UserError for the first reason why training could not
+    begin or go on.
+    """
+    page, corpus, run = Page(), config.corpus, Run(expanded(config.run))
+    check_installed(config.log.trackers)
+    check_files(config)
+    if not overwrite:
+        run.refuse_foreign()
+        run.refuse_other_kind(simulated=False)
+    begin = Beginning.of(run, config, force, overwrite)
+    found = corpora.read(corpus)
+    vocabulary, pieces, origin = _vocabulary(config, run, begin, found, overwrite)
+    check_settings(corpus, vocabulary)
+    check_tags(corpus, vocabulary)
+    test_sets = TestSets(corpus, vocabulary)
+    stores = corpora.sampled(corpus, found, vocabulary)
+    corpora.describe(page, corpus, found, stores, test_sets)
+    found.survey.check_lengths(lambda lines, side: [*map(len, vocabulary.encode(lines, side))])
+    page.title("training")
+    page.line("run", _of_run(run, begin, overwrite), "; ".join(begin.damaged))
+    page.line("vocabulary", f"{' and '.join(f'{number:,}' for number in as_list(pieces))} pieces, {origin}")
+    for sentence in test_sets.tokenizers(config.validation):
+        page.line("", sentence)
+    if config.mode == AUTO:
+        page.line("mode", f"auto: decided on the machines; here, {_TOGETHER} stands for it")
+        config = dataclasses.replace(config, mode=_TOGETHER if len(nodes) > 1 else None)
+    text = resources.Text(stores, vocabulary, pieces)
+    resources.describe(page, choose_mode(config, len(nodes)), nodes, own, text, begin)
+    print(f"Nothing prevents training ({counted(page.warnings, 'warning')}).")
+
+
+def _vocabulary(
+    config: Config, run: Run, begin: Beginning, found: corpora.Read, overwrite: bool
+) -> tuple[Vocabulary, int | list[int], str]:
+    """The vocabulary of the run, or one that stands for it; the number of its pieces; and where it is from."""
+    known = begin.vocabulary(run, config, overwrite)
+    if known is not None:
+        return known, known.size, "which exist already"
+    known = cached(config.corpus, cache.folders(config.corpus.cache, run.folder / "store"))
+    if known is not None:
+        return known, known.size, "trained earlier on this text"
+    refuse_long(found.survey)
+    made = train(config.corpus, found.survey, fewer=not found.survey.complete)
+    stands = "" if found.survey.complete else "; here, one trained on fewer lines stands for it"
+    return made, config.corpus.vocabulary.size, f"to be trained{stands}"
+
+
+def _of_run(run: Run, begin: Beginning, overwrite: bool) -> str:
+    """What happens to the run folder."""
+    if begin.saved is not None:
+        return f"continues from {begin.saved.path}"
+    if begin.initial is not None:
+        return f"begins in {run.folder} with the model in {begin.initial.path}"
+    return f"begins in {run.folder}{', which is emptied (--overwrite)' if overwrite and run.checkpoints() else ''}"
