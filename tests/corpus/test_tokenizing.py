@@ -21,7 +21,7 @@ SMALL = np.dtype(np.uint16)
 
 
 def chunks(demo: Path, size: int = 50) -> list[list[tuple[str, str]]]:
-    pairs = [*read_pairs([f"{demo}/train.en", f"{demo}/train.de"], "corpus.train"), ("", "leer"), ("", "")]
+    pairs = [*read_pairs([f"{demo}/train.en", f"{demo}/train.de"], "corpus.train"), ("", "leer"), ("", ""), ("one ж", "eins")]
     return [pairs[start : start + size] for start in range(0, len(pairs), size)]
 
 
@@ -29,10 +29,12 @@ def chunks(demo: Path, size: int = 50) -> list[list[tuple[str, str]]]:
 def test_two_processes_give_the_pieces_of_one_in_the_same_order(demo: Path, vocabulary: Vocabulary) -> None:
     alone, together = (list(tokenized(vocabulary, chunks(demo), SMALL, processes)) for processes in (0, 2))
     assert len(alone) == len(together) == 13
+    assert alone[-1][0].unknown.facts == {"lines": 1, "characters": {"ж": 1}}
     for one, other in zip(alone, together, strict=True):
         for side, same in zip(one, other, strict=True):
             assert np.array_equal(side.lengths, same.lengths)
             assert np.array_equal(side.tokens, same.tokens)
+            assert side.unknown.facts == same.unknown.facts
             assert side.tokens.dtype == same.tokens.dtype == SMALL
 
 
