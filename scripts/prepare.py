@@ -31,7 +31,7 @@ def prepare(config: str, vocabulary: Path) -> Path:
         subprocess.run([ROOT / "scripts" / "get_data", "multi30k"], check=True)
     if not vocabulary.exists():
         from nmt_train import config as configuration
-        from nmt_train.corpus.vocabulary import train
+        from nmt_train.corpus.train_vocabulary import train
 
         vocabulary.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.chdir(ROOT):  # the paths in the config file are relative

@@ -15,7 +15,8 @@ from hypothesis import settings
 
 from nmt_train import config as configuration
 from nmt_train.config import Config
-from nmt_train.corpus.vocabulary import Vocabulary, train
+from nmt_train.corpus.train_vocabulary import train
+from nmt_train.corpus.vocabulary import Vocabulary
 
 ROOT = Path(__file__).parent.parent
 Make = Callable[..., Config]

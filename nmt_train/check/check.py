@@ -16,7 +16,8 @@ from nmt_train.config import Config
 from nmt_train.corpus import cache
 from nmt_train.corpus.batches import check_settings
 from nmt_train.corpus.store import check_tags
-from nmt_train.corpus.vocabulary import Vocabulary, cached, refuse_long, train
+from nmt_train.corpus.train_vocabulary import cached, refuse_long, train
+from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.model.metrics import TestSets
 from nmt_train.modes.auto import AUTO
 from nmt_train.modes.resolve import choose_mode

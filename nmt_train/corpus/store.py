@@ -281,7 +281,7 @@ def _build(folder: Path, part: CorpusPart, key: str, vocabulary: Vocabulary, rat
         outputs[-1].write(weights)
         outputs[-1].close()
     if part.alignments is not None:
-        outputs += _write_links(folder, part, key, vocabulary, ratio, dtype)
+        outputs += _write_links(folder, part, key, vocabulary, ratio, dtype.type)
     checksum = hashlib.sha256("".join(output.checksum.hexdigest() for output in outputs).encode()).hexdigest()[:16]
     facts = {"pairs": total, "dtype": dtype.name, "checksum": checksum, "unknown": unknown.facts}
     (folder / cache.READY).write_text(json.dumps(facts))

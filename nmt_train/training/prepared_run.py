@@ -19,7 +19,8 @@ from nmt_train.corpus.new_pieces import extended, extends
 from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.survey import Survey
 from nmt_train.corpus.text import read_lines, read_pairs, read_weights, sides
-from nmt_train.corpus.vocabulary import Vocabulary, trained
+from nmt_train.corpus.train_vocabulary import trained
+from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.model.metrics import TestSets
 from nmt_train.modes.auto import AUTO
 from nmt_train.modes.resolve import optimizer_name

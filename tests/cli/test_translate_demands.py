@@ -18,7 +18,7 @@ from conftest import small
 from nmt_train import cli, config
 from nmt_train.cli import translate
 from nmt_train.corpus.text import Lines
-from nmt_train.corpus.vocabulary import train
+from nmt_train.corpus.train_vocabulary import train
 from nmt_train.load_model import load_model
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.request import Requests

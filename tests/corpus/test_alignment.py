@@ -23,7 +23,8 @@ from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.corpus.store import open_stores
 from nmt_train.corpus.survey import Survey
-from nmt_train.corpus.vocabulary import END, SOURCE, TARGET, Vocabulary, train
+from nmt_train.corpus.train_vocabulary import train
+from nmt_train.corpus.vocabulary import END, SOURCE, TARGET, Vocabulary
 from nmt_train.corpus.whole_words import WholeWords
 from nmt_train.training.start import start
 

@@ -11,7 +11,8 @@ from models import random_batch, random_model
 from sentencepiece import sentencepiece_model_pb2
 
 from nmt_train.corpus.new_pieces import extended, extends, parts_of_new
-from nmt_train.corpus.vocabulary import (
+from nmt_train.corpus.train_vocabulary import train
+from nmt_train.corpus.vocabulary import (  # fmt: skip
     END,
     SOURCE,
     TARGET,
@@ -19,8 +20,7 @@ from nmt_train.corpus.vocabulary import (
     SeparateVocabularies,
     Vocabulary,
     VocabularyPair,
-    train,
-)  # fmt: skip
+)
 from nmt_train.model.new_embeddings import with_new_pieces
 
 NEW = ["<name>", "▁sieben", "漢字", "a" * 300]

@@ -28,7 +28,8 @@ from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.corpus.noise import Noise
 from nmt_train.corpus.store import open_stores
 from nmt_train.corpus.text import read_lines
-from nmt_train.corpus.vocabulary import BEGIN, PAD, SOURCE, TARGET, UNKNOWN, SeparateVocabularies, Vocabulary, train
+from nmt_train.corpus.train_vocabulary import train
+from nmt_train.corpus.vocabulary import BEGIN, PAD, SOURCE, TARGET, UNKNOWN, SeparateVocabularies, Vocabulary
 from nmt_train.load_model import load_model
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.translator import Translator

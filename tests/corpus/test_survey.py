@@ -13,7 +13,8 @@ from conftest import Make
 from nmt_train.common.errors import UserError
 from nmt_train.corpus import store, survey
 from nmt_train.corpus.survey import Sample, Survey
-from nmt_train.corpus.vocabulary import UNKNOWN, Vocabulary, train
+from nmt_train.corpus.train_vocabulary import train
+from nmt_train.corpus.vocabulary import UNKNOWN, Vocabulary
 from nmt_train.training.prepared_run import opened
 
 

@@ -12,7 +12,8 @@ import sentencepiece
 from conftest import Make
 
 from nmt_train.common.errors import UserError
-from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary, train
+from nmt_train.corpus.train_vocabulary import train
+from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary
 from nmt_train.training.start import start
 
 
@@ -118,7 +119,7 @@ SAMPLED = """
 import hashlib, sys
 from nmt_train.corpus import CorpusConfig, VocabularyConfig
 from nmt_train.corpus import survey
-from nmt_train.corpus.vocabulary import train
+from nmt_train.corpus.train_vocabulary import train
 survey.SAMPLE_LINES = 300
 corpus = CorpusConfig(train=sys.argv[1:], valid=["a", "b"], vocabulary=VocabularyConfig(size=100))
 print(hashlib.sha256(train(corpus).model).hexdigest())

@@ -24,7 +24,7 @@ from nmt_train.config import Config
 from nmt_train.corpus import CorpusConfig
 from nmt_train.corpus.batch import Turn
 from nmt_train.corpus.data_shard import DataShard, Position
-from nmt_train.corpus.vocabulary import train as train_vocabulary
+from nmt_train.corpus.train_vocabulary import train as train_vocabulary
 from nmt_train.run import checkpoint
 from nmt_train.simulation.cluster import Cost, DeviceConfig, LinkConfig
 from nmt_train.simulation.engine import Engine

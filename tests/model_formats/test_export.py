@@ -29,8 +29,8 @@ from nmt_train.cli import export as command
 from nmt_train.corpus import CorpusConfig
 from nmt_train.corpus.batch import Batch
 from nmt_train.corpus.text import read_lines
+from nmt_train.corpus.train_vocabulary import train as train_vocabulary
 from nmt_train.corpus.vocabulary import BEGIN, PAD, UNKNOWN, Vocabulary
-from nmt_train.corpus.vocabulary import train as train_vocabulary
 from nmt_train.load_model import load_model
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.transformer import Transformer

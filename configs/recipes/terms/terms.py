@@ -23,7 +23,7 @@ Terms = dict[str, list[str]]
 def read(path: str) -> Terms:
     found: Terms = {}
     for number, line in enumerate(lines(path), 1):
-        source, tab, target = (part.strip() for part in line.partition("\t"))
+        source, _, target = (part.strip() for part in line.partition("\t"))
         if not (source and target):
             sys.exit(f"{path}, line {number}: write a source term, a tab and its translation")
         found.setdefault(source.lower(), []).append(target)
