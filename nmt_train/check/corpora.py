@@ -12,7 +12,8 @@ import numpy as np
 from nmt_train.check.inspection import SAMPLE, Inspection, in_other_script, scripts
 from nmt_train.check.page import Page, share
 from nmt_train.corpus import CorpusConfig
-from nmt_train.corpus.store import Side, Store, Stores
+from nmt_train.corpus.side import Side
+from nmt_train.corpus.store import Store, Stores
 from nmt_train.corpus.survey import Survey
 from nmt_train.corpus.swapped import EXCHANGED, Sides, swapped
 from nmt_train.corpus.text import read_pairs

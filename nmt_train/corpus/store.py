@@ -7,64 +7,30 @@ may build the same store at the same time.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from nmt_train.common.errors import UserError
-from nmt_train.common.section import as_list
 from nmt_train.common.streams import tell
 from nmt_train.corpus import MAX_RATIO, CorpusConfig, CorpusPart, cache
-from nmt_train.corpus.alignment import described
+from nmt_train.corpus.build_store import build_store
 from nmt_train.corpus.mapped_file import mapped
-from nmt_train.corpus.pass_bar import PassBar
+from nmt_train.corpus.side import Side, side_in
 from nmt_train.corpus.survey import Survey
-from nmt_train.corpus.text import read_pairs, refuse_empty, weights_of
-from nmt_train.corpus.tokenizing import cores, tokenized
 from nmt_train.corpus.unknown import UnknownCharacters
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.corpus.whole_words import links_of_ids
-
-Item = TypeVar("Item")
 
 _FORMAT = 2
-_CHUNK = 20_000  # pairs tokenized at a time
-_MANY = 100_000  # pairs from which on several processes tokenize: each takes half a second to begin
 _CACHE = 100e9  # bytes of tokenized corpora and vocabularies in a cache, at most
-
-
-@dataclass(frozen=True)
-class Side:
-    """The ids of one language; pair i has `tokens[offsets[i]:offsets[i + 1]]`, without begin or end.
-
-    tokens: (tokens,) uint16 or uint32. offsets: (pairs + 1,) int64.
-    """
-
-    tokens: np.ndarray
-    offsets: np.ndarray
-
-    def __getitem__(self, pair: int) -> np.ndarray:
-        ids: np.ndarray = self.tokens[self.offsets[pair] : self.offsets[pair + 1]]
-        return ids
-
-    def rows(self, pairs: np.ndarray) -> list[np.ndarray]:
-        """The ids of several sentences."""
-        places = zip(self.offsets[pairs].tolist(), self.offsets[pairs + 1].tolist(), strict=True)
-        return [self.tokens[start:end] for start, end in places]
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """The number of pieces of each sentence (pairs,)."""
-        return np.diff(self.offsets)
 
 
 @dataclass(frozen=True)
@@ -226,7 +192,7 @@ def open_store(
         return store
     pairs = prepare()
     tell(f"nmt-train: tokenizing {key}")  # the log is not open yet
-    return cache.build(folders, name, _map, lambda folder: _build(folder, part, key, vocabulary, ratio, pairs))
+    return cache.build(folders, name, _map, lambda folder: build_store(folder, part, key, vocabulary, ratio, pairs))
 
 
 def is_built(part: CorpusPart, key: str, vocabulary: Vocabulary, folders: Sequence[Path]) -> bool:
@@ -238,88 +204,12 @@ def _name(part: CorpusPart, key: str, vocabulary: Vocabulary) -> str:
     return cache.name("corpus", [_FORMAT, vocabulary.digest, cache.fingerprints(part, key)])
 
 
-class _Output:
-    """A file of a store that is being built, and the checksum of what was written to it."""
-
-    def __init__(self, path: Path) -> None:
-        self._file, self.checksum = open(path, "wb"), hashlib.sha256()
-
-    def write(self, array: np.ndarray) -> None:
-        data = array.tobytes()
-        self._file.write(data)
-        self.checksum.update(data)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _build(folder: Path, part: CorpusPart, key: str, vocabulary: Vocabulary, ratio: float, pairs: int | None = None) -> None:
-    """Fill a folder. pairs: their number, if it is known; many are tokenized in several processes."""
-    dtype = np.dtype(np.uint16 if max(as_list(vocabulary.size)) <= 1 << 16 else np.uint32)
-    counts, total, unknown = [0, 0], 0, UnknownCharacters()
-    outputs = [_Output(folder / f"{side}.{kind}") for side in ("source", "target") for kind in ("tokens", "offsets")]
-    with ExitStack() as opened:
-        for output in outputs:
-            opened.callback(output.close)
-        for offsets in outputs[1::2]:
-            offsets.write(np.zeros(1, np.int64))
-        bar = opened.enter_context(PassBar(f"tokenizing {key}", pairs))
-        processes = cores() if pairs is not None and pairs >= _MANY and cores() > 1 else 0
-        for sides in tokenized(vocabulary, _chunks(read_pairs(part.files, key, ratio)), dtype, processes):
-            for side, (tokens, offsets) in enumerate((outputs[:2], outputs[2:])):
-                lengths, ids, lacking = sides[side]
-                unknown.merge(lacking)
-                offsets.write(counts[side] + np.cumsum(lengths))
-                tokens.write(ids)
-                counts[side] += len(ids)
-            total += len(sides[0].lengths)
-            bar.advance(len(sides[0].lengths))
-    refuse_empty(key, *map(bool, counts))
-    if part.sentence_weights is not None:
-        weights = weights_of(part, key, total, ratio)
-        outputs.append(_Output(folder / "weights"))
-        outputs[-1].write(weights)
-        outputs[-1].close()
-    if part.alignments is not None:
-        outputs += _write_links(folder, part, key, vocabulary, ratio, dtype.type)
-    checksum = hashlib.sha256("".join(output.checksum.hexdigest() for output in outputs).encode()).hexdigest()[:16]
-    facts = {"pairs": total, "dtype": dtype.name, "checksum": checksum, "unknown": unknown.facts}
-    (folder / cache.READY).write_text(json.dumps(facts))
-
-
-def _write_links(
-    folder: Path, part: CorpusPart, key: str, vocabulary: Vocabulary, ratio: float, dtype: type[np.generic]
-) -> list[_Output]:
-    """Add the links of all pairs to a store that has their tokens."""
-    source, target = (_side(folder, name, dtype) for name in ("source", "target"))
-    ids = ((source[pair], target[pair]) for pair in range(len(source.offsets) - 1))
-    count, tokens, offsets = 0, _Output(folder / "links.tokens"), _Output(folder / "links.offsets")
-    with closing(tokens), closing(offsets):
-        offsets.write(np.zeros(1, np.int64))
-        for chunk in _chunks(links_of_ids(part, key, vocabulary, ids, ratio)):
-            offsets.write(count + np.cumsum([links.size for links in chunk], dtype=np.int64))
-            tokens.write(np.concatenate(chunk).astype(np.uint32))
-            count += sum(links.size for links in chunk)
-    if not count:
-        raise UserError(f"{described(part, key)} has no links; give the word alignments of the corpus, or remove the key")
-    return [tokens, offsets]
-
-
-def _chunks(items: Iterator[Item]) -> Iterator[list[Item]]:
-    while chunk := list(islice(items, _CHUNK)):
-        yield chunk
-
-
-def _side(folder: Path, name: str, dtype: str | type[np.generic]) -> Side:
-    return Side(mapped(folder / f"{name}.tokens", dtype), mapped(folder / f"{name}.offsets", np.int64))
-
-
 def _map(path: Path) -> Store:
     held = cache.hold(path)
     try:
         facts = json.loads(held.read())
-        sides = [_side(path, name, facts["dtype"]) for name in ("source", "target")]
-        links = _side(path, "links", np.uint32) if (path / "links.tokens").exists() else None
+        sides = [side_in(path, name, facts["dtype"]) for name in ("source", "target")]
+        links = side_in(path, "links", np.uint32) if (path / "links.tokens").exists() else None
         for side in (*sides, links or sides[0]):
             if len(side.offsets) != facts["pairs"] + 1 or side.offsets[-1] != len(side.tokens):
                 raise ValueError("sizes disagree")

@@ -19,7 +19,8 @@ from nmt_train.corpus import BatchConfig, CorpusConfig, VocabularyConfig
 from nmt_train.corpus.batch import Batch, assemble, fitting
 from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.data_shard import DataShard, Position
-from nmt_train.corpus.store import Side, Store, Stores, open_stores
+from nmt_train.corpus.side import Side
+from nmt_train.corpus.store import Store, Stores, open_stores
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, Vocabulary
 
 CORPUS = CorpusConfig(train=["a", "b"], valid=["a", "b"], max_length=30, max_skipped=1.0)

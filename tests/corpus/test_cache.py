@@ -61,8 +61,8 @@ def test_there_is_room_before_a_corpus_is_tokenized(
     old = stored(tmp_path, "old", 100, 1)
     free = sum(os.stat(path).st_size for path in make().corpus.train) * 2  # for the new store only
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-    build, seen = store._build, list[bool]()
-    monkeypatch.setattr(store, "_build", lambda *arguments: (seen.append(old.exists()), build(*arguments)))
+    build, seen = store.build_store, list[bool]()
+    monkeypatch.setattr(store, "build_store", lambda *arguments: (seen.append(old.exists()), build(*arguments)))
     store.open_stores(make(corpus__cache=str(tmp_path)).corpus, vocabulary, tmp_path)
     assert seen == [False]
 

@@ -15,7 +15,7 @@ import pytest
 from nmt_train import cli
 from nmt_train.cli import train
 from nmt_train.common.errors import UserError
-from nmt_train.corpus import CorpusConfig, CorpusPart, cache
+from nmt_train.corpus import CorpusConfig, CorpusPart, build_store, cache
 from nmt_train.corpus import store as store_module
 from nmt_train.corpus.store import Store, open_store, open_stores
 from nmt_train.corpus.vocabulary import Vocabulary
@@ -40,7 +40,7 @@ def lines_of(store: Store, vocabulary: Vocabulary) -> list[list[str]]:
 def test_the_store_holds_the_text(
     files: list[str], vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "_CHUNK", 7)  # many chunks, and an unfinished last one
+    monkeypatch.setattr(build_store, "_CHUNK", 7)  # many chunks, and an unfinished last one
     store = open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path])
     assert lines_of(store, vocabulary) == [Path(path).read_text(encoding="utf-8").splitlines() for path in files]
     assert store.source.lengths[3] == 0
@@ -53,7 +53,7 @@ def test_it_is_reused_when_nothing_changed_and_made_again_when_text_or_vocabular
 ) -> None:
     first = open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path])
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "_build", lambda *arguments: pytest.fail("built again"))
+        patch.setattr(store_module, "build_store", lambda *arguments: pytest.fail("built again"))
         assert open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path]).path == first.path
     changed = Path(files[1])
     before = changed.stat()
@@ -71,7 +71,7 @@ def test_it_is_reused_for_the_same_text_elsewhere(
 ) -> None:
     first = open_store(CorpusPart(files=files), "corpus.train", vocabulary, [tmp_path])
     moved = [shutil.move(path, tmp_path / Path(path).name) for path in files]
-    monkeypatch.setattr(store_module, "_build", lambda *arguments: pytest.fail("built again"))
+    monkeypatch.setattr(store_module, "build_store", lambda *arguments: pytest.fail("built again"))
     assert open_store(CorpusPart(files=[*map(str, moved)]), "corpus.train", vocabulary, [tmp_path]).path == first.path
 
 
@@ -192,13 +192,13 @@ def test_its_folder_follows_the_umask(files: list[str], vocabulary: Vocabulary, 
 def test_two_runs_may_build_it_at_once(
     files: list[str], vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both_have_built, build = threading.Barrier(2), store_module._build
+    both_have_built, build = threading.Barrier(2), store_module.build_store
 
     def build_and_wait(*arguments: object) -> None:
         build(*arguments)  # type: ignore[arg-type]
         both_have_built.wait(timeout=30)
 
-    monkeypatch.setattr(store_module, "_build", build_and_wait)
+    monkeypatch.setattr(store_module, "build_store", build_and_wait)
     stores: list[Store] = []
     threads = [
         threading.Thread(

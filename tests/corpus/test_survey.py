@@ -70,7 +70,7 @@ def test_mistakes_in_the_text_are_found_before_a_vocabulary_is_trained(
 
 
 def refuse_to_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_build", lambda *arguments: pytest.fail("tokenized the corpus"))
+    monkeypatch.setattr(store, "build_store", lambda *arguments: pytest.fail("tokenized the corpus"))
 
 
 @pytest.mark.parametrize("name", WRONG)

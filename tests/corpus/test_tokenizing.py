@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nmt_train.common.errors import TRY_AGAIN
-from nmt_train.corpus import CorpusPart, pass_bar, store, tokenizing
+from nmt_train.corpus import CorpusPart, pass_bar, tokenizing
 from nmt_train.corpus.pass_bar import PassBar
 from nmt_train.corpus.store import open_store
 from nmt_train.corpus.text import read_pairs
@@ -43,9 +43,9 @@ def test_a_store_is_the_same_whoever_tokenizes(
     demo: Path, vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part = CorpusPart(files=[f"{demo}/train.en", f"{demo}/train.de"])
-    monkeypatch.setattr(store, "_CHUNK", 100)
+    monkeypatch.setattr(build_store, "_CHUNK", 100)
     alone = open_store(part, "corpus.train", vocabulary, [tmp_path / "alone"])
-    monkeypatch.setattr(store, "_MANY", 1)
+    monkeypatch.setattr(build_store, "_MANY", 1)
     together = open_store(part, "corpus.train", vocabulary, [tmp_path / "together"], prepare=lambda: 600)
     assert together.checksum == alone.checksum
 
