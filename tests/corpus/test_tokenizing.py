@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nmt_train.common.errors import TRY_AGAIN
-from nmt_train.corpus import CorpusPart, pass_bar, tokenizing
+from nmt_train.corpus import CorpusPart, build_store, pass_bar, tokenizing
 from nmt_train.corpus.pass_bar import PassBar
 from nmt_train.corpus.store import open_store
 from nmt_train.corpus.text import read_pairs
