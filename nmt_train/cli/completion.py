@@ -10,16 +10,17 @@ import re
 from collections.abc import Iterable, Iterator
 
 from nmt_train import config
-from nmt_train.cli import Parser, export, import_model, plot, simulate, train, translate, validate
+from nmt_train.cli import Parser, export, import_model, plot, simulate, translate, validate
 from nmt_train.modes.auto import AUTO
 from nmt_train.modes.table import MODES
 
-_COMMANDS = (train, simulate, translate, validate, plot, export, import_model)
+_OTHERS = (simulate, translate, validate, plot, export, import_model)  # commands without nmt-train
 _KEYS = config.leaves()
 
 
-def script() -> str:
-    parsers = [command.parser() for command in _COMMANDS]
+def script(train: Parser) -> str:
+    """train: the parser of nmt-train."""
+    parsers = [train, *(command.parser() for command in _OTHERS)]
     cases = "".join(f"        {case}) {answer} ;;\n" for parser in parsers for case, answer in _cases(parser))
     return f"""\
 [ -n "${{ZSH_VERSION-}}" ] && autoload -U compinit bashcompinit && compinit && bashcompinit

@@ -90,9 +90,9 @@ def command(arguments: Sequence[str]) -> int:
     if given.example is not None:
         return _example(options, given.example)
     if given.completion:
-        from nmt_train.cli import completion  # which imports this module
+        from nmt_train.cli import completion
 
-        print(completion.script(), end="")
+        print(completion.script(parser()), end="")
         return 0
     if given.opustrainer is not None:
         print(opustrainer.convert(given.opustrainer), end="")
