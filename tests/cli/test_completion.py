@@ -57,7 +57,7 @@ def test_values_with_names_are_completed_and_else_files(script: Path) -> None:
     assert completed(script, "nmt-train", "sparse-o", "--mode") == ["sparse-overlap"]
     assert set(completed(script, "/some/where/nmt-train", "", "--mode")) == {"auto", *MODES}
     assert completed(script, "nmt-train", "b", "--model.preset") == ["base", "big"]
-    assert completed(script, "nmt-export", "", "--to") == ["huggingface", "ctranslate2"]
+    assert completed(script, "nmt-export", "", "--to") == ["huggingface", "ctranslate2", "marian"]
     assert completed(script, "nmt-train", "", "--config") == []
     assert "-o default" in " ".join(in_bash(script, "complete -p nmt-train"))
 
