@@ -20,7 +20,7 @@ from nmt_train.common.paths import expanded
 from nmt_train.common.section import STRICT, problem
 from nmt_train.common.yaml_file import merge, override, read
 from nmt_train.corpus import BatchConfig, CorpusConfig
-from nmt_train.model import SIZES, ModelConfig
+from nmt_train.model import SEPARATE, SIZES, ModelConfig
 from nmt_train.model.metrics import ValidationConfig
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.run.checkpoint import CheckpointConfig
@@ -127,6 +127,13 @@ class Config:
     def _check_lora(self) -> Config:
         if self.model.lora_rank is not None and self.init is None:
             raise ValueError("model.lora_rank trains only factors beside the parameters of a model; name that model as init")
+        return self
+
+    @model_validator(mode="after")
+    def _check_tied(self) -> Config:
+        vocabulary = self.corpus.vocabulary
+        if self.model.tied == "all" and any(isinstance(given, list) for given in (vocabulary.size, vocabulary.path)):
+            raise ValueError(f"model.tied {SEPARATE}")
         return self
 
     @model_validator(mode="after")
@@ -297,6 +304,10 @@ _ELSEWHERE = {
     **dict.fromkeys(("batch_size", "batch.size"), "did you mean batch.tokens, or batch.sentences?"),
     **dict.fromkeys(("epochs", "max_epochs", "stop.epochs"), "write stop.after: 10e"),
     **dict.fromkeys(("updates", "max_updates", "stop.updates"), "write stop.after: 5000u"),
+    **dict.fromkeys(("mini-batch", "mini_batch"), "did you mean batch.sentences, or batch.tokens?"),
+    **dict.fromkeys(("early-stopping", "early_stopping"), "did you mean stop.patience?"),
+    **dict.fromkeys(("valid-freq", "valid_freq", "save-freq"), "did you mean validation.every, or checkpoint.every?"),
+    **dict.fromkeys(("type", "train-sets"), "docs/guide.md has our keys for those of Marian and other toolkits"),
     "log.tensorboard": "write log.trackers: [tensorboard], or nothing in place of false",
     **dict.fromkeys(
         ("corpus.weights", "corpus.weight"),

@@ -17,6 +17,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "big": {"encoder_layers": 6, "decoder_layers": 6, "dim": 1024, "ffn_dim": 4096, "heads": 16, "dropout": 0.3},
 }
 Preset = Literal["tiny", "small", "base", "big"]
+SEPARATE = "all would share one matrix, but source and target have separate vocabularies; set it to target-output"
 SIZES = tuple(key for key in PRESETS["small"] if key != "dropout")  # the keys that a preset sets, but for dropout
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ def import_model(source: Path, vocabularies: Sequence[Path], out: Path) -> str:
     imported = [f"imported from {source.resolve().name}"] * 2
     values = {
         "corpus": {"train": imported, "valid": imported, "vocabulary": {"size": vocabulary.size}},
-        "model": vars(model), "stop": {"after": "1u"},
+        "model": dataclasses.asdict(model), "stop": {"after": "1u"},
     }  # fmt: skip
     digest = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in parameters.values())).hexdigest()
     facts = {

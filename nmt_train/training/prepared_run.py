@@ -21,6 +21,7 @@ from nmt_train.corpus.survey import Survey
 from nmt_train.corpus.text import read_lines, read_pairs, read_weights, sides
 from nmt_train.corpus.train_vocabulary import trained
 from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.model import SEPARATE
 from nmt_train.model.metrics import TestSets
 from nmt_train.modes.auto import AUTO
 from nmt_train.modes.resolve import optimizer_name
@@ -242,10 +243,7 @@ def _compare_corpora(saved: Checkpoint, config: Config, stores: Stores, force: b
 
 def _check_tying(config: Config, vocabulary: Vocabulary) -> None:
     if isinstance(vocabulary.size, list) and config.model.tied == "all":
-        raise UserError(
-            "model.tied: all would share a matrix between two vocabularies, but source and target have separate ones; set it to"
-            " target-output"
-        )
+        raise UserError(f"model.tied {SEPARATE}")
 
 
 def _fallback(run: Run) -> Path:

@@ -461,6 +461,8 @@ def text(demo: Path, name: str) -> bytes:
         ({"mode": "pipe", "replicas.algorithm": "mpi"}, "replicas.algorithm: mpi sums in full precision, not half"),
         ({"mode": "low-bit", "replicas.algorithm": "butterfly"}, "butterfly is for the modes sync, powersgd"),
         ({"mode": "low-bit", "replicas.codec": "half"}, "replicas.codec: mode low-bit has encodings of its own"),
+        ({"corpus.vocabulary": {"size": [50, 60]}, "model.tied": "all"}, "model.tied all would share one matrix"),
+        ({"early-stopping": 10}, "unknown key early-stopping; did you mean stop.patience"),
         ({"mode": "low-bit", "low_bit.up": 4}, "low_bit.up: it should be 2, 3, 15 or 255, not 4"),
         ({"mode": "pipe", "batch.accumulate": 2}, "batch.accumulate: mode pipe decides itself"),
         ({"mode": "strom", "replicas.codec": "half"}, "replicas.codec: the settings of mode strom are in section peers"),
