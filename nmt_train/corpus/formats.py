@@ -10,8 +10,9 @@ import os
 import re
 import zlib
 from collections.abc import Iterator
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from nmt_train.common.errors import UserError, remedy, unreadable
 from nmt_train.corpus import MAX_RATIO
@@ -53,15 +54,15 @@ def suffix(path: str | Path) -> str:
     return next((end for end in COMPRESSED if str(path).endswith(end)), "")
 
 
-def open_binary(path: str | Path) -> BinaryIO:
+def open_binary(path: str | Path) -> BufferedIOBase:
     """Open a file of text for reading. Raises UserError if the package for .zst is missing, and OSError."""
     match suffix(path):
         case ".gz":
-            return gzip.open(path, "rb")  # type: ignore[return-value]
+            return gzip.open(path, "rb")
         case ".xz":
-            return lzma.open(path, "rb")  # type: ignore[return-value]
+            return lzma.open(path, "rb")
         case ".zst":
-            opened: BinaryIO = _zstd(path).open(path, "rb")
+            opened: BufferedIOBase = _zstd(path).open(path, "rb")
             return opened
     return open(path, "rb")
 
@@ -78,7 +79,7 @@ def blocks(path: str | Path, ratio: float = MAX_RATIO) -> Iterator[bytes]:
         if end:
             _refuse_other_format(path, end)
         with open_binary(path) as stream:
-            while block := stream.read(BLOCK):
+            while block := stream.read1(BLOCK):  # from a pipe, what has come
                 read += len(block)
                 if read > longest:
                     raise UserError(

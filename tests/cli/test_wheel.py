@@ -84,7 +84,8 @@ def sum_of(choice: random.Random, syllables: list[str]) -> str:
 def test_readmes_commands_for_ones_own_corpus_work_where_only_the_wheel_is_installed(built: Path, tmp_path: Path) -> None:
     home = tmp_path / "venv"
     venv.create(home)
-    requirements = [line.replace("extra ==", "'export' ==") for line in metadata(built).get_all("Requires-Dist", [])]
+    given = metadata(built).get_all("Requires-Dist", [])
+    requirements = [line.replace("extra ==", "'export' ==") for line in given if "extra" not in line or "export" in line]
     borrow(home, requirements)
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PIP_"))} | OFFLINE
     install = [sys.executable, "-m", "pip", f"--python={home}/bin/python", "install", "-q", f"{built}[export]"]
@@ -104,7 +105,7 @@ def test_readmes_commands_for_ones_own_corpus_work_where_only_the_wheel_is_insta
     said = {}
     for command in commands:
         said[command.split()[0]] = shell(command.replace("--config mine.yml", f"--config mine.yml {SHORT}"))
-    assert set(said) == {"nmt-train", "nmt-translate", "nmt-validate", "nmt-plot", "nmt-export", "nmt-import"}
+    assert set(said) == {"nmt-train", "nmt-translate", "nmt-validate", "nmt-export", "nmt-import"}
     assert len((tmp_path / "test.out").read_text(encoding="utf-8").splitlines()) == 20
     for metric in ("cross-entropy", "bleu", "chrf"):
         assert metric in said["nmt-validate"]

@@ -95,7 +95,7 @@ def test_a_beam_as_large_as_the_space_finds_the_best_of_the_translations_that_ha
     }
     found = searched(model, config, demand)
     best = sorted(scores.values(), reverse=True)[:beam]
-    assert [hypothesis.score for hypothesis in found] == pytest.approx(best, abs=1e-4)
+    assert [hypothesis.score for hypothesis in found if hypothesis.ended] == pytest.approx(best, abs=1e-4)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT
 from installed import OFFLINE
 
-EXTRAS = "nmt_train[export,tensorboard]"
+EXTRAS = "nmt_train[export,tensorboard,zstd]"
 
 
 class Image:
