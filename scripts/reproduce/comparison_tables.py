@@ -145,7 +145,7 @@ def judged(ours: Sequence[tuple[float, float]], others: Sequence[tuple[float, fl
 
 def _code(system: str) -> str:
     """The name of a system, in which the mode is code."""
-    return system if system in (ALONE, IDEAL) else re.sub(r"^[\w-]+", lambda name: f"`{name[0]}`", system)
+    return system if system.startswith((ALONE, IDEAL)) else re.sub(r"^[\w-]+", lambda name: f"`{name[0]}`", system)
 
 
 def _table(rows: Iterable[Sequence[str]]) -> str:
