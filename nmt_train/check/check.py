@@ -32,7 +32,7 @@ def check(config: Config, nodes: Sequence[int], own: torch.device, force: bool, 
     """Print the page. Nothing is written, and nothing is trained, except for trials of the batch size on a GPU.
 
     nodes: the machine of each rank. own: a device of this machine. Raises UserError for the first reason why training could not
-    begin or go on.
+    begin or continue.
     """
     page, corpus, run = Page(), config.corpus, Run(expanded(config.run))
     check_installed(config.log.trackers)

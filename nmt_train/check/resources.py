@@ -47,8 +47,8 @@ class Text:
 def describe(page: Page, config: Config, nodes: Sequence[int], own: torch.device, text: Text, begin: Beginning) -> None:
     """Print what training needs of this machine.
 
-    Raises UserError if training cannot begin or go on: not enough memory for the vectors alone, not enough disk space, or too
-    few steps.
+    Raises UserError if training cannot begin or continue: not enough memory for the vectors alone, not enough disk space, or
+    too few steps.
     """
     config = _decided(page, config, nodes, own, text, begin)
     plan, shapes = resolve(config, tuple(nodes)), shapes_of(config, text.pieces)

@@ -80,7 +80,7 @@ class TermProgress:
         return done, before[:, :, None] & (pieces[..., None, None] == self._terms[:, None, None])
 
     def _complete(self, matched: Tensor) -> Tensor:
-        """Which terms the hypotheses end with; the last word of the term may go on."""
+        """Which terms the hypotheses end with; the last word of the term may still be continued."""
         last = (self._lengths - 1).clamp(min=0)[:, None, :, None].expand(*matched.shape[:3], 1)
         return matched.gather(3, last)[..., 0] & (self._lengths > 0)[:, None]
 

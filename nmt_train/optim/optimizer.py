@@ -170,7 +170,7 @@ class Clipping(NamedTuple):
 
     @classmethod
     def of(cls, config: OptimizerConfig, elements: int, matrices: Sequence[Matrix]) -> Clipping:
-        """matrices: those of a vector of so many elements, in their order."""
+        """elements: of the vector. matrices: those in it, in their order."""
         if config.name != "muon":
             return cls(config.clip_norm)
         parts = tuple(between(matrices, elements))

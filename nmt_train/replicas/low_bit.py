@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nmt_train.codec.codec import Codec
-from nmt_train.codec.levels import EIGHT_BITS, FOUR_BITS, Levels
+from nmt_train.codec.levels import FOUR_BITS, Levels
 from nmt_train.codec.low_bit_for import low_bit_for
 from nmt_train.codec.size_only import SizeOnly
 from nmt_train.common.message import Message
@@ -130,9 +130,8 @@ class LowBitReducer(StagedReducer):
             elements = min(place.stop, start + rows * columns) - max(place.start, start)
             if elements > 0:
                 shapes.append((elements // columns, columns))
-        kinds = {FOUR_BITS: Levels, EIGHT_BITS: Levels}
-        values = (self._config.up, self._config.down)
-        made = [kinds.get(each, self._kind)(shapes, each, self._scratch) for each in values]
+        both = (self._config.up, self._config.down)
+        made = [(Levels if values >= FOUR_BITS else self._kind)(shapes, values, self._scratch) for values in both]
         return [SizeOnly(codec) for codec in made] if self._meta else list(made)
 
     @torch.no_grad()

@@ -26,7 +26,8 @@ _RANKS, _LEFT_OUT = "ranks", "left-out-of-matrix-"
 class OwnedMatrices:
     """The matrices of a model; this rank owns those that it is asked to `direct`.
 
-    An update changes momenta, and what was left out, only by `complete`: an interrupted one can be repeated.
+    An update changes momenta, and what was left out, only by `complete`. Every exchange directs the same matrices, so that one
+    which was interrupted, or not applied, is overwritten by the next.
     """
 
     def __init__(self, flat: FlatModel, optimizer: Optimizer, transport: Messages, trace: Trace) -> None:
@@ -37,13 +38,16 @@ class OwnedMatrices:
         self._left_out: dict[Matrix, Tensor] = {}
         self._next_momenta: dict[Matrix, Tensor] = {}
         self._next_left_out: dict[Matrix, Tensor] = {}
-        self._owned: set[Matrix] = set()
+
+    @property
+    def owned(self) -> list[Matrix]:
+        """Those that this rank has directed, in their order."""
+        return [matrix for matrix in self.matrices if matrix in self._next_momenta]
 
     @torch.no_grad()
     def direct(self, mean: Tensor, start: int) -> None:
         """Replace the gradients of all matrices in this part of the mean gradient, which begins at `start`, by directions."""
         mine = self._within(mean, start)
-        self._owned.update(mine)
         with self._trace.span("update", muon_cost(0, mine)):
             if self._momenta is None:
                 return
@@ -67,23 +71,22 @@ class OwnedMatrices:
             self._next_left_out[matrix] = values / scale
             values.zero_()
 
-    def complete(self, applied: bool) -> None:
-        """Called when all parts have been reduced, or the exchange was given up. applied: whether the update takes place."""
-        if applied and self._momenta is not None:
+    def complete(self) -> None:
+        """Called when all parts have been reduced, and the update takes place."""
+        if self._momenta is not None:
             for matrix, momentum in self._next_momenta.items():
                 matrix.of(self._momenta).copy_(momentum)
             self._left_out |= self._next_left_out
-        self._next_momenta, self._next_left_out = {}, {}
 
     def share_momenta(self) -> None:
         """Send rank 0, whose optimizer state checkpoints contain, the momenta of all matrices. Called on all ranks."""
         if self._momenta is None:
             return
         if self._transport.rank:
-            owned = [number for number, matrix in enumerate(self.matrices) if matrix in self._owned]
-            momenta = [self.matrices[number].of(self._momenta).flatten() for number in owned]
+            numbers = tuple(map(self.matrices.index, self.owned))
+            momenta = [matrix.of(self._momenta).flatten() for matrix in self.owned]
             packed = cpu_copy(torch.cat([self._momenta[:0], *momenta]))
-            self._transport.send(0, Tag.STATE, Message(tuple(owned), (packed,))).result()
+            self._transport.send(0, Tag.STATE, Message(numbers, (packed,))).result()
             return
         for rank in range(1, self._transport.size):
             message: Message = self._transport.receive(rank, Tag.STATE).result()[1]
@@ -100,7 +103,6 @@ class OwnedMatrices:
 
     def load(self, vectors: Mapping[str, Tensor]) -> None:
         """Continue from what `state` returned on this rank, unless the number of ranks, and so the owners, have changed."""
-        self.complete(applied=False)
         self._left_out = {}
         if _RANKS in vectors and int(vectors[_RANKS]) == self._transport.size and self._momenta is not None:
             for matrix in self.matrices:

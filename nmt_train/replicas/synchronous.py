@@ -11,7 +11,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nmt_train.common.errors import NotFinite
 from nmt_train.optim.optimizer import Optimizer, divide_and_clip
 from nmt_train.replicas.owned_matrices import OwnedMatrices
 from nmt_train.replicas.reducer import Reduction
@@ -59,21 +58,14 @@ class Synchronous(Strategy):
     @torch.no_grad()
     def _apply(self, gradient: Tensor, joined: Reduction) -> None:
         """Update by what the reducer returned. Raises NotFinite, on all ranks alike, if it contains infinities or NaN."""
-        try:
-            self.gradient_norm = divide_and_clip(gradient, self._clipping, joined.divisor)  # it is now the mean of all ranks
-        except NotFinite:
-            self._complete_matrices(applied=False)
-            raise
-        self._complete_matrices(applied=True)
+        self.gradient_norm = divide_and_clip(gradient, self._clipping, joined.divisor)  # it is now the mean of all ranks
+        if self._owned is not None:
+            self._owned.complete()
         if self._sums_gradients and joined.weight > 1:  # batch.reduction: sum
             gradient.mul_(joined.weight)
         self._pay_debt()  # from here on, an update that this worker has made includes it
         with self._trace.span("update", self.optimizer.cost_elements):
             self.optimizer.apply(gradient)
-
-    def _complete_matrices(self, applied: bool) -> None:
-        if self._owned is not None:
-            self._owned.complete(applied)
 
     def refresh(self) -> None:
         """The replicas are equal already; UserError if they are not."""

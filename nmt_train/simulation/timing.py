@@ -57,7 +57,7 @@ def _layer_matrices(config: ModelConfig, shapes: Shapes) -> dict[int, int]:
     """`Transformer.layer_matrices` by the numbers of the parameters; none if the shapes are those of another model."""
     with torch.device("meta"):
         model = Transformer(config, _PIECES)
-    matrices, parameters = model.layer_matrices(), list(model.named_parameters())
+    matrices, parameters = model.layer_matrices(), [its for its in model.named_parameters() if its[1].requires_grad]
     found = {number: matrices[name] for number, (name, _) in enumerate(parameters) if name in matrices}
     same = len(parameters) == len(shapes) and all(shapes[number] == parameters[number][1].shape for number in found)
     return found if same else {}
@@ -265,7 +265,8 @@ def measure(config: Config, cluster: ClusterConfig, shapes: Shapes, tokens: Sequ
     check(cluster, config)
     config = dataclasses.replace(config, precision="fp32")
     cluster = dataclasses.replace(cluster, crashes=[], kills=[])  # every rank takes all of its steps
-    elements, joined = count(shapes), _layer_matrices(config.model, shapes)
+    elements = count(shapes)
+    joined = _layer_matrices(config.model, shapes) if config.optimizer.name == "muon" else {}
     network = Network(cluster.with_codec(resolve(config, cluster.ranks())), elements, only_training=True)
     engine = Engine(network, config.transport.deadline, random=False)
     coordinator: list[_Steps] = []

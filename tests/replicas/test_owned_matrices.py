@@ -62,7 +62,7 @@ class Rank:
     def step(self, gradient: Tensor, buckets: int = 3) -> Tensor:
         """Reduce a gradient, and apply it; returns what was applied: directions of matrices, and the mean of the rest."""
         self.reduce(gradient, buckets)
-        self.owned.complete(applied=True)
+        self.owned.complete()
         applied = gradient.clone()
         self.optimizer.apply(gradient)
         return applied
@@ -142,7 +142,7 @@ def test_every_matrix_has_one_owner_that_has_all_of_it(ranks: int, buckets: int,
     def owned(transport: VirtualTransport) -> set[Matrix]:
         rank = Rank(transport, kind)
         rank.step(given[transport.rank].clone(), buckets)
-        return rank.owned._owned
+        return set(rank.owned.owned)
 
     found = together(engine([1] * ranks), *[owned] * ranks)
     assert set().union(*found) == set(model().matrices())
@@ -178,7 +178,6 @@ def test_an_update_that_is_not_finite_changes_no_momentum() -> None:
             broken[0] = torch.nan
             rank.reduce(broken)
             assert broken.isnan().any()
-            rank.owned.complete(applied=False)
         rank.owned.share_momenta()
         return rank.optimizer.state()[0]["exp_avg"].clone(), rank.owned.state()
 

@@ -38,7 +38,9 @@ def paired(*paths: str) -> list[tuple[str, ...]]:
     """The lines of several files with the same number of lines."""
     texts = [lines(path) for path in paths]
     if len(set(map(len, texts))) > 1:
-        sys.exit(f"{', '.join(paths)}: have {', '.join(str(len(text)) for text in texts)} lines; they must have equally many")
+        sys.exit(
+            f"{', '.join(paths)}: have {', '.join(str(len(text)) for text in texts)} lines; they must have the same number"
+        )
     return list(zip(*texts, strict=True))
 
 
