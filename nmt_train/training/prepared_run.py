@@ -192,9 +192,7 @@ def _initial(config: Config) -> Checkpoint:
     """The checkpoint that `init` names; UserError if its model has other sizes than this run's."""
     initial = load_verified(newest(expanded(str(config.init)), 1)[0])
     there, here = saved_keys(initial.facts["config"]), configuration.flatten(configuration.plain(config))
-    its = [
-        key for key in FIXED if key.startswith("model.") and key != "model.lora_rank"
-    ]  # of which a model is the same without
+    its = [key for key in FIXED if key.startswith("model.") and key != "model.lora_rank"]  # factors are merged
     keys = [key for key in its if key in here and there.get(key) != here[key]]
     if keys:
         wanted = ", ".join(f"{key} {there.get(key)} (here {here[key]})" for key in keys)
