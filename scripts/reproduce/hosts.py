@@ -48,9 +48,8 @@ class Place:
         return f"{self.hosts}-hosts-{self.rate}"
 
     def setup(self, mode: str, seed: int) -> Setup:
-        """One device is the same with any network."""
-        where = f"{CORES[self.hosts]}-core" if mode == "single" else self.name
-        return Setup(mode, where).with_seed(seed)
+        """One device is trained beside the modes of each network, because a machine's speed changes from day to day."""
+        return Setup(mode, self.name).with_seed(seed)
 
     def simulated(self, mode: str) -> Setup:
         return Setup(mode, f"{self.name}-simulated")
