@@ -6,8 +6,7 @@ Each section's dataclass is in the package that it configures.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
@@ -18,7 +17,8 @@ from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
 from nmt_train.common.section import STRICT, problem
-from nmt_train.common.yaml_file import merge, override, read
+from nmt_train.common.unknown_key import unknown
+from nmt_train.common.yaml_file import flatten, merge, override, read
 from nmt_train.corpus import BatchConfig, CorpusConfig
 from nmt_train.model import SEPARATE, SIZES, ModelConfig
 from nmt_train.model.metrics import ValidationConfig
@@ -233,7 +233,7 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
     known = leaves()
     for name in flatten(values):
         if name not in known and not any(name.startswith(key + ".") for key in known):
-            raise UserError(f"{where.get(name, 'config')}: {unknown(name)}")
+            raise UserError(f"{where.get(name, 'config')}: {unknown(name, known)}")
     values, undecided = _without_auto(_tied(values), where)
     try:
         return _SECTIONS.validate_python({**values, "undecided": undecided})
@@ -298,43 +298,6 @@ def with_values(config: Config, given: Mapping[str, Any]) -> Config:
     return validate(values, {})
 
 
-# Names that other programs use, with what to use instead.
-_ELSEWHERE = {
-    **dict.fromkeys(("lr", "optimizer.lr", "learning_rate"), "did you mean optimizer.learning_rate?"),
-    **dict.fromkeys(("batch_size", "batch.size"), "did you mean batch.tokens, or batch.sentences?"),
-    **dict.fromkeys(("epochs", "max_epochs", "stop.epochs"), "write stop.after: 10e"),
-    **dict.fromkeys(("updates", "max_updates", "stop.updates"), "write stop.after: 5000u"),
-    **dict.fromkeys(("mini-batch", "mini_batch"), "did you mean batch.sentences, or batch.tokens?"),
-    **dict.fromkeys(("early-stopping", "early_stopping"), "did you mean stop.patience?"),
-    **dict.fromkeys(("valid-freq", "valid_freq", "save-freq"), "did you mean validation.every, or checkpoint.every?"),
-    **dict.fromkeys(("type", "train-sets"), "docs/guide.md has our keys for those of Marian and other toolkits"),
-    "log.tensorboard": "write log.trackers: [tensorboard], or nothing in place of false",
-    **dict.fromkeys(
-        ("corpus.weights", "corpus.weight"),
-        "give every corpus its weight: corpus.train: [{files: [a, b], weight: 2}, ...] (docs/corpora.md)",
-    ),
-    "corpus.alignments": "give them to their corpus: corpus.train: [{files: [a, b], alignments: c}] (docs/corpora.md)",
-    **dict.fromkeys(
-        ("corpus.test", "test"), "training needs only corpus.valid; test a trained model with nmt-validate RUN --test FILE FILE"
-    ),
-}
-
-
-def unknown(name: str, options: Iterable[str] = ()) -> str:
-    """Return the error message for an unknown key; `options` are names that are valid in addition to the keys."""
-    known = dict.fromkeys([*leaves(), *options])
-    sections = {key.rsplit(".", 1)[0] for key in leaves() if "." in key}
-    if name in sections:
-        return f"{name} is a section; give its keys, as in {next(k for k in leaves() if k.startswith(name + '.'))}"
-    if name in _ELSEWHERE:
-        return f"unknown key {name}; {_ELSEWHERE[name]}"
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if not near:
-        last = name.rsplit(".", 1)[-1]
-        near = [key for key in known if key.rsplit(".", 1)[-1] == last][:1]
-    return f"unknown key {name}" + (f"; did you mean {near[0]}?" if near else "; see nmt-train --help")
-
-
 def plain(config: Any) -> dict[str, Any]:
     """Convert the configuration to nested dictionaries of YAML types; `validate` reads them back."""
     result: dict[str, Any] = _SECTIONS.dump_python(config, mode="json")
@@ -347,13 +310,3 @@ def plain(config: Any) -> dict[str, Any]:
             for size in SIZES:
                 del result["model"][size]
     return result
-
-
-def flatten(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from nmt_train.config import Config, entries, flatten, leaves, plain, validate
+from nmt_train.common.yaml_file import flatten
+from nmt_train.config import Config, entries, leaves, plain, validate
 
 
 def to_yaml(config: Config) -> str:

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from nmt_train.common.unknown_key import unknown
 from nmt_train import cli, config, config_text
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
@@ -147,7 +148,7 @@ def explained(parser: argparse.ArgumentParser, name: str) -> str:
     }  # a key of the configuration is an option, too
     found = {option: text for option, text in texts.items() if option == name or option.startswith(f"{name}.")}
     if not found:
-        raise UserError(f"--help: {config.unknown(name, texts)}")
+        raise UserError(f"--help: {unknown(name, config.leaves(), texts)}")
     lines = (f"{option}: {text.replace('%%', '%')}" for option, text in found.items())
     return "".join(textwrap.fill(line, 100, subsequent_indent="    ") + "\n" for line in lines)
 
@@ -169,7 +170,7 @@ def parse(options: cli.Parser, arguments: Sequence[str]) -> argparse.Namespace:
         stray = rest[0].split("=")[0]
         if stray.startswith("--"):
             known = [name.removeprefix("--") for action in options._actions for name in action.option_strings]
-            raise UserError(f"command line: {config.unknown(stray.removeprefix('--'), known)}")
+            raise UserError(f"command line: {unknown(stray.removeprefix('--'), config.leaves(), known)}")
         raise UserError(f"command line: {stray!r} belongs to no option; quote a list: '[a, b]'")
     return given
 

@@ -140,3 +140,14 @@ def _locate(node: Any, path: Path, prefix: str, where: dict[str, str]) -> None:
         seen.add(name)
         where[name] = place
         _locate(value, path, f"{name}.", where)
+
+
+def flatten(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, whose keys are dotted."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

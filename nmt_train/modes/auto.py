@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nmt_train.common.yaml_file import override
-from nmt_train.config import Config, flatten, leaves, plain, validate
+from nmt_train.common.yaml_file import flatten
+from nmt_train.config import Config, leaves, plain, validate
 
 AUTO = "auto"
 # The sections that belong to a mode. A choice replaces them, because each choice was measured with its settings.

@@ -13,7 +13,8 @@ import torch
 
 from nmt_train.common import atomic_file
 from nmt_train.common.streams import tell
-from nmt_train.config import Config, flatten, plain, with_values
+from nmt_train.common.yaml_file import flatten
+from nmt_train.config import Config, plain, with_values
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.modes.auto import part_of_mode, replaced

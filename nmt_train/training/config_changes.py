@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nmt_train.common.yaml_file import flatten
 from nmt_train import config as configuration
 from nmt_train.common.duration import Duration
 from nmt_train.config import DROPOUT, OPEN, Config, with_values
@@ -38,7 +39,7 @@ FIXED = (
 
 def saved_keys(old: dict[str, Any]) -> dict[str, Any]:
     """The leaves of a saved configuration; keys that the version that saved it did not have get their defaults."""
-    saved = configuration.flatten(old)
+    saved = flatten(old)
     return {
         key.name: key.default for key in configuration.leaves().values() if not isinstance(key.default, (list, Duration))
     } | saved
@@ -62,7 +63,7 @@ def differences(old: dict[str, Any], new: Config) -> list[str]:
     if new.mode == AUTO:
         new = with_values(new, part_of_mode(before))  # which a run keeps, unless it has begun with a single rank
     new = kept(new, old)
-    after = configuration.flatten(configuration.plain(new))
+    after = flatten(configuration.plain(new))
     for values in (before, after):
         values["optimizer.name"] = optimizer_name(values["mode"], values["optimizer.name"])
         if values["optimizer.schedule"] == "cosine" and values["optimizer.cosine_until"] is None:

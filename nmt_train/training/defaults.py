@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from nmt_train.common.yaml_file import flatten
 from nmt_train import config as configuration
 from nmt_train import device
 from nmt_train.common.errors import UserError
@@ -119,7 +120,7 @@ def _on_cpu(config: Config) -> dict[str, int]:
 
 def _tell(transport: Transport, before: Config, now: Config) -> None:
     """Send the other ranks the values of all keys that were open before, and no longer are."""
-    values = configuration.flatten(configuration.plain(now))
+    values = flatten(configuration.plain(now))
     names = [name for name in before.undecided if name not in now.undecided]
     found = {name: values[name] for name in names}
     if "model.preset" in names:
@@ -137,7 +138,7 @@ def _of_model(
     if saved is not None:
         keeps = [name for name in config.undecided if name != DROPOUT]
         config = kept(config, saved.facts["config"])
-        values = configuration.flatten(configuration.plain(config))
+        values = flatten(configuration.plain(config))
         return config, [f"{', '.join(f'{name} {values[name]}' for name in keeps)}: the run began so"] * bool(keeps)
     if "model.preset" not in config.undecided:
         return config, []

@@ -7,13 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from nmt_train.common.yaml_file import flatten
 from nmt_train import config as configuration
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
 from nmt_train.common.section import as_list, listed
 from nmt_train.config import Config
-from nmt_train.corpus import CorpusConfig, ValidationSet, VocabularyConfig, alignment, cache, untagged
+from nmt_train.corpus import CorpusConfig, ValidationSet, alignment, cache, untagged
+from nmt_train.corpus.vocabulary_config import VocabularyConfig
 from nmt_train.corpus.batches import check_batch_size, check_settings
 from nmt_train.corpus.new_pieces import extended, extends
 from nmt_train.corpus.store import Stores, open_stores
@@ -191,7 +193,7 @@ def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
 def _initial(config: Config) -> Checkpoint:
     """The checkpoint that `init` names; UserError if its model has other sizes than this run's."""
     initial = load_verified(newest(expanded(str(config.init)), 1)[0])
-    there, here = saved_keys(initial.facts["config"]), configuration.flatten(configuration.plain(config))
+    there, here = saved_keys(initial.facts["config"]), flatten(configuration.plain(config))
     its = [key for key in FIXED if key.startswith("model.") and key != "model.lora_rank"]  # factors are merged
     keys = [key for key in its if key in here and there.get(key) != here[key]]
     if keys:

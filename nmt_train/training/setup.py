@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from nmt_train.common.yaml_file import flatten
 from nmt_train import config as configuration
 from nmt_train import device
 from nmt_train.common.errors import UserError
@@ -68,7 +69,7 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
     if recovered is None:
         rewind_spans(run.folder / "trace", state.progress.updates if prepared.saved is not None else -1)
     keys = configuration.plain(config)
-    tracked = TrackedRun(run.folder, keys, configuration.flatten(keys), updates)
+    tracked = TrackedRun(run.folder, keys, flatten(keys), updates)
     log = Log.open(run.folder, config.log, bool(prepared.simulated), tracked)
     try:
         if prepared.overwrite and recovered is None:

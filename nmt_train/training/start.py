@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import nmt_train
+from nmt_train.common.yaml_file import flatten
 from nmt_train import config as configuration
 from nmt_train import device
 from nmt_train.common import launcher
@@ -253,7 +254,7 @@ def _identity(config: Config, stores: Stores) -> dict[str, Any]:
         name = path.relative_to(folder).as_posix()
         if not name.startswith("recipes/"):  # in a clone a link, which Python versions follow or not
             code.update(name.encode() + path.read_bytes())
-    leaves = configuration.flatten(configuration.plain(config))
+    leaves = flatten(configuration.plain(config))
     same = {f"configuration key {name}": value for name, value in leaves.items() if not name.startswith(_LOCAL)}
     return {
         "version": nmt_train.__version__, "code (its checksum)": code.hexdigest()[:12], **same,

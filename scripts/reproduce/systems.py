@@ -107,12 +107,11 @@ def _knobs(rate: str, warmup: str, beta1: str = "0.9 0.8") -> dict[str, tuple[st
     return {key: tuple(text.split()) for key, text in values.items()} | {"floor": _FLOORS}
 
 
-def _knobs_of_muon(rate: str, warmup: str) -> dict[str, tuple[str, ...]]:
+def _knobs_of_muon(rate: str, warmup: str, momenta: str = "0.95 0.9") -> dict[str, tuple[str, ...]]:
     """As `_knobs`, but with the momentum of matrices instead of beta1."""
-    return {
-        **{key: values for key, values in _knobs(rate, warmup).items() if key != "beta1"},
-        "optimizer.momentum": ("0.95", "0.9"),
-    }
+    knobs = _knobs(rate, warmup)
+    del knobs["beta1"]
+    return knobs | {"optimizer.momentum": tuple(momenta.split())}
 
 
 def _neighbors(key: str, value: str) -> tuple[str, ...]:
@@ -193,6 +192,12 @@ SYSTEMS: dict[str, System] = {
          for network, plans in _DENSE_LOCAL.items()},
         drains=True
     ),
+    "diloco, muon": System(  # MuLoCo
+        "diloco", ("local.outer_rate=1.0", *_MUON), _knobs_of_muon("0.003 0.005", "400 100"),
+        _plans({SLOW: "every=144,delay=72,m=0.5 every=72,delay=72,m=0.5 every=36,delay=36,m=0.9"},
+               every="local.every", delay="local.delay", m="local.outer_momentum"),
+        drains=True
+    ),
     "diloco-async": System(
         "diloco-async", ("local.outer_rate=1.0",), _knobs(*_LOCAL),
         _plans(_networks("every=8,delay=16,m=0.5 every=8,delay=16,m=0.9 every=16,delay=32,m=0.5 every=8,delay=0,m=0.5",
@@ -225,6 +230,13 @@ SYSTEMS: dict[str, System] = {
                                   for every in (2, 1) for batch in (448, 224, 112))
                   for machines, place in MACHINES.items() if machines > 1}},
                every="local.every", delay="local.delay", keep="tiles.keep", rate="tiles.rate", batch="batch.tokens")
+    ),
+    "sparse-local, muon": System(
+        "sparse-local", (*_MUON, "tiles.decay=1", "local.outer=none"),
+        _knobs_of_muon("0.003 0.005 0.002", "200 100", "0.95 0.8 0.5"),
+        _plans({SLOW: "every=1,delay=1,keep=34,rate=4 every=2,delay=2,keep=86,rate=4 every=2,delay=2,keep=86,rate=2",
+                SLOWEST: "every=8,delay=8,keep=28,rate=4 every=16,delay=16,keep=64,rate=2"},
+               every="local.every", delay="local.delay", keep="tiles.keep", rate="tiles.rate")
     ),
     "sparse-local 99.9%": System(
         "sparse-local", ("tiles.decay=1", "tiles.keep=4"), _knobs(*_LOCAL_PUSHES),

@@ -11,6 +11,8 @@ import pytest
 import yaml
 from conftest import small
 
+from nmt_train.common.unknown_key import unknown
+from nmt_train.common.yaml_file import flatten
 from nmt_train import __version__, cli, config
 from nmt_train.cli import export, import_model, plot, simulate, train, translate, validate
 
@@ -78,7 +80,7 @@ def test_print_config_says_who_chooses_and_is_a_complete_config_file(
     assert "#   optimizer.beta1: 0.4 (0.9 configured, but updates of 2 workers are added up" in of_mode
     assert "#   optimizer.clip_norm: 1.0\n" in defaults
     named = set(re.findall(r"(?m)^#   ([\w.]+): ", printed))
-    assert named | set(config.flatten(shown)) == set(config.leaves()) | {"optimizer.beta1"}, "every key has its place"
+    assert named | set(flatten(shown)) == set(config.leaves()) | {"optimizer.beta1"}, "every key has its place"
 
 
 def test_print_config_refuses_a_mode_that_there_is_not(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +103,7 @@ def test_print_config_refuses_a_mode_that_there_is_not(demo: Path, tmp_path: Pat
     ],
 )
 def test_the_names_of_other_programs_lead_to_ours(name: str, hint: str) -> None:
-    assert hint in config.unknown(name)
+    assert hint in unknown(name, config.leaves())
 
 
 def test_a_single_value_is_a_list_of_one(demo: Path, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError
-from nmt_train.corpus import BatchConfig, CorpusConfig, VocabularyConfig
+from nmt_train.corpus import BatchConfig, CorpusConfig
+from nmt_train.corpus.vocabulary_config import VocabularyConfig
 from nmt_train.corpus.batch import Batch, assemble, fitting
 from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.data_shard import DataShard, Position

@@ -117,7 +117,8 @@ def test_files_that_are_no_vocabulary_of_ours_are_named(tmp_path: Path, vocabula
 
 SAMPLED = """
 import hashlib, sys
-from nmt_train.corpus import CorpusConfig, VocabularyConfig
+from nmt_train.corpus import CorpusConfig
+from nmt_train.corpus.vocabulary_config import VocabularyConfig
 from nmt_train.corpus import survey
 from nmt_train.corpus.train_vocabulary import train
 survey.SAMPLE_LINES = 300

@@ -6,7 +6,8 @@ import pytest
 from conftest import Make
 
 from nmt_train.common.errors import UserError
-from nmt_train.config import flatten, plain, with_values
+from nmt_train.common.yaml_file import flatten
+from nmt_train.config import plain, with_values
 from nmt_train.modes import resolve as modes
 from nmt_train.modes.auto import AUTO, part_of_mode, replaced, with_mode
 

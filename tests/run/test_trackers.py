@@ -15,6 +15,7 @@ from conftest import Make
 from simulated import events
 from simulated import run as simulated
 
+from nmt_train.common.yaml_file import flatten
 from nmt_train import config as configuration
 from nmt_train.common.errors import UserError
 from nmt_train.config import Config
@@ -81,7 +82,7 @@ def test_a_tracker_gets_the_configuration_all_numbers_the_pictures_and_the_model
     folder = Path(config.run)
     assert run(config) == 0
     (first,) = recorder.begun
-    assert first.run.keys == {**configuration.flatten(configuration.plain(config)), "mode": "single"}
+    assert first.run.keys == {**flatten(configuration.plain(config)), "mode": "single"}
     assert first.run.keys["optimizer.learning_rate"] == 0.01
     assert sorted(first.numbers_of) == sorted(numbers(folder))
     assert {"train/cost", "validation/cross-entropy", "ranks/interval"} <= {name for name, *_ in first.numbers_of}

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import pytest
 from conftest import ROOT
 
+from nmt_train.common.unknown_key import unknown
+from nmt_train.common.yaml_file import flatten
 from nmt_train import cli, config
 from nmt_train.cli import export, import_model, plot, simulate, train, translate, validate
 from nmt_train.cli import options as settings
@@ -220,7 +222,7 @@ def key(text: str) -> None:
     if name in LEAVES and value is not None and not PLACEHOLDER.match(value):
         checked({name: value} | ({"optimizer.schedule": "cosine"} if name == "optimizer.cosine_until" else {}))
     elif "." in name and name.split(".")[0] in SECTIONS and name not in {*LEAVES, *SECTIONS}:
-        raise UserError(config.unknown(name))
+        raise UserError(unknown(name, config.leaves()))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -242,7 +244,7 @@ def test_every_yaml_block_is_a_valid_configuration_or_cluster_file(page: Path, t
         if "nodes" in values:
             cluster_file.load(file)
             return
-        given = set(config.flatten(yaml_file.value(text)))
+        given = set(flatten(yaml_file.value(text)))
         config.load([str(file)], {name: value for name, value in NEEDED.items() if name not in given})
 
     assert problems([(block, read) for block in blocks(page, "yaml")]) == []

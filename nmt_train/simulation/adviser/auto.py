@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import torch
 
 from nmt_train.common.errors import UserError
-from nmt_train.config import Config, flatten, plain
+from nmt_train.common.yaml_file import flatten
+from nmt_train.config import Config, plain
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.modes.auto import part_of_mode, with_mode
