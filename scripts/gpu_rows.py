@@ -91,6 +91,7 @@ ROWS = [  # in each stage, the most valuable ones first
     Row("speed", f"base, {SMALL:,} tokens, MarianMT", 120, speed("base", SMALL, rival=True), alone=True),
     Row("speed", "base, compiled", 200, speed("base", LARGE, compiled=True), alone=True, cpu=False),
     Row("speed", "big", 120, speed("big", LARGE), alone=True),
+    Row("speed", "base, muon", 120, speed("base", LARGE, optimizer="muon"), alone=True),
     Row("speed", "kernels of base", 120, kernels, alone=True),
     Row("speed", "steps of base", 180, step_times, alone=True),
     Row("speed", "codecs", 300, codecs, alone=True),

@@ -97,12 +97,12 @@ class Steps:
         raise Failed(what)
 
 
-def worker_for(own: torch.device, preset: str, tokens: int, compiled: bool = False) -> Worker:
+def worker_for(own: torch.device, preset: str, tokens: int, compiled: bool = False, optimizer: str = "adam") -> Worker:
     """A worker that trains in bf16 on random batches; with a tiny model on a CPU."""
     small = own.type == "cpu"
     values = {
         "corpus": {"train": ["-", "-"], "valid": ["-", "-"]}, "precision": "bf16", "stop": {"after": "1e"},
-        "model": {"preset": "tiny" if small else preset},
+        "model": {"preset": "tiny" if small else preset}, "optimizer": {"name": optimizer},
     }  # fmt: skip
     settings, vocabulary = config.validate(values, {}), 300 if small else _VOCABULARY
     model = Transformer(settings.model, vocabulary).to(own)
@@ -118,7 +118,7 @@ def settled(worker: Worker, steps: int) -> tuple[float, float]:
     return (end - start) / steps, (after - before) / steps
 
 
-def speed(preset: str, tokens: int, compiled: bool = False, rival: bool = False) -> Work:
+def speed(preset: str, tokens: int, compiled: bool = False, rival: bool = False, optimizer: str = "adam") -> Work:
     """Words/s, and their share of what products of matrices reach."""
 
     def work(device: str, folder: Path) -> str:
@@ -126,7 +126,7 @@ def speed(preset: str, tokens: int, compiled: bool = False, rival: bool = False)
             return f"{NOT_RUN}: the package transformers is not installed"
         own, began = devices.prepare(device, 0), time.perf_counter()
         rate, steps = matmul_rate(own), 3 if device == "cpu" else 30
-        worker = worker_for(own, preset, tokens, compiled)
+        worker = worker_for(own, preset, tokens, compiled, optimizer)
         seconds, words = marian_mt(worker, steps) if rival else settled(worker, steps)
         parameters = worker.flat.parameters.numel()
         memory = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if own.type == "cuda" else ""
