@@ -64,8 +64,8 @@ def search(
 
     A hypothesis has ended if END is among the `beam` best candidates of its sentence. A sentence is finished when `n_best`
     hypotheses have ended and no open one can become better, even if all of its further pieces up to the maximum length were
-    certain. At that length, open hypotheses are broken off; the best of them is the only result if none has ended. The result
-    of greedy search counts, too. A sentence has no translation if the model's logits are not finite.
+    certain. At that length, open hypotheses are broken off; the best of them are the results if none has ended. The result of
+    greedy search counts, too. A sentence has no translation if the model's logits are not finite.
     mask: (sentences, 1, 1, length), or None. demands: what each translation must have. A sentence whose translations have its
     terms anyway keeps them; otherwise it is searched again, with a beam that is larger by the pieces of its terms. A
     translation lacks a term only if it was broken off.
@@ -227,17 +227,17 @@ class _Search(Decoding):
             self._worst[row] = found[-1].score if len(found) == count else -math.inf
 
     def _add_broken_off(self, rows: Tensor) -> None:
-        """Add the best hypothesis of some sentences (bool) to their results, without END; of those with the most terms."""
+        """Add the hypotheses of some sentences (bool) to their results, without END; only those with the most terms."""
         length = max(1, self._history.shape[2])
-        places = [0] * len(rows) if self._progress is None else self._progress.fullest(self._scores)
-        for row in rows.nonzero().flatten().tolist():
-            total, ids = float(self._scores[row, places[row]]), self._history[row, places[row]].tolist()
+        wanted = self._scores.isfinite() if self._progress is None else self._progress.fullest(self._scores)
+        for row, place in (wanted & rows[:, None]).nonzero().tolist():
+            total, ids = float(self._scores[row, place]), self._history[row, place].tolist()
             broken_off = Hypothesis(ids, total, total / length**self._config.normalization, ended=False)
             _add(self.results[int(self._sentences[row])], broken_off, self._config.n_best)
 
 
 def _add(best: list[Hypothesis], hypothesis: Hypothesis, count: int) -> None:
-    """Insert a hypothesis into a list of at most `count`, best first; a broken-off one is kept only if none has ended."""
+    """Insert a hypothesis into a list of at most `count`, best first; broken-off ones are kept only if none has ended."""
     if any((other.ids, other.ended) == (hypothesis.ids, hypothesis.ended) for other in best) or (
         best and best[0].ended and not hypothesis.ended
     ):
@@ -246,7 +246,7 @@ def _add(best: list[Hypothesis], hypothesis: Hypothesis, count: int) -> None:
         best.clear()
     best.append(hypothesis)
     best.sort(key=lambda other: -other.score)
-    del best[count if hypothesis.ended else 1 :]
+    del best[count:]
 
 
 def _extend(logs: Tensor, scores: Tensor, greedy: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
