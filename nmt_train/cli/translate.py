@@ -37,7 +37,8 @@ def parser() -> cli.Parser:
         type=cli.positive,
         default=None,
         metavar="N",
-        help="print the N best translations of each line: line number from 0 ||| text (||| alignment) ||| log p ||| score",
+        help="print the N best different translations of each line, or all if there are fewer: line number from 0 ||| text"
+        " (||| alignment) ||| log p ||| score",
     )
     options.add_argument(
         "--alignment", choices=("hard", "soft"), default=None,
@@ -80,7 +81,8 @@ def _add_demands(options: cli.Parser) -> None:
     options.add_argument(
         "--sample", type=_sampling, metavar="HOW",
         help="draw each piece at random instead of searching: top-k=K: from the K most probable; nucleus=P: from the most"
-        " probable that together have probability P. With --n-best N, N independent samples",
+        " probable that together have probability P. With --n-best N, the different ones of N samples, which are more diverse"
+        " than the N best of a beam",
     )  # fmt: skip
     options.add_argument("--seed", type=cli.count, default=1, metavar="N", help="of --sample (default: 1)")
     options.add_argument(
@@ -180,7 +182,7 @@ def _rows(number: int, found: list[tuple[str, Hypothesis]], n_best: int | None) 
     if n_best is None:
         yield found[0][0] + "\n"
         return
-    for text, hypothesis in [*found, *found[-1:] * n_best][:n_best]:  # n_best rows, also for an empty source
+    for text, hypothesis in found:
         yield f"{number} ||| {text} ||| {hypothesis.log_probability:.4f} ||| {hypothesis.score:.4f}\n"
 
 

@@ -26,6 +26,7 @@ from nmt_train.model.transformer import Transformer
 from nmt_train.model.word_alignment import Aligner, Sentence
 
 Item = TypeVar("Item")
+NBest = list[tuple[str, Hypothesis]]  # the translations of a line as texts, best first
 
 NO_PROBABILITIES = (
     "the model gives no probabilities: its parameters are not finite, or too large; use an earlier checkpoint, or train with a"
@@ -64,8 +65,9 @@ class Translator:
 
     def stream(
         self, lines: Iterable[str | Request], window: int = 2000, pause: float | None = None
-    ) -> Iterator[list[tuple[str, Hypothesis]]]:
-        """Yield the n-best list of (text, hypothesis) for each line, in order; read at most `window` lines ahead.
+    ) -> Iterator[NBest]:
+        """Yield the n-best list of (text, hypothesis) for each line, in order, without repeated texts; read at most `window`
+        lines ahead.
 
         pause: translate what has been read when no line has come for this time [seconds]; None: wait for the whole window.
         """
@@ -81,21 +83,19 @@ class Translator:
             demands = [replace(each.demand, unknown=len(its)) for each, its in zip(requests, copied, strict=True)]
             sources = [np.array(ids, np.int64) for ids in encoded]
             found = self.translate(sources, demands=demands)
-            decoded = [self._decode(*each) for each in zip(requests, copied, found, strict=True)]
+            lists = [_different(self._decode(*each), each[2]) for each in zip(requests, copied, found, strict=True)]
             if self._aligner is not None:
-                found = self._aligned(self._aligner, [*map(Sentence, texts, sources)], decoded, found)
-            yield from (list(zip(*each, strict=True)) for each in zip(decoded, found, strict=True))
+                lists = self._aligned(self._aligner, [*map(Sentence, texts, sources)], lists)
+            yield from lists
 
-    def _aligned(
-        self, aligner: Aligner, sources: list[Sentence], texts: list[list[str]], found: list[list[Hypothesis]]
-    ) -> list[list[Hypothesis]]:
-        """The hypotheses of each source with their alignments. texts: what they say."""
+    def _aligned(self, aligner: Aligner, sources: list[Sentence], lists: list[NBest]) -> list[NBest]:
+        """The n-best list of each source with alignments."""
         left, right = [], []
-        for source, its, hypotheses in zip(sources, texts, found, strict=True):
-            left += [Sentence(source.text, source.ids[: self._longest - 1])] * len(hypotheses)
-            right += [Sentence(text, np.array(one.ids, np.int64)) for text, one in zip(its, hypotheses, strict=True)]
+        for source, found in zip(sources, lists, strict=True):
+            left += [Sentence(source.text, source.ids[: self._longest - 1])] * len(found)
+            right += [Sentence(text, np.array(hypothesis.ids, np.int64)) for text, hypothesis in found]
         soft = iter(aligner.soft(left, right))
-        return [[replace(hypothesis, alignment=next(soft)) for hypothesis in hypotheses] for hypotheses in found]
+        return [[(text, replace(hypothesis, alignment=next(soft))) for text, hypothesis in found] for found in lists]
 
     def _unknown(self, text: str, ids: list[int]) -> list[str]:
         """What the unknown pieces of a source stand for, if they are copied."""
@@ -170,6 +170,14 @@ class Translator:
             size = fitting(longest, self._batch_tokens)
             yield order[start : start + size]
             start += size
+
+
+def _different(texts: list[str], hypotheses: list[Hypothesis]) -> NBest:
+    """The hypotheses with their texts, but for those whose text a better one has."""
+    found: dict[str, Hypothesis] = {}
+    for text, hypothesis in zip(texts, hypotheses, strict=True):
+        found.setdefault(text, hypothesis)
+    return list(found.items())
 
 
 def _windows(lines: Iterable[Item], size: int) -> Iterator[list[Item]]:

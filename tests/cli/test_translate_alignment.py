@@ -116,6 +116,7 @@ def test_every_translation_of_an_n_best_list_has_its_alignment(run: Path, transl
     lines = [line.split(" ||| ") for line in translated(text, *given, "--alignment", "hard")[1]]
     plain = [line.split(" ||| ") for line in translated(text, *given)[1]]
     assert [[*line[:2], *line[3:]] for line in lines] == plain
+    assert lines[-1][:3] == ["5", "", ""], "of an empty line"
     for line in lines:
         assert sorted(target for _, target in links(line[2])) == [*range(len(line[1].split()))]
 

@@ -171,11 +171,26 @@ def test_samples_are_the_same_for_the_same_seed_whatever_the_batches(translated:
     options = ["--sample", "nucleus=0.95", "--n-best", 2]
     found = translated(LINES, *options)
     assert found[0] == 0
-    assert [line.split(" |||")[0] for line in found[1]] == ["0", "0", "1", "1", "2", "2", "3", "3"]
+    assert {line.split(" |||")[0] for line in found[1]} == {"0", "1", "2", "3"}
     for others in (["--batch-tokens", 5], ["--window", 1], ["--seed", 1]):
         lines = translated(LINES, *options, *others)[1]
         assert [line.split(" ||| ")[1] for line in lines] == [line.split(" ||| ")[1] for line in found[1]]
     assert translated(LINES, *options, "--seed", 2)[1] != found[1]
+
+
+def test_samples_are_a_diverse_list_in_which_no_translation_is_twice(translated: Any) -> None:
+    drawn, searched = (
+        [tuple(row.split(" ||| ")[:2]) for row in translated(LINES, "--n-best", 8, *options)[1]]
+        for options in (["--sample", "top-k=10"], ["--beam", 8])
+    )
+    for rows in (drawn, searched):
+        assert len(set(rows)) == len(rows)
+        assert [text for number, text in rows if number == "2"] == [""]
+    for line in ("0", "1", "3"):
+        words, others = ({word for number, text in rows if number == line for word in text.split()} for rows in (drawn, searched))
+        assert len(words) > len(others)
+    only = [row.split(" |||")[0] for row in translated(LINES, "--n-best", 8, "--sample", "top-k=1")[1]]
+    assert only == ["0", "1", "2", "3"], "all samples are the same"
 
 
 @pytest.mark.parametrize(
