@@ -47,6 +47,11 @@ def parser() -> cli.Parser:
         " of the source; both ends count as the last words. Words are separated by spaces",
     )  # fmt: skip
     options.add_argument(
+        "--pieces", action="store_true",
+        help="print the pieces of the vocabulary, separated by spaces, instead of text. --alignment then aligns pieces; those of"
+        " the source are what SentencePiece makes of the line with the file vocabulary.model of the run",
+    )  # fmt: skip
+    options.add_argument(
         "--window",
         type=cli.positive,
         default=2000,
@@ -148,6 +153,7 @@ def command(arguments: Sequence[str]) -> int:
     translator = Translator(
         model, vocabulary, search, given.batch_tokens, tags=tags, copy_unknown=given.unknown == "copy",
         sampling=None if given.sample is None else Sampling(**given.sample, seed=given.seed), align=bool(given.alignment),
+        pieces=given.pieces,
     )  # fmt: skip
     lines = Lines(sys.stdin.buffer, "standard input", given.on_error)
     requests = Requests(lines, vocabulary, given.prefix, given.terms)

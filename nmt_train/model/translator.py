@@ -16,6 +16,7 @@ from torch import Tensor
 from nmt_train.common.errors import NotFinite
 from nmt_train.corpus import untagged
 from nmt_train.corpus.batch import fitting, pad, padding_mask
+from nmt_train.corpus.text import clean
 from nmt_train.corpus.vocabulary import TARGET, UNKNOWN, Vocabulary
 from nmt_train.model.beam_search import Hypothesis, SearchConfig, search
 from nmt_train.model.demand import NOTHING, Demand, Demands, PieceKinds
@@ -40,12 +41,12 @@ class Translator:
     def __init__(
         self, model: Transformer | Ensemble, vocabulary: Vocabulary, config: SearchConfig, batch_tokens: int = 2048,
         longest: int = 1000, tags: tuple[str, ...] = (), sampling: Sampling | None = None, copy_unknown: bool = False,
-        align: bool = False,
+        align: bool = False, pieces: bool = False,
     ) -> None:  # fmt: skip
         """longest: sources are truncated to this number of pieces, including END. tags: each source should begin with one.
         sampling: draw translations at random instead of searching for the best. copy_unknown: a translation may have unknown
         pieces, and its n-th one becomes the characters of the n-th unknown piece of the source. align: align translations in
-        `stream`, for which the models need guided heads.
+        `stream`, for which the models need guided heads. pieces: texts are pieces, separated by spaces; these are aligned.
 
         cut: the numbers of the truncated sources. unknown_codes: those of sources with an unknown language code. untagged:
         those of sources without a tag. broken_off: those of sources whose translation did not end before its maximum length.
@@ -57,7 +58,8 @@ class Translator:
         self.unknown_codes: list[int] = []
         self.untagged: list[int] = []
         self._tags = tags
-        self._aligner = Aligner(model, vocabulary, batch_tokens) if align else None
+        self._aligner = Aligner(model, vocabulary, batch_tokens, pieces) if align else None
+        self._pieces = pieces
         self.broken_off: list[int] = []
         self.lacking: list[int] = []
         self._sampling, self._copies = sampling, copy_unknown
@@ -104,9 +106,11 @@ class Translator:
     def _decode(self, request: Request, copied: list[str], hypotheses: list[Hypothesis]) -> list[str]:
         """The texts of hypotheses: the prefix as it was given, then what follows it."""
         prefix = request.demand.prefix
+        unknown = [*(self.vocabulary.unknown([request.prefix], TARGET)[0] if prefix else ()), *copied]
+        if self._pieces:
+            return [clean(" ".join(self.vocabulary.pieces_of(hypothesis.ids, unknown))) for hypothesis in hypotheses]
         if not (prefix or copied):
             return self.vocabulary.decode([hypothesis.ids for hypothesis in hypotheses])
-        unknown = [*self.vocabulary.unknown([request.prefix], TARGET)[0], *copied]
         begin = self.vocabulary.decode_with(prefix, unknown)
         texts = [self.vocabulary.decode_with(hypothesis.ids, unknown) for hypothesis in hypotheses]
         return [request.prefix + text.removeprefix(begin) if text else "" for text in texts]

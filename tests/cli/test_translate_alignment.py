@@ -121,6 +121,25 @@ def test_every_translation_of_an_n_best_list_has_its_alignment(run: Path, transl
         assert sorted(target for _, target in links(line[2])) == [*range(len(line[1].split()))]
 
 
+def test_pieces_of_the_translation_are_aligned_with_those_of_the_source(run: Path, translated: Any) -> None:
+    test, vocabulary = pairs(50, 13), load_model([run / "last"], torch.device("cpu"))[1]
+    text = "".join(f"{pair[0]}\n" for pair in test)
+    plain = translated(text, "--model", run)[1]
+    lines, soft = (translated(text, "--model", run, "--pieces", "--alignment", kind)[1] for kind in ("hard", "soft"))
+    right = found = 0
+    for line, matrix, whole, (source, _, truth) in zip(lines, soft, plain, test, strict=True):
+        pieces = line.partition(" ||| ")[0].split(" ")
+        assert "".join(pieces).replace("▁", " ").strip() == whole
+        sides = [vocabulary.segment([source])[0], pieces]
+        assert {len(row.split(",")) for row in matrix.partition(" ||| ")[2].split(" ")} == {len(sides[0]) + 1}
+        words = [np.cumsum([piece.startswith("▁") for piece in side]) - 1 for side in sides]
+        its = links(line.partition(" ||| ")[2])
+        assert sorted(target for _, target in its) == [*range(len(pieces))]
+        right += sum((int(words[0][source]), int(words[1][target])) in links(truth) for source, target in its)
+        found += len(its)
+    assert right / found > 0.9
+
+
 def test_an_empty_line_has_an_empty_alignment_and_spaces_and_tags_count_as_in_the_line(run: Path, translated: Any) -> None:
     source = pairs(1, 7)[0][0]
     lines = translated(f"\n{source}\n  {source.replace(' ', '   ')} \n", "--model", run, "--alignment", "hard")[1]

@@ -136,6 +136,13 @@ def test_prefixes_are_read_in_step_with_a_stream_of_lines(run: Path, tmp_path: P
     assert requests.error is None
 
 
+def test_pieces_are_those_of_the_text(translated: Any, written: Any) -> None:
+    text, options = "six apples 漢\n\nWe buy sugar\n", ["--unknown", "copy", "--prefix", written("Sie 語", "", "")]
+    whole, pieces = translated(text, *options)[1], translated(text, *options, "--pieces")[1]
+    assert ["".join(line.split(" ")).replace("▁", " ").strip() for line in pieces] == whole
+    assert all(len(line.split(" ")) > len(text.split(" ")) for line, text in zip(pieces, whole, strict=True) if text)
+
+
 # --- terms
 
 
