@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nmt_train import config as configuration
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
@@ -31,7 +30,7 @@ from nmt_train.run.folder import Run, newest
 from nmt_train.run.manifest import load_verified
 from nmt_train.run.trackers import check_installed
 from nmt_train.training.auto_mode import ChosenMode
-from nmt_train.training.config_changes import FIXED, corpus_differences, differences, saved_keys
+from nmt_train.training.config_changes import FIXED, contradictions, corpus_differences, differences, saved_keys
 
 
 @dataclass
@@ -189,14 +188,14 @@ def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
 
 
 def _initial(config: Config) -> Checkpoint:
-    """The checkpoint that `init` names; UserError if its model has other sizes than this run's."""
+    """The checkpoint that `init` names; UserError if the configuration gives its model other sizes."""
     initial = load_verified(newest(expanded(str(config.init)), 1)[0])
-    there, here = saved_keys(initial.facts["config"]), configuration.flatten(configuration.plain(config))
-    its = [key for key in FIXED if key.startswith("model.") and key != "model.lora_rank"]  # factors are merged
-    keys = [key for key in its if key in here and there.get(key) != here[key]]
-    if keys:
-        wanted = ", ".join(f"{key} {there.get(key)} (here {here[key]})" for key in keys)
-        raise UserError(f"init: {initial.path} needs {wanted}; set them so, or use another model")
+    if unlike := contradictions(config, initial.facts["config"]):
+        preset = "" if "model.preset" in config.undecided else " and model.preset"
+        raise UserError(
+            f"init: {initial.path} needs {', '.join(unlike)}; remove these keys{preset}, which then are as in this model, or use"
+            " another one"
+        )
     return initial
 
 
@@ -240,7 +239,7 @@ def _compare_corpora(saved: Checkpoint, config: Config, stores: Stores, force: b
 
 
 def _check_tying(config: Config, vocabulary: Vocabulary) -> None:
-    if isinstance(vocabulary.size, list) and config.model.tied == "all":
+    if isinstance(vocabulary.size, list) and config.model.tied == "all" and "model.tied" not in config.undecided:
         raise UserError(f"model.tied {SEPARATE}")
 
 
