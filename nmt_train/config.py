@@ -20,7 +20,7 @@ from nmt_train.common.section import STRICT, problem
 from nmt_train.common.unknown_key import unknown
 from nmt_train.common.yaml_file import flatten, merge, override, read
 from nmt_train.corpus import BatchConfig, CorpusConfig
-from nmt_train.model import SEPARATE, SIZES, ModelConfig
+from nmt_train.model import PRESETS, SEPARATE, SIZES, ModelConfig
 from nmt_train.model.metrics import ValidationConfig
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.run.checkpoint import CheckpointConfig
@@ -52,7 +52,7 @@ class Config:
     init: str | None = Field(
         default=None,
         description="a new run begins with the parameters and the vocabulary of this run, checkpoint or imported model, for"
-        " fine-tuning; the optimizer, the counters and the data order start fresh",
+        " fine-tuning, and with what section model does not give; the optimizer, the counters and the data order start fresh",
     )
     seed: int = Field(default=1, ge=0, lt=2**63, description="random seed of initial parameters, data order and dropout")
     mode: str | None = Field(
@@ -103,8 +103,8 @@ class Config:
     validation: ValidationConfig = Field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     log: LogConfig = Field(default_factory=LogConfig)
-    # Names of keys of OPEN that are `auto` (and model.dropout, if an undecided preset sets it): until the start has decided
-    # them, each has the value that it has on a CPU.
+    # Names of keys of OPEN that are `auto`, and of keys that an undecided preset, or the model that init names, sets: until the
+    # start has decided them, each has the value that it has on a CPU.
     undecided: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -131,26 +131,26 @@ class Config:
 
     @model_validator(mode="after")
     def _check_tied(self) -> Config:
-        vocabulary = self.corpus.vocabulary
-        if self.model.tied == "all" and any(isinstance(given, list) for given in (vocabulary.size, vocabulary.path)):
+        if self.model.tied == "all" and self.corpus.vocabulary.separate and "model.tied" not in self.undecided:
             raise ValueError(f"model.tied {SEPARATE}")
         return self
 
     @model_validator(mode="after")
     def _check_guided_alignment(self) -> Config:
         guided, layers = self.model.guided_alignment, self.model.decoder_layers
-        aligned = any(part.alignments is not None for part in self.corpus.parts)
-        if aligned and guided.layer is None:
+        aligned = self.corpus.aligned
+        if aligned and guided.layer is None and "model.guided_alignment.layer" not in self.undecided:
             raise ValueError(
                 "corpus.train has alignments, but no attention head learns them; set model.guided_alignment.layer (the last"
                 " decoder layer but one is usual), or remove them"
             )
-        if guided.layer is not None and guided.weight and not aligned:
+        weight = 0 if "model.guided_alignment.weight" in self.undecided else guided.weight
+        if guided.layer is not None and weight and not aligned:
             raise ValueError(
                 "model.guided_alignment.layer needs a corpus with alignments (docs/corpora.md); give them, or set"
                 " model.guided_alignment.weight: 0"
             )
-        if guided.layer is not None and guided.layer > layers and "model.preset" not in self.undecided:
+        if guided.layer is not None and guided.layer > layers and "model.decoder_layers" not in self.undecided:
             raise ValueError(f"model.guided_alignment.layer {guided.layer} is not one of the {layers} decoder layers; lower it")
         return self
 
@@ -173,7 +173,6 @@ class Config:
 _SECTIONS = TypeAdapter(Config)
 # Keys that are `auto` unless they are given: the start decides them by the device and the corpus (training/defaults.py).
 OPEN = ("precision", "batch.tokens", "model.preset", "optimizer.learning_rate", "optimizer.warmup")
-DROPOUT = "model.dropout"  # a preset sets it, too, but whoever gives it need not know the preset
 _AUTO = "auto"
 
 
@@ -261,14 +260,16 @@ def _tied(values: dict[str, Any]) -> dict[str, Any]:
     corpus, model = values.get("corpus"), values.get("model", {})
     vocabulary = corpus.get("vocabulary") if isinstance(corpus, dict) else None
     separate = isinstance(vocabulary, dict) and any(isinstance(vocabulary.get(key), list) for key in ("size", "path"))
+    separate = separate and values.get("init") is None
     return {**values, "model": {"tied": "target-output", **model}} if separate and isinstance(model, dict) else values
 
 
 def _without_auto(values: dict[str, Any], where: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """The values without those that are `auto`, and which keys of OPEN the start has to decide.
+    """The values without those that are `auto`, and which keys the start has to decide.
 
-    Raises UserError if a preset is to be decided, but one of the sizes that it sets is given.
+    Raises UserError if a preset is to be decided by the corpus, but one of the sizes that it sets is given.
     """
+    init = values.get("init") is not None
     sections = {name for name in values if isinstance(values[name], dict)}
     values = {name: dict(value) if name in sections else value for name, value in values.items()}
     undecided = []
@@ -276,7 +277,7 @@ def _without_auto(values: dict[str, Any], where: Mapping[str, str]) -> tuple[dic
         section, _, key = name.rpartition(".")
         its = values.get(section, {}) if section else values
         # The size of a batch may be given in sentences, and that of a model by its parts, which belong to preset small.
-        instead = {"batch.tokens": ("sentences",), "model.preset": SIZES}.get(name, ())
+        instead = {"batch.tokens": ("sentences",), "model.preset": () if init else SIZES}.get(name, ())
         if isinstance(its, dict) and its.get(key, _AUTO) == _AUTO:
             wanted, given = its.pop(key, None), [other for other in instead if its.get(other) is not None]
             if wanted and given and name == "model.preset":
@@ -284,29 +285,44 @@ def _without_auto(values: dict[str, Any], where: Mapping[str, str]) -> tuple[dic
                 raise UserError(f"{place}: model.preset auto would replace model.{given[0]}; remove one of the two")
             if not given:
                 undecided.append(name)
-                if name == "model.preset" and "dropout" not in its:
-                    undecided.append(DROPOUT)
-    return values, undecided
+    return values, [*undecided, *_of_model(values.get("model", {}), "model.preset" in undecided, init)]
+
+
+def _of_model(model: Any, preset: bool, init: bool) -> list[str]:
+    """The keys of section `model` that come with a preset that is to be decided, or from the model that init names."""
+    if not isinstance(model, dict):
+        return []
+    of_preset = [f"model.{key}" for key in PRESETS["small"]]
+    inherited = [name for name in leaves() if name.startswith("model.") and name not in ("model.preset", "model.lora_rank")]
+    wanted = [name for name in inherited if preset or name not in of_preset] if init else of_preset if preset else []
+    given = flatten(model, "model.")
+    return [name for name in wanted if name not in given]
 
 
 def with_values(config: Config, given: Mapping[str, Any]) -> Config:
     """The configuration with other values, by dotted keys; UserError if one is not valid."""
     values = plain(config)
     for name, value in given.items():
-        section, _, key = name.rpartition(".")
-        (values[section] if section else values)[key] = value
+        section, key = _place(values, name)
+        section[key] = value
     return validate(values, {})
+
+
+def _place(values: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
+    """The section that has a dotted key, in nested values, and the last part of the key."""
+    *sections, key = name.split(".")
+    for section in sections:
+        values = values[section]
+    return values, key
 
 
 def plain(config: Any) -> dict[str, Any]:
     """Convert the configuration to nested dictionaries of YAML types; `validate` reads them back."""
     result: dict[str, Any] = _SECTIONS.dump_python(config, mode="json")
     for name in result.pop("undecided"):
-        section, _, key = name.rpartition(".")
-        (result[section] if section else result)[key] = _AUTO
-        if name == DROPOUT:
-            del result["model"][key]
-        if name == "model.preset":  # which decides the sizes
-            for size in SIZES:
-                del result["model"][size]
+        section, key = _place(result, name)
+        if name in OPEN:
+            section[key] = _AUTO
+        else:
+            del section[key]
     return result

@@ -26,9 +26,7 @@ def by_origin(config: Config, of_mode: Mapping[str, str]) -> str:
     yours = _differing(config, flat)
     left = [name for name in flat if name not in yours]
     groups = {
-        "Decided when training starts, by the device and the corpus": {
-            name: "auto" for name in left if name in config.undecided
-        },
+        "Decided when training starts, by the device, the corpus and init": dict.fromkeys(config.undecided, "auto"),
         f"Chosen by mode {config.mode}, here for two workers; the log says it for yours": of_mode,
     }
     decided = {name for group in groups.values() for name in group}
@@ -60,17 +58,17 @@ def _scalar(value: Any) -> str:
 
 
 def _differing(config: Config, flat: Mapping[str, Any]) -> set[str]:
-    """The keys that are required or differ from the defaults, which depend on model.preset."""
+    """The keys that are required or differ from the defaults, which depend on model.preset and on init."""
     required = {key.name for key in leaves().values() if key.required}
-    preset = {"model.preset"} if flat["model.preset"] != leaves()["model.preset"].default else set[str]()
-    values: dict[str, Any] = {}
+    chosen = {name for name in ("model.preset", "init") if flat[name] != leaves()[name].default}
+    values: dict[str, Any] = {"init": flat["init"]}
     for name in required | {"model.preset"}:
         section, _, key = name.rpartition(".")
         values.setdefault(section, {})[key] = flat[name]
     values["corpus"]["train"] = ["a", "b"]  # it needs no alignments, which need other keys
     usual = flatten(plain(validate(values, {})))
     unused = {"batch.tokens"} if flat["batch.sentences"] is not None else set()
-    return {name for name, value in flat.items() if name in required | preset or value != usual.get(name)} - unused
+    return {name for name, value in flat.items() if name in required | chosen or value != usual.get(name)} - unused
 
 
 def shown(value: Any) -> str:

@@ -42,6 +42,9 @@ def test_the_command_line_overrides_later_files_which_override_earlier_ones_whic
         ("model: {preset: huge}", "line 6: model.preset: it should be 'tiny', 'small', 'base' or 'big', not 'huge'"),
         ("model: {dim: 100, heads: 3}", "dim 100 is not a multiple of heads 3"),
         ("log: {every: 5}", "line 6: log.every: '5' is not a duration"),
+        ("optimizer:\n  warmup: 2e", "line 7: optimizer.warmup: 2e is not a number of updates; write it as 16000 or 16Ku"),
+        ("optimizer: {async_warmup: 2h}", "line 6: optimizer.async_warmup: 2h is not a number of updates; write it as 16000"),
+        ("optimizer: {step_every: 0}", "line 6: optimizer.step_every: it should be greater than or equal to 1"),
         ("seed: 1\nseed: 2", "line 7: seed is given twice"),
         ("recovery:\n  - {every: true, every: false}", "line 7: recovery.every is given twice"),
         ("seed: [1", "not YAML"),
@@ -92,6 +95,13 @@ def test_a_file_in_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("HOME", str(tmp_path))
     path = Path(write(tmp_path, MINIMAL + "run: mine\n"))
     assert load([f"~/{path.name}"], {}).run == "mine"
+
+
+@pytest.mark.parametrize("text", ["16000", "16000u", "16Ku"])
+def test_numbers_of_updates_may_have_their_unit(tmp_path: Path, text: str) -> None:
+    keys = f"warmup: {text}, async_warmup: {text}, step_every: {text}"
+    optimizer = load([write(tmp_path, f"{MINIMAL}optimizer: {{{keys}}}\n")], {}).optimizer
+    assert (optimizer.warmup, optimizer.async_warmup, optimizer.step_every) == (16_000,) * 3
 
 
 def test_a_missing_required_key_is_named(tmp_path: Path) -> None:

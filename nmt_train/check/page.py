@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from nmt_train.common.errors import UserError
+
 _WIDTH = 12  # of the first column
 
 
 class Page:
-    """warnings: how many there were."""
+    """warnings: how many there were. reasons: why training could not begin."""
 
     def __init__(self) -> None:
         self.warnings = 0
+        self.reasons: list[UserError] = []
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Make a UserError one of the reasons, so that the page goes on with what does not depend on it."""
+        try:
+            yield
+        except UserError as error:
+            if str(error) not in map(str, self.reasons):
+                self.reasons.append(error)
+
+    def refuse(self) -> NoReturn:
+        """Raise UserError with all reasons."""
+        if len(self.reasons) == 1:
+            raise self.reasons[0]
+        raise UserError("\n  ".join([f"{len(self.reasons)} reasons prevent training:", *map(str, self.reasons)]))
 
     def title(self, text: str) -> None:
         print(text, flush=True)

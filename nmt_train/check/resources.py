@@ -47,8 +47,8 @@ class Text:
 def describe(page: Page, config: Config, nodes: Sequence[int], own: torch.device, text: Text, begin: Beginning) -> None:
     """Print what training needs of this machine.
 
-    Raises UserError if training cannot begin or continue: not enough memory for the vectors alone, not enough disk space, or
-    too few steps.
+    Reasons why training cannot begin or continue: not enough memory for the vectors alone, not enough disk space, or too few
+    steps.
     """
     config = _decided(page, config, nodes, own, text, begin)
     plan, shapes = resolve(config, tuple(nodes)), shapes_of(config, text.pieces)
@@ -58,7 +58,8 @@ def describe(page: Page, config: Config, nodes: Sequence[int], own: torch.device
     loose = dataclasses.replace(config.corpus, max_skipped=1.0, epoch=None)
     batches = Batches(text.stores, loose, config.batch, text.vocabulary, config.seed)
     needs = of_vectors(config, nodes, shapes)
-    _memory(page, config, nodes, own, needs, of_batch(config, text.pieces, batches.largest()))
+    with page.going_on():
+        _memory(page, config, nodes, own, needs, of_batch(config, text.pieces, batches.largest()))
     sizes = batches.target_tokens()
     mean = sum(sizes) / len(sizes)
     page.line("batch", f"about {mean:,.0f} words in {len(batches) / len(sizes):,.0f} pairs on average")
@@ -67,8 +68,10 @@ def describe(page: Page, config: Config, nodes: Sequence[int], own: torch.device
     for span in (span for span in config.stop.after if span.counts):
         length = span.amount * {"e": words, "u": update, "t": 1.0}[span.unit]
         page.line("length", f"stop.after {span} is about {amount(length)} words, {length / words:,.1f} epochs")
-    check_steps(config, plan, lambda: [round(mean)] * max(1, round(words / mean)), plan.workers)
-    _disks(page, config, needs, 4.0 * count(shapes), text, begin)
+    with page.going_on():
+        check_steps(config, plan, lambda: [round(mean)] * max(1, round(words / mean)), plan.workers)
+    with page.going_on():
+        _disks(page, config, needs, 4.0 * count(shapes), text, begin)
 
 
 def _decided(page: Page, config: Config, nodes: Sequence[int], own: torch.device, text: Text, begin: Beginning) -> Config:

@@ -37,13 +37,19 @@ def parser() -> cli.Parser:
         type=cli.positive,
         default=None,
         metavar="N",
-        help="print the N best translations of each line: line number from 0 ||| text (||| alignment) ||| log p ||| score",
+        help="print the N best different translations of each line, or all if there are fewer: line number from 0 ||| text"
+        " (||| alignment) ||| log p ||| score",
     )
     options.add_argument(
         "--alignment", choices=("hard", "soft"), default=None,
         help="print the word alignment after each translation and |||; hard: pairs of numbers, from 0, of a word of the source"
         " and a word of the translation, as 0-0 1-2; soft: for each word of the translation, how much it attends to each word"
         " of the source; both ends count as the last words. Words are separated by spaces",
+    )  # fmt: skip
+    options.add_argument(
+        "--pieces", action="store_true",
+        help="print the pieces of the vocabulary, separated by spaces, instead of text. --alignment then aligns pieces; those of"
+        " the source are what SentencePiece makes of the line with the file vocabulary.model of the run",
     )  # fmt: skip
     options.add_argument(
         "--window",
@@ -80,7 +86,8 @@ def _add_demands(options: cli.Parser) -> None:
     options.add_argument(
         "--sample", type=_sampling, metavar="HOW",
         help="draw each piece at random instead of searching: top-k=K: from the K most probable; nucleus=P: from the most"
-        " probable that together have probability P. With --n-best N, N independent samples",
+        " probable that together have probability P. With --n-best N, the different ones of N samples, which are more diverse"
+        " than the N best of a beam",
     )  # fmt: skip
     options.add_argument("--seed", type=cli.count, default=1, metavar="N", help="of --sample (default: 1)")
     options.add_argument(
@@ -146,6 +153,7 @@ def command(arguments: Sequence[str]) -> int:
     translator = Translator(
         model, vocabulary, search, given.batch_tokens, tags=tags, copy_unknown=given.unknown == "copy",
         sampling=None if given.sample is None else Sampling(**given.sample, seed=given.seed), align=bool(given.alignment),
+        pieces=given.pieces,
     )  # fmt: skip
     lines = Lines(sys.stdin.buffer, "standard input", given.on_error)
     requests = Requests(lines, vocabulary, given.prefix, given.terms)
@@ -180,7 +188,7 @@ def _rows(number: int, found: list[tuple[str, Hypothesis]], n_best: int | None) 
     if n_best is None:
         yield found[0][0] + "\n"
         return
-    for text, hypothesis in [*found, *found[-1:] * n_best][:n_best]:  # n_best rows, also for an empty source
+    for text, hypothesis in found:
         yield f"{number} ||| {text} ||| {hypothesis.log_probability:.4f} ||| {hypothesis.score:.4f}\n"
 
 

@@ -6,9 +6,9 @@ import math
 import re
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import BeforeValidator, Field, GetCoreSchemaHandler
 from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function, plain_serializer_function_ser_schema
 
 _MULTIPLES = {"": 1, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
@@ -89,6 +89,20 @@ class Duration:
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """A configuration key of this type holds the text."""
         return no_info_plain_validator_function(cls.parse, serialization=plain_serializer_function_ser_schema(str))
+
+
+def _updates(value: Any) -> Any:
+    """Replace a duration in updates by their number; raise ValueError for one in another unit."""
+    try:
+        length = Duration.parse(value)
+    except ValueError:
+        return value  # perhaps a number
+    if length.unit != "u":
+        raise ValueError(f"{length} is not a number of updates; write it as 16000 or 16Ku")
+    return int(length.amount)
+
+
+Updates = Annotated[int, Field(ge=0, le=10**9), BeforeValidator(_updates)]  # a number, with or without the unit of a duration
 
 
 class Pace:

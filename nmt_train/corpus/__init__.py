@@ -198,6 +198,11 @@ class CorpusConfig:
         return several or [CorpusPart(files=self.train)]  # type: ignore[arg-type]
 
     @property
+    def aligned(self) -> bool:
+        """Whether a training corpus has word alignments."""
+        return any(part.alignments is not None for part in self.parts)
+
+    @property
     def stages(self) -> list[int]:
         """The epochs, from 0, in which a stage after the first begins: corpora end or have other weights; ascending."""
         return sorted(set[int]().union(*(part.changes for part in self.parts)))

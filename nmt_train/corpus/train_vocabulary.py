@@ -84,8 +84,15 @@ def train(config: CorpusConfig, survey: Survey | None = None, fewer: bool = Fals
     otherwise, raise UserError.
     """
     texts, sizes = (survey or Survey(config)).lines, config.vocabulary.sizes
-    drawn = enumerate(zip(texts, sizes, strict=True))
-    source, *target = (_train(config, lines, size, side, fewer) for side, (lines, size) in drawn)
+    made, wrong = list[Vocabulary](), list[str]()
+    for side, (lines, size) in enumerate(zip(texts, sizes, strict=True)):
+        try:
+            made.append(_train(config, lines, size, side, fewer))
+        except UserError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise UserError("; ".join(dict.fromkeys(wrong)))
+    source, *target = made
     return SeparateVocabularies.join(source, target[0], "the vocabularies just trained") if target else source
 
 

@@ -121,10 +121,14 @@ class Vocabulary:
         """
         return [clean(self._processor.decode([int(i) for i in sequence if i > END or i == UNKNOWN])) for sequence in ids]
 
+    def pieces_of(self, ids: Sequence[int], unknown: Iterable[str]) -> list[str]:
+        """Return the texts of the pieces, without begin, end and padding; that of an unknown piece is the next of `unknown`."""
+        texts = iter(unknown)
+        return [next(texts) if i == UNKNOWN else self.piece(i) for i in ids if i > END or i == UNKNOWN]
+
     def decode_with(self, ids: Sequence[int], unknown: Iterable[str]) -> str:
         """Return the text of `ids` like `decode`, with each unknown piece replaced by the next of `unknown`."""
-        texts = iter(unknown)
-        return self._join([next(texts) if i == UNKNOWN else self.piece(i) for i in ids if i > END or i == UNKNOWN])
+        return self._join(self.pieces_of(ids, unknown))
 
     def _join(self, pieces: list[str]) -> str:
         return clean(str(self._processor.decode_pieces(pieces)))

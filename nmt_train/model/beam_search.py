@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -64,8 +64,8 @@ def search(
 
     A hypothesis has ended if END is among the `beam` best candidates of its sentence. A sentence is finished when `n_best`
     hypotheses have ended and no open one can become better, even if all of its further pieces up to the maximum length were
-    certain. At that length, open hypotheses are broken off; the best of them is the only result if none has ended. The result
-    of greedy search counts, too. A sentence has no translation if the model's logits are not finite.
+    certain. At that length, open hypotheses are broken off; the best of them are the results if none has ended. The result of
+    greedy search counts, too. A sentence has no translation if the model's logits are not finite.
     mask: (sentences, 1, 1, length), or None. demands: what each translation must have. A sentence whose translations have its
     terms anyway keeps them; otherwise it is searched again, with a beam that is larger by the pieces of its terms. A
     translation lacks a term only if it was broken off.
@@ -107,11 +107,67 @@ def _part(source: Tensor, mask: Tensor | None, rows: list[int]) -> tuple[Tensor,
     return source[rows], None if mask is None else mask[rows]
 
 
-class _Search:
-    """One search. results: the n-best lists. lost: where the beam lost the greedy hypothesis, which can still become better.
+class Decoding:
+    """Translates a batch, a piece at a time: what beam search and sampling share. results: the n-best lists.
 
-    Tensors have a row for each sentence that is not finished: `_sentences` has its number, `_worst` the score that a further
-    result must exceed, and `_greedy` the place of the greedy hypothesis in the beam; -1: it ended or is lost.
+    Tensors have a row for each sentence that is not finished: `_sentences` has its number, and `_history` the pieces of its
+    hypotheses (sentences, width, length).
+    """
+
+    def __init__(
+        self, model: Transformer | Ensemble, source: Tensor, mask: Tensor | None, config: SearchConfig, width: int,
+        demands: Demands | None, terms: bool,
+    ) -> None:  # fmt: skip
+        """width: the number of hypotheses per sentence. terms: whether translations get longer by those of `demands`."""
+        device, count = source.device, len(source)
+        self._model, self._config, self._demands = model, config, demands
+        demanded = [0] * count if demands is None else demands.lengths(terms)
+        lengths = (source != PAD).sum(1).tolist()
+        self._limits = torch.tensor([*map(config.limit, lengths, demanded)], device=device)
+        self._state: Any = model.start(source, mask)
+        self._sentences = torch.arange(count, device=device)
+        self._words = torch.full((count, width), BEGIN, device=device)
+        self._history = self._words.new_empty(count, width, 0)
+        self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
+
+    def run(self) -> Self:
+        while len(self._sentences):
+            self._step(permitted(self._model.step(self._words, self._state), self._history, self._demands))
+        return self
+
+    def _step(self, logs: Tensor) -> None:
+        """Add a piece to all hypotheses, and to `results` those that end with it; then `_keep` the others.
+
+        logs: its log-probabilities (sentences, width, vocabulary).
+        """
+        raise NotImplementedError
+
+    def _at_limit(self) -> Tensor:
+        """Whether the next piece is the last one that the translation of each sentence may have; bool (sentences,)."""
+        return self._limits[self._sentences] <= self._history.shape[2] + 1
+
+    def _keep(self, kept: Tensor, words: Tensor, parents: Tensor | None = None) -> None:
+        """Continue with some sentences. Their hypotheses are those at `parents`, or all of them, with a further word.
+
+        kept: their rows. words, parents: (sentences, width), of all sentences.
+        """
+        history, all_kept = self._history, len(kept) == len(words)
+        if parents is not None:
+            history = history.gather(1, parents[..., None].expand_as(history))
+        self._history = torch.cat([history, words[..., None]], dim=2)[kept]
+        if self._demands is not None and 0 < len(kept) < len(words):
+            self._demands = self._demands.pick(kept.tolist())
+        if parents is not None or not all_kept:
+            places = torch.arange(words.shape[1], device=words.device).expand_as(words) if parents is None else parents
+            self._state.select(None if all_kept else kept, (kept[:, None] * words.shape[1] + places[kept]).flatten())
+        self._sentences, self._words = self._sentences[kept], words[kept]
+
+
+class _Search(Decoding):
+    """One search. lost: where the beam lost the greedy hypothesis, which can still become better.
+
+    `_worst` has the score that a further result must exceed, and `_greedy` the place of the greedy hypothesis in the beam; -1:
+    it ended or is lost.
     """
 
     def __init__(
@@ -119,28 +175,15 @@ class _Search:
         demands: Demands | None, progress: TermProgress | None = None,
     ) -> None:  # fmt: skip
         """progress: in the terms of `demands`, which are otherwise ignored."""
-        device, count, beam = source.device, len(source), config.beam
-        self._model, self._config, self._demands, self._progress = model, config, demands, progress
-        demanded = [0] * count if demands is None else demands.lengths(terms=progress is not None)
-        lengths = (source != PAD).sum(1).tolist()
-        limits = [config.limit(int(n), least) for n, least in zip(lengths, demanded, strict=True)]
-        self._limits = torch.tensor(limits, device=device)
+        super().__init__(model, source, mask, config, config.beam, demands, terms=progress is not None)
+        device, count = source.device, len(source)
+        self._progress = progress
         self._longest = self._limits.float() ** config.normalization  # divides the log-probability in the best case
-        self._state: Any = model.start(source, mask)
-        self._sentences = torch.arange(count, device=device)
-        self._words = torch.full((count, beam), BEGIN, device=device)
-        self._scores = torch.full((count, beam), -math.inf, device=device)
+        self._scores = torch.full((count, config.beam), -math.inf, device=device)
         self._scores[:, 0] = 0.0  # start from one hypothesis; otherwise all would be equal
         self._greedy = torch.full((count,), 0 if progress is None else -1, device=device)
-        self._history = self._words.new_empty(count, beam, 0)
         self._worst = torch.full((count,), -math.inf, device=device)
         self._lost: dict[int, float] = {}  # the best score that a lost greedy hypothesis could have
-        self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
-
-    def run(self) -> _Search:
-        while len(self._sentences):
-            self._step(permitted(self._model.step(self._words, self._state), self._history, self._demands))
-        return self
 
     @property
     def lost(self) -> list[int]:
@@ -148,8 +191,7 @@ class _Search:
         return [row for row, best in self._lost.items() if not full[row] or best > self.results[row][-1].score]
 
     def _step(self, logs: Tensor) -> None:
-        """Extend all hypotheses by a piece. logs: its log-probabilities (sentences, beam, vocabulary)."""
-        beam, length, progress = self._config.beam, self._history.shape[2] + 1, self._progress
+        beam, progress = self._config.beam, self._progress
         if progress is None:
             candidates, parents, pieces, of_greedy = _extend(logs, self._scores, self._greedy)
         else:
@@ -157,7 +199,7 @@ class _Search:
             of_greedy = self._greedy
         ended, possible = pieces == END, self._scores / self._longest[self._sentences, None]
         self._add_ended(candidates.masked_fill(~ended, -math.inf)[:, :beam], parents)
-        at_limit = self._limits[self._sentences] <= length
+        at_limit = self._at_limit()
         self._add_broken_off(at_limit & candidates[:, 0].isfinite())
         opened = candidates.masked_fill(ended, -math.inf)
         scores, places = opened.topk(beam, dim=1) if progress is None else first_open(opened, beam)
@@ -169,8 +211,11 @@ class _Search:
         alive = scores[:, 0].isfinite() & ~at_limit & (scores[:, 0] / self._longest[self._sentences] > self._worst)
         if beam == 1:
             alive &= following >= 0
-        self._scores, self._greedy = scores, following
-        self._keep(alive.nonzero().flatten(), parents.gather(1, places), pieces.gather(1, places))
+        kept, parents, words = alive.nonzero().flatten(), parents.gather(1, places), pieces.gather(1, places)
+        if progress is not None:
+            progress.advance(parents, words, kept)
+        self._scores, self._greedy, self._worst = scores[kept], following[kept], self._worst[kept]
+        self._keep(kept, words, parents)
 
     def _add_ended(self, totals: Tensor, parents: Tensor) -> None:
         """Add the candidates (sentences, beam) that are not -inf to the results, if they are good enough."""
@@ -182,31 +227,17 @@ class _Search:
             self._worst[row] = found[-1].score if len(found) == count else -math.inf
 
     def _add_broken_off(self, rows: Tensor) -> None:
-        """Add the best hypothesis of some sentences (bool) to their results, without END; of those with the most terms."""
+        """Add the hypotheses of some sentences (bool) to their results, without END; only those with the most terms."""
         length = max(1, self._history.shape[2])
-        places = [0] * len(rows) if self._progress is None else self._progress.fullest(self._scores)
-        for row in rows.nonzero().flatten().tolist():
-            total, ids = float(self._scores[row, places[row]]), self._history[row, places[row]].tolist()
+        wanted = self._scores.isfinite() if self._progress is None else self._progress.fullest(self._scores)
+        for row, place in (wanted & rows[:, None]).nonzero().tolist():
+            total, ids = float(self._scores[row, place]), self._history[row, place].tolist()
             broken_off = Hypothesis(ids, total, total / length**self._config.normalization, ended=False)
             _add(self.results[int(self._sentences[row])], broken_off, self._config.n_best)
 
-    def _keep(self, kept: Tensor, parents: Tensor, words: Tensor) -> None:
-        """Continue with some sentences; their hypotheses are those at `parents` with a further word, both (sentences, beam)."""
-        history = self._history.gather(1, parents[..., None].expand_as(self._history))
-        self._history = torch.cat([history, words[..., None]], dim=2)[kept]
-        all_kept = len(kept) == len(parents)
-        if self._progress is not None:
-            self._progress.advance(parents, words, kept)
-        if self._demands is not None and 0 < len(kept) < len(parents):
-            self._demands = self._demands.pick(kept.tolist())
-        rows = (kept[:, None] * self._config.beam + parents[kept]).flatten()
-        self._state.select(None if all_kept else kept, rows)
-        self._sentences, self._words, self._scores = self._sentences[kept], words[kept], self._scores[kept]
-        self._greedy, self._worst = self._greedy[kept], self._worst[kept]
-
 
 def _add(best: list[Hypothesis], hypothesis: Hypothesis, count: int) -> None:
-    """Insert a hypothesis into a list of at most `count`, best first; a broken-off one is kept only if none has ended."""
+    """Insert a hypothesis into a list of at most `count`, best first; broken-off ones are kept only if none has ended."""
     if any((other.ids, other.ended) == (hypothesis.ids, hypothesis.ended) for other in best) or (
         best and best[0].ended and not hypothesis.ended
     ):
@@ -215,7 +246,7 @@ def _add(best: list[Hypothesis], hypothesis: Hypothesis, count: int) -> None:
         best.clear()
     best.append(hypothesis)
     best.sort(key=lambda other: -other.score)
-    del best[count if hypothesis.ended else 1 :]
+    del best[count:]
 
 
 def _extend(logs: Tensor, scores: Tensor, greedy: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

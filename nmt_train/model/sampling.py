@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nmt_train.corpus.vocabulary import BEGIN, END, PAD
-from nmt_train.model.beam_search import Hypothesis, SearchConfig
-from nmt_train.model.demand import Demands, permitted
+from nmt_train.corpus.vocabulary import END
+from nmt_train.model.beam_search import Decoding, Hypothesis, SearchConfig
+from nmt_train.model.demand import Demands
 from nmt_train.model.ensemble import Ensemble
 from nmt_train.model.transformer import Transformer
 
@@ -58,33 +57,36 @@ def sample(
     numbers: one per sentence; the same number draws the same translations, whatever the batch. demands: without terms.
     Other arguments, and what broken-off translations and missing ones mean, as for `beam_search.search`.
     """
-    samples, device = config.n_best, source.device
-    least = [0] * len(source) if demands is None else demands.lengths(terms=False)
-    limits = torch.tensor(list(map(config.limit, (source != PAD).sum(1).tolist(), least)), device=device)
-    drawn = [sampling.uniform(number, samples, int(limits.max())) for number in numbers]
-    uniform = torch.from_numpy(np.array(drawn)).to(device)
-    state: Any = model.start(source, mask)
-    sentences = torch.arange(len(source), device=device)  # those with open samples
-    words = torch.full((len(source), samples), BEGIN, device=device)
-    totals, history = torch.zeros(words.shape, device=device), words.new_empty(*words.shape, 0)
-    opened = torch.ones_like(words, dtype=torch.bool)
-    results: list[list[Hypothesis]] = [[] for _ in range(len(source))]
-    while len(sentences):
-        length = history.shape[2] + 1
-        logs = permitted(model.step(words, state), history, demands)
-        words = sampling.choose(logs, uniform[sentences, :, length - 1])
-        before, totals = totals, totals + logs.gather(2, words[..., None])[..., 0]
-        ended, at_limit = words == END, (limits[sentences] == length)[:, None]
-        for row, column in (opened & totals.isfinite() & (ended | at_limit)).nonzero().tolist():
+    results = _Draw(model, source, mask, config, sampling, numbers, demands).run().results
+    return [sorted(found, key=lambda each: (not each.ended, -each.score)) for found in results]
+
+
+class _Draw(Decoding):
+    """`_opened`: the samples that go on. `_totals`: their log-probabilities; both (sentences, samples)."""
+
+    def __init__(
+        self, model: Transformer | Ensemble, source: Tensor, mask: Tensor | None, config: SearchConfig, sampling: Sampling,
+        numbers: Sequence[int], demands: Demands | None,
+    ) -> None:  # fmt: skip
+        samples = config.n_best
+        super().__init__(model, source, mask, config, samples, demands, terms=False)
+        drawn = [sampling.uniform(number, samples, int(self._limits.max())) for number in numbers]
+        self._sampling, self._uniform = sampling, torch.from_numpy(np.array(drawn)).to(source.device)
+        self._totals = torch.zeros(self._words.shape, device=source.device)
+        self._opened = torch.ones_like(self._words, dtype=torch.bool)
+
+    def _step(self, logs: Tensor) -> None:
+        before, length = self._totals, self._history.shape[2]
+        words = self._sampling.choose(logs, self._uniform[self._sentences, :, length])
+        totals = before + logs.gather(2, words[..., None])[..., 0]
+        ended, at_limit = words == END, self._at_limit()[:, None]
+        for row, column in (self._opened & totals.isfinite() & (ended | at_limit)).nonzero().tolist():
             whole = bool(ended[row, column])
             total = float((totals if whole else before)[row, column])
-            score = total / max(1, length if whole else length - 1) ** config.normalization
-            results[int(sentences[row])].append(Hypothesis(history[row, column].tolist(), total, score, whole))
-        opened &= ~(ended | at_limit)
+            score = total / max(1, length + whole) ** self._config.normalization
+            hypothesis = Hypothesis(self._history[row, column].tolist(), total, score, whole)
+            self.results[int(self._sentences[row])].append(hypothesis)
+        opened = self._opened & ~(ended | at_limit)
         kept = opened.any(1).nonzero().flatten()
-        history = torch.cat([history, words[..., None]], dim=2)[kept]
-        if 0 < len(kept) < len(sentences):
-            state.select(kept, (kept[:, None] * samples + torch.arange(samples, device=device)).flatten())
-            demands = None if demands is None else demands.pick(kept.tolist())
-        sentences, words, totals, opened = sentences[kept], words[kept], totals[kept], opened[kept]
-    return [sorted(found, key=lambda each: (not each.ended, -each.score)) for found in results]
+        self._totals, self._opened = totals[kept], opened[kept]
+        self._keep(kept, words)

@@ -59,10 +59,10 @@ class TermProgress:
         width = pieces.shape[2]
         return totals.gather(1, places), places // width, pieces.flatten(1).gather(1, places)
 
-    def fullest(self, scores: Tensor) -> list[int]:
-        """For each sentence, the place in the beam of the best hypothesis of the fullest bank. scores: (sentences, beam)."""
+    def fullest(self, scores: Tensor) -> Tensor:
+        """Which hypotheses are in the fullest bank of their sentence: bool, like scores (sentences, beam)."""
         banks = self._bank(self._done, self._matched).masked_fill(~scores.isfinite(), -1)
-        return scores.masked_fill(banks < banks.amax(1, keepdim=True), -math.inf).argmax(1).tolist()
+        return (banks == banks.amax(1, keepdim=True)) & (banks >= 0)
 
     def advance(self, parents: Tensor, words: Tensor, kept: Tensor) -> None:
         """Add a word to the hypotheses at `parents`, both (sentences, beam); then keep some sentences."""

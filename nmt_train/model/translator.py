@@ -16,6 +16,7 @@ from torch import Tensor
 from nmt_train.common.errors import NotFinite
 from nmt_train.corpus import untagged
 from nmt_train.corpus.batch import fitting, pad, padding_mask
+from nmt_train.corpus.text import clean
 from nmt_train.corpus.vocabulary import TARGET, UNKNOWN, Vocabulary
 from nmt_train.model.beam_search import Hypothesis, SearchConfig, search
 from nmt_train.model.demand import NOTHING, Demand, Demands, PieceKinds
@@ -26,6 +27,7 @@ from nmt_train.model.transformer import Transformer
 from nmt_train.model.word_alignment import Aligner, Sentence
 
 Item = TypeVar("Item")
+NBest = list[tuple[str, Hypothesis]]  # the translations of a line as texts, best first
 
 NO_PROBABILITIES = (
     "the model gives no probabilities: its parameters are not finite, or too large; use an earlier checkpoint, or train with a"
@@ -39,12 +41,12 @@ class Translator:
     def __init__(
         self, model: Transformer | Ensemble, vocabulary: Vocabulary, config: SearchConfig, batch_tokens: int = 2048,
         longest: int = 1000, tags: tuple[str, ...] = (), sampling: Sampling | None = None, copy_unknown: bool = False,
-        align: bool = False,
+        align: bool = False, pieces: bool = False,
     ) -> None:  # fmt: skip
         """longest: sources are truncated to this number of pieces, including END. tags: each source should begin with one.
         sampling: draw translations at random instead of searching for the best. copy_unknown: a translation may have unknown
         pieces, and its n-th one becomes the characters of the n-th unknown piece of the source. align: align translations in
-        `stream`, for which the models need guided heads.
+        `stream`, for which the models need guided heads. pieces: texts are pieces, separated by spaces; these are aligned.
 
         cut: the numbers of the truncated sources. unknown_codes: those of sources with an unknown language code. untagged:
         those of sources without a tag. broken_off: those of sources whose translation did not end before its maximum length.
@@ -56,7 +58,8 @@ class Translator:
         self.unknown_codes: list[int] = []
         self.untagged: list[int] = []
         self._tags = tags
-        self._aligner = Aligner(model, vocabulary, batch_tokens) if align else None
+        self._aligner = Aligner(model, vocabulary, batch_tokens, pieces) if align else None
+        self._pieces = pieces
         self.broken_off: list[int] = []
         self.lacking: list[int] = []
         self._sampling, self._copies = sampling, copy_unknown
@@ -64,8 +67,9 @@ class Translator:
 
     def stream(
         self, lines: Iterable[str | Request], window: int = 2000, pause: float | None = None
-    ) -> Iterator[list[tuple[str, Hypothesis]]]:
-        """Yield the n-best list of (text, hypothesis) for each line, in order; read at most `window` lines ahead.
+    ) -> Iterator[NBest]:
+        """Yield the n-best list of (text, hypothesis) for each line, in order, without repeated texts; read at most `window`
+        lines ahead.
 
         pause: translate what has been read when no line has come for this time [seconds]; None: wait for the whole window.
         """
@@ -81,21 +85,19 @@ class Translator:
             demands = [replace(each.demand, unknown=len(its)) for each, its in zip(requests, copied, strict=True)]
             sources = [np.array(ids, np.int64) for ids in encoded]
             found = self.translate(sources, demands=demands)
-            decoded = [self._decode(*each) for each in zip(requests, copied, found, strict=True)]
+            lists = [_different(self._decode(*each), each[2]) for each in zip(requests, copied, found, strict=True)]
             if self._aligner is not None:
-                found = self._aligned(self._aligner, [*map(Sentence, texts, sources)], decoded, found)
-            yield from (list(zip(*each, strict=True)) for each in zip(decoded, found, strict=True))
+                lists = self._aligned(self._aligner, [*map(Sentence, texts, sources)], lists)
+            yield from lists
 
-    def _aligned(
-        self, aligner: Aligner, sources: list[Sentence], texts: list[list[str]], found: list[list[Hypothesis]]
-    ) -> list[list[Hypothesis]]:
-        """The hypotheses of each source with their alignments. texts: what they say."""
+    def _aligned(self, aligner: Aligner, sources: list[Sentence], lists: list[NBest]) -> list[NBest]:
+        """The n-best list of each source with alignments."""
         left, right = [], []
-        for source, its, hypotheses in zip(sources, texts, found, strict=True):
-            left += [Sentence(source.text, source.ids[: self._longest - 1])] * len(hypotheses)
-            right += [Sentence(text, np.array(one.ids, np.int64)) for text, one in zip(its, hypotheses, strict=True)]
+        for source, found in zip(sources, lists, strict=True):
+            left += [Sentence(source.text, source.ids[: self._longest - 1])] * len(found)
+            right += [Sentence(text, np.array(hypothesis.ids, np.int64)) for text, hypothesis in found]
         soft = iter(aligner.soft(left, right))
-        return [[replace(hypothesis, alignment=next(soft)) for hypothesis in hypotheses] for hypotheses in found]
+        return [[(text, replace(hypothesis, alignment=next(soft))) for text, hypothesis in found] for found in lists]
 
     def _unknown(self, text: str, ids: list[int]) -> list[str]:
         """What the unknown pieces of a source stand for, if they are copied."""
@@ -104,9 +106,11 @@ class Translator:
     def _decode(self, request: Request, copied: list[str], hypotheses: list[Hypothesis]) -> list[str]:
         """The texts of hypotheses: the prefix as it was given, then what follows it."""
         prefix = request.demand.prefix
+        unknown = [*(self.vocabulary.unknown([request.prefix], TARGET)[0] if prefix else ()), *copied]
+        if self._pieces:
+            return [clean(" ".join(self.vocabulary.pieces_of(hypothesis.ids, unknown))) for hypothesis in hypotheses]
         if not (prefix or copied):
             return self.vocabulary.decode([hypothesis.ids for hypothesis in hypotheses])
-        unknown = [*self.vocabulary.unknown([request.prefix], TARGET)[0], *copied]
         begin = self.vocabulary.decode_with(prefix, unknown)
         texts = [self.vocabulary.decode_with(hypothesis.ids, unknown) for hypothesis in hypotheses]
         return [request.prefix + text.removeprefix(begin) if text else "" for text in texts]
@@ -170,6 +174,14 @@ class Translator:
             size = fitting(longest, self._batch_tokens)
             yield order[start : start + size]
             start += size
+
+
+def _different(texts: list[str], hypotheses: list[Hypothesis]) -> NBest:
+    """The hypotheses with their texts, but for those whose text a better one has."""
+    found: dict[str, Hypothesis] = {}
+    for text, hypothesis in zip(texts, hypotheses, strict=True):
+        found.setdefault(text, hypothesis)
+    return list(found.items())
 
 
 def _windows(lines: Iterable[Item], size: int) -> Iterator[list[Item]]:

@@ -1,4 +1,4 @@
-"""Word alignments of translations by the guided attention head, as soft and hard alignments."""
+"""Alignments of the words or pieces of translations by the guided attention head, as soft and hard alignments."""
 
 from __future__ import annotations
 
@@ -30,16 +30,19 @@ class Aligner:
     A *whole word* is what whitespace separates in a line.
     """
 
-    def __init__(self, model: Transformer | Ensemble, vocabulary: Vocabulary, batch_tokens: int = 2048) -> None:
-        """batch_tokens: limits the sentences of a batch times its longest side [pieces]."""
-        self._model, self._words, self._batch_tokens = model, WholeWords(vocabulary), batch_tokens
+    def __init__(
+        self, model: Transformer | Ensemble, vocabulary: Vocabulary, batch_tokens: int = 2048, pieces: bool = False
+    ) -> None:
+        """batch_tokens: limits the sentences of a batch times its longest side [pieces]. pieces: align these, not whole words."""
+        self._model, self._batch_tokens = model, batch_tokens
+        self._words = None if pieces else WholeWords(vocabulary)
 
     @torch.inference_mode()
     def soft(self, sources: Sequence[Sentence], targets: Sequence[Sentence]) -> list[np.ndarray]:
         """Return the soft alignment of each pair: (target words + 1, source words + 1), fp32; the last ones are END.
 
         A row is how much a word of the target attends to each word of the source: the sum over the pieces of the latter, and
-        the mean over its own.
+        the mean over its own. If pieces are aligned, they take the place of words.
         """
         alignments: dict[int, np.ndarray] = {}
         device = next(self._model.parameters()).device
@@ -62,7 +65,9 @@ class Aligner:
             order = order[size:]
 
     def _sums(self, sentence: Sentence, side: int) -> np.ndarray:
-        """The matrix (words + 1, pieces + 1) that adds up pieces to words, and leaves END alone."""
+        """The matrix (words + 1, pieces + 1) that adds up pieces to what is aligned, and leaves END alone."""
+        if self._words is None:
+            return np.eye(len(sentence.ids) + 1, dtype=np.float32)
         words = self._words.of_line(sentence.text, sentence.ids, side)
         sums = np.zeros((len(sentence.text.split()) + 1, len(words) + 1), np.float32)
         pieces = np.flatnonzero(words >= 0)

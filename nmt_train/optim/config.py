@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from nmt_train.common.duration import Duration
+from nmt_train.common.duration import Duration, Updates
 from nmt_train.common.section import STRICT, listed, one_of
 from nmt_train.optim.torch_optimizers import OPTIMIZERS
 
@@ -29,20 +29,17 @@ class OptimizerConfig:
     schedule: Literal["constant", "inverse-sqrt", "step", "cosine"] = Field(
         default="inverse-sqrt", description="learning rate after the warm-up: constant, inverse-sqrt, step or cosine"
     )
-    warmup: int = Field(
-        default=4000,
-        ge=0,
-        le=10**9,
-        description="length of the linear rise from zero to learning_rate; auto: by model.preset [updates]",
+    warmup: Updates = Field(
+        default=4000, description="length of the linear rise from zero to learning_rate; auto: by model.preset [updates]"
     )
-    async_warmup: Annotated[int, Field(ge=0, le=10**9)] | Unchanged | None = Field(
+    async_warmup: Updates | Unchanged | None = Field(
         default=None,
         description="warmup where the updates of n workers are added up, as in asynchronous modes: a number, or unchanged"
         " (warmup itself); null: warmup times n^(2/3), divided by n if it counts a worker's own local steps, but unchanged in"
         " thesis-sparse and thesis-sparse-overlap [updates]",
     )
-    step_every: int = Field(
-        default=10_000, ge=1, le=10**9, description="schedule step: the rate is halved at this interval [updates]"
+    step_every: Updates = Field(
+        default=10_000, ge=1, description="schedule step: the rate is halved at this interval [updates]"
     )
     cosine_until: Duration | None = Field(
         default=None,

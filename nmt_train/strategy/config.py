@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 from pydantic.dataclasses import dataclass
 
 from nmt_train.codec import CODECS
-from nmt_train.common.duration import Duration
+from nmt_train.common.duration import Duration, Updates
 from nmt_train.common.section import STRICT, listed, one_of
 from nmt_train.strategy.staged_join import Joining
 from nmt_train.strategy.update_rules import RULES
@@ -122,11 +122,8 @@ class LowRankConfig:
     """Low-rank compression (PowerSGD, Vogels et al. 2019)."""
 
     rank: int = Field(default=1, ge=1, le=1024, description="rank of the approximation: number of columns of each factor")
-    dense_updates: int = Field(
-        default=0,
-        ge=0,
-        le=10**9,
-        description="updates at the start of training with gradients that are not compressed [updates]",
+    dense_updates: Updates = Field(
+        default=0, description="updates at the start of training with gradients that are not compressed [updates]"
     )
 
 
@@ -197,7 +194,7 @@ class PipelineConfig:
         le=1000,
         description="pipeline width K: a gradient is applied K - 1 steps later; 1: no pipeline [steps]",
     )
-    warmup: int = Field(default=0, ge=0, le=10**9, description="updates without a pipeline at the start of training [updates]")
+    warmup: Updates = Field(default=0, description="updates without a pipeline at the start of training [updates]")
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -1,4 +1,4 @@
-"""Which keys of a configuration may change when a run continues."""
+"""What a configuration has in common with that of the run that it continues, or of the model that it begins with."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 from nmt_train.common.yaml_file import flatten
 from nmt_train import config as configuration
 from nmt_train.common.duration import Duration
-from nmt_train.config import DROPOUT, OPEN, Config, with_values
+from nmt_train.config import Config, with_values
+from nmt_train.config_text import shown
 from nmt_train.corpus import CorpusConfig, CorpusPart
 from nmt_train.corpus.store import Stores
-from nmt_train.model import SIZES
+from nmt_train.model import PRESETS, GuidedAlignmentConfig
 from nmt_train.modes.auto import AUTO, SECTIONS, part_of_mode
 from nmt_train.modes.resolve import optimizer_name
 
@@ -45,13 +46,33 @@ def saved_keys(old: dict[str, Any]) -> dict[str, Any]:
     } | saved
 
 
-def kept(config: Config, saved: Mapping[str, Any], names: Sequence[str] = OPEN) -> Config:
-    """The configuration with the values that a saved one has for keys that it leaves open; names: only these."""
+def kept(config: Config, saved: Mapping[str, Any]) -> Config:
+    """The configuration with the values that a saved one has for keys that it leaves open."""
     before = saved_keys(dict(saved))
-    found = {name: before[name] for name in config.undecided if name in names or name == DROPOUT}
-    if "model.preset" in found:
-        found |= {f"model.{size}": before[f"model.{size}"] for size in SIZES}
-    return with_values(config, found)
+    return with_values(config, {name: before[name] for name in config.undecided})
+
+
+def inherited(config: Config, saved: Mapping[str, Any]) -> tuple[Config, list[str]]:
+    """The configuration with what its section `model` leaves open as in that of the model that init names.
+
+    The guided head learns no more without alignments. Returns also a sentence with the values that are not defaults.
+    """
+    there, weight = saved_keys(dict(saved)), "model.guided_alignment.weight"
+    found = {name: there[name] for name in config.undecided if name.startswith("model.")}
+    if weight in found and found.get("model.guided_alignment.layer", config.model.guided_alignment.layer) is not None:
+        found[weight] = (found[weight] or GuidedAlignmentConfig().weight) if config.corpus.aligned else 0.0
+    config = with_values(config, found)
+    usual = {name: key.default for name, key in configuration.leaves().items()}
+    usual |= {"model.preset": None, **{f"model.{key}": value for key, value in PRESETS[config.model.preset].items()}}
+    said = ", ".join(f"{name} {shown(value)}" for name, value in found.items() if value != usual[name])
+    return config, [f"{said}: as in the model that init names"] * bool(said)
+
+
+def contradictions(config: Config, saved: Mapping[str, Any]) -> list[str]:
+    """List the keys of section `model`, with both values, that cannot differ from those of the model that init names."""
+    there, here = saved_keys(dict(saved)), flatten(configuration.plain(config))
+    its = [key for key in FIXED if key.startswith("model.") and key != "model.lora_rank"]  # factors are merged
+    return [f"{key} {there[key]} (here {here[key]})" for key in its if key in here and there[key] != here[key]]
 
 
 def differences(old: dict[str, Any], new: Config) -> list[str]:

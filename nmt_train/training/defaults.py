@@ -20,17 +20,16 @@ from nmt_train.common.yaml_file import flatten
 from nmt_train import config as configuration
 from nmt_train import device
 from nmt_train.common.errors import UserError
-from nmt_train.config import DROPOUT, Config, with_values
+from nmt_train.config import OPEN, Config, with_values
 from nmt_train.corpus.batch import Batch
 from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.model import SIZES
 from nmt_train.model.transformer import Transformer
 from nmt_train.modes.resolve import resolve
 from nmt_train.optim.flat_model import FlatModel
 from nmt_train.run.checkpoint import Checkpoint
-from nmt_train.training.config_changes import kept
+from nmt_train.training.config_changes import inherited, kept
 from nmt_train.transport import Transport
 from nmt_train.transport.collective import broadcast, gather
 
@@ -121,11 +120,7 @@ def _on_cpu(config: Config) -> dict[str, int]:
 def _tell(transport: Transport, before: Config, now: Config) -> None:
     """Send the other ranks the values of all keys that were open before, and no longer are."""
     values = flatten(configuration.plain(now))
-    names = [name for name in before.undecided if name not in now.undecided]
-    found = {name: values[name] for name in names}
-    if "model.preset" in names:
-        found |= {f"model.{size}": values[f"model.{size}"] for size in SIZES}
-    broadcast(transport, {"found": found})
+    broadcast(transport, {"found": {name: values[name] for name in before.undecided if name not in now.undecided}})
 
 
 def _of_model(
@@ -136,15 +131,14 @@ def _of_model(
     small: at most preset small, because larger ones train for weeks on a CPU.
     """
     if saved is not None:
-        keeps = [name for name in config.undecided if name != DROPOUT]
+        keeps = [name for name in OPEN if name in config.undecided]
         config = kept(config, saved.facts["config"])
         values = flatten(configuration.plain(config))
         return config, [f"{', '.join(f'{name} {values[name]}' for name in keeps)}: the run began so"] * bool(keeps)
+    if initial is not None:
+        return inherited(config, initial.facts["config"])
     if "model.preset" not in config.undecided:
         return config, []
-    if initial is not None:
-        config = kept(config, initial.facts["config"], ("model.preset",))
-        return config, [f"model.preset {config.model.preset}, with the sizes of the model that init names"]
     pairs = sum(int(its["pairs"]) for its in stores.identity)
     preset = next((preset for most, preset in _PRESETS if pairs < most), "small" if small else "base")
     return with_values(config, {"model.preset": preset}), [f"model.preset {preset}, for {pairs:,} pairs{' on a CPU' * small}"]

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nmt_train.common.yaml_file import flatten
-from nmt_train import config as configuration
 from nmt_train.common import launcher
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
-from nmt_train.common.section import as_list, listed
+from nmt_train.common.section import as_list
 from nmt_train.config import Config
-from nmt_train.corpus import CorpusConfig, ValidationSet, alignment, cache, untagged
-from nmt_train.corpus.vocabulary_config import VocabularyConfig
+from nmt_train.corpus import cache
 from nmt_train.corpus.batches import check_batch_size, check_settings
+from nmt_train.corpus.file_checks import file_checks
 from nmt_train.corpus.new_pieces import extended, extends
 from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.survey import Survey
-from nmt_train.corpus.text import read_lines, read_pairs, read_weights, sides
 from nmt_train.corpus.train_vocabulary import trained
 from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.corpus.vocabulary_config import VocabularyConfig
 from nmt_train.model import SEPARATE
 from nmt_train.model.metrics import TestSets
 from nmt_train.modes.auto import AUTO
@@ -33,7 +31,7 @@ from nmt_train.run.folder import Run, newest
 from nmt_train.run.manifest import load_verified
 from nmt_train.run.trackers import check_installed
 from nmt_train.training.auto_mode import ChosenMode
-from nmt_train.training.config_changes import FIXED, corpus_differences, differences, saved_keys
+from nmt_train.training.config_changes import FIXED, contradictions, corpus_differences, differences, saved_keys
 
 
 @dataclass
@@ -141,40 +139,8 @@ def check_files(config: Config) -> None:
     """Find errors in the corpus files before a vocabulary is trained and a corpus is tokenized."""
     if "batch.tokens" not in config.undecided:
         check_batch_size(config.corpus, config.batch)
-    found = config.corpus.parts
-    for number, part in enumerate(found):
-        for path in (path for side in sides(part.files, config.corpus.label(number)) for path in side):
-            _refuse_pipe(path)
-            next(read_lines(path, config.corpus.max_ratio), None)
-        if part.sentence_weights is not None:
-            next(read_weights(part, config.corpus.label(number), config.corpus.max_ratio), None)
-        for path in alignment.paths(part):
-            _refuse_pipe(path)
-            next(read_lines(path, config.corpus.max_ratio), None)
-    for test in config.corpus.validation_sets:
-        for path in (path for side in sides(test.files, test.label) for path in side):
-            _refuse_pipe(path)
-        _check_tags(config.corpus, test, (source for source, _ in read_pairs(test.files, test.label, config.corpus.max_ratio)))
-
-
-def _check_tags(corpus: CorpusConfig, test: ValidationSet, sources: Iterable[str]) -> None:
-    """Read all sources of a validation set; UserError if one lacks a tag, but all sources of the training corpora have one."""
-    tags = list(dict.fromkeys(part.tag for part in corpus.parts))
-    if test.tag and "" not in tags and test.tag not in tags:
-        raise UserError(f"{test.label}: no training corpus has the tag {test.tag}; choose {listed(dict.fromkeys(tags))}")
-    for number in () if test.tag else untagged(sources, tags):
-        raise UserError(
-            f"{test.label}, line {number}: has no tag, but all sources of the training corpora have one; give the set its"
-            f" tag, as in {{files: ..., tag: '{tags[0]}'}}, or begin each of its sources with one"
-        )
-    for _ in sources:  # which checks the rest of the files, too
-        pass
-
-
-def _refuse_pipe(path: str) -> None:
-    """Raise UserError if `path` is a pipe: a second reader would get only what the first one has left."""
-    if Path(path).is_fifo():
-        raise UserError(f"{path}: is a pipe, but a corpus is read several times; write it to a file first")
+    for check in file_checks(config.corpus):
+        check()
 
 
 def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
@@ -191,14 +157,14 @@ def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
 
 
 def _initial(config: Config) -> Checkpoint:
-    """The checkpoint that `init` names; UserError if its model has other sizes than this run's."""
+    """The checkpoint that `init` names; UserError if the configuration gives its model other sizes."""
     initial = load_verified(newest(expanded(str(config.init)), 1)[0])
-    there, here = saved_keys(initial.facts["config"]), flatten(configuration.plain(config))
-    its = [key for key in FIXED if key.startswith("model.") and key != "model.lora_rank"]  # factors are merged
-    keys = [key for key in its if key in here and there.get(key) != here[key]]
-    if keys:
-        wanted = ", ".join(f"{key} {there.get(key)} (here {here[key]})" for key in keys)
-        raise UserError(f"init: {initial.path} needs {wanted}; set them so, or use another model")
+    if unlike := contradictions(config, initial.facts["config"]):
+        preset = "" if "model.preset" in config.undecided else " and model.preset"
+        raise UserError(
+            f"init: {initial.path} needs {', '.join(unlike)}; remove these keys{preset}, which then are as in this model, or use"
+            " another one"
+        )
     return initial
 
 
@@ -242,7 +208,7 @@ def _compare_corpora(saved: Checkpoint, config: Config, stores: Stores, force: b
 
 
 def _check_tying(config: Config, vocabulary: Vocabulary) -> None:
-    if isinstance(vocabulary.size, list) and config.model.tied == "all":
+    if isinstance(vocabulary.size, list) and config.model.tied == "all" and "model.tied" not in config.undecided:
         raise UserError(f"model.tied {SEPARATE}")
 
 
@@ -257,7 +223,7 @@ def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: b
     A start that made no checkpoint has left its config.yml and a vocabulary, perhaps of other text.
     """
     path, wanted = run.folder / "vocabulary.model", config.corpus.vocabulary
-    given = Vocabulary.load(wanted.path) if wanted.path else None
+    given = _given(wanted)
     if overwrite or not path.exists() or (saved is None and (run.folder / "config.yml").exists()):
         return given if given is not None or saved is None else saved.vocabulary()
     vocabulary = Vocabulary.load(path)
@@ -271,6 +237,14 @@ def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: b
             " corpus.vocabulary.path"
         )
     return vocabulary
+
+
+def _given(wanted: VocabularyConfig) -> Vocabulary | None:
+    """The vocabulary that the configuration names."""
+    try:
+        return Vocabulary.load(wanted.path) if wanted.path else None
+    except UserError as error:
+        raise UserError(f"corpus.vocabulary.path: {error}") from None
 
 
 def _as_wanted(vocabulary: Vocabulary, wanted: VocabularyConfig) -> bool:
@@ -287,8 +261,8 @@ def _inherited(initial: Checkpoint, config: Config) -> Vocabulary:
     Raises UserError if the configuration gives another vocabulary.
     """
     wanted, vocabulary = config.corpus.vocabulary, initial.vocabulary()
-    if wanted.path:
-        given = Vocabulary.load(wanted.path)
+    given = _given(wanted)
+    if given is not None:
         if not extends(given, vocabulary):
             raise UserError(
                 f"corpus.vocabulary.path: {wanted.path} is not the vocabulary of {initial.path}, which init names, nor one that"

@@ -1,4 +1,4 @@
-"""nmt-train --check as a user calls it: one page, nothing trained or written, and the first reason that prevents training."""
+"""nmt-train --check as a user calls it: one page, nothing trained or written, and all reasons that prevent training."""
 
 from __future__ import annotations
 
@@ -164,6 +164,36 @@ def test_what_prevents_training_is_one_sentence_and_status_2(check: Checks, brea
     assert found.status == (2 if said else 0), found.said
     assert re.search(said, found.said)
     assert ("Nothing prevents training" in found.page) == (not said)
+
+
+def test_all_reasons_are_said_at_once_and_the_page_goes_on(check: Checks, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = check.write("train", sentences(400))
+    monkeypatch.setattr(resources.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10_000}))
+    found = check(files, corpus={"vocabulary": {"size": [3000, 4000]}}, batch={"tokens": 50})
+    assert found.status == 2
+    assert "error: 3 reasons prevent training:\n  batch.tokens: 50 cannot hold one sentence" in found.said
+    assert re.search(r"corpus.vocabulary.size: 3000 pieces .* for the source; corpus.vocabulary.size: 4000 .* for the t", found.said)
+    assert "its disk has 0 MB free; free some space" in found.said
+    assert "another size stands for it" in found.line("vocabulary")
+    assert "400, the same number of lines" in found.line("pairs")
+    assert "about" in found.line("memory")
+    assert "Nothing prevents training" not in found.page
+
+
+def test_a_vocabulary_that_is_too_small_is_no_reason_to_stop_either(check: Checks) -> None:
+    found = check(check.write("train", sentences(400)), corpus={"vocabulary": {"size": 17}})
+    assert (found.status, "17 pieces are fewer than the characters" in found.said) == (2, True)
+    assert "reasons" not in found.said
+    assert "about" in found.line("memory")
+
+
+def test_all_corpora_that_cannot_be_read_are_named(check: Checks) -> None:
+    good = check.write("good", sentences(50))
+    found = check([{"files": good}, {"name": "b", "files": ["x", "y"]}, {"name": "c", "files": good[:1] * 3}], valid=["v", "w"])
+    assert found.status == 2
+    assert "3 reasons prevent training:" in found.said
+    for key in ("corpus.train, b: x: No such file", "corpus.train, c: give [source, target]", "corpus.valid: v: No such file"):
+        assert f"\n  {key}" in found.said
 
 
 def test_no_room_on_the_disk_and_too_little_memory_prevent_training(check: Checks, monkeypatch: pytest.MonkeyPatch) -> None:

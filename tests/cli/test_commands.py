@@ -59,9 +59,18 @@ def test_a_missing_file_is_named_with_the_place_where_it_was_looked_for(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     files = ["no.en", "no.en"]
-    for name, value in (("corpus.train", files), ("corpus.valid", files), ("corpus.vocabulary", {"path": "no.en"})):
-        assert cli.run(train.command, prepare(demo, tmp_path, {name: value})) == 2
-        assert f"no.en: No such file or directory ({tmp_path}/no.en); " in capsys.readouterr().err
+    both = {"files": [f"{demo}/train.en", f"{demo}/train.de"]}
+    for key, name, value in (
+        ("corpus.train", "corpus.train", files),
+        ("corpus.train, new", "corpus.train", [both, {"files": files, "name": "new"}]),
+        ("corpus.train: sentence_weights", "corpus.train", [{**both, "sentence_weights": "no.en"}]),
+        ("corpus.train: alignments", "corpus.train", [{**both, "alignments": "no.en"}]),
+        ("corpus.valid, new", "corpus.valid", [both, {"files": files, "name": "new"}]),
+        ("corpus.vocabulary.path", "corpus.vocabulary", {"path": "no.en"}),
+    ):
+        guided = {"model.guided_alignment": {"layer": 1}} if "alignments" in key else {}
+        assert cli.run(train.command, prepare(demo, tmp_path, {name: value, **guided})) == 2
+        assert f"error: {key}: no.en: No such file or directory ({tmp_path}/no.en); " in capsys.readouterr().err
     assert call(train, "--config", "no.en") == 2
     assert f"no.en: No such file or directory ({tmp_path}/no.en); " in capsys.readouterr().err
 
@@ -438,8 +447,6 @@ def text(demo: Path, name: str) -> bytes:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"corpus.train": ["absent.en", "absent.de"]}, "absent.en: No such file"),
-        ({"corpus.valid": ["absent.en", "absent.de"]}, "absent.en: No such file"),
         ({"corpus.train": ["@longer", "{demo}/train.de"]}, "has 601 lines and .* has 600"),
         ({"corpus.train": ["@latin1", "{demo}/train.de"]}, "latin1, line 600: not UTF-8"),
         ({"corpus.train": ["@empty", "@empty"]}, "corpus.train: the files are empty; give files that contain text"),

@@ -83,6 +83,19 @@ def test_print_config_says_who_chooses_and_is_a_complete_config_file(
     assert named | set(flatten(shown)) == set(config.leaves()) | {"optimizer.beta1"}, "every key has its place"
 
 
+def test_print_config_keeps_what_differs_from_the_model_that_init_names(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.yml"
+    path.write_text(json.dumps(small(demo, tmp_path / "run") | {"init": "a", "model": {"norm": "pre"}}), encoding="utf-8")
+    assert cli.run(train.command, ["--config", str(path), "--print-config", "--mode", "sparse-overlap"]) == 0
+    printed = capsys.readouterr().out
+    shown = yaml.safe_load(printed)
+    assert (shown["init"], shown["model"]) == ("a", {"norm": "pre"})
+    assert config.validate(shown, {}) == config.load([str(path)], {"mode": "sparse-overlap"})
+    assert {"model.preset", "model.dim", "model.tied"} <= set(re.findall(r"(?m)^#   ([\w.]+): auto$", printed))
+
+
 def test_print_config_refuses_a_mode_that_there_is_not(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.yml"
     path.write_text(json.dumps(small(demo, tmp_path / "run")), encoding="utf-8")

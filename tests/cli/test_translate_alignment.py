@@ -116,8 +116,28 @@ def test_every_translation_of_an_n_best_list_has_its_alignment(run: Path, transl
     lines = [line.split(" ||| ") for line in translated(text, *given, "--alignment", "hard")[1]]
     plain = [line.split(" ||| ") for line in translated(text, *given)[1]]
     assert [[*line[:2], *line[3:]] for line in lines] == plain
+    assert lines[-1][:3] == ["5", "", ""], "of an empty line"
     for line in lines:
         assert sorted(target for _, target in links(line[2])) == [*range(len(line[1].split()))]
+
+
+def test_pieces_of_the_translation_are_aligned_with_those_of_the_source(run: Path, translated: Any) -> None:
+    test, vocabulary = pairs(50, 13), load_model([run / "last"], torch.device("cpu"))[1]
+    text = "".join(f"{pair[0]}\n" for pair in test)
+    plain = translated(text, "--model", run)[1]
+    lines, soft = (translated(text, "--model", run, "--pieces", "--alignment", kind)[1] for kind in ("hard", "soft"))
+    right = found = 0
+    for line, matrix, whole, (source, _, truth) in zip(lines, soft, plain, test, strict=True):
+        pieces = line.partition(" ||| ")[0].split(" ")
+        assert "".join(pieces).replace("▁", " ").strip() == whole
+        sides = [vocabulary.segment([source])[0], pieces]
+        assert {len(row.split(",")) for row in matrix.partition(" ||| ")[2].split(" ")} == {len(sides[0]) + 1}
+        words = [np.cumsum([piece.startswith("▁") for piece in side]) - 1 for side in sides]
+        its = links(line.partition(" ||| ")[2])
+        assert sorted(target for _, target in its) == [*range(len(pieces))]
+        right += sum((int(words[0][source]), int(words[1][target])) in links(truth) for source, target in its)
+        found += len(its)
+    assert right / found > 0.9
 
 
 def test_an_empty_line_has_an_empty_alignment_and_spaces_and_tags_count_as_in_the_line(run: Path, translated: Any) -> None:
@@ -160,8 +180,7 @@ def test_a_plot_without_a_guided_head_is_refused(plain: Path, capsys: pytest.Cap
 
 def test_the_head_is_found_after_training_without_alignments(run: Path, demo: Path, tmp_path: Path, translated: Any) -> None:
     values = json.loads(json.dumps(small(demo, tmp_path / "more"))) | {"init": str(run), "stop": {"after": "2u"}}
-    saved = load_model([run / "last"], torch.device("cpu"))[2]["config"]["model"]
-    values["model"] = saved | {"guided_alignment": {"layer": 1, "weight": 0}}
+    values["model"] = {}
     values["optimizer"] = {"learning_rate": 1e-6}
     del values["corpus"]["vocabulary"]
     assert start(config.validate(values, {}), False, False) == 0

@@ -136,6 +136,13 @@ def test_prefixes_are_read_in_step_with_a_stream_of_lines(run: Path, tmp_path: P
     assert requests.error is None
 
 
+def test_pieces_are_those_of_the_text(translated: Any, written: Any) -> None:
+    text, options = "six apples 漢\n\nWe buy sugar\n", ["--unknown", "copy", "--prefix", written("Sie 語", "", "")]
+    whole, pieces = translated(text, *options)[1], translated(text, *options, "--pieces")[1]
+    assert ["".join(line.split(" ")).replace("▁", " ").strip() for line in pieces] == whole
+    assert all(len(line.split(" ")) > len(text.split(" ")) for line, text in zip(pieces, whole, strict=True) if text)
+
+
 # --- terms
 
 
@@ -171,11 +178,26 @@ def test_samples_are_the_same_for_the_same_seed_whatever_the_batches(translated:
     options = ["--sample", "nucleus=0.95", "--n-best", 2]
     found = translated(LINES, *options)
     assert found[0] == 0
-    assert [line.split(" |||")[0] for line in found[1]] == ["0", "0", "1", "1", "2", "2", "3", "3"]
+    assert {line.split(" |||")[0] for line in found[1]} == {"0", "1", "2", "3"}
     for others in (["--batch-tokens", 5], ["--window", 1], ["--seed", 1]):
         lines = translated(LINES, *options, *others)[1]
         assert [line.split(" ||| ")[1] for line in lines] == [line.split(" ||| ")[1] for line in found[1]]
     assert translated(LINES, *options, "--seed", 2)[1] != found[1]
+
+
+def test_samples_are_a_diverse_list_in_which_no_translation_is_twice(translated: Any) -> None:
+    drawn, searched = (
+        [tuple(row.split(" ||| ")[:2]) for row in translated(LINES, "--n-best", 8, *options)[1]]
+        for options in (["--sample", "top-k=10"], ["--beam", 8])
+    )
+    for rows in (drawn, searched):
+        assert len(set(rows)) == len(rows)
+        assert [text for number, text in rows if number == "2"] == [""]
+    for line in ("0", "1", "3"):
+        words, others = ({word for number, text in rows if number == line for word in text.split()} for rows in (drawn, searched))
+        assert len(words) > len(others)
+    only = [row.split(" |||")[0] for row in translated(LINES, "--n-best", 8, "--sample", "top-k=1")[1]]
+    assert only == ["0", "1", "2", "3"], "all samples are the same"
 
 
 @pytest.mark.parametrize(

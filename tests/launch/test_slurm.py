@@ -126,7 +126,7 @@ def test_srun_without_pmix_is_refused_once_for_all_tasks(make: Make) -> None:
 def test_a_mistake_ends_srun_with_status_2(make: Make) -> None:
     done = inside("srun", "--mpi=pmix", "--nodes=2", *train(make(mode="vanilla"), "--corpus.valid", "[/none.en, /none.de]"))
     assert done.returncode == 2, done.stderr
-    assert done.stderr.count("error: /none.en: No such file or directory") == 1
+    assert done.stderr.count("error: corpus.valid: /none.en: No such file or directory") == 1
 
 
 def test_the_script_for_gpus_trains_with_as_many_tasks_as_a_machine_has(make: Make) -> None:

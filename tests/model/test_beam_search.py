@@ -185,6 +185,19 @@ def test_what_is_broken_off_is_a_result_only_if_nothing_has_ended() -> None:
     assert all(hypothesis.ended for hypothesis in best(Table(given=ending), 2, 1.0, longest=5, n_best=2))
 
 
+def test_if_nothing_has_ended_the_results_are_the_best_of_what_was_broken_off() -> None:
+    probabilities = {4: 0.6, 5: 0.3, 6: 0.1}
+    endless = Table(given={words: probabilities for n in range(4) for words in itertools.product(WORDS, repeat=n)})
+    for count in (1, 2, 3):
+        found = best(endless, beam=3, normalization=1.0, longest=4, n_best=count)
+        assert not any(hypothesis.ended for hypothesis in found)
+        assert len({tuple(hypothesis.ids) for hypothesis in found}) == count
+        assert [sorted(hypothesis.ids) for hypothesis in found] == [[4, 4, 4], *[[4, 4, 5]] * (count - 1)]
+        logs = [sum(math.log(probabilities[piece]) for piece in hypothesis.ids) for hypothesis in found]
+        assert [hypothesis.log_probability for hypothesis in found] == pytest.approx(logs, abs=1e-3)
+        assert [hypothesis.score for hypothesis in found] == pytest.approx([log / 3 for log in logs], abs=1e-3)
+
+
 def test_no_translation_is_longer_than_its_own_limit(model: Transformer) -> None:
     config = SearchConfig(beam=2, length_factor=1.0, length_extra=1)
     with torch.no_grad():

@@ -136,11 +136,13 @@ def test_one_occurrence_suffices_for_terms_that_overlap() -> None:
     assert found[0].ids in ([4, 5, 4], [5, 4, 5])
 
 
-def test_a_translation_that_does_not_end_has_the_terms_nevertheless() -> None:
+def test_translations_that_do_not_end_have_the_terms_nevertheless() -> None:
     endless = {words: {4: 0.9, 5: 0.1} for words in sequences(8)}
-    found = searched(Table(given=endless), SearchConfig(beam=2, length_factor=0.0, length_extra=5), Demand(terms=((5, 5),)))
-    assert not found[0].ended
-    assert "55" in "".join(map(str, found[0].ids))
+    config = SearchConfig(beam=3, length_factor=0.0, length_extra=5, n_best=3)
+    found = searched(Table(given=endless), config, Demand(terms=((5, 5),)))
+    assert len({tuple(hypothesis.ids) for hypothesis in found}) == len(found) > 1
+    assert not any(hypothesis.ended for hypothesis in found)
+    assert all("55" in "".join(map(str, hypothesis.ids)) for hypothesis in found)
 
 
 def test_unknown_pieces_appear_only_if_wanted_and_no_more_often() -> None:

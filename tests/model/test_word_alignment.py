@@ -42,6 +42,15 @@ def test_a_word_attends_with_the_mean_of_its_pieces_to_the_sum_of_the_pieces_of_
             assert soft[word, other] == pytest.approx(block.sum(1).mean().item(), rel=1e-5)
 
 
+def test_pieces_attend_with_the_weights_of_the_head(vocabulary: Vocabulary) -> None:
+    lines = ["twelve boxes", "zwölf Kisten Milch"]
+    source, target = (Sentence(line, np.array(ids)) for line, ids in zip(lines, vocabulary.encode(lines), strict=True))
+    (soft,) = Aligner(Given(), vocabulary, pieces=True).soft([source], [target])  # type: ignore[arg-type]
+    rows, columns = len(target.ids) + 1, len(source.ids) + 1
+    weights = torch.rand(1, rows, columns, generator=torch.Generator().manual_seed(rows + columns))[0]
+    np.testing.assert_allclose(soft, weights.numpy())
+
+
 def test_an_alignment_does_not_depend_on_the_other_pairs_of_a_batch(vocabulary: Vocabulary) -> None:
 
     model = random_model(len(vocabulary), guided_alignment={"layer": 2})

@@ -138,9 +138,7 @@ def test_ctranslate2_translates_it_as_we_do(ours: Path, demo: Path, tmp_path: Pa
 def test_it_is_fine_tuned_from_where_it_is(make: Make, ours: Path, tmp_path: Path, mode: str) -> None:
     config = make(
         init=str(ours), mode=mode, corpus__vocabulary={}, stop__after="30u", validation__every="15u",
-        optimizer__learning_rate=0.003,
-        model={"encoder_layers": 2, "decoder_layers": 2, "dim": 32, "ffn_dim": 48, "heads": 4, "norm": "post",
-               "activation": "swish", "output_bias": True, "dropout": 0.1},
+        optimizer__learning_rate=0.003, model={},
     )  # fmt: skip
     assert start(dataclasses.replace(config, run=str(tmp_path / "run")), False, False) == 0
     scores = [event["cross-entropy"] for event in events(tmp_path / "run", "validation")]
@@ -151,8 +149,8 @@ def test_it_is_fine_tuned_from_where_it_is(make: Make, ours: Path, tmp_path: Pat
 
 
 def test_sizes_that_do_not_fit_are_named(make: Make, ours: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model.activation swish \(here relu\), model.output_bias True \(here False\)"):
-        start(make(init=str(ours), model__norm="post"), False, False)
+    with pytest.raises(UserError, match=r"needs model.dim 32 \(here 64\), model.activation swish \(here relu\); remove"):
+        start(make(init=str(ours), model={"dim": 64, "activation": "relu"}), False, False)
 
 
 @pytest.mark.parametrize(

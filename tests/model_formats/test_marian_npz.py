@@ -198,9 +198,8 @@ def test_a_model_of_marian_is_fine_tuned_by_two_ranks_and_returns(
     make: Make, shared: Path, lines: tuple[list[str], list[str]], tmp_path: Path
 ) -> None:
     ours = Made(tmp_path, [shared], {}).bring_in()
-    values = json.loads((ours / "checkpoint.json").read_text())["config"]["model"]
     folder = run(
-        make, tmp_path / "run", [1, 1], places=AT_ONCE, mode="sync", init=str(ours), model=values, corpus__vocabulary={},
+        make, tmp_path / "run", [1, 1], places=AT_ONCE, mode="sync", init=str(ours), model={}, corpus__vocabulary={},
         stop__after="60u", validation__every="30u", optimizer__learning_rate=0.003,
     )  # fmt: skip
     scores = [event["cross-entropy"] for event in events(folder, "validation")]
@@ -215,12 +214,12 @@ def test_a_model_of_marian_is_fine_tuned_by_two_ranks_and_returns(
     assert our_scores((folder / "last").resolve(), sources, targets) == pytest.approx(wanted, abs=1e-3, rel=1e-5)
 
 
-def test_fine_tuning_names_what_the_model_section_lacks(make: Make, shared: Path, tmp_path: Path) -> None:
+def test_fine_tuning_names_what_the_model_section_contradicts(make: Make, shared: Path, tmp_path: Path) -> None:
     from nmt_train.training.start import start
 
     ours = Made(tmp_path, [shared], {}).bring_in()
-    with pytest.raises(UserError, match=r"model.output_bias True \(here False\), model.conventions marian \(here standard\)"):
-        start(make(init=str(ours)), False, False)
+    with pytest.raises(UserError, match=r"needs model.output_bias True \(here False\), model.conventions marian \(here stand"):
+        start(make(init=str(ours), model={"output_bias": False, "conventions": "standard"}), False, False)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ from nmt_train.training.defaults import (
 from nmt_train.training.start import start
 
 CPU = torch.device("cpu")
+OF_PRESET = {f"model.{key}" for key in PRESETS["small"]}
 
 
 def bare(demo: Path, **more: Any) -> Config:
@@ -58,7 +59,7 @@ def pairs(number: int) -> Any:
 
 
 def test_without_a_value_or_with_auto_all_keys_are_open(demo: Path) -> None:
-    assert set(bare(demo).undecided) == {*OPEN, "model.dropout"}
+    assert set(bare(demo).undecided) == {*OPEN, *OF_PRESET}
     auto = {"precision": "auto", "batch": {"tokens": "auto"}, "model": {"preset": "auto"}}
     config = bare(demo, **auto, optimizer={"learning_rate": "auto", "warmup": "auto"})
     assert config == bare(demo)
@@ -76,7 +77,7 @@ def test_without_a_value_or_with_auto_all_keys_are_open(demo: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_given_is_not_open(demo: Path, given: dict[str, Any], name: str) -> None:
-    assert set(bare(demo, **given).undecided) - {"model.dropout"} == set(OPEN) - {name}
+    assert set(bare(demo, **given).undecided) - OF_PRESET == set(OPEN) - {name}
     assert name not in bare(demo, **given).undecided
 
 
@@ -211,8 +212,45 @@ def test_a_new_run_has_the_model_that_init_names(demo: Path) -> None:
     assert config.undecided == ()
 
 
-def test_all_ranks_get_the_same(demo: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = bare(demo, mode="sync")
+def test_with_init_all_that_the_section_model_does_not_give_is_as_in_that_model(demo: Path) -> None:
+    there = {"preset": "base", "ffn_dim": 96, "norm": "post", "dropout": 0.25, "label_smoothing": 0.0, "output_bias": True,
+             "guided_alignment": {"layer": 2, "weight": 0.5}}  # fmt: skip
+    corpus = {"train": [{"files": ["a", "b"], "alignments": "c"}], "valid": ["a", "b"]}
+    initial, own = bare(demo, model=there, corpus=corpus), {"dropout": 0.5, "heads": 4, "lora_rank": 2}
+    config, said = without_device(bare(demo, init="other", model=own), pairs(100), (0,), initial=saved(initial))
+    without_alignments = {"guided_alignment": {"layer": 2, "weight": 0.0}}
+    assert plain(config)["model"] == {**plain(initial)["model"], **own, **without_alignments}
+    assert config.undecided == ()
+    assert said[0] == (
+        "model.preset base, model.ffn_dim 96, model.norm post, model.output_bias true, model.label_smoothing 0,"
+        " model.guided_alignment.layer 2, model.guided_alignment.weight 0: as in the model that init names"
+    )
+
+
+@pytest.mark.parametrize(("weight", "given", "used"), [(0.5, {}, 0.5), (0.0, {}, 0.05), (0.0, {"weight": 0.0}, 0.0)])
+def test_with_alignments_the_head_that_init_names_learns_on(
+    demo: Path, weight: float, given: dict[str, Any], used: float
+) -> None:
+    corpus = {"train": [{"files": ["a", "b"], "alignments": "c"}], "valid": ["a", "b"]}
+    initial = saved(bare(demo, model={"preset": "tiny", "guided_alignment": {"layer": 3, "weight": weight}}, corpus=corpus))
+    config = bare(demo, init="other", corpus=corpus, model={"guided_alignment": given})
+    guided = without_device(config, pairs(100), (0,), initial=initial)[0].model.guided_alignment
+    assert (guided.layer, guided.weight) == (3, used)
+    with pytest.raises(UserError, match="has alignments, but no attention head learns them"):
+        without_device(config, pairs(100), (0,), initial=saved(bare(demo, model={"preset": "tiny"})))
+
+
+def test_with_init_separate_vocabularies_do_not_decide_what_is_tied(demo: Path) -> None:
+    corpus = plain(bare(demo))["corpus"] | {"vocabulary": {"path": ["a", "b"]}}
+    assert "model.tied" in bare(demo, init="other", corpus=corpus).undecided
+    assert bare(demo, corpus=corpus).model.tied == "target-output"
+
+
+@pytest.mark.parametrize("init", [None, "other"])
+def test_all_ranks_get_the_same(
+    demo: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, init: str | None
+) -> None:
+    config, initial = bare(demo, mode="sync", init=init), saved(bare(demo, model={"preset": "tiny", "norm": "post"}))
     stores = open_stores(config.corpus, vocabulary, demo / "store")
     monkeypatch.setattr(defaults, "_try", lambda *given: Tried(faster=2.0, tokens={"fp32": 1, "bf16": next(sizes)}))
     sizes = iter((3000, 2000, 2500))
@@ -220,11 +258,13 @@ def test_all_ranks_get_the_same(demo: Path, vocabulary: Vocabulary, monkeypatch:
     def one(transport: VirtualTransport) -> Config:
         if transport.rank:
             return follow_rate(follow(config, transport, CPU, vocabulary, stores), transport)
-        return lead_rate(lead(config, transport, CPU, vocabulary, stores, None, None, print)[0], transport, stores)[0]
+        begun = lead(config, transport, CPU, vocabulary, stores, None, initial if init else None, print)[0]
+        return lead_rate(begun, transport, stores)[0]
 
     found = together(engine([1, 1, 1]), *[one] * 3)
     assert found[0] == found[1] == found[2]
     assert (found[0].precision, found[0].batch.tokens, found[0].undecided) == ("bf16", 2000, ())
+    assert found[0].model.norm == ("post" if init else "pre")
 
 
 @pytest.mark.slow

@@ -84,9 +84,28 @@ def test_it_resumes_without_its_source(make: Make, tmp_path: Path) -> None:
     assert read[0] == read[1]
 
 
+def test_what_the_section_model_leaves_out_is_as_in_its_source(make: Make, tmp_path: Path) -> None:
+    sizes = {"encoder_layers": 1, "decoder_layers": 2, "dim": 16, "ffn_dim": 24, "heads": 2}
+    model = {**sizes, "norm": "post", "conventions": "marian", "tied": "target-output", "activation": "swish", "dropout": 0.2}
+    source = trained(make, tmp_path, model=model)
+    fine = {"init": str(source), "model": {}, "checkpoint__keep": 9}
+    trained(make, tmp_path, "fine", **fine)
+    assert manifest(tmp_path / "fine" / "last")["config"]["model"] == manifest(source / "last")["config"]["model"]
+    assert cross_entropy(tmp_path / "fine" / "checkpoints" / "0") == cross_entropy(source / "last")
+    log = (tmp_path / "fine" / "train.log").read_text(encoding="utf-8")
+    assert "decided: model.preset small, model.encoder_layers 1, model.decoder_layers 2, model.dim 16" in log
+    assert "model.norm post, model.tied target-output, model.activation swish, model.conventions marian" in log
+    trained(make, tmp_path, "fine", **fine, stop__after="15u")
+    assert manifest(tmp_path / "fine" / "last")["optimizer"]["updates"] == 15
+    with pytest.raises(UserError, match=r"init: .* needs model.norm post \(here pre\); remove these keys, which then are"):
+        trained(make, tmp_path, "other", init=str(source), model={"norm": "pre"})
+    with pytest.raises(UserError, match=r"needs .* model.dim 16 \(here 128\), .*; remove these keys and model.preset, which"):
+        trained(make, tmp_path, "other", init=str(source), model={"preset": "tiny"})
+
+
 def test_a_model_that_does_not_fit_is_refused_by_its_sizes(make: Make, tmp_path: Path) -> None:
     source = trained(make, tmp_path)
-    with pytest.raises(UserError, match=r"init: .* needs model.dim 16 \(here 32\), model.norm pre \(here post\); set them so"):
+    with pytest.raises(UserError, match=r"needs model.dim 16 \(here 32\), model.norm pre \(here post\); remove these keys,"):
         trained(make, tmp_path, "fine", init=str(source), model__dim=32, model__norm="post")
     other = trained(make, tmp_path, "other", corpus__vocabulary__size=110)
     with pytest.raises(UserError, match=r"corpus.vocabulary.path: .* is not the vocabulary of .*, which init names"):
