@@ -9,10 +9,10 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nmt_train.common.unknown_key import unknown
 from nmt_train import cli, config, config_text
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
+from nmt_train.common.unknown_key import unknown
 from nmt_train.config import Config, Key
 from nmt_train.model import PRESETS
 from nmt_train.modes import resolve as modes

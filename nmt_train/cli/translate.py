@@ -48,8 +48,8 @@ def parser() -> cli.Parser:
     )  # fmt: skip
     options.add_argument(
         "--pieces", action="store_true",
-        help="print the pieces of the vocabulary, separated by spaces, instead of text. --alignment then aligns pieces; those of"
-        " the source are what SentencePiece makes of the line with the file vocabulary.model of the run",
+        help="print the pieces of the vocabulary, separated by spaces, instead of text. --alignment then aligns pieces; those"
+        " of the source are what SentencePiece makes of the line with the file vocabulary.model of the run",
     )  # fmt: skip
     options.add_argument(
         "--window",

@@ -65,9 +65,7 @@ class Translator:
         self._sampling, self._copies = sampling, copy_unknown
         self._lines = 0  # sources so far
 
-    def stream(
-        self, lines: Iterable[str | Request], window: int = 2000, pause: float | None = None
-    ) -> Iterator[NBest]:
+    def stream(self, lines: Iterable[str | Request], window: int = 2000, pause: float | None = None) -> Iterator[NBest]:
         """Yield the n-best list of (text, hypothesis) for each line, in order, without repeated texts; read at most `window`
         lines ahead.
 

@@ -33,7 +33,7 @@ class Aligner:
     def __init__(
         self, model: Transformer | Ensemble, vocabulary: Vocabulary, batch_tokens: int = 2048, pieces: bool = False
     ) -> None:
-        """batch_tokens: limits the sentences of a batch times its longest side [pieces]. pieces: align these, not whole words."""
+        """batch_tokens: limits the sentences of a batch times its longest side [pieces]. pieces: align these, not words."""
         self._model, self._batch_tokens = model, batch_tokens
         self._words = None if pieces else WholeWords(vocabulary)
 

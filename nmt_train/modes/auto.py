@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nmt_train.common.yaml_file import override
-from nmt_train.common.yaml_file import flatten
+from nmt_train.common.yaml_file import flatten, override
 from nmt_train.config import Config, leaves, plain, validate
 
 AUTO = "auto"

@@ -92,16 +92,24 @@ def compare(runs: Sequence[Path], seconds: float | None, output: Path) -> list[P
         raise UserError(f"--seconds {length:g}: the window must be longer than zero")
     figure, axes = new_figure(9, 1.5 + 0.5 * len(runs), "How much of the time the first worker of each run computes")
     labels, seen = [], dict[str, Any]()
-    for row, (run, spans) in enumerate(traces.items()):
+    for row, (name, spans) in enumerate(zip(_short([run.resolve().name for run in traces]), traces.values(), strict=True)):
         lead, shown = _rows(spans)[0], visible(spans, window(spans, None, None)[0], length)
         own = [span for span in shown if (span["rank"], span["thread"]) == lead]
         for span in own:
             _bar(axes, row, 0.62, span, seen)
-        labels.append(f"{shown_name(run.resolve().name)}: computes {_computes(own, length):.0%}")
+        labels.append(f"{shown_name(name)}: computes {_computes(own, length):.0%}")
     axes.set_xlabel(f"{_clock(runs)} time (seconds)")
     _finish(figure, axes, range(len(runs)), labels, length, seen)
     save_figure(figure, output)
     return [output]
+
+
+def _short(names: list[str]) -> list[str]:
+    """The names without the parts, after hyphens, with which all of them end."""
+    parts = [name.split("-") for name in names]
+    while len(parts) > 1 and min(map(len, parts)) > 1 and len({its[-1] for its in parts}) == 1:
+        parts = [its[:-1] for its in parts]
+    return ["-".join(its) for its in parts]
 
 
 def _computes(spans: list[Span], length: float) -> float:

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nmt_train.common.yaml_file import flatten
 from nmt_train import config as configuration
 from nmt_train.common.duration import Duration
+from nmt_train.common.yaml_file import flatten
 from nmt_train.config import Config, with_values
 from nmt_train.config_text import shown
 from nmt_train.corpus import CorpusConfig, CorpusPart

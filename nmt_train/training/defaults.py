@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from nmt_train.common.yaml_file import flatten
 from nmt_train import config as configuration
 from nmt_train import device
 from nmt_train.common.errors import UserError
+from nmt_train.common.yaml_file import flatten
 from nmt_train.config import OPEN, Config, with_values
 from nmt_train.corpus.batch import Batch
 from nmt_train.corpus.batches import Batches

@@ -162,8 +162,8 @@ def _initial(config: Config) -> Checkpoint:
     if unlike := contradictions(config, initial.facts["config"]):
         preset = "" if "model.preset" in config.undecided else " and model.preset"
         raise UserError(
-            f"init: {initial.path} needs {', '.join(unlike)}; remove these keys{preset}, which then are as in this model, or use"
-            " another one"
+            f"init: {initial.path} needs {', '.join(unlike)}; remove these keys{preset}, which then are as in this model, or"
+            " use another one"
         )
     return initial
 

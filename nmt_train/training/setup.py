@@ -8,13 +8,13 @@ from functools import partial
 
 import torch
 
-from nmt_train.common.yaml_file import flatten
 from nmt_train import config as configuration
 from nmt_train import device
 from nmt_train.common.errors import UserError
 from nmt_train.common.metric import is_worst
 from nmt_train.common.plural import counted
 from nmt_train.common.section import as_list
+from nmt_train.common.yaml_file import flatten
 from nmt_train.config import Config
 from nmt_train.config_text import to_yaml
 from nmt_train.corpus.batches import Batches

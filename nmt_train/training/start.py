@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 import nmt_train
-from nmt_train.common.yaml_file import flatten
 from nmt_train import config as configuration
 from nmt_train import device
 from nmt_train.common import launcher
@@ -23,6 +22,7 @@ from nmt_train.common.message import Message, from_bytes, from_json, to_bytes, t
 from nmt_train.common.paths import expanded
 from nmt_train.common.section import as_list
 from nmt_train.common.streams import tell
+from nmt_train.common.yaml_file import flatten
 from nmt_train.config import Config
 from nmt_train.corpus.store import Stores, open_stores
 from nmt_train.corpus.vocabulary import Vocabulary

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +24,10 @@ from reproduce.thesis_settings import sending
 LAB, HOSTS_FILE = ROOT / "scripts" / "netlab", "/run/nmt-netlab/hosts"
 CONFIG, MINUTES, VALIDATIONS = "configs/thesis-virtual.yml", 2, 12
 _ABOUT = f"""\
-`sudo scripts/reproduce/figure --hosts 2 --rate 100mbit`: MPI between virtual hosts of this machine, a core each (h),
-{MINUTES} minutes of each mode, with the options of this page and the best rate of one device (0.003). The thesis's sparse
-modes send 6.25%. *Speedup*: one host's time to the lowest cross-entropy that both reach, divided by the mode's;
-*simulated*: the same on a cluster file that `nmt-simulate --measure` made of these hosts.
+`sudo scripts/reproduce/figure --hosts 2 --rate 100mbit --seeds 3`: MPI between virtual hosts of this machine, two with a core
+each, or four with 0.4 cores each (h). {MINUTES} minutes of each mode, with the options of this page and the best rate of one
+device (0.003); the thesis's sparse modes send 6.25%. *Speedup*: one host's time to the lowest cross-entropy that both reach,
+divided by the mode's. *Simulated*: the same on a cluster file that `nmt-simulate --measure` made of these hosts.
 """
 OURS = ("sparse", "sparse-overlap")
 MODES = ("single", "vanilla", "overlap", *OURS, thesis.SPARSE, thesis.SPARSE_OVERLAP)
@@ -47,6 +47,11 @@ class Place:
     def name(self) -> str:
         return f"{self.hosts}-hosts-{self.rate}"
 
+    @property
+    def shown(self) -> str:
+        """For readers."""
+        return f"{self.hosts} hosts at {self.rate.replace('mbit', ' Mbit/s').replace('gbit', ' Gbit/s')}"
+
     def setup(self, mode: str, seed: int) -> Setup:
         """One device is trained beside the modes of each network, because a machine's speed changes from day to day."""
         return Setup(mode, self.name).with_seed(seed)
@@ -64,17 +69,39 @@ def complete(found: Runs, place: Place) -> list[int]:
 
 
 def section(found: Runs) -> list[str]:
-    """Markdown lines for docs/thesis.md: what every mode did on hosts, and the pictures beside the CSV files, drawn again."""
-    lines = []
-    for place in PLACES:
-        if seeds := complete(found, place):
-            picture = draw(found, place, seeds)
-            link = f"![{place.name}](thesis/{found.folder.name}/{picture.name})"
-            lines += [f"{place.hosts} hosts, {place.rate} ({', '.join(f'seed {seed}' for seed in seeds)}):", "", link, ""]
-            lines += [table(found, place, seeds), ""]
-            if (strips := picture.with_name(f"{place.name}-timelines.svg")).exists():
-                lines += ["What the worker of rank 0 does:", "", f"![timelines](thesis/{found.folder.name}/{strips.name})", ""]
-    return ["## Real hosts", "", _ABOUT, *lines] if lines else []
+    """Markdown lines for docs/thesis.md: speedups of every mode on all hosts; draws the pictures beside the CSV files again."""
+    places = {place: seeds for place in PLACES if (seeds := complete(found, place))}
+    if not places:
+        return []
+    folder = f"thesis/{found.folder.name}"
+    pictures = {place: draw(found, place, seeds).name for place, seeds in places.items()}
+    first, *others = pictures
+    return [
+        "## Real hosts", "", _ABOUT, *_speedup_table(found, places), "", f"![{first.shown}]({folder}/{pictures[first]})", "",
+        "What the worker of rank 0 does:", "", f"![timelines]({folder}/{first.name}-timelines.svg)", "",
+        "; ".join(
+            f"{place.shown}: [curves]({folder}/{pictures[place]}), [timelines]({folder}/{place.name}-timelines.svg)"
+            for place in others
+        ) + ".", "",
+    ]  # fmt: skip
+
+
+def _speedup_table(found: Runs, places: Mapping[Place, Sequence[int]]) -> list[str]:
+    """Markdown lines: a row for each mode, a column for each place, and one for what was simulated of it."""
+    simulated = {place for place in places if all(found.trained(place.simulated(mode)) for mode in MODES[1:])}
+    heads = [
+        head for place, seeds in places.items()
+        for head in (f"{place.shown}{' (1)' if len(seeds) == 1 else ''}", *["simulated"] * (place in simulated))
+    ]  # fmt: skip
+    lines = [f"| speedup of | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for mode in MODES[1:]:
+        cells = [f"`{mode}`"]
+        for place, seeds in places.items():
+            cells.append(spread(_speedups(found, place, mode, seeds)))
+            if place in simulated:
+                cells.append(f"{_simulated_speedup(found, place, mode):.2f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def options(mode: str, seconds: int) -> tuple[str, ...]:
@@ -153,18 +180,19 @@ def _arguments(mode: str, run: Path, vocabulary: Path, seed: int, seconds: int) 
 def draw(found: Runs, place: Place, seeds: Sequence[int]) -> Path:
     """Cross-entropy against time, beside the CSV files: the mean over seeds, and thin the simulated run, if there is one."""
     figure, axes = new_figure(7.5, 4.8, _title(found, place, seeds))
-    names = {}
+    names, thin = {}, False
     for mode in MODES:
         curves = [found.curve(place.setup(mode, seed)) for seed in seeds]
         (line,) = axes.plot(_mean(curves, "seconds"), _mean(curves, "cross-entropy"), marker="o", markersize=3, **look(mode))
         names[line] = mode
         if found.trained(place.simulated(mode)):
+            thin = True
             simulated = [found.curve(place.simulated(mode))]
             its = _mean(simulated, "seconds"), _mean(simulated, "cross-entropy")
             axes.plot(*its, linewidth=0.7, color=line.get_color())
     axes.set_xlim(left=0)
     axes.set_ylim(top=6)  # the start is much the same for all
-    axes.set_xlabel("wall-clock time (seconds); thin lines without dots: simulated")
+    axes.set_xlabel("wall-clock time (seconds)" + "; thin lines without dots: simulated" * thin)
     axes.set_ylabel("validation cross-entropy per word (nats)")
     label_ends(axes, names)
     picture = found.folder / f"{place.name}.svg"
@@ -175,8 +203,7 @@ def draw(found: Runs, place: Place, seeds: Sequence[int]) -> Path:
 def _title(found: Runs, place: Place, seeds: Sequence[int]) -> str:
     speeds = {mode: mean(_speedups(found, place, mode, seeds)) for mode in MODES}
     best = max(speeds, key=lambda mode: speeds[mode])
-    rate = place.rate.replace("mbit", " Mbit/s").replace("gbit", " Gbit/s")
-    return f"{best} on {place.hosts} hosts at {rate} is {speeds[best]:.1f} times as fast as one host"
+    return f"{best} on {place.shown} is {speeds[best]:.1f} times as fast as one host"
 
 
 def timelines(place: Place, folder: Path, output: Path) -> list[Path]:

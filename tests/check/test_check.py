@@ -172,7 +172,9 @@ def test_all_reasons_are_said_at_once_and_the_page_goes_on(check: Checks, monkey
     found = check(files, corpus={"vocabulary": {"size": [3000, 4000]}}, batch={"tokens": 50})
     assert found.status == 2
     assert "error: 3 reasons prevent training:\n  batch.tokens: 50 cannot hold one sentence" in found.said
-    assert re.search(r"corpus.vocabulary.size: 3000 pieces .* for the source; corpus.vocabulary.size: 4000 .* for the t", found.said)
+    assert re.search(
+        r"corpus.vocabulary.size: 3000 pieces .* for the source; corpus.vocabulary.size: 4000 .* for the t", found.said
+    )
     assert "its disk has 0 MB free; free some space" in found.said
     assert "another size stands for it" in found.line("vocabulary")
     assert "400, the same number of lines" in found.line("pairs")

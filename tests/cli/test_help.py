@@ -11,10 +11,10 @@ import pytest
 import yaml
 from conftest import small
 
-from nmt_train.common.unknown_key import unknown
-from nmt_train.common.yaml_file import flatten
 from nmt_train import __version__, cli, config
 from nmt_train.cli import export, import_model, plot, simulate, train, translate, validate
+from nmt_train.common.unknown_key import unknown
+from nmt_train.common.yaml_file import flatten
 
 
 def said(capsys: pytest.CaptureFixture[str], command: Any, *arguments: str) -> str:

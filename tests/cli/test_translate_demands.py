@@ -194,7 +194,9 @@ def test_samples_are_a_diverse_list_in_which_no_translation_is_twice(translated:
         assert len(set(rows)) == len(rows)
         assert [text for number, text in rows if number == "2"] == [""]
     for line in ("0", "1", "3"):
-        words, others = ({word for number, text in rows if number == line for word in text.split()} for rows in (drawn, searched))
+        words, others = (
+            {word for number, text in rows if number == line for word in text.split()} for rows in (drawn, searched)
+        )
         assert len(words) > len(others)
     only = [row.split(" |||")[0] for row in translated(LINES, "--n-best", 8, "--sample", "top-k=1")[1]]
     assert only == ["0", "1", "2", "3"], "all samples are the same"

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from nmt_train.common.duration import Duration
 from nmt_train.common.errors import UserError
 from nmt_train.corpus import BatchConfig, CorpusConfig
-from nmt_train.corpus.vocabulary_config import VocabularyConfig
 from nmt_train.corpus.batch import Batch, assemble, fitting
 from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.data_shard import DataShard, Position
 from nmt_train.corpus.side import Side
 from nmt_train.corpus.store import Store, Stores, open_stores
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, Vocabulary
+from nmt_train.corpus.vocabulary_config import VocabularyConfig
 
 CORPUS = CorpusConfig(train=["a", "b"], valid=["a", "b"], max_length=30, max_skipped=1.0)
 

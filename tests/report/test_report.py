@@ -172,6 +172,13 @@ def test_several_runs_are_compared_by_what_their_first_workers_do(traced: Path, 
         timeline.compare([traced, traced], -1, tmp_path / "t.svg")
 
 
+def test_rows_are_named_without_what_all_names_end_with(traced: Path, tmp_path: Path) -> None:
+    runs = [shutil.copytree(traced, tmp_path / name) for name in ("sync-2-hosts", "low-bit-2-hosts")]
+    text = timeline.compare(runs, None, tmp_path / "t.svg")[0].read_text(encoding="utf-8")
+    assert "<!-- sync: computes" in text
+    assert "<!-- low-bit: computes" in text
+
+
 def test_timeline_refuses_windows_outside_the_trace_and_runs_without_one(traced: Path, tmp_path: Path) -> None:
     for start, seconds in ((99.0, 1.0), (-1.0, 1.0), (0.0, 0.0)):
         with pytest.raises(UserError, match=r"--start|--seconds"):

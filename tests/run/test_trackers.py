@@ -15,9 +15,9 @@ from conftest import Make
 from simulated import events
 from simulated import run as simulated
 
-from nmt_train.common.yaml_file import flatten
 from nmt_train import config as configuration
 from nmt_train.common.errors import UserError
+from nmt_train.common.yaml_file import flatten
 from nmt_train.config import Config
 from nmt_train.report import convergence
 from nmt_train.run import trackers

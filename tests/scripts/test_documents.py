@@ -14,14 +14,14 @@ from typing import NamedTuple
 import pytest
 from conftest import ROOT
 
-from nmt_train.common.unknown_key import unknown
-from nmt_train.common.yaml_file import flatten
 from nmt_train import cli, config
 from nmt_train.cli import export, import_model, plot, simulate, train, translate, validate
 from nmt_train.cli import options as settings
 from nmt_train.codec import CODECS
 from nmt_train.common import yaml_file
 from nmt_train.common.errors import UserError
+from nmt_train.common.unknown_key import unknown
+from nmt_train.common.yaml_file import flatten
 from nmt_train.modes import resolve as modes
 from nmt_train.modes.table import MODES
 from nmt_train.simulation import cluster_file

@@ -247,9 +247,7 @@ def test_with_init_separate_vocabularies_do_not_decide_what_is_tied(demo: Path) 
 
 
 @pytest.mark.parametrize("init", [None, "other"])
-def test_all_ranks_get_the_same(
-    demo: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, init: str | None
-) -> None:
+def test_all_ranks_get_the_same(demo: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, init: str | None) -> None:
     config, initial = bare(demo, mode="sync", init=init), saved(bare(demo, model={"preset": "tiny", "norm": "post"}))
     stores = open_stores(config.corpus, vocabulary, demo / "store")
     monkeypatch.setattr(defaults, "_try", lambda *given: Tried(faster=2.0, tokens={"fp32": 1, "bf16": next(sizes)}))
