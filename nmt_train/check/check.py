@@ -14,7 +14,7 @@ from nmt_train.common.plural import counted
 from nmt_train.common.section import as_list
 from nmt_train.config import Config
 from nmt_train.corpus import cache
-from nmt_train.corpus.batches import check_batch_size, check_settings
+from nmt_train.corpus.batches import check_settings
 from nmt_train.corpus.file_checks import file_checks
 from nmt_train.corpus.store import check_tags
 from nmt_train.corpus.train_vocabulary import cached, refuse_long, train
@@ -54,9 +54,6 @@ def _print(page: Page, config: Config, nodes: Sequence[int], own: torch.device, 
         return  # nothing is known of text that cannot be read
     with page.going_on():
         check_installed(config.log.trackers)
-    if "batch.tokens" not in config.undecided:
-        with page.going_on():
-            check_batch_size(corpus, config.batch)
     if not overwrite:
         with page.going_on():
             run.refuse_foreign()

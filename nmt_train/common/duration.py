@@ -91,8 +91,8 @@ class Duration:
         return no_info_plain_validator_function(cls.parse, serialization=plain_serializer_function_ser_schema(str))
 
 
-def _updates(value: Any) -> Any:
-    """Replace a duration in updates by their number; raise ValueError for one in another unit."""
+def number_of_updates(value: Any) -> Any:
+    """Replace a duration in updates by their number; ValueError for one in another unit; use it as a BeforeValidator."""
     try:
         length = Duration.parse(value)
     except ValueError:
@@ -102,7 +102,7 @@ def _updates(value: Any) -> Any:
     return int(length.amount)
 
 
-Updates = Annotated[int, Field(ge=0, le=10**9), BeforeValidator(_updates)]  # a number, with or without the unit of a duration
+Updates = Annotated[int, Field(ge=0, le=10**9), BeforeValidator(number_of_updates)]  # with or without their unit
 
 
 class Pace:

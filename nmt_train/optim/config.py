@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from nmt_train.common.duration import Duration, Updates
+from nmt_train.common.duration import Duration, Updates, number_of_updates
 from nmt_train.common.section import STRICT, listed, one_of
 from nmt_train.optim.torch_optimizers import OPTIMIZERS
 
@@ -38,8 +38,8 @@ class OptimizerConfig:
         " (warmup itself); null: warmup times n^(2/3), divided by n if it counts a worker's own local steps, but unchanged in"
         " thesis-sparse and thesis-sparse-overlap [updates]",
     )
-    step_every: Updates = Field(
-        default=10_000, ge=1, description="schedule step: the rate is halved at this interval [updates]"
+    step_every: Annotated[int, BeforeValidator(number_of_updates)] = Field(
+        default=10_000, ge=1, le=10**9, description="schedule step: the rate is halved at this interval [updates]"
     )
     cosine_until: Duration | None = Field(
         default=None,

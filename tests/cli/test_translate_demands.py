@@ -92,9 +92,13 @@ def test_a_translation_begins_with_its_prefix(translated: Any, written: Any, opt
 
 def test_all_n_best_translations_of_an_ensemble_begin_with_the_prefix(translated: Any, written: Any, run: Path) -> None:
     also = run / "last"  # a second model for --model
-    found = translated(LINES, also, "--n-best", 3, "--prefix", written("Sie", "", "", "Wir"))[1]
-    assert [row.split(" ||| ")[1].split()[0] for row in [*found[:3], *found[9:]]] == ["Sie"] * 3 + ["Wir"] * 3
-    assert len({row.split(" ||| ")[1] for row in found[:3]}) > 1
+    rows = [
+        row.split(" ||| ")[:2] for row in translated(LINES, also, "--n-best", 3, "--prefix", written("Sie", "", "", "Wir"))[1]
+    ]
+    for line, prefix in (("0", "Sie"), ("3", "Wir")):
+        begins = [text.split()[0] for number, text in rows if number == line]
+        assert 1 < len(begins) <= 3
+        assert set(begins) == {prefix}
 
 
 @pytest.mark.parametrize("option", ["--prefix", "--terms"])
@@ -155,8 +159,9 @@ def test_translations_contain_their_terms_as_whole_words(translated: Any, writte
     status, lines, said = translated(LINES, "--terms", terms, *options)
     assert (status, "warning: 1 line is translated without a term (line 3)" in said) == (0, True)
     if "--n-best" in options:
-        assert all(re.search(r"\bBrot\b", line) for line in lines[:2])
-        lines = [line.split(" ||| ")[1] for line in lines[::2]]
+        rows = [line.split(" ||| ")[:2] for line in lines]
+        assert all(re.search(r"\bBrot\b", text) for number, text in rows if number == "0")
+        lines = [dict(reversed(rows))[str(number)] for number in range(4)]
     assert re.search(r"\bBrot\b", lines[0])
     assert lines[2] == ""
     assert re.search(r"\bHonig\b", lines[3])

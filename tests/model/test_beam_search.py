@@ -101,7 +101,7 @@ def test_batched_search_gives_each_sentence_what_a_plain_search_of_it_alone_give
     for row, length, found in zip(source, lengths, together, strict=True):
         expected = plain_beam_search(model, row[None, : length + 1], config)
         if not expected:
-            assert [hypothesis.ended for hypothesis in found] == [False]
+            assert [hypothesis.ended for hypothesis in found] == [False] * config.n_best
             continue
         assert [hypothesis.ids for hypothesis in found] == [hypothesis.ids for hypothesis in expected]
         for left, right in zip(found, expected, strict=True):

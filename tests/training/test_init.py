@@ -88,7 +88,7 @@ def test_what_the_section_model_leaves_out_is_as_in_its_source(make: Make, tmp_p
     sizes = {"encoder_layers": 1, "decoder_layers": 2, "dim": 16, "ffn_dim": 24, "heads": 2}
     model = {**sizes, "norm": "post", "conventions": "marian", "tied": "target-output", "activation": "swish", "dropout": 0.2}
     source = trained(make, tmp_path, model=model)
-    fine = {"init": str(source), "model": {}, "checkpoint__keep": 9}
+    fine = {"init": str(source), "model": {}, "checkpoint__keep": 9, "validation__every": "6u"}
     trained(make, tmp_path, "fine", **fine)
     assert manifest(tmp_path / "fine" / "last")["config"]["model"] == manifest(source / "last")["config"]["model"]
     assert cross_entropy(tmp_path / "fine" / "checkpoints" / "0") == cross_entropy(source / "last")
