@@ -26,9 +26,7 @@ def appended(model: bytes, pieces: Sequence[str]) -> bytes:
     return b"".join([model, *(entry(piece, USER_DEFINED) for piece in pieces)])
 
 
-def renumbered(
-    model: bytes, order: Sequence[int | bytes], special: Sequence[str] = (), unused: Sequence[int] = ()
-) -> bytes:
+def renumbered(model: bytes, order: Sequence[int | bytes], special: Sequence[str] = (), unused: Sequence[int] = ()) -> bytes:
     """The SentencePiece model with the pieces of these ids, and new ones (of `entry`), in this order.
 
     special: the names of the pieces PAD, UNKNOWN, BEGIN and END; if it is empty, they keep their names. unused: the ids of

@@ -59,7 +59,12 @@ Leave out empty texts: the model would invent a sentence. Texts of more than 2,0
 
 
 def ctranslate2(
-    origin: Origin, config: ModelConfig, search: SearchConfig, quantize: str | None, special: tuple[str, ...], pair: bool,
+    origin: Origin,
+    config: ModelConfig,
+    search: SearchConfig,
+    quantize: str | None,
+    special: tuple[str, ...],
+    pair: bool,
     languages: Sequence[str] = (),
 ) -> str:
     """special: the pieces that no translation contains. pair: whether source and target have separate SentencePiece models.

@@ -62,7 +62,7 @@ def _read(source: Path, vocabularies: Sequence[Path], pair: Pair) -> tuple[Model
         raise UserError(f"{source}: is a mixture of experts, which cannot be read; give a dense model of NLLB")
     if not npz and kind != "marian":
         raise UserError(
-            f"{source / huggingface_folder.CONFIG}: model_type is {kind!r}; only marian, and m2m_100 (M2M100, NLLB), can be read"
+            f"{source / huggingface_folder.CONFIG}: model_type is {kind!r}; only marian, and m2m_100 (M2M100, NLLB) can be read"
         )
     if any(pair):
         raise UserError(f"--from and --to: {source} is no M2M100 or NLLB model, whose languages they choose; leave them out")

@@ -1,8 +1,7 @@
 """Reads and writes M2M100 models in Hugging Face's format; dense NLLB models are M2M100 models with other languages.
 
-They are pre-norm transformers with one embedding matrix, whose sources begin with the piece of their language, and whose decoder
-begins with END and the piece of the target's. They translate between all their languages; ours has those of one pair
-(`model.conventions: m2m100`).
+They are pre-norm transformers with one embedding matrix. Their sources begin with the piece of a language, their decoder begins
+with END and the piece of another. Ours (`model.conventions: m2m100`) has one pair of these.
 """
 
 from __future__ import annotations
@@ -65,7 +64,9 @@ def read(
     return config, vocabulary, parameters
 
 
-def write(model: Transformer, vocabulary: Vocabulary, folder: Path, settings: dict[str, Any], generation: dict[str, Any]) -> None:
+def write(
+    model: Transformer, vocabulary: Vocabulary, folder: Path, settings: dict[str, Any], generation: dict[str, Any]
+) -> None:
     """Write the model and its tokenizer, for its pair of languages, into an existing folder.
 
     settings, generation: further entries of config.json and of generation_config.json. Raises UserError if an M2M100 model

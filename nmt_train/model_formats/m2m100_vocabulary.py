@@ -111,8 +111,8 @@ def _nllb(folder: Path, processor: sentencepiece.SentencePieceProcessor) -> tupl
     languages = {piece: piece for piece in added if _OF_NLLB.fullmatch(piece)}
     if not languages:
         raise UserError(
-            f"{folder}: has neither {TABLE} (as M2M100 has), nor {_TOKENIZER} or {_SETTINGS} with the languages of NLLB, such as"
-            " eng_Latn; copy them from the model that this one was fine-tuned from"
+            f"{folder}: has neither {TABLE} (as M2M100 has), nor {_TOKENIZER} or {_SETTINGS} with the languages of NLLB, such"
+            " as eng_Latn; copy them from the model that this one was fine-tuned from"
         )
     return added | {piece: number for number, piece in enumerate(_SPECIAL)} | shifted, languages
 

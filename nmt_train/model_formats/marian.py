@@ -60,7 +60,8 @@ _NEEDED: dict[str, tuple[Any, ...]] = {
 def read(folder: Path, found: Mapping[str, Any]) -> tuple[ModelConfig, VocabularyPair, dict[str, Tensor]]:
     """Read a MarianMT folder; return its configuration, its vocabulary and its parameters under our names.
 
-    found: the content of config.json. Raises UserError if a file is missing or damaged, or if the model is of a kind that we do not support.
+    found: the content of config.json. Raises UserError if a file is missing or damaged, or if the model is of a kind that we do
+    not support.
     """
     config = _config(found, folder)
     if (folder / "target_vocab.json").exists():

@@ -16,7 +16,7 @@ _UNIGRAM, _BPE = 1, 2  # SentencePiece's numbers for model types
 
 
 def with_languages(pieces: int) -> list[int]:
-    """Our ids in the order of a tokenizer with languages: M2M100 numbers positions from the id of padding on, which must be 1."""
+    """Our ids in the order of a tokenizer with languages: padding has id 1, from which M2M100 numbers the positions."""
     return [UNKNOWN, PAD, *range(BEGIN, pieces)]
 
 

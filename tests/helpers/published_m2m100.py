@@ -21,7 +21,7 @@ SPM = "sentencepiece.bpe.model"
 
 
 def publish(demo: Path, folder: Path, kind: str, lacking: Sequence[str] = (), **changes: Any) -> Path:
-    """kind: m2m100 or nllb. lacking: pieces of the SentencePiece model that the table of M2M100 lacks. changes: of the sizes."""
+    """kind: m2m100 or nllb. lacking: pieces of the SentencePiece model without ids in M2M100. changes: of the configuration."""
     folder.mkdir()
     model = io.BytesIO()
     lines = [line for language in ("en", "de") for line in (demo / f"train.{language}").read_text(encoding="utf-8").split("\n")]

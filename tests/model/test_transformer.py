@@ -174,7 +174,8 @@ def test_with_m2m100s_conventions_pieces_of_languages_come_before_source_and_tar
 
 
 def test_attention_of_a_guided_head_is_without_the_pieces_of_languages() -> None:
-    network, batch = model(conventions="m2m100", guided_alignment={"layer": 1}).eval(), assemble(sentences(4, 6), sentences(5, 2))
+    network = model(conventions="m2m100", guided_alignment={"layer": 1}).eval()
+    batch = assemble(sentences(4, 6), sentences(5, 2))
     weights = network.guided_attention(batch)
     assert weights.shape == (*batch.target_in.shape, batch.source.shape[1])
     assert bool((weights[batch.target_out != PAD].sum(-1) < 1).all()), "some attention goes to the language"

@@ -1,4 +1,4 @@
-"""Models of the real M2M100 class, with the tokenizers of M2M100 and NLLB: one pair of their languages becomes a model of ours."""
+"""Models of the real M2M100 class, with the tokenizers of M2M100 and NLLB: ours has one pair of their languages."""
 
 from __future__ import annotations
 
@@ -154,8 +154,9 @@ def test_our_translations_are_theirs(taught: tuple[Path, Path], kind: str, demo:
 def test_it_is_fine_tuned_and_resumes_bit_for_bit(make: Make, ours: Path, tmp_path: Path) -> None:
     def tuned(name: str, after: str) -> Path:
         config = make(
-            init=str(ours), corpus__vocabulary={}, stop__after=after, validation__every="10u", model={"conventions": "m2m100", "dropout": 0.1}
-        )
+            init=str(ours), corpus__vocabulary={}, stop__after=after, validation__every="10u",
+            model={"conventions": "m2m100", "dropout": 0.1},
+        )  # fmt: skip
         assert start(dataclasses.replace(config, run=str(tmp_path / name)), False, False) == 0
         return tmp_path / name
 
@@ -298,7 +299,7 @@ def without(*names: str) -> Callable[[Path], Any]:
         (
             KINDS,
             spoiled("config.json", model_type="t5"),
-            "model_type is 't5'; only marian, and m2m_100 (M2M100, NLLB), can be read",
+            "model_type is 't5'; only marian, and m2m_100 (M2M100, NLLB) can be read",
         ),
         (["m2m100"], spoiled("vocab.json", six=4), "vocab.json: not the table of an M2M100 model: it needs <s>, <pad>"),
         (["m2m100"], spoiled("tokenizer_config.json", language_codes="x"), "language_codes is 'x'; only m2m100 and wmt21"),
@@ -321,9 +322,7 @@ def test_a_damaged_or_foreign_folder_has_its_sentence(
     assert not (tmp_path / "out").exists()
 
 
-def test_languages_are_checked(
-    theirs: Path, kind: str, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_languages_are_checked(theirs: Path, kind: str, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def said(folder: Path, *options: str) -> str:
         assert call(import_model, folder, tmp_path / "out", *options) == 2
         return capsys.readouterr().err
@@ -333,7 +332,9 @@ def test_languages_are_checked(
     for options in ([], ["--from", source], ["--to", target]):
         assert f"{some}; choose two of them with --from and --to" in said(theirs, *options)
     near = {"m2m100": ("eng", "en"), "nllb": ("eng", "eng_Latn")}[kind]
-    assert f"--from: the model has no language {near[0]}; did you mean {near[1]}" in said(theirs, "--from", near[0], "--to", target)
+    assert f"--from: the model has no language {near[0]}; did you mean {near[1]}" in said(
+        theirs, "--from", near[0], "--to", target
+    )
     assert "--to: the model has no language %%; it has" in said(theirs, "--from", source, "--to", "%%")
     assert f"--from and --to: both are {source}; choose two" in said(theirs, "--from", source, "--to", source)
     if kind == "nllb":
@@ -342,9 +343,7 @@ def test_languages_are_checked(
 
 
 @pytest.mark.parametrize("given", ["tokenizer.json", "tokenizer_config.json"])
-def test_the_languages_of_nllb_are_in_either_file_of_the_tokenizer(
-    demo: Path, tmp_path: Path, given: str
-) -> None:
+def test_the_languages_of_nllb_are_in_either_file_of_the_tokenizer(demo: Path, tmp_path: Path, given: str) -> None:
     folder = publish(demo, tmp_path / "theirs", "nllb")
     if given == "tokenizer_config.json":  # as older versions of the real package wrote it
         added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
