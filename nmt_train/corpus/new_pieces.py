@@ -1,13 +1,10 @@
-"""Pieces that a vocabulary gains when a model is fine-tuned, and the old pieces that they consist of.
-
-SentencePiece models are protocol buffers. Their pieces are entries of one repeated field, which may stand anywhere in the
-message, so a new piece is appended to the serialized model.
-"""
+"""Pieces that a vocabulary gains when a model is fine-tuned, and the old pieces that they consist of."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nmt_train.corpus.sentencepiece_model import appended
 from nmt_train.corpus.vocabulary import (
     END,
     SOURCE,
@@ -34,11 +31,11 @@ def extended(vocabulary: Vocabulary, pieces: Sequence[str]) -> Vocabulary:
         return vocabulary
     if isinstance(vocabulary, VocabularyPair):
         text = [piece for piece in new if code_of(piece) != piece]  # SentencePiece does not see codes
-        models = [_appended(model, text) for model in vocabulary.models]
+        models = [appended(model, text) for model in vocabulary.models]
         return VocabularyPair.join(models[SOURCE], models[TARGET], [*vocabulary.pieces, *new], _WHERE)
-    found = Vocabulary(_appended(vocabulary.model, new), _WHERE)
+    found = Vocabulary(appended(vocabulary.model, new), _WHERE)
     if any(UNKNOWN in ids for ids in found.encode(new)):  # a piece there is a whole word, with the space before it
-        found = Vocabulary(_appended(vocabulary.model, [SPACE + piece for piece in new]), _WHERE)
+        found = Vocabulary(appended(vocabulary.model, [SPACE + piece for piece in new]), _WHERE)
     return found
 
 
@@ -64,21 +61,3 @@ def parts_of_new(new: Vocabulary, old: Vocabulary, side: int) -> list[list[int]]
         known = [number for number in ids[inside:] if number != UNKNOWN]
         found.append(known or list(range(END + 1, len(before))))
     return found
-
-
-def _appended(model: bytes, pieces: Sequence[str]) -> bytes:
-    """A serialized SentencePiece model with further pieces of type "user defined", score 0."""
-    for piece in pieces:
-        text = piece.encode()
-        # Field 1 of a piece is its text, field 2 its score, a float, and field 3 its type: 4, user defined.
-        entry = b"\x0a" + _varint(len(text)) + text + b"\x15\x00\x00\x00\x00" + b"\x18\x04"
-        model += b"\x0a" + _varint(len(entry)) + entry  # field 1 of the model
-    return model
-
-
-def _varint(number: int) -> bytes:
-    """The number as a protocol buffer writes lengths: 7 bits per byte, the lowest first."""
-    found = b""
-    while number > 127:
-        found, number = found + bytes([number & 127 | 128]), number >> 7
-    return found + bytes([number])

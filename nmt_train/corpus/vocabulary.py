@@ -19,6 +19,7 @@ from nmt_train.common.paths import expanded
 from nmt_train.corpus.text import clean
 
 PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
+LANGUAGE = END + 1  # in a model whose `languages` is true: the piece of the source language; BEGIN is that of the target
 SPACE = "\u2581"  # what SentencePiece writes for the space before a word
 SOURCE, TARGET = 0, 1  # the sides of a pair
 _PAIR = b"nmt_train: two SentencePiece models\n"  # the first line of a serialized `VocabularyPair`
@@ -40,6 +41,9 @@ class Vocabulary:
                 f"{where}: the padding, unknown, begin and end pieces have ids {ids}, not (0, 1, 2, 3); train the model"
                 " with --pad_id=0 --unk_id=1 --bos_id=2 --eos_id=3"
             )
+        self._size = int(self._processor.get_piece_size())
+        while self._processor.is_unused(self._size - 1):  # no text has these pieces
+            self._size -= 1
 
     @staticmethod
     def read(model: bytes, where: str) -> Vocabulary:
@@ -76,7 +80,7 @@ class Vocabulary:
         return [self.model]
 
     def __len__(self) -> int:
-        return int(self._processor.get_piece_size())
+        return self._size
 
     @cached_property
     def digest(self) -> str:

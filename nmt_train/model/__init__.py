@@ -63,10 +63,11 @@ class ModelConfig:
     )
     activation: Literal["relu", "swish"] = Field(default="relu", description="nonlinearity of the feed-forward blocks")
     output_bias: bool = Field(default=False, description="whether the output layer has a bias per piece")
-    conventions: Literal["standard", "marian"] = Field(
+    conventions: Literal["standard", "marian", "m2m100"] = Field(
         default="standard",
-        description="details of the model: standard, or those of Marian, which nmt-export --to marian needs beside norm: post:"
-        " its sinusoids, a zero vector as first input of the decoder, padding and begin never predicted",
+        description="details of the model: standard; those of Marian, which nmt-export --to marian needs beside norm: post:"
+        " its sinusoids, a zero vector as first input of the decoder, padding and begin never predicted; or m2m100, those of"
+        " M2M100 and NLLB, which nmt-import reads: their positions, and pieces of the languages before source and target",
     )
     lora_rank: int | None = Field(
         default=None,
@@ -100,10 +101,15 @@ class ModelConfig:
             raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}")
         if self.dim % 2:
             raise ValueError(f"dim {self.dim} is odd; sinusoidal positions need an even width")
-        if self.conventions == "marian" and self.dim < 4:
-            raise ValueError(f"dim {self.dim} is too small for the sinusoids of Marian, which need at least 4")
+        if self.conventions != "standard" and self.dim < 4:
+            raise ValueError(f"dim {self.dim} is too small for the sinusoids of Marian and M2M100, which need at least 4")
         return self
 
     @property
     def layer_norm_epsilon(self) -> float:
-        return 1e-5 if self.conventions == "standard" else 1e-6
+        return 1e-6 if self.conventions == "marian" else 1e-5
+
+    @property
+    def languages(self) -> bool:
+        """Whether the piece LANGUAGE comes before every source, and END, then BEGIN, before every target."""
+        return self.conventions == "m2m100"

@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt_train.corpus.batch import Batch
-from nmt_train.corpus.vocabulary import BEGIN, PAD
+from nmt_train.corpus.vocabulary import BEGIN, END, LANGUAGE, PAD
 from nmt_train.model import ModelConfig
 from nmt_train.model.attention import Attention
 from nmt_train.model.dropout import drop_words, dropout
 from nmt_train.model.lora import freeze
 from nmt_train.model.loss import cross_entropy, guided_cross_entropy, log_probabilities, smoothed_cross_entropy
+from nmt_train.model.positions import sinusoids
 
 _NEVER = -1e4  # a logit whose probability is 0, and which fp16 can represent
 
@@ -157,14 +158,14 @@ class Transformer(nn.Module):
     @property
     def target_lookups(self) -> Tensor:
         """The embeddings (vocabulary, dim) of the decoder's input; under Marian's conventions, that of BEGIN is zero."""
-        if self.config.conventions == "standard":
+        if self.config.conventions != "marian":
             return self.target_embedding
         return self.target_embedding.index_fill(0, torch.tensor(BEGIN, device=self.target_embedding.device), 0.0)
 
     @property
     def prediction_bias(self) -> Tensor | None:
         """What is added to the logits (vocabulary,) except in training; Marian's conventions exclude PAD and BEGIN."""
-        if self.config.conventions == "standard":
+        if self.config.conventions != "marian":
             return self.output_bias
         matrix = self.output_matrix
         bias = matrix.new_zeros(len(matrix)) if self.output_bias is None else self.output_bias
@@ -239,9 +240,17 @@ class Transformer(nn.Module):
         return watch[0].exp()
 
     def states(self, source: Tensor, mask: Tensor | None, target: Tensor, watch: list[Tensor] | None = None) -> Tensor:
-        """Return the decoder output (batch, target, dim) for the ids of both sides; arguments as for `encode` and `decode`."""
-        mask = self._in_layers(mask)
-        return self.decode(target, self.encode(source, mask), mask, watch)
+        """Return the decoder output (batch, target, dim) for the ids of both sides; arguments as for `encode` and `decode`.
+
+        If pieces of languages come before the ids, the result and `watch` are without these.
+        """
+        source, mask = self._encoder_input(source, mask)
+        if not self.config.languages:
+            return self.decode(target, self.encode(source, mask), mask, watch)
+        x = self.decode(F.pad(target, (1, 0), value=END), self.encode(source, mask), mask, watch)
+        if watch:
+            watch[-1] = watch[-1][:, 1:, 1:]
+        return x[:, 1:]
 
     def _hidden(self, batch: Batch, watch: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """Return the decoder output (target tokens, dim) and the labels (target tokens,) without padding."""
@@ -271,12 +280,19 @@ class Transformer(nn.Module):
 
     def start(self, source: Tensor, mask: Tensor | None) -> DecoderState:
         """Return the decoder state before the first word for source ids (sentences, source)."""
-        mask = self._in_layers(mask)
+        source, mask = self._encoder_input(source, mask)
         memory = self.encode(source, mask)
         return DecoderState([layer.cross.project_memory(memory) for layer in self.decoder], mask, [None] * len(self.decoder))
 
     def step(self, words: Tensor, state: DecoderState) -> Tensor:
         """Add one word id per hypothesis (sentences, beam) to `state`; return the next logits (sentences, beam, vocabulary)."""
+        if self.config.languages and state.steps == 0:
+            self._advance(torch.full_like(words, END), state)
+        x = self._advance(words, state).to(self.output_matrix.dtype)
+        return F.linear(x, self.output_matrix, self.prediction_bias)
+
+    def _advance(self, words: Tensor, state: DecoderState) -> Tensor:
+        """Add one word id per hypothesis (sentences, beam) to `state`; return the decoder output (sentences, beam, dim)."""
         sentences, beam = words.shape
         x = self._embed(words.view(-1, 1), self.target_embedding, state.steps, 0.0)
         for index, layer in enumerate(self.decoder):
@@ -285,11 +301,14 @@ class Transformer(nn.Module):
             x = layer.cross_residual(x, lambda y, i=index, at=layer: at.cross(y, state.memory[i], state.mask))
             x = layer.ffn_residual(x, layer.ffn).view(sentences * beam, 1, -1)
         state.steps += 1
-        x = self.decoder_norm(x).to(self.output_matrix.dtype)
-        return F.linear(x, self.output_matrix, self.prediction_bias).view(sentences, beam, -1)
+        return self.decoder_norm(x).view(sentences, beam, -1)
 
-    def _in_layers(self, mask: Tensor | None) -> Tensor | None:
-        return None if mask is None else mask.to(self._layers_in)
+    def _encoder_input(self, source: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The ids with the piece of their language, if the model has such pieces, and the mask of these, as layers need it."""
+        mask = None if mask is None else mask.to(self._layers_in)
+        if not self.config.languages:
+            return source, mask
+        return F.pad(source, (1, 0), value=LANGUAGE), None if mask is None else F.pad(mask, (1, 0))
 
     @staticmethod
     def _extend(layer: DecoderLayer, x: Tensor, state: DecoderState, index: int) -> Tensor:
@@ -307,15 +326,11 @@ class Transformer(nn.Module):
         return dropout(x.to(self._layers_in), self.config.dropout, self.training)
 
     def position_table(self, length: int, device: torch.device) -> Tensor:
-        """Return the sinusoids (length, dim) of section 3.5; extend the table if a sentence is longer than it."""
+        """Return the first `sinusoids` (length, dim); extend the table if a sentence is longer than it."""
         if len(self._positions) < length or self._positions.device != device:
             size = max(256, 1 << (length - 1).bit_length())
-            half = self.config.dim // 2
             with torch.inference_mode(False):  # validation may create this table, and training uses it later
-                steps = half if self.config.conventions == "standard" else half - 1  # from the first rate, 1, to 1e-4
-                rates = torch.exp(torch.arange(half) * (-math.log(10000.0) / steps))
-                angles = torch.arange(size)[:, None] * rates
-                self._positions = torch.cat([angles.sin(), angles.cos()], dim=1).to(device)
+                self._positions = sinusoids(size, self.config.dim, self.config.conventions).to(device)
         return self._positions[:length]
 
 

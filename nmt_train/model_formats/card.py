@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,22 @@ Leave out empty texts: the model would invent a sentence. Texts of more than 2,0
 
 
 def ctranslate2(
-    origin: Origin, config: ModelConfig, search: SearchConfig, quantize: str | None, special: tuple[str, str], pair: bool
+    origin: Origin,
+    config: ModelConfig,
+    search: SearchConfig,
+    quantize: str | None,
+    special: tuple[str, ...],
+    pair: bool,
+    languages: Sequence[str] = (),
 ) -> str:
-    """pair: whether source and target have separate SentencePiece models."""
+    """special: the pieces that no translation contains. pair: whether source and target have separate SentencePiece models.
+    languages: the pieces that begin every source and every translation, if there are such pieces.
+    """
     source, target = SENTENCEPIECE_PAIR if pair else (SENTENCEPIECE,) * 2
+    pieces, prefix = 'source.encode(["A dog runs."], out_type=str)', ""
+    if languages:
+        pieces = f'[["{languages[0]}", *pieces] for pieces in {pieces}]'
+        prefix = f' target_prefix=[["{languages[1]}"]],'
     never = ", ".join(f'["{piece}"]' for piece in special)
     return f"""{_about(origin, config)}
 Weights are stored in {quantize or "fp32"}.
@@ -78,7 +90,8 @@ source = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{source}")
 target = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{target}")
 translator = ctranslate2.Translator(folder, device="auto")
 found = translator.translate_batch(
-    source.encode(["A dog runs."], out_type=str), beam_size={search.beam}, patience=4, length_penalty={search.normalization:g},
+    {pieces},{prefix}
+    beam_size={search.beam}, patience=4, length_penalty={search.normalization:g},
     disable_unk=True, suppress_sequences=[{never}],
 )
 print([target.decode(result.hypotheses[0]) for result in found])

@@ -28,7 +28,8 @@ def write(model: Transformer, vocabulary: Vocabulary, quantize: str | None, fold
         alignment_layer=(config.guided_alignment.layer or 0) - 1,  # without a guided head, the last layer: its default
         alignment_heads=1,
     )
-    spec.config.decoder_start_token = spec.config.bos_token = vocabulary.piece(BEGIN)
+    spec.config.bos_token = vocabulary.piece(BEGIN)
+    spec.config.decoder_start_token = vocabulary.piece(END if config.languages else BEGIN)  # languages: BEGIN is a prefix
     spec.config.eos_token, spec.config.unk_token = vocabulary.piece(END), vocabulary.piece(UNKNOWN)
     spec.config.add_source_eos, spec.config.layer_norm_epsilon = True, config.layer_norm_epsilon
     for its, register in (

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from nmt_train.common import atomic_file as durable
 from nmt_train.common.errors import UserError
-from nmt_train.corpus.vocabulary import BEGIN, PAD, Vocabulary
+from nmt_train.corpus.vocabulary import BEGIN, LANGUAGE, PAD, Vocabulary
 from nmt_train.load_model import load_model
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.transformer import Transformer
@@ -46,7 +46,9 @@ def export(checkpoints: list[Path], target: str, out: Path, quantize: str | None
             text = card.marian(origin, model.config)
         else:
             ctranslate.write(model, vocabulary, quantize, folder)
-            text = card.ctranslate2(origin, model.config, search, quantize, _special(vocabulary), len(vocabulary.models) == 2)
+            pair = len(vocabulary.models) == 2
+            languages = [vocabulary.piece(piece) for piece in (LANGUAGE, BEGIN)] if model.config.languages else []
+            text = card.ctranslate2(origin, model.config, search, quantize, _special(vocabulary), pair, languages)
         (folder / "README.md").write_text(text, encoding="utf-8")
 
     _write_whole(out, write)

@@ -2,7 +2,7 @@
 
 A pre-norm model becomes a Pegasus model, a post-norm model a Marian model: both have the same architecture as ours. Like
 CTranslate2's converter, they start the decoder with padding (piece 0), and we start it with BEGIN. The export therefore swaps
-the embeddings of these two pieces. Neither of them occurs in a text.
+the embeddings of these two pieces. Neither of them occurs in a text. A model with languages becomes an M2M100 model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, Vocabulary
 from nmt_train.model import ModelConfig
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.transformer import Transformer
-from nmt_train.model_formats import LONGEST_TRANSLATION, POSITIONS, marian, tokenizer, write_json
+from nmt_train.model_formats import LONGEST_TRANSLATION, POSITIONS, m2m100, marian, tokenizer, write_json
 from nmt_train.model_formats.weights import to_bart
 
 
@@ -33,6 +33,8 @@ def write(model: Transformer, vocabulary: Vocabulary, search: SearchConfig, fold
     config = model.config
     if config.conventions == "marian":
         raise UserError("--to huggingface: transformers has other sinusoids than Marian; export to ctranslate2 or to marian")
+    if config.languages:
+        return m2m100.write(model, vocabulary, folder, _config(config, len(vocabulary)), _generation(search))
     if len(vocabulary.models) == 2:
         if config.norm == "pre":
             raise UserError(
@@ -73,9 +75,12 @@ def _exchanged(embedding: Tensor) -> Tensor:
 
 def _config(config: ModelConfig, pieces: int) -> dict[str, Any]:
     pre = config.norm == "pre"
+    kind, name = ("pegasus", "PegasusForConditionalGeneration") if pre else ("marian", "MarianMTModel")
+    if config.languages:
+        kind, name = "m2m_100", "M2M100ForConditionalGeneration"
     settings: dict[str, Any] = {
-        "architectures": ["PegasusForConditionalGeneration" if pre else "MarianMTModel"],
-        "model_type": "pegasus" if pre else "marian",
+        "architectures": [name],
+        "model_type": kind,
         "vocab_size": pieces,
         "d_model": config.dim,
         "activation_function": config.activation,

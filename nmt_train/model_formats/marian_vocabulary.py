@@ -1,8 +1,6 @@
 """Vocabularies of Marian: SentencePiece models whose pieces 0 and 1 are </s> and <unk>, without padding or begin.
 
-Ours have padding, unknown, begin and end as pieces 0 to 3. A SentencePiece model is a protocol buffer in which each piece is an
-entry of field 1, and the id of a piece is its place (sentencepiece_model.proto). So pieces are renumbered by moving entries;
-everything else stays the same, bit for bit.
+Ours have padding, unknown, begin and end as pieces 0 to 3.
 """
 
 from __future__ import annotations
@@ -13,11 +11,9 @@ from pathlib import Path
 import sentencepiece
 
 from nmt_train.common.errors import UserError, unreadable
+from nmt_train.corpus.sentencepiece_model import CONTROL, entry, renumbered
 from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN, SeparateVocabularies, Vocabulary
 
-_PIECE = 0x0A  # the key of field 1, whose type is 2
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # the types of fields
-_CONTROL = b"\x15\0\0\0\0\x18\x03"  # the end of a piece's entry: score 0, type control
 _NEW = ("<pad>", "", "<s>", "")  # our names of pieces that Marian's vocabularies lack, by our ids
 
 
@@ -33,7 +29,7 @@ def read(paths: Sequence[Path]) -> tuple[Vocabulary, list[int], list[int]]:
     for path in paths:
         model = _bytes(path)
         order = _order(_processor(model, path))
-        pieces = [_NEW[place] if number < 0 else number for place, number in enumerate(order)]
+        pieces = [entry(_NEW[place], CONTROL) if number < 0 else number for place, number in enumerate(order)]
         sides.append(Vocabulary(renumbered(model, pieces), str(path)))
         orders.append(order)
     both = sides[0] if len(sides) == 1 else SeparateVocabularies.join(sides[0], sides[1], " and ".join(map(str, paths)))
@@ -46,49 +42,10 @@ def written(vocabulary: Vocabulary) -> list[tuple[bytes, list[int]]]:
     return [(renumbered(model, order), order) for model, order in zip(vocabulary.models, orders, strict=True)]
 
 
-def renumbered(model: bytes, order: Sequence[int | str]) -> bytes:
-    """Return the SentencePiece model with the pieces of these ids, in this order; a name makes a new control piece."""
-    pieces, rest = _entries(model)
-    chosen = [pieces[piece] if isinstance(piece, int) else _control(piece.encode()) for piece in order]
-    return b"".join(chosen + rest)
-
-
 def _order(processor: sentencepiece.SentencePieceProcessor) -> list[int]:
     special = {PAD: processor.pad_id(), UNKNOWN: processor.unk_id(), BEGIN: processor.bos_id(), END: processor.eos_id()}
     first = [special[place] for place in range(END + 1)]
     return first + [number for number in range(len(processor)) if number not in first]
-
-
-def _entries(model: bytes) -> tuple[list[bytes], list[bytes]]:
-    """Split a serialized SentencePiece model into the entries of its pieces, and all others."""
-    pieces, rest, end = list[bytes](), list[bytes](), 0
-    while end < len(model):
-        start, (key, end) = end, _varint(model, end)
-        kind = key & 7
-        if kind == _BYTES:
-            size, end = _varint(model, end)
-            end += size
-        elif kind == _VARINT:
-            _, end = _varint(model, end)
-        else:
-            end += {_FIXED64: 8, _FIXED32: 4}[kind]
-        (pieces if key == _PIECE else rest).append(model[start:end])
-    return pieces, rest
-
-
-def _varint(data: bytes, start: int) -> tuple[int, int]:
-    """The number of variable length at `start`, and the place behind it."""
-    value = shift = 0
-    while True:
-        value |= (data[start] & 0x7F) << shift
-        start, shift = start + 1, shift + 7
-        if data[start - 1] < 0x80:
-            return value, start
-
-
-def _control(name: bytes) -> bytes:
-    entry = bytes([_PIECE, len(name)]) + name + _CONTROL
-    return bytes([_PIECE, len(entry)]) + entry
 
 
 def _bytes(path: Path) -> bytes:

@@ -14,7 +14,7 @@ from torch import Tensor
 from nmt_train import device
 from nmt_train.common.errors import UserError
 from nmt_train.corpus.batch import Batch, assemble
-from nmt_train.corpus.vocabulary import BEGIN, END, PAD, UNKNOWN
+from nmt_train.corpus.vocabulary import BEGIN, END, LANGUAGE, PAD, UNKNOWN
 from nmt_train.model import PRESETS, ModelConfig
 from nmt_train.model.attention import Attention, attend, fused
 from nmt_train.model.dropout import drop_words, dropout
@@ -104,11 +104,11 @@ def test_a_position_sees_itself_and_those_before_but_none_after() -> None:
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("tied", ["all", "target-output", "none"])
-@pytest.mark.parametrize("conventions", ["standard", "marian"])
+@pytest.mark.parametrize("conventions", ["standard", "marian", "m2m100"])
 def test_decoding_step_by_step_gives_the_same_logits_as_all_at_once(norm: str, tied: str, conventions: str) -> None:
     network = model(norm=norm, tied=tied, conventions=conventions).eval()
     batch = assemble(sentences(4, 6), sentences(5, 5, seed=2))
-    hidden = network.decode(batch.target_in, network.encode(batch.source, batch.source_mask), batch.source_mask)
+    hidden = network.states(batch.source, batch.source_mask, batch.target_in)
     expected = torch.nn.functional.linear(hidden, network.output_matrix, network.prediction_bias)
     state = network.start(batch.source, batch.source_mask)
     words = batch.target_in
@@ -157,6 +157,28 @@ def test_the_sinusoids_of_marian_go_from_one_radian_per_word_to_exactly_a_ten_th
     torch.testing.assert_close(table, torch.cat([angles.sin(), angles.cos()], dim=1))
     with pytest.raises(ValueError, match="dim 2 is too small for the sinusoids of Marian"):
         tiny(conventions="marian", dim=2, heads=1)
+
+
+def test_with_m2m100s_conventions_pieces_of_languages_come_before_source_and_target() -> None:
+    network = model(conventions="m2m100").eval()
+    source, target = sentences(4, 6), sentences(5, 2)
+    batch = assemble(source, target)
+    plain = model(conventions="marian").eval()  # the same sinusoids, but for the first two
+    table = network.position_table(50, torch.device("cpu"))
+    torch.testing.assert_close(table[:48], plain.position_table(50, torch.device("cpu"))[2:])
+    found = network.states(batch.source, batch.source_mask, batch.target_in)
+    for row, (left, right) in enumerate(zip(source, target, strict=True)):
+        memory = network.encode(torch.tensor([[LANGUAGE, *left, END]]), None)
+        states = network.decode(torch.tensor([[END, BEGIN, *right]]), memory, None)
+        torch.testing.assert_close(found[row, : len(right) + 1], states[0, 1:])
+
+
+def test_attention_of_a_guided_head_is_without_the_pieces_of_languages() -> None:
+    network = model(conventions="m2m100", guided_alignment={"layer": 1}).eval()
+    batch = assemble(sentences(4, 6), sentences(5, 2))
+    weights = network.guided_attention(batch)
+    assert weights.shape == (*batch.target_in.shape, batch.source.shape[1])
+    assert bool((weights[batch.target_out != PAD].sum(-1) < 1).all()), "some attention goes to the language"
 
 
 @pytest.mark.parametrize(("tied", "matrices"), [("all", 1), ("target-output", 2), ("none", 3)])
