@@ -155,7 +155,7 @@ def test_it_is_fine_tuned_and_resumes_bit_for_bit(make: Make, ours: Path, tmp_pa
     def tuned(name: str, after: str) -> Path:
         config = make(
             init=str(ours), corpus__vocabulary={}, stop__after=after, validation__every="10u",
-            model={"conventions": "m2m100", "dropout": 0.1},
+            model={"dropout": 0.1},
         )  # fmt: skip
         assert start(dataclasses.replace(config, run=str(tmp_path / name)), False, False) == 0
         return tmp_path / name
@@ -167,13 +167,9 @@ def test_it_is_fine_tuned_and_resumes_bit_for_bit(make: Make, ours: Path, tmp_pa
     assert scores[0] > scores[1] > scores[2]
 
 
-def test_the_configuration_that_fine_tuning_needs_is_named(
-    make: Make, theirs: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = imported(theirs, tmp_path / "out", kind)
-    assert "model: {conventions: m2m100}" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"model.conventions m2m100 \(here standard\)"):
-        start(make(init=str(out), model={key: value for key, value in HERE.items() if key != "conventions"}), False, False)
+def test_other_conventions_are_refused(make: Make, ours: Path) -> None:
+    with pytest.raises(UserError, match=r"needs model.conventions m2m100 \(here standard\); remove"):
+        start(make(init=str(ours), model={"conventions": "standard"}), False, False)
 
 
 def test_pieces_may_be_added(ours: Path) -> None:
