@@ -88,7 +88,7 @@ def section(found: Runs) -> list[str]:
 
 def _speedup_table(found: Runs, places: Mapping[Place, Sequence[int]]) -> list[str]:
     """Markdown lines: a row for each mode, a column for each place, and one for what was simulated of it."""
-    simulated = {place for place in places if all(found.trained(place.simulated(mode)) for mode in MODES[1:])}
+    simulated = {place for place in places if any(found.trained(place.simulated(mode)) for mode in MODES[1:])}
     heads = [
         head for place, seeds in places.items()
         for head in (f"{place.shown}{' (1)' if len(seeds) == 1 else ''}", *["simulated"] * (place in simulated))
@@ -99,7 +99,8 @@ def _speedup_table(found: Runs, places: Mapping[Place, Sequence[int]]) -> list[s
         for place, seeds in places.items():
             cells.append(spread(_speedups(found, place, mode, seeds)))
             if place in simulated:
-                cells.append(f"{_simulated_speedup(found, place, mode):.2f}")
+                done = found.trained(place.simulated(mode))
+                cells.append(f"{_simulated_speedup(found, place, mode):.2f}" if done else "")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
