@@ -163,12 +163,12 @@ def test_several_workers_train_with_it(make: Make, tmp_path: Path, mode: str) ->
 @pytest.mark.slow
 def test_fine_tuning_begins_with_both(make: Make, trained: Path, tmp_path: Path) -> None:
     sizes = {"dim": 64, "ffn_dim": 128, "norm": "post", "encoder_layers": 1, "decoder_layers": 1, "heads": 2}
-    config = make(init=str(trained), model={**sizes, "tied": "target-output"}, corpus__vocabulary={}, validation__every="3u")
+    config = make(init=str(trained), model=sizes, corpus__vocabulary={}, validation__every="3u")
     assert start(dataclasses.replace(config, run=str(tmp_path / "fine")), False, False) == 0
     before = [event["cross-entropy"] for event in events(trained, "validation") if event["update"] == 300]
     assert events(tmp_path / "fine", "validation")[0]["cross-entropy"] == pytest.approx(before[0], rel=0.05)
     with pytest.raises(UserError, match=r"init: .* needs model.tied target-output \(here all\)"):
-        start(make(init=str(trained), model=sizes, corpus__vocabulary={}), False, False)
+        start(make(init=str(trained), model={**sizes, "tied": "all"}, corpus__vocabulary={}), False, False)
 
 
 def translations(folder: Path, demo: Path) -> list[str]:
