@@ -20,7 +20,7 @@ class Page:
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Make a UserError one of the reasons, so that the page goes on with what does not depend on it."""
+        """Make a UserError one of the reasons, so that the page continues with what does not depend on it."""
         try:
             yield
         except UserError as error:

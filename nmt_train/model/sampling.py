@@ -62,7 +62,7 @@ def sample(
 
 
 class _Draw(Decoding):
-    """`_opened`: the samples that go on. `_totals`: their log-probabilities; both (sentences, samples)."""
+    """`_opened`: the samples that have not ended. `_totals`: their log-probabilities; both (sentences, samples)."""
 
     def __init__(
         self, model: Transformer | Ensemble, source: Tensor, mask: Tensor | None, config: SearchConfig, sampling: Sampling,
