@@ -172,7 +172,7 @@ class Config:
 
 _SECTIONS = TypeAdapter(Config)
 # Keys that are `auto` unless they are given: the start decides them by the device and the corpus (training/defaults.py).
-OPEN = ("precision", "batch.tokens", "model.preset", "optimizer.learning_rate", "optimizer.warmup")
+OPEN = ("precision", "batch.tokens", "model.preset", "optimizer.learning_rate", "optimizer.warmup", "replicas.algorithm")
 _AUTO = "auto"
 
 

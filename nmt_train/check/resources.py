@@ -83,8 +83,8 @@ def _decided(page: Page, config: Config, nodes: Sequence[int], own: torch.device
         config, said = defaults.lead(
             config, LocalTransport(), own, text.vocabulary, text.stores, begin.saved, begin.initial, lambda what: None
         )
-        config, of_rate = defaults.with_rate(config, text.stores, nodes)
-        said += of_rate
+        config, of_mode = defaults.with_mode(config, text.stores, nodes, device.permitted(config.devices) == 1)
+        said += of_mode
     else:
         tries = "precision" in config.undecided and begin.saved is None and device.has_bf16(own)
         config, said = defaults.without_device(config, text.stores, nodes, begin.saved, begin.initial)

@@ -9,6 +9,7 @@ from nmt_train.common.errors import UserError
 from nmt_train.config import Config
 from nmt_train.config_text import shown
 from nmt_train.modes.table import MODES, Replicas
+from nmt_train.replicas.collective_all_reduce import SUMS
 from nmt_train.replicas.reducers import REDUCERS
 from nmt_train.strategy.plan import EVERY_STEP, AlonePlan, Family, PeersPlan, Plan, ReplicasPlan, ServerPlan
 from nmt_train.strategy.update_rules import RULES
@@ -94,8 +95,8 @@ def _replicas(plan: Plan, config: Config) -> str | None:
     if by != "ring" and needs != "summable":
         able = _modes(lambda family: isinstance(family, Replicas) and REDUCERS[family.reducer].codecs == "summable")
         return f"replicas.algorithm: {by} is for the modes {able}, not {plan.mode}; remove it"
-    if by in ("mpi", "torch") and not codec.lossless:
-        return f"replicas.algorithm: {by} sums in full precision, not {family.codec}; use ring, or set replicas.codec: dense"
+    if family.codec not in SUMS.get(by, CODECS):
+        return f"replicas.algorithm: {by} sums {' or '.join(SUMS[by])}, not {family.codec}; use ring, or another replicas.codec"
     if plan.optimizer.name == "muon" and plan.sums and family.cadence == EVERY_STEP:
         return f"batch.reduction: with optimizer.name muon, mode {plan.mode} exchanges no gradients to sum; set it to mean"
     if family.buckets > 1 and family.cadence != EVERY_STEP:

@@ -12,16 +12,20 @@ from nmt_train.trace import Trace
 from nmt_train.transport import Messages
 from nmt_train.transport.mpi.framing import on_host
 
+# The codecs whose elements a library can sum.
+SUMS = {"mpi": ("dense",), "torch": ("dense", "bf16")}
+
 
 class CollectiveAllReduce(Reducer):
-    """The library chooses the algorithm; it sums in full precision."""
+    """The library chooses the algorithm. Over NCCL, the sum runs on a stream of its own, beside the backward pass."""
 
-    def __init__(self, transport: Messages, by: str, trace: Trace) -> None:
+    def __init__(self, transport: Messages, by: str, codec: str, trace: Trace) -> None:
         self._transport, self._by, self._trace = transport, by, trace
+        self._type = torch.bfloat16 if codec == "bf16" else torch.float32
 
     @classmethod
     def build(cls, context: BuildContext, settings: ReplicasPlan) -> Reducer:
-        return cls(context.transport, settings.algorithm, context.trace)
+        return cls(context.transport, settings.algorithm, settings.codec, context.trace)
 
     @torch.no_grad()
     def reduce(self, vector: Tensor, update: int, weight: int = 1) -> Reduction:
@@ -29,10 +33,11 @@ class CollectiveAllReduce(Reducer):
             return Reduction(1.0, weight)
         if weight != 1:
             vector.mul_(weight)
-        held = on_host(vector) if self._by == "mpi" else vector
-        total = torch.tensor([float(weight)], dtype=torch.float64, device="cuda" if held.is_cuda else "cpu")
+        held = on_host(vector) if self._by == "mpi" else vector.to(self._type)
+        total = torch.tensor([float(weight)], dtype=torch.float64)
         with self._trace.span("waiting"):
-            for added in [self._transport.add_up(addend, self._by) for addend in (held, total)]:
+            # The weights are added up on the hosts, so that no device is waited for.
+            for added in [self._transport.add_up(total), self._transport.add_up(held, self._by)]:
                 added.result()
         if held.data_ptr() != vector.data_ptr():
             vector.copy_(held)

@@ -83,8 +83,9 @@ class ReplicasConfig:
     )
     algorithm: Literal["ring", "butterfly", "mpi", "torch"] = Field(
         default="ring",
-        description="except in low-bit and sparse-local: ring, or butterfly (fewer rounds, best with 2, 4, 8, ... ranks); or,"
-        " in full precision, mpi (the MPI library), or torch (NCCL if every rank has a GPU, else gloo)",
+        description="except in low-bit and sparse-local: ring, or butterfly (fewer rounds, best with 2, 4, 8, ... ranks); with"
+        " codec dense, mpi (the MPI library); with dense or bf16, torch (NCCL if every rank has a GPU, else gloo); auto: torch"
+        " between GPUs of one machine that ranks do not share, else ring",
     )
     buckets: int | None = Field(
         default=None,

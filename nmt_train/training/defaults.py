@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,24 +19,20 @@ from nmt_train import device
 from nmt_train.common.errors import UserError
 from nmt_train.common.yaml_file import flatten
 from nmt_train.config import OPEN, Config, with_values
-from nmt_train.corpus.batch import Batch
-from nmt_train.corpus.batches import Batches
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
-from nmt_train.model.transformer import Transformer
 from nmt_train.modes.resolve import resolve
-from nmt_train.optim.flat_model import FlatModel
+from nmt_train.replicas.collective_all_reduce import SUMS
+from nmt_train.replicas.reducers import REDUCERS
 from nmt_train.run.checkpoint import Checkpoint
+from nmt_train.strategy.plan import ReplicasPlan
 from nmt_train.training.config_changes import inherited, kept
+from nmt_train.training.device_trials import Tried, on_cpu, try_out
 from nmt_train.transport import Transport
 from nmt_train.transport.collective import broadcast, gather
 
 _PRESETS = ((50_000, "tiny"), (500_000, "small"))  # for corpora with fewer pairs; base for larger ones
-_CPU_TOKENS = 2048
-_VECTORS = 8  # of the size of the parameters that training may keep on a GPU: optimizer, running mean, residuals, buffers
-_MARGIN = 0.85  # share of a GPU's memory that the largest batch may need
 _FASTER = 1.05  # what bf16 must gain
-_TRIAL, _TURNS = 512, 5  # target tokens of a batch with which a CPU tries both precisions, and how often
 
 
 class Recipe(NamedTuple):
@@ -61,15 +55,6 @@ _ADAM = ("adam", "adamw")
 _TUNING, _TUNING_WARMUP = 0.2, 200  # share of the rate, and updates, where training begins with another model
 
 
-@dataclasses.dataclass(frozen=True)
-class Tried:
-    """What a rank has found out. faster: how many times as fast a step is in bf16, infinite if only bf16 fits, 0 if there is no
-    bf16. tokens: the largest batch that fits, by precision; 0 if none does."""
-
-    faster: float
-    tokens: dict[str, int]
-
-
 Say = Callable[[str], None]
 
 
@@ -77,7 +62,7 @@ def lead(
     config: Config, transport: Transport, own: torch.device, vocabulary: Vocabulary, stores: Stores,
     saved: Checkpoint | None, initial: Checkpoint | None, say: Say,
 ) -> tuple[Config, list[str]]:  # fmt: skip
-    """Decide all but the learning rate as rank 0, and tell the other ranks, which call `follow`.
+    """Decide all that does not depend on the mode as rank 0, and tell the other ranks, which call `follow`.
 
     saved: the newest checkpoint of the run, whose values it keeps. initial: the one whose model a new run begins with. say:
     called with what is going on. Returns the configuration, and sentences for the log.
@@ -108,13 +93,9 @@ def without_device(
 ) -> tuple[Config, list[str]]:
     """Decide everything as for a CPU without bf16, for simulations, whose results must not depend on this machine."""
     config, said = _of_model(config, stores, saved, initial, small=True)
-    config, of_device = with_device(config, [Tried(faster=0.0, tokens=_on_cpu(config))])
-    config, of_rate = with_rate(config, stores, nodes)
-    return config, [*said, *of_device, *of_rate]
-
-
-def _on_cpu(config: Config) -> dict[str, int]:
-    return dict.fromkeys(("fp32", "bf16"), max(_CPU_TOKENS, config.corpus.max_length + 1))
+    config, of_device = with_device(config, [Tried(faster=0.0, tokens=on_cpu(config))])
+    config, of_mode = with_mode(config, stores, nodes)
+    return config, [*said, *of_device, *of_mode]
 
 
 def _tell(transport: Transport, before: Config, now: Config) -> None:
@@ -134,6 +115,7 @@ def _of_model(
         keeps = [name for name in OPEN if name in config.undecided]
         config = kept(config, saved.facts["config"])
         values = flatten(configuration.plain(config))
+        keeps = [name for name in keeps if values[name] != "ring"]  # as nearly always
         return config, [f"{', '.join(f'{name} {values[name]}' for name in keeps)}: the run began so"] * bool(keeps)
     if initial is not None:
         return inherited(config, initial.facts["config"])
@@ -169,18 +151,40 @@ def with_device(config: Config, tried: Sequence[Tried]) -> tuple[Config, list[st
     return with_values(config, found), said
 
 
-def lead_rate(config: Config, transport: Transport, stores: Stores) -> tuple[Config, list[str]]:
-    """Decide the learning rate and the warm-up as rank 0, when the mode is known; the others call `follow_rate`."""
-    now, said = with_rate(config, stores, transport.nodes)
+def lead_mode(config: Config, transport: Transport, stores: Stores, gpus: bool) -> tuple[Config, list[str]]:
+    """Decide what depends on the mode, as rank 0, when the mode is known; the others call `follow_mode`.
+
+    gpus: whether every rank has a GPU of its own.
+    """
+    now, said = with_mode(config, stores, transport.nodes, gpus)
     _tell(transport, config, now)
     return now, said
 
 
-def follow_rate(config: Config, transport: Transport) -> Config:
+def follow_mode(config: Config, transport: Transport) -> Config:
     return with_values(config, broadcast(transport, {}, "found")["found"])
 
 
-def with_rate(config: Config, stores: Stores, nodes: Sequence[int]) -> tuple[Config, list[str]]:
+def with_mode(config: Config, stores: Stores, nodes: Sequence[int], gpus: bool = False) -> tuple[Config, list[str]]:
+    """The configuration with a learning rate, a warm-up and an algorithm that adds up vectors, and sentences about them."""
+    config, of_rate = _with_rate(config, stores, nodes)
+    config, of_algorithm = _with_algorithm(config, nodes, gpus)
+    return config, [*of_rate, *of_algorithm]
+
+
+def _with_algorithm(config: Config, nodes: Sequence[int], gpus: bool) -> tuple[Config, list[str]]:
+    """NCCL where vectors are added up as they are, between GPUs of one machine; everywhere else a ring."""
+    if "replicas.algorithm" not in config.undecided:
+        return config, []
+    family = resolve(config, tuple(nodes)).family
+    adds = isinstance(family, ReplicasPlan) and REDUCERS[family.reducer].codecs == "summable" and family.codec in SUMS["torch"]
+    if not (adds and gpus and len(nodes) > len(set(nodes)) == 1):
+        return with_values(config, {"replicas.algorithm": "ring"}), []
+    said = "replicas.algorithm torch (NCCL), because every rank has a GPU of its own on this machine"
+    return with_values(config, {"replicas.algorithm": "torch"}), [said]
+
+
+def _with_rate(config: Config, stores: Stores, nodes: Sequence[int]) -> tuple[Config, list[str]]:
     """The configuration with a learning rate and a warm-up for its preset and the target tokens of an update.
 
     The rate grows with the square root of the tokens up to those of the recipe (measured with preset tiny, docs/comparison.md),
@@ -188,7 +192,7 @@ def with_rate(config: Config, stores: Stores, nodes: Sequence[int]) -> tuple[Con
     begins with another model has a fifth of it, so that it does not forget what that model knows (but not if it trains only
     factors of low rank, which begin at zero), and a short warm-up.
     """
-    if not config.undecided:
+    if not {"optimizer.learning_rate", "optimizer.warmup"} & set(config.undecided):
         return config, []
     recipe, plan = RECIPES[config.model.preset], resolve(config, tuple(nodes))
     name = plan.optimizer.name or "adam"
@@ -222,75 +226,4 @@ def _to_try(config: Config) -> set[str]:
 
 
 def _try(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Stores, wanted: set[str]) -> Tried:
-    """Try what is wanted on this device, with a model of the configured size."""
-    try:
-        return _tried(config, own, vocabulary, stores, wanted)
-    finally:
-        device.release()
-
-
-def _tried(config: Config, own: torch.device, vocabulary: Vocabulary, stores: Stores, wanted: set[str]) -> Tried:
-    gpu, bf16 = own.type == "cuda", device.has_bf16(own)
-    fits, compares = gpu and "batch.tokens" in wanted, bf16 and "precision" in wanted
-    faster, tokens, least = 0.0, _on_cpu(config), config.corpus.max_length + 1
-    if not (fits or compares):
-        return Tried(faster, tokens)
-
-    def model(precision: str) -> FlatModel:
-        return FlatModel(Transformer(config.model, vocabulary.size).to(own).train(), precision)
-
-    def step(flat: FlatModel, batch: Batch) -> None:
-        flat.backward(flat.loss(batch.to(own)))
-
-    def largest(tokens: int) -> Batch:
-        batch = dataclasses.replace(config.batch, tokens=tokens)
-        return Batches(stores, config.corpus, batch, vocabulary, config.seed).largest()
-
-    def fitting(flat: FlatModel) -> int:
-        memory = device.memory(own, config.devices, 1) * _MARGIN - 4 * _VECTORS * flat.parameters.numel()
-        most = RECIPES[config.model.preset].tokens
-        return fit(lambda tokens: device.peak(own, partial(step, flat, largest(tokens))), least, most, memory)
-
-    if fits:
-        for precision in ("fp32", "bf16") if compares else (config.precision,):
-            tokens[precision] = fitting(model(precision))
-    if compares:
-        size = max(least, *tokens.values()) if fits else config.batch.tokens
-        batch = largest(size if gpu else max(least, min(size, _TRIAL)))
-        faster = _faster([partial(step, model(precision), batch) for precision in ("fp32", "bf16")], own)
-    return Tried(faster, tokens)
-
-
-def fit(needs: Callable[[int], float], least: int, most: int, memory: float) -> int:
-    """The largest batch, of `least` to `most` target tokens, that needs no more than `memory` bytes; 0 if none does.
-
-    needs: the bytes that a step takes with the largest batch of this many tokens; infinite if there are too few. Halves the
-    size until a step fits, then takes the size that fits on the line through what two sizes need.
-    """
-    tokens = most = max(least, most)
-    while (taken := needs(tokens)) > memory:
-        if tokens == least:
-            return 0
-        tokens = max(least, tokens // 2)
-    if tokens in (least, most):
-        return tokens
-    smaller = max(least, tokens // 2)
-    slope = (taken - needs(smaller)) / max(1, tokens - smaller)
-    return min(2 * tokens, int(tokens + (memory - taken) / slope)) if slope > 0 else tokens
-
-
-def _faster(steps: Sequence[Callable[[], None]], own: torch.device) -> float:
-    """How many times as fast the second kind of step is as the first: infinite if there is not enough memory for the first."""
-    settle = device.settle(own) or (lambda: None)
-    best = [math.inf, math.inf]
-    try:
-        for turn in range(_TURNS + 1):
-            for kind, step in enumerate(steps):  # in turn, because other work may use the same device
-                start = time.perf_counter()
-                step()
-                settle()
-                if turn:  # the first step prepares kernels and memory
-                    best[kind] = min(best[kind], time.perf_counter() - start)
-    except torch.OutOfMemoryError:
-        return math.inf
-    return best[0] / best[1]
+    return try_out(config, own, vocabulary, stores, wanted, RECIPES[config.model.preset].tokens)

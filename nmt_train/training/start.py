@@ -125,7 +125,7 @@ def _lead(
     own = device.prepare(config.devices, config.threads, transport.nodes, transport.rank)
     if config.mode != AUTO:
         resolve(config, transport.nodes)
-    types = _compare_devices(config, transport, own)
+    types, gpus = _compare_devices(config, transport, own)
     if config.mode != AUTO:
         _refuse_unequal(config, transport, types)
     with opened(config, force, overwrite, mode_chosen=mode_chosen) as prepared:
@@ -138,8 +138,8 @@ def _lead(
             prepared.auto = auto_mode.lead(config, transport, own, make, adviser, prepared.saved, folder)
             config = prepared.auto.config
             _refuse_unequal(config, transport, types)
-        config, of_rate = defaults.lead_rate(config, transport, stores)
-        prepared.decided = [*said, *of_rate]
+        config, of_mode = defaults.lead_mode(config, transport, stores, gpus)
+        prepared.decided = [*said, *of_mode]
         if prepared.auto is not None:
             prepared.auto.config = config
         status = _rank(config, make, vocabulary, stores, prepared.auto, overwrite).train(transport, prepared)
@@ -163,7 +163,7 @@ def _follow(config: Config, transport: Transport, overwrite: bool, advisers: Adv
     if advisers is not None and config.mode == AUTO:
         auto = auto_mode.follow(config, transport, own, make, advisers(config, vocabulary, stores))
         config = auto.config
-    config = defaults.follow_rate(config, transport)
+    config = defaults.follow_mode(config, transport)
     if auto is not None:
         auto.config = config
     return _rank(config, make, vocabulary, stores, auto, overwrite).train(transport)
@@ -178,10 +178,10 @@ def _rank(config: Config, make: Make, vocabulary: Vocabulary, stores: Stores, au
     return Rank(config, make, handling, take_over)
 
 
-def _compare_devices(config: Config, transport: Transport, own: torch.device) -> list[str]:
+def _compare_devices(config: Config, transport: Transport, own: torch.device) -> tuple[list[str], bool]:
     """Send the GPU of each rank to rank 0, which raises UserError if ranks share a GPU although `devices` does not say so.
 
-    Returns the type of device of every rank on rank 0, and nothing on others.
+    Returns, on rank 0, the type of device of every rank, and whether each has a GPU of its own.
     """
     mine = {"gpu": device.identity(own), "permitted": device.permitted(config.devices), "type": device.described(own)}
     said, by_gpu = gather(transport, mine), defaultdict[tuple[int, str], list[int]](list)
@@ -198,7 +198,7 @@ def _compare_devices(config: Config, transport: Transport, own: torch.device) ->
                 f"replicas.algorithm: torch (NCCL) needs one GPU per rank, but {describe(transport, *ranks)} share one;"
                 " use ring, or give each rank its own GPU"
             )
-    return [str(facts["type"]) for facts in said]
+    return [str(facts["type"]) for facts in said], "" not in {gpu for _, gpu in by_gpu} and len(by_gpu) == len(said) > 0
 
 
 def _refuse_unequal(config: Config, transport: Transport, types: Sequence[str]) -> None:

@@ -465,7 +465,7 @@ def text(demo: Path, name: str) -> bytes:
         ({"mode": "sync", "replicas.codec": "top-k"}, "replicas.codec: top-k cannot be summed hop by hop"),
         ({"mode": "thesis-sparse", "optimizer.name": "muon"}, "optimizer.name: muon needs all elements of a matrix, but"),
         ({"mode": "sync", "server.bundle": 2}, "server.bundle: the settings of mode sync are in section replicas"),
-        ({"mode": "pipe", "replicas.algorithm": "mpi"}, "replicas.algorithm: mpi sums in full precision, not half"),
+        ({"mode": "pipe", "replicas.algorithm": "mpi"}, "replicas.algorithm: mpi sums dense, not half"),
         ({"mode": "low-bit", "replicas.algorithm": "butterfly"}, "butterfly is for the modes sync, powersgd"),
         ({"mode": "low-bit", "replicas.codec": "half"}, "replicas.codec: mode low-bit has encodings of its own"),
         ({"corpus.vocabulary": {"size": [50, 60]}, "model.tied": "all"}, "model.tied all would share one matrix"),

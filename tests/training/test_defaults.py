@@ -28,18 +28,8 @@ from nmt_train.simulation.simulate import simulate
 from nmt_train.simulation.virtual_transport import VirtualTransport
 from nmt_train.training import defaults
 from nmt_train.training.config_changes import differences
-from nmt_train.training.defaults import (
-    RECIPES,
-    Tried,
-    fit,
-    follow,
-    follow_rate,
-    lead,
-    lead_rate,
-    with_device,
-    with_rate,
-    without_device,
-)
+from nmt_train.training.defaults import RECIPES, follow, follow_mode, lead, lead_mode, with_device, with_mode, without_device
+from nmt_train.training.device_trials import Tried, fit
 from nmt_train.training.start import start
 
 CPU = torch.device("cpu")
@@ -92,6 +82,23 @@ def test_a_rate_that_is_not_decided_is_compared_with_nothing(demo: Path) -> None
     assert without_device(config, pairs(100), (0,))[0].optimizer.learning_rate == pytest.approx(0.006)
 
 
+@pytest.mark.parametrize(
+    ("given", "nodes", "gpus", "algorithm"),
+    [
+        ({}, (0, 0), True, "torch"), ({"replicas": {"codec": "bf16"}}, (0, 0), True, "torch"),
+        ({}, (0, 0), False, "ring"), ({}, (0, 1), True, "ring"), ({}, (0,), True, "ring"),
+        ({"replicas": {"codec": "half"}}, (0, 0), True, "ring"), ({"mode": "low-bit"}, (0, 0), True, "ring"),
+        ({"mode": "vanilla"}, (0, 0), True, "ring"), ({"replicas": {"algorithm": "butterfly"}}, (0, 0), True, "butterfly"),
+    ],
+)  # fmt: skip
+def test_gpus_of_one_machine_add_up_by_nccl(
+    demo: Path, given: dict[str, Any], nodes: tuple[int, ...], gpus: bool, algorithm: str
+) -> None:
+    config, said = defaults.with_mode(bare(demo, **{"mode": "sync", **given}), pairs(100), nodes, gpus)
+    assert config.replicas.algorithm == algorithm
+    assert ("NCCL" in "".join(said)) == (algorithm == "torch")
+
+
 def test_a_size_beside_preset_auto_is_refused(demo: Path) -> None:
     with pytest.raises(UserError, match="model.preset auto would replace model.dim; remove one of the two"):
         bare(demo, model={"preset": "auto", "dim": 64})
@@ -131,7 +138,7 @@ def test_the_rate_grows_with_the_tokens_of_an_update(
     demo: Path, preset: str, tokens: int, accumulate: int, rate: float
 ) -> None:
     config = bare(demo, model={"preset": preset}, batch={"tokens": tokens, "accumulate": accumulate}, mode="single")
-    config, said = with_rate(config, pairs(100), (0,))
+    config, said = with_mode(config, pairs(100), (0,))
     assert config.optimizer.learning_rate == pytest.approx(rate)
     assert config.optimizer.warmup == RECIPES[preset].warmup
     assert f"preset {preset} and {tokens * accumulate:,} tokens per update" in said[0]
@@ -140,24 +147,24 @@ def test_the_rate_grows_with_the_tokens_of_an_update(
 @pytest.mark.parametrize(("mode", "tokens"), [("sync", 4 * 640), ("vanilla", 640), ("local-sgd", 640)])
 def test_only_workers_that_share_an_update_make_it_larger(demo: Path, mode: str, tokens: int) -> None:
     config = bare(demo, model={"preset": "tiny"}, batch={"sentences": 64}, mode=mode)
-    assert f"and {tokens:,} tokens per update" in with_rate(config, pairs(100), (0, 1, 2, 3))[1][0]
+    assert f"and {tokens:,} tokens per update" in with_mode(config, pairs(100), (0, 1, 2, 3))[1][0]
 
 
 def test_rates_of_other_optimizers_are_their_own(demo: Path) -> None:
     config = bare(demo, model={"preset": "tiny"}, batch={"tokens": 2048}, mode="downpour")
-    assert with_rate(config, pairs(100), (0, 1))[0].optimizer.learning_rate == 0.02
+    assert with_mode(config, pairs(100), (0, 1))[0].optimizer.learning_rate == 0.02
 
 
 def test_fine_tuning_has_a_fifth_of_the_rate_and_a_short_warm_up(demo: Path) -> None:
     config = bare(demo, model={"preset": "base"}, batch={"tokens": 25_000}, mode="single", init="another")
-    config, said = with_rate(config, pairs(100), (0,))
+    config, said = with_mode(config, pairs(100), (0,))
     assert (config.optimizer.learning_rate, config.optimizer.warmup) == (pytest.approx(1.4e-4), 200)
     assert "less for fine-tuning" in said[0]
 
 
 def test_factors_of_low_rank_have_the_whole_rate_and_a_short_warm_up(demo: Path) -> None:
     model = {"preset": "base", "lora_rank": 8}
-    config, _ = with_rate(bare(demo, model=model, batch={"tokens": 25_000}, mode="single", init="another"), pairs(100), (0,))
+    config, _ = with_mode(bare(demo, model=model, batch={"tokens": 25_000}, mode="single", init="another"), pairs(100), (0,))
     assert (config.optimizer.learning_rate, config.optimizer.warmup) == (7e-4, 200)
 
 
@@ -193,7 +200,7 @@ def saved(config: Config) -> Checkpoint:
 
 
 def test_a_run_that_has_begun_keeps_what_was_decided(demo: Path) -> None:
-    values = {"precision": "bf16", "model.preset": "base", "optimizer.learning_rate": 0.5}
+    values = {"precision": "bf16", "model.preset": "base", "optimizer.learning_rate": 0.5, "replicas.algorithm": "ring"}
     before = configuration.with_values(bare(demo, batch={"tokens": 333}, optimizer={"warmup": 7}), values)
     assert differences(plain(before), bare(demo)) == []
     config, said = without_device(bare(demo), pairs(100), (0,), saved(before))
@@ -255,9 +262,9 @@ def test_all_ranks_get_the_same(demo: Path, vocabulary: Vocabulary, monkeypatch:
 
     def one(transport: VirtualTransport) -> Config:
         if transport.rank:
-            return follow_rate(follow(config, transport, CPU, vocabulary, stores), transport)
+            return follow_mode(follow(config, transport, CPU, vocabulary, stores), transport)
         begun = lead(config, transport, CPU, vocabulary, stores, None, initial if init else None, print)[0]
-        return lead_rate(begun, transport, stores)[0]
+        return lead_mode(begun, transport, stores, False)[0]
 
     found = together(engine([1, 1, 1]), *[one] * 3)
     assert found[0] == found[1] == found[2]

@@ -232,15 +232,18 @@ def test_workers_in_step_train_as_the_simulator_has_it_bit_for_bit(make: Make, t
 
 
 def test_the_sums_of_mpi_and_of_torch_are_those_of_the_ring(make: Make, tmp_path: Path) -> None:
-    ring = make(mode="sync", stop__after="6u", run=str(tmp_path / "ring"))
+    sgd = {"optimizer__name": "sgd", "optimizer__learning_rate": 1.0, "optimizer__warmup": 0}
+    same = {"mode": "sync", "stop__after": "6u", **sgd}
+    ring = make(**same, run=str(tmp_path / "ring"))
     assert simulate(ring, cluster([1, 1]), False, False) == 0
     expected = last(ring).tensors("parameters")
-    for algorithm in ("mpi", "torch"):
-        config = make(mode="sync", replicas__algorithm=algorithm, stop__after="6u", run=str(tmp_path / algorithm))
+    for algorithm, codec in (("mpi", "dense"), ("torch", "dense"), ("torch", "bf16")):
+        library = {"replicas__algorithm": algorithm, "replicas__codec": codec, "run": str(tmp_path / f"{algorithm}-{codec}")}
+        config = make(**same, **library)
         done = finish([*MPIRUN, "-np", "2", *patched(""), "--config", written(config)])
         assert done.returncode == 0, done.stderr
         found = last(config).tensors("parameters")
-        assert all(torch.allclose(tensor, found[name], rtol=0, atol=1e-3) for name, tensor in expected.items())
+        assert all(torch.allclose(tensor, found[name], rtol=0, atol=1e-3) for name, tensor in expected.items()), library
 
 
 def test_mode_auto_measures_and_chooses_and_a_resumed_run_keeps_the_choice(make: Make) -> None:
