@@ -20,8 +20,9 @@ from nmt_train.common.section import STRICT, problem
 from nmt_train.common.unknown_key import unknown
 from nmt_train.common.yaml_file import flatten, merge, override, read
 from nmt_train.corpus import BatchConfig, CorpusConfig
-from nmt_train.model import PRESETS, SEPARATE, SIZES, ModelConfig
+from nmt_train.model import SEPARATE, ModelConfig
 from nmt_train.model.metrics import ValidationConfig
+from nmt_train.open_keys import AUTO, OPEN, without_auto
 from nmt_train.optim.config import OptimizerConfig
 from nmt_train.run.checkpoint import CheckpointConfig
 from nmt_train.run.log import LogConfig
@@ -171,9 +172,6 @@ class Config:
 
 
 _SECTIONS = TypeAdapter(Config)
-# Keys that are `auto` unless they are given: the start decides them by the device and the corpus (training/defaults.py).
-OPEN = ("precision", "batch.tokens", "model.preset", "optimizer.learning_rate", "optimizer.warmup", "replicas.algorithm")
-_AUTO = "auto"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +194,7 @@ def entries(section: Any = Config, prefix: str = "") -> Iterator[Key | str]:
             yield f"{prefix}{name}: {' '.join((info.annotation.__doc__ or '').split())}"
             yield from entries(info.annotation, f"{prefix}{name}.")
         else:
-            default = _AUTO if prefix + name in OPEN else info.get_default(call_default_factory=True)
+            default = AUTO if prefix + name in OPEN else info.get_default(call_default_factory=True)
             shown = str(info.annotation).replace("nmt_train.common.duration.", "")
             yield Key(prefix + name, shown, default, info.is_required(), info.description or "")
 
@@ -233,7 +231,7 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
     for name in flatten(values):
         if name not in known and not any(name.startswith(key + ".") for key in known):
             raise UserError(f"{where.get(name, 'config')}: {unknown(name, known)}")
-    values, undecided = _without_auto(_tied(values), where)
+    values, undecided = without_auto(_tied(values), where, known)
     try:
         return _SECTIONS.validate_python({**values, "undecided": undecided})
     except ValidationError as error:
@@ -264,41 +262,6 @@ def _tied(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "model": {"tied": "target-output", **model}} if separate and isinstance(model, dict) else values
 
 
-def _without_auto(values: dict[str, Any], where: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """The values without those that are `auto`, and which keys the start has to decide.
-
-    Raises UserError if a preset is to be decided by the corpus, but one of the sizes that it sets is given.
-    """
-    init = values.get("init") is not None
-    sections = {name for name in values if isinstance(values[name], dict)}
-    values = {name: dict(value) if name in sections else value for name, value in values.items()}
-    undecided = []
-    for name in OPEN:
-        section, _, key = name.rpartition(".")
-        its = values.get(section, {}) if section else values
-        # The size of a batch may be given in sentences, and that of a model by its parts, which belong to preset small.
-        instead = {"batch.tokens": ("sentences",), "model.preset": () if init else SIZES}.get(name, ())
-        if isinstance(its, dict) and its.get(key, _AUTO) == _AUTO:
-            wanted, given = its.pop(key, None), [other for other in instead if its.get(other) is not None]
-            if wanted and given and name == "model.preset":
-                place = where.get(f"model.{given[0]}", "config")
-                raise UserError(f"{place}: model.preset auto would replace model.{given[0]}; remove one of the two")
-            if not given:
-                undecided.append(name)
-    return values, [*undecided, *_of_model(values.get("model", {}), "model.preset" in undecided, init)]
-
-
-def _of_model(model: Any, preset: bool, init: bool) -> list[str]:
-    """The keys of section `model` that come with a preset that is to be decided, or from the model that init names."""
-    if not isinstance(model, dict):
-        return []
-    of_preset = [f"model.{key}" for key in PRESETS["small"]]
-    inherited = [name for name in leaves() if name.startswith("model.") and name not in ("model.preset", "model.lora_rank")]
-    wanted = [name for name in inherited if preset or name not in of_preset] if init else of_preset if preset else []
-    given = flatten(model, "model.")
-    return [name for name in wanted if name not in given]
-
-
 def with_values(config: Config, given: Mapping[str, Any]) -> Config:
     """The configuration with other values, by dotted keys; UserError if one is not valid."""
     values = plain(config)
@@ -322,7 +285,7 @@ def plain(config: Any) -> dict[str, Any]:
     for name in result.pop("undecided"):
         section, key = _place(result, name)
         if name in OPEN:
-            section[key] = _AUTO
+            section[key] = AUTO
         else:
             del section[key]
     return result

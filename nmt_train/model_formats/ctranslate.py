@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from nmt_train.corpus.vocabulary import BEGIN, END, SOURCE, TARGET, UNKNOWN, Vocabulary
 from nmt_train.model.attention import Attention
-from nmt_train.model.transformer import DecoderLayer, EncoderLayer, FeedForward, Residual, Transformer
+from nmt_train.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
+from nmt_train.model.transformer import Transformer
 from nmt_train.model_formats import POSITIONS, QUANTIZATIONS, SENTENCEPIECE, SENTENCEPIECE_PAIR
 
 

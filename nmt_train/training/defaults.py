@@ -18,10 +18,11 @@ from nmt_train import config as configuration
 from nmt_train import device
 from nmt_train.common.errors import UserError
 from nmt_train.common.yaml_file import flatten
-from nmt_train.config import OPEN, Config, with_values
+from nmt_train.config import Config, with_values
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.modes.resolve import resolve
+from nmt_train.open_keys import OPEN
 from nmt_train.replicas.collective_all_reduce import SUMS
 from nmt_train.replicas.reducers import REDUCERS
 from nmt_train.run.checkpoint import Checkpoint

@@ -18,11 +18,12 @@ from written import last
 
 from nmt_train import config as configuration
 from nmt_train.common.errors import UserError
-from nmt_train.config import OPEN, Config, plain
+from nmt_train.config import Config, plain
 from nmt_train.config_text import to_yaml
 from nmt_train.corpus.store import open_stores
 from nmt_train.corpus.vocabulary import Vocabulary
 from nmt_train.model import PRESETS
+from nmt_train.open_keys import OPEN
 from nmt_train.run.checkpoint import Checkpoint
 from nmt_train.simulation.simulate import simulate
 from nmt_train.simulation.virtual_transport import VirtualTransport
