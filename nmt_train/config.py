@@ -235,7 +235,8 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
     try:
         return _SECTIONS.validate_python({**values, "undecided": undecided})
     except ValidationError as error:
-        kind, path, text = problem(error)
+        wrong = problem(error)
+        kind, path, text = wrong.kind, wrong.path, wrong.text
         if not path:  # several keys contradict each other; the text begins with the first
             raise UserError(f"{where.get(text.split()[0], 'config')}: {text}") from None
         name = next((".".join(path[:n]) for n in range(len(path), 0, -1) if ".".join(path[:n]) in known), ".".join(path))
@@ -250,7 +251,7 @@ def validate(values: dict[str, Any], where: Mapping[str, str]) -> Config:
             file = next(iter(where.values()), "config").split(",")[0]
             raise UserError(f"{place if several else file}: {subject} is missing; set it") from None
         more = ", or auto" if name in OPEN else ""
-        raise UserError(f"{place}: {subject}: {text}{more}; see nmt-train --help") from None
+        raise UserError(f"{place}: {subject}: {wrong.what}{more}{wrong.value}; see nmt-train --help") from None
 
 
 def _tied(values: dict[str, Any]) -> dict[str, Any]:

@@ -37,9 +37,9 @@ def test_the_command_line_overrides_later_files_which_override_earlier_ones_whic
     [
         ("optimiser: {name: adam}", "line 6: unknown key optimiser.name; did you mean optimizer.name?"),
         ("optimizer:\n  learnig_rate: 1", "line 7: unknown key optimizer.learnig_rate; did you mean optimizer.learning_rate?"),
-        ("batch:\n  tokens: many", "line 7: batch.tokens: it should be a valid integer"),
-        ("batch:\n  tokens: 0", "line 7: batch.tokens: it should be greater than or equal to 1, not '0'"),
-        ("model: {preset: huge}", "line 6: model.preset: it should be 'tiny', 'small', 'base' or 'big', not 'huge'"),
+        ("batch:\n  tokens: many", "line 7: batch.tokens: it should be a whole number, or auto, not 'many'"),
+        ("batch:\n  tokens: 0", "line 7: batch.tokens: it should be greater than or equal to 1, or auto, not '0'"),
+        ("model: {preset: huge}", "line 6: model.preset: it should be 'tiny', 'small', 'base' or 'big', or auto, not 'huge'"),
         ("model: {dim: 100, heads: 3}", "dim 100 is not a multiple of heads 3"),
         ("log: {every: 5}", "line 6: log.every: '5' is not a duration"),
         ("optimizer:\n  warmup: 2e", "line 7: optimizer.warmup: 2e is not a number of updates; write it as 16000 or 16Ku"),
@@ -112,7 +112,7 @@ def test_a_missing_required_key_is_named(tmp_path: Path) -> None:
 def test_mistakes_on_the_command_line_say_so() -> None:
     with pytest.raises(UserError, match=r"command line: unknown key optimizer\.lr"):
         train_command.command(["--optimizer.lr", "1"])
-    with pytest.raises(UserError, match=r"command line: batch\.tokens: it should be a valid integer"):
+    with pytest.raises(UserError, match=r"command line: batch\.tokens: it should be a whole number, or auto"):
         load([], {"batch.tokens": "x", "corpus.train": "[a, b]", "corpus.valid": "[a, b]", "stop.after": "1u"})
     with pytest.raises(UserError, match="did you mean corpus.max_length"):
         train_command.command(["--corpus.max_lenght", "1"])

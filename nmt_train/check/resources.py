@@ -104,7 +104,8 @@ def _memory(page: Page, config: Config, nodes: Sequence[int], own: torch.device,
         )
     total = needs.vectors + batch + _PROGRAM
     page.line(
-        "memory", f"about {size(total)} of each rank's {size(most)}: vectors {size(needs.vectors)}, batch {size(batch)}",
+        "memory", f"about {size(total)} of each rank's {size(most)}: vectors {size(needs.vectors)}, batch {size(batch)},"
+        f" program {size(_PROGRAM)}",
         "lower batch.tokens, or choose a smaller model.preset" * (total > _MUCH * most),
     )  # fmt: skip
 

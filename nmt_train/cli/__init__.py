@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import itertools
 import math
@@ -29,6 +30,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **settings})
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # values such as -5e belong to the option before them, too
         self.add_argument("--version", action="version", version=f"nmt_train {__version__}")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
@@ -41,6 +43,13 @@ class Parser(argparse.ArgumentParser):
             if action is not None and not isinstance(action, argparse._AppendAction):
                 seen.add(action)
         return super().parse_known_args(args, namespace)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            near = difflib.get_close_matches(rest[0].partition("=")[0], self._option_string_actions, n=1)
+            self.error(f"{rest[0]!r} belongs to no option" + "".join(f"; did you mean {name}?" for name in near))
+        return found
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"command line: {message}; see {self.prog} --help")
@@ -116,11 +125,14 @@ def _out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
 
 
-def bounded(kind: Callable[[str], float], name: str, low: float, high: float = math.inf) -> Callable[[str], float]:
-    """Return an argparse type for finite numbers from `low` to `high`; argparse's messages call the type `name`."""
+def bounded(kind: Callable[[str], float], low: float, high: float = math.inf) -> Callable[[str], float]:
+    """Return an argparse type for finite numbers from `low` to `high`. kind: int or float."""
 
     def read(text: str) -> float:
-        value = kind(text)
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {'whole ' * (kind is int)}number") from None
         if isinstance(value, float) and not math.isfinite(value):
             raise argparse.ArgumentTypeError(f"{text} is not a finite number")
         if not low <= value <= high:
@@ -128,17 +140,16 @@ def bounded(kind: Callable[[str], float], name: str, low: float, high: float = m
             raise argparse.ArgumentTypeError(f"{text} is not {span}")
         return value
 
-    read.__name__ = name
     return read
 
 
-positive = bounded(int, "positive", 1, 10**9)
-beam = bounded(int, "beam", 1, 1000)
-tokens = bounded(int, "tokens", 1, 10**9)
-count = bounded(int, "count", 0)
-threads = bounded(int, "threads", 0, 1024)
-power = bounded(float, "power", 0, 10)  # the exponent of length normalization
-finite = bounded(float, "finite", -math.inf)
+positive = bounded(int, 1, 10**9)
+beam = bounded(int, 1, 1000)
+tokens = bounded(int, 1, 10**9)
+count = bounded(int, 0)
+threads = bounded(int, 0, 1024)
+power = bounded(float, 0, 10)  # the exponent of length normalization
+finite = bounded(float, -math.inf)
 
 
 def add_search_options(options: Parser) -> None:

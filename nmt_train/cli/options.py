@@ -97,7 +97,9 @@ def parser(prog: str, description: str, examples: str) -> cli.Parser:
     )
     options.add_argument("--print-config", action="store_true", help="print what you, the mode and the defaults choose")
     options.add_argument("--force", action="store_true", help="resume a run even if its configuration has changed")
-    options.add_argument("--overwrite", action="store_true", help="delete the contents of the run folder and start over")
+    options.add_argument(
+        "--overwrite", action="store_true", help="delete what a run has written in the run folder, and start over"
+    )
     options.add_argument("--debug", action="store_true", help="print the stack trace of an error")
     return options
 

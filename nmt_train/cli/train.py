@@ -60,7 +60,7 @@ def parser() -> cli.Parser:
         "--check",
         action="store_true",
         help="train nothing: read the corpora, print what can be known before training (text, memory, disk space, what the"
-        " start decides), with warnings and all that prevents training, which makes the exit status 2",
+        " start decides), with warnings and what prevents training, which makes the exit status 2",
     )
     options.add_argument(
         "--opustrainer",

@@ -91,7 +91,7 @@ def _add_demands(options: cli.Parser) -> None:
     )  # fmt: skip
     options.add_argument("--seed", type=cli.count, default=1, metavar="N", help="of --sample (default: 1)")
     options.add_argument(
-        "--max-length-factor", type=cli.bounded(float, "factor", 0, 100), default=2.0, metavar="N",
+        "--max-length-factor", type=cli.bounded(float, 0, 100), default=2.0, metavar="N",
         help="a translation has at most N times as many pieces as its source, plus 10 (default: 2)",
     )  # fmt: skip
 
@@ -103,7 +103,7 @@ def _sampling(text: str) -> dict[str, float]:
         if kind == "top-k":
             return {"top_k": int(cli.positive(value))}
         if kind == "nucleus":
-            return {"nucleus": cli.bounded(float, "probability", 1e-6, 1)(value)}
+            return {"nucleus": cli.bounded(float, 1e-6, 1)(value)}
     except (ValueError, argparse.ArgumentTypeError) as error:
         raise argparse.ArgumentTypeError(f"{text}: {error}; write top-k=10 or nucleus=0.9") from None
     raise argparse.ArgumentTypeError(f"{text} is unknown; write top-k=10 or nucleus=0.9")
@@ -141,6 +141,8 @@ def command(arguments: Sequence[str]) -> int:
 
     _check(given, arguments)
     own = device.prepare_one(given.devices, given.threads)
+    if texts := [path for path in given.model if path.is_file() and not (path.parent / "checkpoint.json").exists()]:
+        raise UserError(f"{texts[0]}: is a file, not a model; nmt-translate reads text from standard input: < {texts[0]}")
     model, vocabulary, tags = load_ensemble([newest(path, given.average) for path in given.model], own)
     if given.alignment and not model.guided:
         raise UserError(

@@ -13,6 +13,8 @@ from nmt_train.common.errors import UserError, unreadable
 
 _LONGEST, _MOST = 1 << 20, 100_000  # bytes, entries
 
+COMMAND_LINE = "command line"  # the place of a value that no file sets
+
 
 class Loader(yaml.SafeLoader):
     """A loader that keeps every scalar except null as text; the configuration key determines the type.
@@ -91,7 +93,7 @@ def override(values: dict[str, Any], texts: Mapping[str, str], where: dict[str, 
         except (yaml.YAMLError, ValueError):
             place[key] = text
         _forget(f"{name}.", where)
-        where[name] = "command line"
+        where[name] = COMMAND_LINE
 
 
 def merge(into: dict[str, Any], values: Mapping[str, Any], whole: Container[str], prefix: str = "") -> None:

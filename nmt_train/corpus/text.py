@@ -292,5 +292,7 @@ def _read_tsv(path: str, ratio: float) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(read_lines(path, ratio), 1):
         columns = line.split("\t")
         if len(columns) < 2:
-            raise UserError(f"{path}, line {number}: no tab; a .tsv corpus has source and target in its first two columns")
+            raise UserError(
+                f"{path}, line {number}: no tab; give two files, or one .tsv file whose first two columns are source and target"
+            )
         yield columns[0], columns[1]

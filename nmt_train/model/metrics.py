@@ -24,7 +24,7 @@ from nmt_train.corpus import MAX_RATIO, CorpusConfig, Files, ValidationSet
 from nmt_train.corpus.batch import Batch, assemble, fitting
 from nmt_train.corpus.store import Stores
 from nmt_train.corpus.swapped import swapped
-from nmt_train.corpus.text import read_pairs
+from nmt_train.corpus.text import read_pairs, refuse_empty
 from nmt_train.corpus.vocabulary import TARGET, Vocabulary
 from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.bleu import AUTO, DEFAULT, TOKENIZERS, choose_tokenizer, scorer
@@ -125,9 +125,8 @@ class TestSet:
         if not vocabulary.knows(tag):
             raise UserError(f"{key}: tag {tag} is unknown to the vocabulary of this run; choose one that it knows")
         pairs = list(read_pairs(files, key, ratio))
-        if not pairs:
-            raise UserError(f"{key}: the files are empty; give files that contain text")
         self.sources, self.references = [source for source, _ in pairs], [target for _, target in pairs]
+        refuse_empty(key, any(self.sources), any(self.references))
         before = vocabulary.encode([tag])[0]
         self.source = [np.array(before + ids if ids else ids, dtype=np.int64) for ids in vocabulary.encode(self.sources)]
         self.target = [np.array(ids, dtype=np.int64) for ids in vocabulary.encode(self.references, TARGET)]

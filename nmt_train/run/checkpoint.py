@@ -176,7 +176,8 @@ def draft(path: Path, vocabulary: Vocabulary) -> Iterator[Draft]:
         if not isinstance(error, OSError):
             raise
         reason = f"{error.strerror}; {remedy(error)}"
-        raise UserError(f"{path}: the checkpoint could not be written: {reason}; earlier ones are untouched") from None
+        untouched = "; earlier ones are untouched" if any(path.parent.glob("[0-9]*")) else ""
+        raise UserError(f"{path}: the checkpoint could not be written: {reason}{untouched}") from None
 
 
 def save(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any], vocabulary: Vocabulary) -> None:

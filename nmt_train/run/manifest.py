@@ -60,8 +60,8 @@ def load_verified(path: Path) -> Checkpoint:
     except (ValidationError, TypeError) as error:
         what = f"progress: {error}"
         if isinstance(error, ValidationError):
-            _, keys, text = problem(error)
-            what = f"{'.'.join(keys)}: {text}"
+            wrong = problem(error)
+            what = f"{'.'.join(wrong.path)}: {wrong.text}"
         raise UserError(
             f"{path}: its manifest is not as it should be: {what}; use another checkpoint, or the version that wrote it"
         ) from None

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from nmt_train.common.errors import UserError
 from nmt_train.common.paths import expanded
 from nmt_train.common.section import problem
-from nmt_train.common.yaml_file import override, read
+from nmt_train.common.yaml_file import COMMAND_LINE, override, read
 from nmt_train.simulation.cluster import (
     Card,
     ClusterConfig,
@@ -147,10 +147,14 @@ def _checked(adapter: TypeAdapter[Any], values: dict[str, Any], where: Mapping[s
     try:
         return adapter.validate_python(values)
     except ValidationError as error:
-        kind, keys, text = problem(error)
+        wrong = problem(error)
+        kind, keys, text = wrong.kind, wrong.path, wrong.text
         name = ".".join(keys)
         known = [key for key in where if name == key or name.startswith(key + ".")]
         place = where[max(known, key=len)] if known else str(path)
+        name = f"cluster.{name}" if place == COMMAND_LINE else name
+        if kind == "missing" and adapter is _CLUSTER and "forward" in values:
+            raise UserError(f"{place}: is the profile of a device; give a cluster file that names it as profile") from None
         if kind == "missing":
             raise UserError(f"{place}: {name} is missing; give it") from None
         if kind in ("unexpected_keyword_argument", "extra_forbidden"):

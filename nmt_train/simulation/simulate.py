@@ -98,7 +98,9 @@ def time_only(config: Config, cluster: ClusterConfig, steps: int) -> Timing:
     check(cluster, config)
     start = time.perf_counter()
     with opened(config, False, False, described(cluster), trains=False) as ready:
-        config, _ = without_device(config, ready.stores, cluster.ranks(), ready.saved, ready.initial)
+        config, decided = without_device(config, ready.stores, cluster.ranks(), ready.saved, ready.initial)
+        for sentence in decided:
+            _say(f"decided: {sentence}")
         shapes, tokens = model_and_batches(config, ready.vocabulary, ready.stores)
         _warn_of_other_model(cluster, count(shapes))
         timing = measure(config, cluster, shapes, tokens, steps)
@@ -115,10 +117,14 @@ def advise(config: Config, cluster: ClusterConfig) -> None:
     """
     with opened(dataclasses.replace(config, mode="single"), False, False, described(cluster), trains=False) as ready:
         # Its own mode may not fit the cluster, and does not matter.
-        alone, _ = without_device(dataclasses.replace(config, mode="single"), ready.stores, (0,), ready.saved, ready.initial)
+        alone, decided = without_device(
+            dataclasses.replace(config, mode="single"), ready.stores, (0,), ready.saved, ready.initial
+        )
         config = dataclasses.replace(alone, mode=config.mode)
         shapes, tokens = model_and_batches(config, ready.vocabulary, ready.stores)
         _warn_of_other_model(cluster, count(shapes))
+        for sentence in decided:
+            _say(f"decided: {sentence}")
         with tqdm(total=1.0, leave=False, disable=None, bar_format="{percentage:3.0f}% |{bar}| {desc}") as bar:
 
             def progress(done: int, total: int, what: str) -> None:

@@ -20,7 +20,7 @@ from nmt_train.modes.resolve import optimizer_name
 # Keys that may change when a run continues, without --force.
 MAY_CHANGE = (
     "run", "init", "threads", "devices", "trace", "stop", "log", "checkpoint", "validation", "corpus.valid",
-    "corpus.max_skipped", "corpus.max_ratio", "corpus.cache", "mode",
+    "corpus.max_skipped", "corpus.max_ratio", "corpus.cache", "corpus.vocabulary.path", "mode",
     "optimizer.async_beta1", "optimizer.async_warmup", *SECTIONS, "transport", "recovery",
 )  # fmt: skip
 # Keys that decide which pairs are in which batch of an epoch; a position in the data has no meaning after a change of them.
@@ -92,7 +92,7 @@ def differences(old: dict[str, Any], new: Config) -> list[str]:
             values["optimizer.cosine_until"] = next((str(span) for span in spans if span.counts), None)
         values["corpus.train"] = [_without_files(entry) for entry in _entries(values["corpus.train"])]
     return [
-        f"{name} was {before.get(name)}, now {after.get(name)}"
+        f"{name} was {shown(before.get(name))}, now {shown(after.get(name))}"
         for name in sorted(before.keys() | after.keys())
         if not _equal(before.get(name), after.get(name))
         and not any(name == key or name.startswith(key + ".") for key in MAY_CHANGE)

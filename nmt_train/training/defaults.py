@@ -95,6 +95,7 @@ def without_device(
     """Decide everything as for a CPU without bf16, for simulations, whose results must not depend on this machine."""
     config, said = _of_model(config, stores, saved, initial, small=True)
     config, of_device = with_device(config, [Tried(faster=0.0, tokens=on_cpu(config))])
+    of_device = [f"{sentence}, as on a CPU" if sentence.startswith("batch.tokens") else sentence for sentence in of_device]
     config, of_mode = with_mode(config, stores, nodes)
     return config, [*said, *of_device, *of_mode]
 
@@ -117,7 +118,7 @@ def _of_model(
         config = kept(config, saved.facts["config"])
         values = flatten(configuration.plain(config))
         keeps = [name for name in keeps if values[name] != "ring"]  # as nearly always
-        return config, [f"{', '.join(f'{name} {values[name]}' for name in keeps)}: the run began so"] * bool(keeps)
+        return config, [f"{', '.join(f'{name} {values[name]}' for name in keeps)}: as in the run so far"] * bool(keeps)
     if initial is not None:
         return inherited(config, initial.facts["config"])
     if "model.preset" not in config.undecided:

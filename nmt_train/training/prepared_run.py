@@ -150,7 +150,7 @@ def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
         try:
             return load_verified(path), damaged
         except UserError as error:
-            damaged.append(str(error))
+            damaged.append(str(error).partition(";")[0])  # without its advice, because this looks for another one
     if damaged:
         raise UserError(f"{damaged[0]}; no checkpoint of the run is intact: start over with --overwrite")
     return None, []
@@ -185,8 +185,8 @@ def _compare(saved: Checkpoint, config: Config, force: bool) -> list[str]:
     fixed = [difference for difference in changed if difference.split(" was ")[0] in FIXED]
     if fixed:
         raise UserError(
-            f"run: {config.run} cannot change what it began with, not even with --force: {'; '.join(fixed)}; restore it, or"
-            " choose another run folder"
+            f"run: {config.run} cannot change what it began with, not even with --force: {'; '.join(fixed)}; restore it,"
+            " choose another run folder, or start over with --overwrite"
         )
     if changed and not force:
         raise UserError(
@@ -229,7 +229,8 @@ def _vocabulary(run: Run, config: Config, saved: Checkpoint | None, overwrite: b
     vocabulary = Vocabulary.load(path)
     if given is not None and given.digest != vocabulary.digest:
         raise UserError(
-            f"corpus.vocabulary.path: {wanted.path} is not the vocabulary that run {run.folder} began with ({path})"
+            f"corpus.vocabulary.path: {wanted.path} is not the vocabulary that run {run.folder} began with ({path}); remove the"
+            " key, or choose another run folder"
         )
     if given is None and saved is None and not _as_wanted(vocabulary, wanted):
         raise UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -25,6 +26,7 @@ from nmt_train.launch.stop_request import StopRequest
 from nmt_train.model.metrics import TestSets
 from nmt_train.model.transformer import Transformer
 from nmt_train.model_formats import card
+from nmt_train.optim.optimizer import state_names
 from nmt_train.run.folder import Run
 from nmt_train.run.log import Log, rewind_metrics, rewind_spans
 from nmt_train.run.progress import Progress
@@ -80,6 +82,8 @@ def lead(worker: Worker, prepared: PreparedRun, stop_request: StopRequest, recov
                 " that new values cannot be compared with it"
             )
         leader = Leader(worker, run, log, state, test_sets, bool(prepared.simulated))
+        if recovered is None and not prepared.simulated:
+            _warn_of_full_disk(worker, run, log)
         stop_request.tell(leader.ask)
         if recovered is None:
             leader.begin(snapshot)
@@ -173,6 +177,17 @@ def _explained(config: Config, in_force: Mapping[str, str], prepared: PreparedRu
 
 def _of_choice(prepared: PreparedRun) -> Sequence[str]:
     return prepared.auto.sentences if prepared.auto is not None else ()
+
+
+def _warn_of_full_disk(worker: Worker, run: Run, log: Log) -> None:
+    """Warn if the disk has no space for the parameters and the optimizer's vectors of a checkpoint."""
+    vectors = 1 + len(state_names(worker.plan.optimizer)) + (worker.config.optimizer.smoothing > 0)
+    needed, free = 4.0 * worker.flat.parameters.numel() * vectors, float(shutil.disk_usage(run.folder).free)
+    if free < needed:
+        log.say(
+            f"warning: run: {run.folder} needs about {needed / 1e6:,.1f} MB for each checkpoint, but its disk has"
+            f" {free / 1e6:,.1f} MB free; free some space, or choose another folder"
+        )
 
 
 def _introduce(worker: Worker, log: Log, prepared: PreparedRun, in_force: Mapping[str, str], tokenizers: Sequence[str]) -> None:

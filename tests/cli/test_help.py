@@ -108,7 +108,7 @@ def test_print_config_refuses_a_mode_that_there_is_not(demo: Path, tmp_path: Pat
     [
         ("optimizer.lr", "did you mean optimizer.learning_rate?"),
         ("batch_size", "did you mean batch.tokens, or batch.sentences?"),
-        ("epochs", "write stop.after: 10e"),
+        ("epochs", "did you mean stop.after, as in 10e"),
         ("corpus.test", "test a trained model with nmt-validate"),
         ("corpus.weights", "give every corpus its weight"),
         ("corpus.alignments", "give them to their corpus: corpus.train: [{files: [a, b], alignments: c}]"),

@@ -108,7 +108,7 @@ def test_the_source_is_not_tied_unless_that_is_given_and_then_it_is_refused(make
 
 @pytest.mark.parametrize(
     ("size", "said"),
-    [([90], "at least 2 items"), ([90, 100, 110], "at most 2 items"), ([90, 5], "16, not 5"), ("many", "integer, not 'many'")],
+    [([90], "at least 2 items"), ([90, 100, 110], "at most 2 items"), ([90, 5], "16, not 5"), ("many", "number, not 'many'")],
 )
 def test_sizes_are_one_number_or_two(make: Make, size: Any, said: str) -> None:
     with pytest.raises(UserError, match=f"corpus.vocabulary.size: .*{said}"):

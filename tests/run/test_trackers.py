@@ -82,7 +82,7 @@ def test_a_tracker_gets_the_configuration_all_numbers_the_pictures_and_the_model
     folder = Path(config.run)
     assert run(config) == 0
     (first,) = recorder.begun
-    assert first.run.keys == {**flatten(configuration.plain(config)), "mode": "single"}
+    assert first.run.keys == {**flatten(configuration.plain(config)), "mode": "single", "replicas.algorithm": "ring"}
     assert first.run.keys["optimizer.learning_rate"] == 0.01
     assert sorted(first.numbers_of) == sorted(numbers(folder))
     assert {"train/cost", "validation/cross-entropy", "ranks/interval"} <= {name for name, *_ in first.numbers_of}

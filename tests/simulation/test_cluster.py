@@ -54,7 +54,7 @@ def test_the_command_line_replaces_single_values(tmp_path: Path) -> None:
     assert len(loaded.ranks()) == 80
     assert (loaded.network.bandwidth, loaded.network.latency) == (125e6, 0.5e-3)
     assert loaded.scale is not None
-    with pytest.raises(UserError, match="command line: network.bandwidth: 'fast' is not a bandwidth"):
+    with pytest.raises(UserError, match="command line: cluster.network.bandwidth: 'fast' is not a bandwidth"):
         cluster_file.load(write(tmp_path), {"network.bandwidth": "fast"})
 
 

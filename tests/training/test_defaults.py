@@ -207,7 +207,8 @@ def test_a_run_that_has_begun_keeps_what_was_decided(demo: Path) -> None:
     config, said = without_device(bare(demo), pairs(100), (0,), saved(before))
     assert config == before
     assert said == [
-        "precision bf16, batch.tokens 333, model.preset base, optimizer.learning_rate 0.5, optimizer.warmup 7: the run began so"
+        "precision bf16, batch.tokens 333, model.preset base, optimizer.learning_rate 0.5, optimizer.warmup 7:"
+        " as in the run so far"
     ]
     other = bare(demo, model={"preset": "small"})
     assert "model.dim was 512, now 256" in differences(plain(before), other)

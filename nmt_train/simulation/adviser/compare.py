@@ -119,8 +119,7 @@ class Comparison:
         words += f": {best.said} times one machine."
         sync = next((row for row in self._known if row.choice.mode == "sync" and row.machines == best.machines), None)
         if sync is not None and best.choice.mode != "sync":
-            slower = " (slower than one machine)" if sync.estimate < 1 else ""
-            words += f" ({sync.choice.options} would be {sync.estimate:.1f} times one machine{slower}.)"
+            words += f" ({sync.choice.options} would be {sync.estimate:.1f} times one machine.)"
         return words
 
     def table(self) -> str:
