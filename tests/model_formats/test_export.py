@@ -6,8 +6,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,15 +14,12 @@ import ctranslate2
 import pytest
 import sentencepiece
 import torch
-from conftest import small
 from models import random_batch, random_model
 from safetensors import SafetensorError, safe_open
-from simulated import events
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from nmt_train import cli
-from nmt_train import config as configuration
 from nmt_train.cli import export as command
 from nmt_train.corpus import CorpusConfig
 from nmt_train.corpus.batch import Batch
@@ -36,25 +31,11 @@ from nmt_train.model.beam_search import SearchConfig
 from nmt_train.model.transformer import Transformer
 from nmt_train.model.translator import Translator
 from nmt_train.model_formats import SENTENCEPIECE, ctranslate, huggingface, tokenizer
-from nmt_train.training.start import start
 
 SEARCH = SearchConfig(beam=5)
 KINDS = [(norm, tied) for norm in ("pre", "post") for tied in ("all", "target-output", "none")]
 MARIANS = {"activation": "swish", "output_bias": True}  # as the models of OPUS-MT have them
 CONVENTIONS = {"conventions": "marian"}
-
-
-@pytest.fixture(scope="module")
-def trained(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose translations end by themselves."""
-    values = small(demo, tmp_path_factory.mktemp("trained") / "run")
-    values |= {"validation": {"every": "600u", "metrics": ["cross-entropy", "bleu"]}, "stop": {"after": "1200u"}}
-    values["checkpoint"] = {"every": "600u"}
-    values["model"] |= {"dim": 64, "ffn_dim": 128}
-    values["optimizer"] = {"learning_rate": 0.005, "warmup": 50}
-    assert start(configuration.validate(values, {}), False, False) == 0
-    assert events(Path(values["run"]), "validation")[-1]["bleu"] > 20, "translations say something"
-    return Path(values["run"])
 
 
 def lines(demo: Path) -> list[str]:
@@ -190,16 +171,19 @@ def test_ctranslate2s_own_converter_understands_the_hugging_face_folder(trained:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["huggingface", "ctranslate2"])
-def test_the_readme_of_a_folder_runs_as_it_stands(trained: Path, tmp_path: Path, target: str) -> None:
+def test_the_readme_of_a_folder_runs_as_it_stands(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], target: str
+) -> None:
     out = tmp_path / "out"
     assert call(trained / "best-bleu", out, "--to", target) == 0
     text = (out / "README.md").read_text(encoding="utf-8")
     assert "`train.en`, `train.de`" in text
     assert "sacreBLEU signature `nrefs:1" in text
     program = text.split("```python\n")[1].split("```")[0]
-    done = subprocess.run([sys.executable, "-c", program], cwd=out, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("['")
+    monkeypatch.chdir(out)
+    capsys.readouterr()
+    exec(program, {})
+    assert capsys.readouterr().out.startswith("['")
 
 
 @pytest.mark.slow
