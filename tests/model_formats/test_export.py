@@ -38,6 +38,12 @@ MARIANS = {"activation": "swish", "output_bias": True}  # as the models of OPUS-
 CONVENTIONS = {"conventions": "marian"}
 
 
+@pytest.fixture(scope="module")
+def wanted(trained: Path, demo: Path) -> list[str]:
+    """Our translations of the test set."""
+    return [hypotheses[0][0] for hypotheses in Translator(*ours(trained), SEARCH).stream(read_lines(demo / "test.en"))]
+
+
 def lines(demo: Path) -> list[str]:
     ordinary = [*read_lines(demo / "train.en")][:200]
     return [*ordinary, "", "  two  spaces ", "Ünïcødé ﬁ x² ½ 你好", "a\tb", "▁▁ x"]
@@ -98,14 +104,13 @@ def test_its_tokenizer_treats_spaces_as_the_users_vocabulary_does(demo: Path, ki
 
 
 @pytest.mark.slow
-def test_hugging_face_translates_as_we_do(trained: Path, demo: Path, tmp_path: Path) -> None:
+def test_hugging_face_translates_as_we_do(trained: Path, demo: Path, tmp_path: Path, wanted: list[str]) -> None:
     assert call(trained, tmp_path / "out", "--to", "huggingface") == 0
-    model, vocabulary = ours(trained)
     sources = [*read_lines(demo / "test.en")]
     theirs, tokens = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
     batch = tokens(sources, return_tensors="pt", padding=True, return_token_type_ids=False)
     found = tokens.batch_decode(theirs.generate(**batch), skip_special_tokens=True)
-    assert found == [hypotheses[0][0] for hypotheses in Translator(model, vocabulary, SEARCH).stream(sources)]
+    assert found == wanted
 
 
 @pytest.mark.parametrize("more", [{}, MARIANS, CONVENTIONS, MARIANS | CONVENTIONS])
@@ -144,29 +149,28 @@ def test_hugging_face_has_the_attention_of_a_guided_head(tmp_path: Path, vocabul
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quantize", [None, "int8", "bf16"])
-def test_ctranslate2_translates_as_we_do(trained: Path, demo: Path, tmp_path: Path, quantize: str | None) -> None:
+def test_ctranslate2_translates_as_we_do(
+    trained: Path, demo: Path, tmp_path: Path, wanted: list[str], quantize: str | None
+) -> None:
     options = ["--quantize", quantize] if quantize else []
     assert call(trained, tmp_path / "out", "--to", "ctranslate2", *options) == 0
-    model, vocabulary = ours(trained)
-    sources = [*read_lines(demo / "test.en")]
-    wanted = [hypotheses[0][0] for hypotheses in Translator(model, vocabulary, SEARCH).stream(sources)]
-    found = ctranslated(tmp_path / "out", sources)
+    found = ctranslated(tmp_path / "out", [*read_lines(demo / "test.en")])
     assert sum(map(str.__eq__, found, wanted)) >= (len(wanted) if quantize is None else 0.6 * len(wanted))
 
 
 @pytest.mark.slow
-def test_ctranslate2s_own_converter_understands_the_hugging_face_folder(trained: Path, demo: Path, tmp_path: Path) -> None:
+def test_ctranslate2s_own_converter_understands_the_hugging_face_folder(
+    trained: Path, demo: Path, tmp_path: Path, wanted: list[str]
+) -> None:
     assert call(trained, tmp_path / "hf", "--to", "huggingface") == 0
     ctranslate2.converters.TransformersConverter(str(tmp_path / "hf")).convert(str(tmp_path / "ct2"))
-    model, vocabulary = ours(trained)
     sources = [*read_lines(demo / "test.en")]
     tokens = AutoTokenizer.from_pretrained(tmp_path / "hf")
     pieces = [tokens.convert_ids_to_tokens(ids) for ids in tokens(sources)["input_ids"]]
     results = ctranslate2.Translator(str(tmp_path / "ct2")).translate_batch(
         pieces, beam_size=5, patience=4, length_penalty=1, disable_unk=True, suppress_sequences=[["<pad>"], ["<s>"]]
     )
-    found = [tokens.decode(tokens.convert_tokens_to_ids(result.hypotheses[0])) for result in results]
-    assert found == [hypotheses[0][0] for hypotheses in Translator(model, vocabulary, SEARCH).stream(sources)]
+    assert [tokens.decode(tokens.convert_tokens_to_ids(result.hypotheses[0])) for result in results] == wanted
 
 
 @pytest.mark.slow
