@@ -37,7 +37,7 @@ def artificial(demo: Path, folder: Path) -> dict[str, Any]:
 
 
 def trained_with(values: dict[str, Any], weight: float) -> Path:
-    values |= {"stop": {"after": "600u"}, "batch": {"tokens": 1000}}
+    values |= {"stop": {"after": "400u"}, "batch": {"tokens": 1000}}
     values["model"] = {"encoder_layers": 2, "decoder_layers": 2, "dim": 64, "ffn_dim": 128, "heads": 2, "dropout": 0.0}
     values["model"]["guided_alignment"] = {"layer": 1, "weight": weight}
     values["optimizer"] = {"learning_rate": 0.004, "warmup": 100}
