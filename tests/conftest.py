@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +21,11 @@ from nmt_train import config as configuration
 from nmt_train.config import Config
 from nmt_train.corpus.train_vocabulary import train
 from nmt_train.corpus.vocabulary import Vocabulary
+from nmt_train.training.start import start
 
 ROOT = Path(__file__).parent.parent
 Make = Callable[..., Config]
+Once = Callable[[str, Callable[[Path], object]], Path]
 
 torch.set_num_threads(1)  # small matrices: a second thread only adds noise beside other processes
 
@@ -35,11 +41,43 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="this machine offers no GPU to torch"))
 
 
+@pytest.fixture(scope="session")
+def common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A temporary folder that all processes of pytest-xdist have in common."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def once(common_folder: Path) -> Once:
+    """once(name, fill) is a folder that `fill(folder)` has filled. The first process that asks for a name fills its folder, and
+    the others wait for it. Tests only read what is in it.
+    """
+
+    def make_once(name: str, fill: Callable[[Path], object]) -> Path:
+        folder, filled = common_folder / name, common_folder / f"{name}.filled"
+        with open(common_folder / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not filled.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # another process has failed to fill it
+                folder.mkdir()
+                fill(folder)
+                filled.touch()
+        return folder
+
+    return make_once
+
+
 @pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tokenized corpora of the tests do not go to the user's cache."""
+def cache(common_folder: Path, pytestconfig: pytest.Config) -> Iterator[None]:
+    """Tokenized corpora of the tests do not go to the user's cache. Machine code stays in .pytest_cache for the next time."""
+    ours = common_folder / "cache" / "nmt_train"
+    ours.mkdir(parents=True, exist_ok=True)
+    if kept := getattr(pytestconfig, "cache", None):  # pytest may run with -p no:cacheprovider
+        with suppress(FileExistsError):
+            (ours / "compiled").symlink_to(kept.mkdir("compiled"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(ours.parent))
         yield
 
 
@@ -52,15 +90,17 @@ def without_nohup() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo(once: Once) -> Path:
     """A folder with train, valid and test .en and .de of the demo grammar."""
-    folder = tmp_path_factory.mktemp("demo")
-    subprocess.run([sys.executable, ROOT / "scripts" / "make_demo_corpus", folder, "--pairs", "600"], check=True)
-    for part in ("valid", "test"):
-        for language in ("en", "de"):
-            path = folder / f"{part}.{language}"
-            path.write_text("".join(path.read_text(encoding="utf-8").splitlines(True)[:20]), encoding="utf-8")
-    return folder
+
+    def write(folder: Path) -> None:
+        subprocess.run([sys.executable, ROOT / "scripts" / "make_demo_corpus", folder, "--pairs", "600"], check=True)
+        for part in ("valid", "test"):
+            for language in ("en", "de"):
+                path = folder / f"{part}.{language}"
+                path.write_text("".join(path.read_text(encoding="utf-8").splitlines(True)[:20]), encoding="utf-8")
+
+    return once("demo", write)
 
 
 def small(demo: Path, run: Path) -> dict[str, Any]:
@@ -81,6 +121,21 @@ def small(demo: Path, run: Path) -> dict[str, Any]:
         "validation": {"every": None, "metrics": ["cross-entropy"]},
         "stop": {"after": "6u"},
     }
+
+
+@pytest.fixture(scope="session")
+def trained(demo: Path, once: Once) -> Path:
+    """A run with two checkpoints, of which the second translates better, and whose translations end by themselves."""
+
+    def train_it(folder: Path) -> None:
+        values = small(demo, folder / "run")
+        values |= {"stop": {"after": "600u"}, "checkpoint": {"every": "300u"}}
+        values["validation"] = {"every": "300u", "metrics": ["cross-entropy", "bleu"]}
+        values["model"] |= {"dim": 64, "ffn_dim": 128}
+        values["optimizer"] = {"learning_rate": 0.005, "warmup": 50}
+        assert start(configuration.validate(values, {}), False, False) == 0
+
+    return once("trained", train_it) / "run"
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from nmt_train.codec import CODECS
 from nmt_train.run import checkpoint
 
 RECIPES = ROOT / "configs" / "recipes"
+CLUSTER = ROOT / "configs" / "clusters" / "thesis-2x1.yml"
 NAMES = sorted(folder.name for folder in RECIPES.iterdir())
 COMMANDS = {"nmt-import": import_model, "nmt-translate": translate, "nmt-validate": validate, "nmt-export": export,
             "nmt-plot": plot}  # fmt: skip
@@ -42,6 +43,16 @@ SIZES = {f"model.{name}": value for name, value in SMALL.items()}
 
 def call(command: Any, *arguments: Any) -> int:
     return cli.run(command.command, [str(argument) for argument in arguments])
+
+
+def translate_file(source: str, into: str, *arguments: Any) -> None:
+    with (
+        open(source, encoding="utf-8") as lines, open(into, "w", encoding="utf-8") as translations,
+        pytest.MonkeyPatch.context() as patch,
+    ):  # fmt: skip
+        patch.setattr(sys, "stdin", lines)
+        patch.setattr(sys, "stdout", translations)
+        assert call(translate, *arguments) == 0
 
 
 def options(values: dict[str, Any]) -> list[str]:
@@ -116,31 +127,6 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, capsys: pyt
 def test_a_third_word_after_example_is_too_much(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(train, "--example", "distill", tmp_path / "a", "b") == 2
     assert "--example takes a name and a folder; b is too much" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_wheel_has_the_recipes(tmp_path: Path) -> None:
-    """Built from a copy, because building leaves files behind, which the next wheel would have, too."""
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    for name in ("nmt_train", "configs"):
-        shutil.copytree(ROOT / name, copy / name, symlinks=True)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    built = finish([*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", str(tmp_path), str(copy)], os.environ, 300)
-    assert built.returncode == 0, built.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    there = tmp_path / "there"
-    put = finish([*pip, "install", "--no-index", "--no-deps", "--target", str(there), str(wheel)], os.environ, 300)
-    assert put.returncode == 0, put.stderr
-    environment = {**os.environ, "PYTHONPATH": str(there)}
-    for name in NAMES:
-        command = [sys.executable, "-P", "-m", "nmt_train.cli.train", "--example", name, str(tmp_path / "written" / name)]
-        done = finish(command, environment, 60)
-        assert done.returncode == 0, done.stderr
-        files = {file.name: file.read_bytes() for file in (RECIPES / name).iterdir() if file.is_file()}
-        assert {file.name: file.read_bytes() for file in (tmp_path / "written" / name).iterdir()} == files
 
 
 # --- their READMEs
@@ -267,10 +253,7 @@ def test_a_model_trained_with_annotated_terms_uses_those_that_a_line_demands(fol
     assert call(train, "--config", "config.yml", *options(more)) == 0
     shares = []
     for source in ("test.en", "demanded.source"):
-        code = "from nmt_train.cli.translate import main; main()"
-        command = [sys.executable, "-c", code, "--model", "runs/terms", "--beam", "1"]
-        with open(source, encoding="utf-8") as lines, open("out", "w", encoding="utf-8") as translations:
-            subprocess.run(command, stdin=lines, stdout=translations, check=True)
+        translate_file(source, "out", "--model", "runs/terms", "--beam", 1)
         command = [*script, "accuracy", "terms.tsv", "test.en", "test.de", "out"]
         said = subprocess.run(command, check=True, capture_output=True).stdout.decode()
         shares.append(float(re.findall(r"([\d.]+)%", said)[0]))
@@ -285,10 +268,7 @@ def test_a_student_of_a_teachers_translations_is_served_by_ctranslate2(folder: P
     Path("teacher.yml").write_text(json.dumps(config), encoding="utf-8")
     size = ("--corpus.vocabulary.size", 120)
     assert call(train, "--config", "teacher.yml", *size, *options({**TINY, **SIZES})) == 0
-    with open("train.en", encoding="utf-8") as source, open("teacher.de", "w", encoding="utf-8") as translations:
-        code = "from nmt_train.cli.translate import main; main()"
-        command = [sys.executable, "-c", code, "--model", "teacher", "--beam", "1", "--on-error", "skip"]
-        subprocess.run(command, stdin=source, stdout=translations, check=True)
+    translate_file("train.en", "teacher.de", "--model", "teacher", "--beam", 1, "--on-error", "skip")
     assert len(Path("teacher.de").read_text(encoding="utf-8").splitlines()) == 600
     sizes = {name: value for name, value in SIZES.items() if name != "model.decoder_layers"}
     assert call(train, "--config", "config.yml", *options({**TINY, **sizes})) == 0
@@ -324,10 +304,9 @@ def training_command(name: str, mode: str) -> list[str]:
 
 @pytest.mark.slow
 @recipe("four-machines")
-@pytest.mark.parametrize("mode", ["auto", "sparse-local"])
-def test_several_machines_train_in_the_modes_of_the_recipe(folder: Path, mode: str) -> None:
-    """Two ranks of this machine in the place of four machines."""
-    given = [word for word in training_command("four-machines", mode) if word not in ("--restarts", "20")]
+def test_several_machines_train_as_the_recipe_says(folder: Path) -> None:
+    """Two ranks of this machine in the place of four machines. (tests/training/test_ranks.py trains with mode auto.)"""
+    given = [word for word in training_command("four-machines", "sparse-local") if word not in ("--restarts", "20")]
     more = options({**FOUR, "devices": "cpu x 2"})
     done = finish([sys.executable, "-m", "nmt_train.cli.train", *given, *more], os.environ, 300)
     assert done.returncode == 0, done.stderr
@@ -344,14 +323,14 @@ def test_the_hosts_of_the_recipe_are_four_machines() -> None:
 @pytest.mark.slow
 @recipe("thesis-figure")
 def test_the_modes_of_the_thesis_train_with_one_configuration_and_are_drawn(folder: Path) -> None:
+    """Two simulated machines in the place of real ones."""
     few = {"corpus.vocabulary.size": 120, **SIZES, **{name: TINY[name] for name in ("threads", "devices")}}
     few |= {"stop.after": "6u", "validation.every": "3u"}
     runs = []
-    for mode in ("single", "vanilla", "thesis-sparse-overlap"):
-        ranks = {} if mode == "single" else {"devices": "cpu x 2"}
-        more = options({**few, **ranks, "mode": mode, "run": f"runs/{mode}"})
-        done = finish([sys.executable, "-m", "nmt_train.cli.train", "--config", "config.yml", *more], os.environ, 300)
-        assert done.returncode == 0, done.stderr
+    for mode in ("single", "vanilla", "overlap", "thesis-sparse", "thesis-sparse-overlap"):
+        command, machines = (train, []) if mode == "single" else (simulate, ["--cluster", CLUSTER])
+        more = options({**few, "mode": mode, "run": f"runs/{mode}"})
+        assert call(command, "--config", "config.yml", *machines, *more) == 0
         runs.append(f"runs/{mode}")
     for kind in ("convergence", "timeline"):
         assert call(plot, kind, *runs, "--output", f"{kind}.png") == 0

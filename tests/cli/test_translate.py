@@ -21,15 +21,9 @@ from nmt_train.run.folder import Run
 from nmt_train.training.start import start
 
 
-@pytest.fixture(scope="module")
-def run(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with two checkpoints, of which the second translates better."""
-    values = small(demo, tmp_path_factory.mktemp("translating") / "run")
-    values |= {"stop": {"after": "240u"}, "checkpoint": {"every": "120u"}}
-    values["model"] |= {"dim": 64, "ffn_dim": 128}
-    values["optimizer"] = {"learning_rate": 0.005, "warmup": 50}
-    assert start(config.validate(values, {}), False, False) == 0
-    return Path(values["run"])
+@pytest.fixture
+def run(trained: Path) -> Path:
+    return trained
 
 
 @pytest.fixture

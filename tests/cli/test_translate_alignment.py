@@ -15,7 +15,7 @@ import sentencepiece
 import torch
 from aligned import Pair, corpus, pairs
 from alignment_quality import quality
-from conftest import small
+from conftest import Once, small
 from hand_aligned import SENTENCES, align
 
 from nmt_train import cli, config
@@ -36,8 +36,8 @@ def artificial(demo: Path, folder: Path) -> dict[str, Any]:
     return small(demo, folder / "run") | {"corpus": corpus(folder, 3000)}
 
 
-def trained(values: dict[str, Any], weight: float) -> Path:
-    values |= {"stop": {"after": "600u"}, "batch": {"tokens": 1000}}
+def trained_with(values: dict[str, Any], weight: float) -> Path:
+    values |= {"stop": {"after": "400u"}, "batch": {"tokens": 1000}}
     values["model"] = {"encoder_layers": 2, "decoder_layers": 2, "dim": 64, "ffn_dim": 128, "heads": 2, "dropout": 0.0}
     values["model"]["guided_alignment"] = {"layer": 1, "weight": weight}
     values["optimizer"] = {"learning_rate": 0.004, "warmup": 100}
@@ -46,8 +46,8 @@ def trained(values: dict[str, Any], weight: float) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(artificial(demo, tmp_path_factory.mktemp("guided")), 0.5)
+def run(demo: Path, once: Once) -> Path:
+    return once("guided", lambda folder: trained_with(artificial(demo, folder), 0.5)) / "run"
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def test_on_sentences_aligned_by_hand_the_error_is_low_after_training_with_a_sim
     )
     values = small(demo, tmp_path / "run")
     values["corpus"]["train"] = [{"files": values["corpus"]["train"], "alignments": str(alignments)}]
-    run = trained(values, 0.5)
+    run = trained_with(values, 0.5)
     found = quality(
         [*map(set, found_in(run, [sentence[:3] for sentence in SENTENCES]))],
         [links(sure) for _, _, sure, _ in SENTENCES], [links(possible) for *_, possible in SENTENCES],

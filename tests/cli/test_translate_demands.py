@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import small
+from conftest import Once, small
 
 from nmt_train import cli, config
 from nmt_train.cli import translate
@@ -29,9 +29,12 @@ RARE = [chr(number) for number in range(0x4E00, 0x4E00 + 100)]  # characters tha
 
 
 @pytest.fixture(scope="module")
-def run(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(demo: Path, once: Once) -> Path:
     """A run whose corpus has a placeholder or an unknown character at the end of many pairs."""
-    folder = tmp_path_factory.mktemp("demanding")
+    return once("demanding", lambda folder: demanding(demo, folder)) / "run"
+
+
+def demanding(demo: Path, folder: Path) -> None:
     values = small(demo, folder / "run")
     values["corpus"]["vocabulary"] = {"size": 120, "user_defined": ["<name>"]}
     (folder / "known.model").write_bytes(train(config.validate(values, {}).corpus).model)
@@ -46,7 +49,6 @@ def run(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     values |= {"stop": {"after": "240u"}, "optimizer": {"learning_rate": 0.005, "warmup": 50}}
     values["model"] |= {"dim": 64, "ffn_dim": 128}
     assert start(config.validate(values, {}), False, False) == 0
-    return Path(values["run"])
 
 
 @pytest.fixture

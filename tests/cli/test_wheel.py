@@ -15,7 +15,7 @@ from pathlib import Path
 
 import ctranslate2
 import pytest
-from conftest import ROOT
+from conftest import ROOT, Once
 from installed import OFFLINE, borrow, wheel
 from published import publish
 
@@ -24,8 +24,9 @@ SHORT = "--stop.after 3u --model.preset tiny --batch.tokens 500 --threads 1 --de
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return wheel(tmp_path_factory.mktemp("wheel"))
+def built(once: Once) -> Path:
+    (path,) = once("wheel", wheel).glob("*.whl")
+    return path
 
 
 def metadata(built: Path) -> Message:
@@ -53,6 +54,27 @@ def test_the_metadata_says_what_a_package_index_shows(built: Path) -> None:
     oldest = found["Requires-Python"].removeprefix(">=")
     classifiers = found.get_all("Classifier", [])
     assert f"Programming Language :: Python :: {oldest}" in classifiers
+
+
+@pytest.mark.slow
+def test_the_wheel_writes_every_recipe(built: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(built) as files:
+        files.extractall(tmp_path / "there")
+    code = """
+import sys
+from nmt_train.cli import train
+assert train.__file__.startswith(sys.argv[1])
+assert not any(train.command(["--example", name, name]) for name in sys.argv[2:])
+"""
+    recipes = ROOT / "configs" / "recipes"
+    names = sorted(folder.name for folder in recipes.iterdir())
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "there")}
+    subprocess.run(
+        [sys.executable, "-P", "-c", code, tmp_path / "there", *names], check=True, cwd=tmp_path, env=environment
+    )  # fmt: skip
+    for name in names:
+        files = {file.name: file.read_bytes() for file in (recipes / name).iterdir() if file.is_file()}
+        assert {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} == files
 
 
 def own_corpus() -> tuple[str, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import torch
-from conftest import Make, small
+from conftest import Make, Once, small
 from models import random_model
 from simulated import events, run
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -121,19 +122,24 @@ def test_too_many_pieces_for_one_language_are_refused_by_its_name(make: Make) ->
 
 
 @pytest.fixture(scope="module")
-def trained(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(demo: Path, once: Once) -> Path:
     """A run with separate vocabularies that translates a little; norm post, so that both exports can say it."""
-    values = small(demo, tmp_path_factory.mktemp("trained") / "run")
+    return once("separate", lambda folder: train_separate(demo, folder)) / "run"
+
+
+def train_separate(demo: Path, folder: Path) -> None:
+    values = small(demo, folder / "run")
     values["corpus"]["vocabulary"] = {"size": SIZES}
     values["model"] |= {"dim": 64, "ffn_dim": 128, "norm": "post"}
     values |= {"optimizer": {"learning_rate": 0.005, "warmup": 50}, "stop": {"after": "300u"}}
     values["validation"] = {"every": "100u", "metrics": ["cross-entropy"]}
     assert start(configuration.validate(values, {}), False, False) == 0
-    return Path(values["run"])
 
 
 @pytest.mark.slow
-def test_a_run_learns_translates_and_continues(trained: Path, demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_learns_translates_and_continues(
+    trained: Path, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     scores = [event["cross-entropy"] for event in events(trained, "validation")]
     assert scores[-1] < 0.6 * scores[0]
     assert "90 + 110 pieces" in (trained / "train.log").read_text(encoding="utf-8")
@@ -144,9 +150,10 @@ def test_a_run_learns_translates_and_continues(trained: Path, demo: Path, capsys
     capsys.readouterr()
     assert cli.run(validate.command, [str(trained), "--metrics", "cross-entropy"]) == 0
     assert f"{scores[-1]:.4f}" in capsys.readouterr().out
-    again = configuration.load([str(trained / "config.yml")], {"stop.after": "310u"})
+    copy = shutil.copytree(trained, tmp_path / "run", symlinks=True)
+    again = configuration.load([str(trained / "config.yml")], {"run": str(copy), "stop.after": "310u"})
     assert start(again, False, False) == 0
-    assert json.loads((trained / "last" / "checkpoint.json").read_text())["optimizer"]["updates"] == 310
+    assert json.loads((copy / "last" / "checkpoint.json").read_text())["optimizer"]["updates"] == 310
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 FALLING = {
     "optimizer__schedule": "cosine", "optimizer__warmup": 0, "optimizer__async_warmup": 0, "optimizer__learning_rate": 0.001,
-    "batch__tokens": 200, "validation__every": "1000t",
+    "batch__tokens": 400, "validation__every": "2000t",
 }  # fmt: skip
 
 

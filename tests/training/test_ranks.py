@@ -123,9 +123,6 @@ def test_workers_that_join_later_read_what_is_left_of_the_epoch(make: Make, two_
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("3 workers train from now on") == 1
     assert words(config) == two_epochs
-    few = finish([*MPIRUN, "-np", "2", *OURS, "--config", written(config)])
-    assert few.returncode == 2
-    assert "server.join: 3 workers are to join, but this run has 2 ranks" in few.stderr
 
 
 def test_one_worker_is_single_bit_for_bit(make: Make, tmp_path: Path) -> None:
@@ -138,15 +135,15 @@ def test_one_worker_is_single_bit_for_bit(make: Make, tmp_path: Path) -> None:
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
 
 
-def test_a_checkpoint_of_four_ranks_goes_on_with_two_and_one_in_other_modes(make: Make, two_epochs: int) -> None:
+def test_a_checkpoint_of_three_ranks_goes_on_with_two_and_one_in_other_modes(make: Make, two_epochs: int) -> None:
     common = {"batch__tokens": 300, "dropping": {"up": 0.9}, "optimizer__smoothing": 0.1}
     common["overlap__bound"] = 1  # else a busy machine is in the third epoch after 50 updates
-    four = make(mode="sparse", devices="cpu x 4", stop__after="30u", **common)
-    done = command(four)
+    three = make(mode="sparse", devices="cpu x 3", stop__after="30u", **common)
+    done = command(three)
     assert done.returncode == 0, done.stderr
-    saved = last(four)
-    assert len(saved.facts["stages"][-1]) == 4
-    assert sum(float(saved.tensors(f"worker-{rank}")["unsent"].abs().sum()) for rank in range(4)) > 0
+    saved = last(three)
+    assert len(saved.facts["stages"][-1]) == 3
+    assert sum(float(saved.tensors(f"worker-{rank}")["unsent"].abs().sum()) for rank in range(3)) > 0
     two = make(mode="sparse-overlap", devices="cpu x 2", stop__after="50u", **common)
     done = command(two)
     assert done.returncode == 0, done.stderr
