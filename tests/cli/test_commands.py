@@ -390,6 +390,19 @@ def test_nobody_takes_the_times_of_another_model_for_those_of_this_one(
 
 
 @pytest.mark.slow
+def test_a_simulation_of_times_says_which_batch_it_assumes(
+    run: Path, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {key: value for key, value in small(demo, tmp_path / "run").items() if key in ("run", "corpus", "stop")}
+    path = write(tmp_path, "open.yml", json.dumps(values).encode())
+    common = ["--config", path, "--cluster", CLUSTERS / "thesis-2x1.yml", "--timing-only", 1]
+    assert call(simulate, *common) == 0
+    assert "decided: batch.tokens 2,048, as on a CPU" in capsys.readouterr().err
+    assert call(simulate, *common, "--batch.tokens", 500) == 0
+    assert "batch.tokens" not in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_timing_needs_neither_the_configuration_nor_the_optimizer_of_the_run_in_its_folder(run: Path, tmp_path: Path) -> None:
     common = ["--config", run.with_suffix(".yml"), "--run", tmp_path / "there", "--cluster", CLUSTERS / "thesis-2x1.yml"]
     assert call(simulate, *common, "--mode", "downpour", "--stop.after", "3u") == 0
@@ -451,6 +464,7 @@ def text(demo: Path, name: str) -> bytes:
         ({"corpus.train": ["@latin1", "{demo}/train.de"]}, "latin1, line 600: not UTF-8"),
         ({"corpus.train": ["@empty", "@empty"]}, "corpus.train: the files are empty; give files that contain text"),
         ({"corpus.valid": ["@empty", "@empty"]}, "corpus.valid: the files are empty"),
+        ({"corpus.valid": ["@blank", "{demo}/train.de"]}, "corpus.valid: the source side is empty; give files that contain text"),
         ({"corpus.train": ["@blank", "{demo}/train.de"]}, "corpus"),
         ({"corpus.max_length": 1}, "(no pair is left to train on .* 600|98.\\d% of the pairs would be left out .*) over-long"),
         ({"corpus.max_length": 12, "corpus.max_skipped": 0.01}, "would be left out .* corpus.max_skipped"),
@@ -571,6 +585,10 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
         (translate, ["--model", "{tmp}"], "holds no checkpoint"),
         (translate, [], "command line: the following arguments are required: --model"),
         (translate, ["--model", "{run}", "--beam", "0"], "argument --beam"),
+        (translate, ["--model", "{run}", "--beam", "abc"], "argument --beam: 'abc' is not a whole number"),
+        (translate, ["--model", "{run}", "--normalization", "abc"], "argument --normalization: 'abc' is not a number"),
+        (translate, ["--model", "{run}", "--bean", "3"], "'--bean' belongs to no option; did you mean --beam?"),
+        (translate, ["--model", "{run}", "{run}.yml"], "is a file, not a model; nmt-translate reads text from standard input"),
         (validate, ["{run}", "--beam", "1001"], "1001 is not between 1 and 1000"),
         (validate, ["{run}", "--batch-tokens", "9" * 400], "is not between 1 and 1000000000"),
         (translate, ["--model", "{run}", "--n-best", "9"], "--n-best 9 needs a --beam of at least as many"),
@@ -623,6 +641,12 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
         (train, ["--config", "{run}.yml", "--run", "~nobody-has-this-name/x"], "there is no such user"),
         (simulate, ["--config", "{run}.yml", "--cluster", "{two}", "--shuffle-seed", "-1"], "--shuffle-seed"),
         (train, ["--config", "{run}.yml", "--stop.after", f"{9:0<400}u"], "and finite"),
+        (train, ["--config", "{run}.yml", "--stop.after", "-5e"], "command line: stop.after: entry 1: '-5e'"),
+        (train, ["--config", "{run}.yml", "--batch.tokens", "1.5"], "batch.tokens: it should be a whole number, or auto, not 1.5"),
+        (train, ["--config", "{run}.yml", "--compile", "perhaps"], "compile: it should be true or false, not 'perhaps'"),
+        (train, ["--config", "{run}.yml", "--corpus.train", "{run}.yml"], "line 1: no tab; give two files, or one .tsv file"),
+        (simulate, ["--config", "{run}.yml", "--cluster", "{two}", "--cluster.nodes", "x"], "command line: cluster.nodes: "),
+        (simulate, ["--config", "{run}.yml", "--cluster", "{profile}"], "is the profile of a device; give a cluster file that names"),
     ],
 )  # fmt: skip
 def test_every_wrong_call_is_one_sentence_with_status_2(
@@ -630,7 +654,7 @@ def test_every_wrong_call_is_one_sentence_with_status_2(
 ) -> None:
     assert (
         cli.run(
-            command.command, [argument.format(run=run, tmp=tmp_path, two=CLUSTERS / "thesis-2x1.yml") for argument in arguments]
+            command.command, [argument.format(run=run, tmp=tmp_path, two=CLUSTERS / "thesis-2x1.yml", profile=CLUSTERS / "k40.yml") for argument in arguments]
         )
         == 2
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -126,6 +127,18 @@ def test_training_ends_with_the_sentence_of_a_checkpoint_that_cannot_be_written(
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(UserError, match="checkpoints/4: the checkpoint could not be written: No space left on device"):
         start(make(stop__after="40u", checkpoint__every="4u"), force=False, overwrite=False)
+
+
+def test_a_disk_without_space_for_a_checkpoint_is_warned_of_before_training(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage("/")
+    for free, warned in ((usage.free, False), (1000, True)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: usage._replace(free=free))
+        config = make(stop__after="1u")
+        assert start(config, force=False, overwrite=True) == 0
+        log = (Path(config.run) / "train.log").read_text(encoding="utf-8")
+        assert ("for each checkpoint, but its disk has 0.0 MB free; free some space" in log) == warned
 
 
 def test_a_checkpoint_that_is_being_written_is_completed_if_training_fails(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

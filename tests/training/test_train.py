@@ -670,3 +670,17 @@ def test_training_lets_no_time_go_uncounted(make: Make) -> None:
     assert last is not None
     progress = checkpoint.load(last).facts["progress"]
     assert 0 < progress["training_seconds"] < progress["seconds"] < time.perf_counter() - begin
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_its_own_vocabulary_from_any_path_and_with_no_other(make: Make, tmp_path: Path) -> None:
+    assert run(make(stop__after="1u")) == 0
+    path = str(tmp_path / "own.model")
+    shutil.copy(Path(make().run) / "vocabulary.model", path)
+    assert run(make(stop__after="2u", corpus__vocabulary__path=path)) == 0
+    small_one = make(corpus__vocabulary__size=90, run=str(tmp_path / "other"), stop__after="1u")
+    assert run(small_one) == 0
+    other = str(Path(small_one.run) / "vocabulary.model")
+    for force in (False, True):
+        with pytest.raises(UserError, match="is not the vocabulary that run .* began with .*; remove the key, or choose another"):
+            run(make(stop__after="3u", corpus__vocabulary__path=other), force=force)
