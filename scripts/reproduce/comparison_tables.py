@@ -14,7 +14,7 @@ from statistics import mean
 
 from reproduce.comparison_page import marked, page_of
 from reproduce.comparison_pictures import RIVALS, STEPS
-from reproduce.places import FAST, FASTEST, JITTER, MACHINES, NETWORKS, STRAGGLER, THESIS_4X2, THESIS_7X1
+from reproduce.places import FAST, FASTEST, JITTER, MACHINES, NETWORKS, PLACES, STRAGGLER, THESIS_4X2, THESIS_7X1
 from reproduce.systems import ALONE, IDEAL, SYSTEMS, plan_of
 from reproduce.trials import Trial, Trials
 
@@ -90,8 +90,9 @@ def _machines(trials: Trials) -> str:
         for system in SYSTEMS:
             tuned = trials.tuned(system, place) if system != ALONE else None
             if alone and tuned and tuned.words == alone.words:
-                batch, share = plan_of(tuned.settings)["batch.tokens"], trials.speedup(tuned) / machines
-                rows.append([f"{machines}", _code(system), batch, *_measures(trials, tuned, alone), f"{share:.2f}"])
+                batch = plan_of(tuned.settings).get("batch.tokens", f"{PLACES[place].tokens}")
+                share = f"{trials.speedup(tuned) / machines:.2f}"
+                rows.append([f"{machines}", _code(system), batch, *_measures(trials, tuned, alone), share])
     return _table(rows)
 
 

@@ -390,7 +390,7 @@ def test_a_finished_run_says_so_and_does_nothing(make: Make, capsys: pytest.Capt
 
 @pytest.mark.slow
 def test_the_run_folder_holds_what_is_promised(make: Make) -> None:
-    config = make(stop__after="1e", validation={"every": "1u", "metrics": list(METRICS)}, trace=True)
+    config = make(stop__after="1e", validation={"every": "1u", "metrics": list(METRICS)}, trace=True, replicas__algorithm="ring")
     run(config)
     folder = Path(config.run)
     names = {path.name for path in folder.iterdir()}
