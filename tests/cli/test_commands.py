@@ -654,7 +654,11 @@ def test_every_wrong_call_is_one_sentence_with_status_2(
 ) -> None:
     assert (
         cli.run(
-            command.command, [argument.format(run=run, tmp=tmp_path, two=CLUSTERS / "thesis-2x1.yml", profile=CLUSTERS / "k40.yml") for argument in arguments]
+            command.command,
+            [
+                argument.format(run=run, tmp=tmp_path, two=CLUSTERS / "thesis-2x1.yml", profile=CLUSTERS / "k40.yml")
+                for argument in arguments
+            ],
         )
         == 2
     )

@@ -390,7 +390,9 @@ def test_a_finished_run_says_so_and_does_nothing(make: Make, capsys: pytest.Capt
 
 @pytest.mark.slow
 def test_the_run_folder_holds_what_is_promised(make: Make) -> None:
-    config = make(stop__after="1e", validation={"every": "1u", "metrics": list(METRICS)}, trace=True, replicas__algorithm="ring")
+    config = make(
+        stop__after="1e", validation={"every": "1u", "metrics": list(METRICS)}, trace=True, replicas__algorithm="ring"
+    )
     run(config)
     folder = Path(config.run)
     names = {path.name for path in folder.iterdir()}
@@ -682,5 +684,7 @@ def test_a_run_goes_on_with_its_own_vocabulary_from_any_path_and_with_no_other(m
     assert run(small_one) == 0
     other = str(Path(small_one.run) / "vocabulary.model")
     for force in (False, True):
-        with pytest.raises(UserError, match="is not the vocabulary that run .* began with .*; remove the key, or choose another"):
+        with pytest.raises(
+            UserError, match="is not the vocabulary that run .* began with .*; remove the key, or choose another"
+        ):
             run(make(stop__after="3u", corpus__vocabulary__path=other), force=force)
