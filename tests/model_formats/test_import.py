@@ -167,7 +167,7 @@ def test_sizes_that_do_not_fit_are_named(make: Make, ours: Path, tmp_path: Path)
         (lambda folder: changed(folder, encoder_ffn_dim=7, decoder_ffn_dim=7), "does not fit config.json"),
         (
             lambda folder: changed(folder, encoder_layers="x"),
-            "not the configuration of a model that can be read: it should be a valid integer",
+            "not the configuration of a model that can be read: it should be a whole number",
         ),
         (lambda folder: (folder / "vocab.json").write_text('{"a": 0, "b": 0}'), "not the table of a MarianMT model"),
         (

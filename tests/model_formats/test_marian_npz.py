@@ -250,7 +250,7 @@ def test_fine_tuning_names_what_the_model_section_contradicts(make: Make, shared
         ({"right-left": True}, "right-left is True"),
         ({"ulr": True}, "ulr is True"),
         ({"transformer-heads": 3}, "is not of a model that can be read: dim 16 is not a multiple of heads 3"),
-        ({"enc-depth": "x"}, "its special:model.yml is not of a model that can be read: it should be a valid integer"),
+        ({"enc-depth": "x"}, "its special:model.yml is not of a model that can be read: it should be a whole number"),
         ({"enc-depth": 3}, "parameter encoder_l3_self_Wq is missing"),
         ({"enc-depth": 1}, "parameter encoder_l2_ffn_W1 is not of a transformer as nmt_train has it"),
         ({"transformer-dim-ffn": 20}, "parameter encoder.0.ffn.inner.weight has the shape (24, 16), not (20, 16)"),

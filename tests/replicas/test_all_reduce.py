@@ -31,13 +31,13 @@ from nmt_train.trace import Trace
 from nmt_train.training.start import start
 
 
-def library(vectors: torch.Tensor, nodes: list[int]) -> list[torch.Tensor]:
+def library(vectors: torch.Tensor, nodes: list[int], codec: str = "dense") -> list[torch.Tensor]:
     """The same by the transport's own means."""
 
     def reduce(transport: VirtualTransport) -> torch.Tensor:
         own = vectors[transport.rank].clone()
         transport.spend("forward", transport.rank)  # they come one after the other
-        CollectiveAllReduce(transport, "mpi", Trace(False, transport)).reduce(own, 1)
+        CollectiveAllReduce(transport, "torch", codec, Trace(False, transport)).reduce(own, 1)
         return own
 
     return together(engine(nodes), *[reduce] * len(vectors))
@@ -47,11 +47,13 @@ def test_the_wires_own_sum_is_the_same_and_takes_as_long_as_a_ring() -> None:
     vectors = torch.randn(3, 30, generator=torch.Generator().manual_seed(1))
     for found in library(vectors, [1, 2]):
         torch.testing.assert_close(found, vectors.sum(0))
+    for found in library(vectors, [1, 2], "bf16"):
+        torch.testing.assert_close(found, vectors.bfloat16().float().sum(0), rtol=0, atol=2**-6)
 
     def seconds(transport: VirtualTransport) -> tuple[float, float]:
         times = []
         for reducer in (
-            CollectiveAllReduce(transport, "torch", Trace(False, transport)),
+            CollectiveAllReduce(transport, "torch", "dense", Trace(False, transport)),
             RingAllReduce(transport, Dense(), Trace(False, transport)),
         ):
             start = transport.now()
