@@ -125,6 +125,23 @@ def test_nccl_is_refused_between_ranks_on_one_gpu(make: Make, monkeypatch: pytes
     assert "torch (NCCL) needs one GPU per rank" in refused(config, [0, 0], ["GPU a"] * 2, monkeypatch)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "identities", "each"),
+    [
+        ([0, 0], ["GPU a", "GPU b"], True), ([0, 1], ["GPU a", "GPU a"], True), ([0, 0], ["GPU a", "GPU a"], False),
+        ([0, 0], ["GPU a", ""], False), ([0, 0], ["", ""], False),
+    ],
+)  # fmt: skip
+def test_rank_0_knows_whether_every_rank_has_a_gpu_of_its_own(
+    make: Make, monkeypatch: pytest.MonkeyPatch, nodes: list[int], identities: list[str], each: bool
+) -> None:
+    monkeypatch.setattr(device, "identity", lambda own: own)
+    monkeypatch.setattr(device, "described", lambda own: "a GPU")
+    config, both = make(devices="cuda x 2"), zip(transports(nodes), identities, strict=True)
+    found = together(*[lambda w=w, its=its: start._compare_devices(config, w, its) for w, its in both])
+    assert found[0][1] == each
+
+
 def test_ranks_on_cpus_share_as_they_like(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused(make(), [0, 0], ["", ""], monkeypatch) == ""
 

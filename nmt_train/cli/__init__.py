@@ -145,7 +145,6 @@ def bounded(kind: Callable[[str], float], low: float, high: float = math.inf) ->
 
 positive = bounded(int, 1, 10**9)
 beam = bounded(int, 1, 1000)
-tokens = bounded(int, 1, 10**9)
 count = bounded(int, 0)
 threads = bounded(int, 0, 1024)
 power = bounded(float, 0, 10)  # the exponent of length normalization
@@ -160,7 +159,7 @@ def add_search_options(options: Parser) -> None:
 def add_model_options(options: Parser) -> None:
     """Add the options that nmt-translate and nmt-validate share: search, batches and device."""
     add_search_options(options)
-    _add(options, "--batch-tokens", tokens, 2048, "maximum number of source or target pieces per batch, padding included")
+    _add(options, "--batch-tokens", positive, 2048, "maximum number of source or target pieces per batch, padding included")
     _add(options, "--threads", threads, 0, "CPU threads; 0: OMP_NUM_THREADS, else one per core")
     options.add_argument("--devices", default="auto", help="auto, cpu, cuda or a GPU number (default: auto)")
     options.add_argument("--debug", action="store_true", help="print the stack trace of an error")

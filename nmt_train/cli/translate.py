@@ -141,8 +141,6 @@ def command(arguments: Sequence[str]) -> int:
 
     _check(given, arguments)
     own = device.prepare_one(given.devices, given.threads)
-    if texts := [path for path in given.model if path.is_file() and not (path.parent / "checkpoint.json").exists()]:
-        raise UserError(f"{texts[0]}: is a file, not a model; nmt-translate reads text from standard input: < {texts[0]}")
     model, vocabulary, tags = load_ensemble([newest(path, given.average) for path in given.model], own)
     if given.alignment and not model.guided:
         raise UserError(

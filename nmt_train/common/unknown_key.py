@@ -54,7 +54,11 @@ _OTHER_NAMES = {
     "log.trackers": "tensorboard tensorboard-logdir wandb-project report-to",
 }
 _KEY_OF = {name: key for key, names in _OTHER_NAMES.items() for name in names.split()}
-_HOW = {"stop.after": "as in 10e, 5000u or 2h", "log.trackers": "as in [tensorboard]", "batch.tokens": "or batch.sentences"}
+_HOW = {
+    "stop.after": ", as in 10e, 5000u or 2h",
+    "log.trackers": ", as in [tensorboard]",
+    "batch.tokens": ", or batch.sentences",
+}
 # Names that have no single key here, with what to do instead.
 _INSTEAD = {
     "log.tensorboard": "write log.trackers: [tensorboard], or nothing in place of false",
@@ -79,7 +83,7 @@ def unknown(name: str, keys: Iterable[str], options: Iterable[str] = ()) -> str:
     if name in _INSTEAD:
         return f"unknown key {name}; {_INSTEAD[name]}"
     if key := _KEY_OF.get(name.replace("_", "-")):
-        return f"unknown key {name}; did you mean {', '.join([key, *filter(None, [_HOW.get(key)])])}?"
+        return f"unknown key {name}; did you mean {key}{_HOW.get(key, '')}?"
     last = name.rsplit(".", 1)[-1].replace("-", "_")
     same = [key for key in known if key.rsplit(".", 1)[-1] == last]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)

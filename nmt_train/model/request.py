@@ -32,8 +32,8 @@ class _File:
         line = next(self._lines, None)
         if line is None:
             raise UserError(
-                f"{self._path}: ends after line {number - 1}, but the input goes on; give one line per line of input, empty"
-                " where nothing is demanded"
+                f"{self._path}: ends after line {number - 1}, but the input has more lines; give one line per line of input,"
+                " empty where nothing is demanded"
             )
         return line
 

@@ -17,7 +17,7 @@ SUMS = {"mpi": ("dense",), "torch": ("dense", "bf16")}
 
 
 class CollectiveAllReduce(Reducer):
-    """The library chooses the algorithm. Over NCCL, the sum runs on a stream of its own, beside the backward pass."""
+    """The library chooses the algorithm."""
 
     def __init__(self, transport: Messages, by: str, codec: str, trace: Trace) -> None:
         self._transport, self._by, self._trace = transport, by, trace

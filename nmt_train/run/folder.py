@@ -296,5 +296,6 @@ def find_checkpoints(path: Path) -> list[Path]:
     found = Run(path).checkpoints()
     if not found:
         what = "holds no checkpoint" if path.exists() else "does not exist, or is a broken link"
-        raise UserError(f"{path}: {what}; give a run folder or one of its checkpoints")
+        text = "; nmt-translate reads text from standard input" if path.is_file() else ""
+        raise UserError(f"{path}: {what}; give a run folder or one of its checkpoints{text}")
     return found

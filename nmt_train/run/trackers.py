@@ -174,7 +174,7 @@ class Trackers:
     """The trackers of a run, and the thread that calls them; without names, there is no thread."""
 
     def __init__(self, names: Sequence[str] = (), run: TrackedRun | None = None) -> None:
-        self._names = list(dict.fromkeys(names))  # of those that have not failed
+        self._names = list(dict.fromkeys(names))  # of the trackers that have not failed
         self._begun: dict[str, Tracker] = {}
         self._calls = SimpleQueue[Callable[[Tracker], None] | None]()
         self._sentences = SimpleQueue[str]()

@@ -94,8 +94,7 @@ def without_device(
 ) -> tuple[Config, list[str]]:
     """Decide everything as for a CPU without bf16, for simulations, whose results must not depend on this machine."""
     config, said = _of_model(config, stores, saved, initial, small=True)
-    config, of_device = with_device(config, [Tried(faster=0.0, tokens=on_cpu(config))])
-    of_device = [f"{sentence}, as on a CPU" if sentence.startswith("batch.tokens") else sentence for sentence in of_device]
+    config, of_device = with_device(config, [Tried(faster=0.0, tokens=on_cpu(config))], ", as on a CPU")
     config, of_mode = with_mode(config, stores, nodes)
     return config, [*said, *of_device, *of_mode]
 
@@ -128,10 +127,10 @@ def _of_model(
     return with_values(config, {"model.preset": preset}), [f"model.preset {preset}, for {pairs:,} pairs{' on a CPU' * small}"]
 
 
-def with_device(config: Config, tried: Sequence[Tried]) -> tuple[Config, list[str]]:
+def with_device(config: Config, tried: Sequence[Tried], why: str = "") -> tuple[Config, list[str]]:
     """The configuration with a precision and a batch size that suit all ranks, and sentences about them.
 
-    Raises UserError if no batch fits one of them.
+    why: the end of the sentence about the batch size.     Raises UserError if no batch fits one of them.
     """
     found, said = dict[str, Any](), list[str]()
     faster = min(its.faster for its in tried)
@@ -149,7 +148,7 @@ def with_device(config: Config, tried: Sequence[Tried]) -> tuple[Config, list[st
                 " smaller model.preset, or lower corpus.max_length"
             )
         found["batch.tokens"] = tokens
-        said.append(f"batch.tokens {tokens:,}")
+        said.append(f"batch.tokens {tokens:,}{why}")
     return with_values(config, found), said
 
 

@@ -588,7 +588,7 @@ def test_control_characters_over_long_and_empty_lines_are_survived_and_counted(
         (translate, ["--model", "{run}", "--beam", "abc"], "argument --beam: 'abc' is not a whole number"),
         (translate, ["--model", "{run}", "--normalization", "abc"], "argument --normalization: 'abc' is not a number"),
         (translate, ["--model", "{run}", "--bean", "3"], "'--bean' belongs to no option; did you mean --beam?"),
-        (translate, ["--model", "{run}", "{run}.yml"], "is a file, not a model; nmt-translate reads text from standard input"),
+        (translate, ["--model", "{run}", "{run}.yml"], "one of its checkpoints; nmt-translate reads text from standard input"),
         (validate, ["{run}", "--beam", "1001"], "1001 is not between 1 and 1000"),
         (validate, ["{run}", "--batch-tokens", "9" * 400], "is not between 1 and 1000000000"),
         (translate, ["--model", "{run}", "--n-best", "9"], "--n-best 9 needs a --beam of at least as many"),

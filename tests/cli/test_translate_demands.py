@@ -107,7 +107,7 @@ def test_all_n_best_translations_of_an_ensemble_begin_with_the_prefix(translated
 def test_files_of_another_length_are_refused_after_the_lines_that_they_have(translated: Any, written: Any, option: str) -> None:
     status, lines, said = translated(LINES, option, short := written("", ""))
     assert (status, lines) == (2, translated(LINES)[1][:2])
-    assert f"{short}: ends after line 2, but the input goes on; give one line per line of input" in said
+    assert f"{short}: ends after line 2, but the input has more lines; give one line per line of input" in said
     status, lines, said = translated(LINES, option, long := written(*[""] * 6))
     assert (status, len(lines)) == (2, 4)
     assert f"{long}, line 5: the input ends after line 4; give one line per line of input" in said

@@ -103,7 +103,7 @@ class _Worker:
 
 
 class _Writer:
-    """checkpoints: after which updates one is due. written: the updates of those that exist or were begun."""
+    """checkpoints: after which updates one is due. written: the updates of checkpoints that exist or were begun."""
 
     def __init__(self, did: list[str], checkpoints: Collection[int]) -> None:
         self._did, self.written = did, set[int]()

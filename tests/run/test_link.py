@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from test_checkpoint import save
 from written import written
 
 from nmt_train import cli
-from nmt_train.cli import train, validate
+from nmt_train.cli import train, translate, validate
 from nmt_train.common import atomic_file as durable
 from nmt_train.common.errors import UserError
 from nmt_train.corpus.vocabulary import Vocabulary
@@ -82,8 +83,8 @@ def test_a_file_that_names_no_checkpoint_is_no_link(text: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_run_trains_resumes_and_is_validated_and_fine_tuned_without_links(
-    no_links: None, make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_trains_resumes_is_validated_translates_and_is_fine_tuned_without_links(
+    no_links: None, make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
     for stop in ("3u", "6u"):
@@ -93,6 +94,8 @@ def test_a_run_trains_resumes_and_is_validated_and_fine_tuned_without_links(
     assert said.err.count("has no symbolic links") == 2  # once per start
     assert cli.run(validate.command, [str(run / "last"), str(run / "best-cross-entropy"), "--metrics", "cross-entropy"]) == 0
     assert f"{run}/checkpoints/6 " in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\n")))
+    assert cli.run(translate.command, ["--model", str(run / "last"), "--devices", "cpu"]) == 0
     fine = make(run=str(tmp_path / "fine"), init=str(run / "best-cross-entropy"))
     assert cli.run(train.command, ["--config", written(fine)]) == 0
     assert f"parameters and vocabulary of {run}/best/" in capsys.readouterr().err
